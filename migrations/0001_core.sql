@@ -1,0 +1,124 @@
+-- The tables of the resource manager's core. Amounts are JSON documents in Linkis's form; keys compare by bytes (collation "C"),
+-- in the order in which the service sorts its locks. All times are the database's.
+
+-- One row per kind of EM: which checks its requests go through.
+CREATE TABLE linkis_em_meta_data (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    em_name text COLLATE "C" NOT NULL,
+    resource_request_policy text NOT NULL,
+    CONSTRAINT linkis_em_meta_data_em_name_key UNIQUE (em_name)
+);
+
+-- One row per registered EM: what it provides, and the sums over its live tickets.
+CREATE TABLE linkis_em_resource_meta_data (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    em_application_name text COLLATE "C" NOT NULL,
+    em_instance text COLLATE "C" NOT NULL,
+    -- The type in which all five amounts are counted.
+    resource_type text NOT NULL,
+    total_resource jsonb NOT NULL,
+    protected_resource jsonb NOT NULL,
+    used_resource jsonb NOT NULL,
+    locked_resource jsonb NOT NULL,
+    -- total - protected - used - locked: written for readers, never decided upon.
+    left_resource jsonb NOT NULL,
+    -- True while a capacity that was lowered under live tickets drains; only then may left_resource be negative.
+    over_committed boolean NOT NULL,
+    labels jsonb NOT NULL,
+    epoch bigint NOT NULL,
+    register_time timestamptz NOT NULL,
+    -- Every write states the version that it read.
+    version bigint NOT NULL,
+    CONSTRAINT linkis_em_resource_em_key UNIQUE (em_application_name, em_instance),
+    CONSTRAINT linkis_em_resource_names CHECK (char_length(em_application_name) BETWEEN 1 AND 255 AND char_length(em_instance) BETWEEN 1 AND 255),
+    CONSTRAINT linkis_em_resource_used_not_negative CHECK (NOT jsonb_path_exists(used_resource, '$.** ? (@ < 0)')),
+    CONSTRAINT linkis_em_resource_locked_not_negative CHECK (NOT jsonb_path_exists(locked_resource, '$.** ? (@ < 0)')),
+    CONSTRAINT linkis_em_resource_never_over_committed CHECK (over_committed OR NOT jsonb_path_exists(left_resource, '$.** ? (@ < 0)'))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+-- fillfactor: counters are rewritten in place (HOT) at every commit.
+
+-- One row per live ticket.
+CREATE TABLE linkis_user_resource_meta_data (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    ticket_id uuid NOT NULL,
+    "user" text COLLATE "C" NOT NULL,
+    creator text COLLATE "C" NOT NULL,
+    engine_type text COLLATE "C" NOT NULL,
+    em_application_name text COLLATE "C" NOT NULL,
+    em_instance text COLLATE "C" NOT NULL,
+    engine_application_name text COLLATE "C",
+    engine_instance text COLLATE "C",
+    resource_type text NOT NULL,
+    user_locked_resource jsonb,
+    user_used_resource jsonb,
+    labels jsonb NOT NULL,
+    locked_time timestamptz NOT NULL,
+    used_time timestamptz,
+    expires_at timestamptz,
+    CONSTRAINT linkis_user_resource_ticket_key UNIQUE (ticket_id),
+    -- A ticket is locked, with a deadline and without an engine, or used, with an engine and without a deadline.
+    CONSTRAINT linkis_user_resource_state CHECK (
+        (user_locked_resource IS NOT NULL AND expires_at IS NOT NULL
+            AND user_used_resource IS NULL AND used_time IS NULL AND engine_application_name IS NULL AND engine_instance IS NULL)
+        OR (user_locked_resource IS NULL AND expires_at IS NULL
+            AND user_used_resource IS NOT NULL AND used_time IS NOT NULL AND engine_application_name IS NOT NULL AND engine_instance IS NOT NULL)
+    )
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+-- Unregistering an EM, and listing by EM.
+CREATE INDEX linkis_user_resource_em ON linkis_user_resource_meta_data (em_application_name, em_instance, id);
+-- Listing by user.
+CREATE INDEX linkis_user_resource_user ON linkis_user_resource_meta_data ("user", id);
+-- Expiry: only locked tickets have a deadline.
+CREATE INDEX linkis_user_resource_expiry ON linkis_user_resource_meta_data (expires_at) WHERE expires_at IS NOT NULL;
+
+-- Makes requests repeatable. In a table of its own, because its key is not the tickets'.
+CREATE TABLE linkis_request_id (
+    request_id text COLLATE "C" NOT NULL,
+    -- SHA-256 of the request's body.
+    body_hash bytea NOT NULL,
+    ticket_id uuid NOT NULL,
+    em_application_name text COLLATE "C" NOT NULL,
+    em_instance text COLLATE "C" NOT NULL,
+    expires_at timestamptz NOT NULL,
+    create_time timestamptz NOT NULL,
+    CONSTRAINT linkis_request_id_key PRIMARY KEY (request_id),
+    CONSTRAINT linkis_request_id_hash CHECK (octet_length(body_hash) = 32)
+);
+-- Retention.
+CREATE INDEX linkis_request_id_create_time ON linkis_request_id (create_time);
+
+-- How tickets ended. Append-only, but for retention.
+CREATE TABLE linkis_resource_action_record (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    ticket_id uuid NOT NULL,
+    action text NOT NULL,
+    "user" text COLLATE "C" NOT NULL,
+    em_application_name text COLLATE "C" NOT NULL,
+    em_instance text COLLATE "C" NOT NULL,
+    resource_type text NOT NULL,
+    -- What the ticket held when it ended.
+    resource jsonb NOT NULL,
+    action_time timestamptz NOT NULL,
+    CONSTRAINT linkis_resource_action_record_action CHECK (action IN ('released', 'expired', 'unregistered'))
+);
+-- A ticket ends once.
+CREATE UNIQUE INDEX linkis_resource_action_record_ticket ON linkis_resource_action_record (ticket_id);
+-- Retention.
+CREATE INDEX linkis_resource_action_record_time ON linkis_resource_action_record (action_time);
+
+-- Resource locks: one row per key that a transaction touches, inserted first and deleted before it commits, so that the unique
+-- constraint makes others wait and no row is ever seen. A row that *is* seen is a hold put there by an operator's hand.
+CREATE TABLE linkis_resource_lock (
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    scope text COLLATE "C" NOT NULL,
+    "user" text COLLATE "C",
+    em_application_name text COLLATE "C",
+    em_instance text COLLATE "C",
+    CONSTRAINT linkis_resource_lock_key UNIQUE NULLS NOT DISTINCT (scope, "user", em_application_name, em_instance),
+    CONSTRAINT linkis_resource_lock_scope CHECK (
+        (scope = 'em' AND "user" IS NULL AND em_application_name IS NOT NULL AND em_instance IS NOT NULL)
+        OR (scope = 'user' AND "user" IS NOT NULL AND em_application_name IS NULL AND em_instance IS NULL)
+    )
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000000000);
+-- id has no index: it is for people, and every index would be paid for twice at every grant.

@@ -1,0 +1,255 @@
+//! The RM client: the service's calls with the types of the domain, for ECMs, LinkisManager and engines written in Rust.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tonic::{
+    Code, Request, Status,
+    transport::{Channel, Endpoint},
+};
+use tonic_types::StatusExt as _;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::{Em, EmInstance},
+        name::FieldError,
+        operation::{Grant, Inited, Register, Released},
+        refusal::Refusal,
+        resource::Resource,
+        ticket::Ticket,
+    },
+    transport::{
+        convert::{answer, resource},
+        proto::{
+            self, request_resource_response::Result as Answer,
+            resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
+        },
+    },
+};
+
+/// A connection to the service; clones share it.
+#[derive(Clone, Debug)]
+pub struct RmClient {
+    manager: ResourceManagerServiceClient<Channel>,
+    usage: UsageServiceClient<Channel>,
+    timeout: Duration,
+}
+
+/// What an engine to be started will need.
+#[derive(Clone, Debug)]
+pub struct ResourceRequest {
+    /// Where to start it.
+    pub em: EmInstance,
+    /// For whom.
+    pub user: String,
+    /// By which application of the user.
+    pub creator: String,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// How much.
+    pub resource: Resource,
+    /// Kept with the ticket.
+    pub labels: BTreeMap<String, String>,
+    /// How long the grant stays locked; `None` for the server's default.
+    pub lock_ttl: Option<Duration>,
+    /// Makes the request repeatable: set one whenever a lost answer is to be asked for again.
+    pub request_id: Option<String>,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ResultResource {
+    /// Granted.
+    Available(Grant),
+    /// Not granted, and why.
+    NotEnough(Refusal),
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The service answered with an error, or could not be reached.
+    #[error("{}: {}", .0.code(), .0.message())]
+    Status(Box<Status>),
+    /// The service answered with something that this client does not understand: their versions differ.
+    #[error("the service's answer cannot be understood")]
+    Answer(#[from] FieldError),
+    /// The address cannot be used.
+    #[error("the address of the service cannot be used")]
+    Address(#[from] tonic::transport::Error),
+}
+
+impl From<Status> for ClientError {
+    fn from(status: Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl ClientError {
+    /// The gRPC code, if the service gave one.
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Self::Status(status) => Some(status.code()),
+            _ => None,
+        }
+    }
+
+    /// The reason in capitals, as the API documents it, e.g. `TICKET_NOT_FOUND`.
+    pub fn reason(&self) -> Option<String> {
+        match self {
+            Self::Status(status) => Some(status.get_details_error_info()?.reason),
+            _ => None,
+        }
+    }
+
+    /// The first field that the service complained about.
+    pub fn field(&self) -> Option<String> {
+        match self {
+            Self::Status(status) => Some(status.get_details_bad_request()?.field_violations.into_iter().next()?.field),
+            _ => None,
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, ClientError>;
+
+impl RmClient {
+    /// Connects to the service, e.g. at `http://127.0.0.1:50051`, when the first call needs it. No call takes longer than `timeout`.
+    pub fn new(address: &str, timeout: Duration) -> Result<Self> {
+        let channel = Endpoint::from_shared(address.to_owned())?.tcp_nodelay(true).connect_lazy();
+        Ok(Self {
+            manager: ResourceManagerServiceClient::new(channel.clone()),
+            usage: UsageServiceClient::new(channel),
+            timeout,
+        })
+    }
+
+    fn call<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.timeout);
+        request
+    }
+
+    /// Tells what an EM provides; again is a resize.
+    pub async fn register(&self, registration: Register) -> Result<Em> {
+        let message = proto::RegisterRequest {
+            em: Some(answer::em_message(&registration.em)),
+            total: Some(resource::message(registration.total.parts())),
+            protected: Some(resource::message(registration.protected.parts())),
+            labels: registration.labels.as_map().clone(),
+        };
+        let answer = self.manager.clone().register(self.call(message)).await?.into_inner();
+        Ok(answer::read_em(answer.em.unwrap_or_default())?)
+    }
+
+    /// Removes an EM; answers how many tickets went with it.
+    pub async fn unregister(&self, em: &EmInstance) -> Result<i64> {
+        let message = proto::UnregisterRequest { em: Some(answer::em_message(em)) };
+        Ok(self.manager.clone().unregister(self.call(message)).await?.into_inner().removed_tickets)
+    }
+
+    /// Asks for resources.
+    pub async fn request_resource(&self, request: &ResourceRequest) -> Result<ResultResource> {
+        self.ask(request, false).await
+    }
+
+    /// Asks how [`RmClient::request_resource`] would be answered. A grant then has the nil ticket.
+    pub async fn dry_run(&self, request: &ResourceRequest) -> Result<ResultResource> {
+        self.ask(request, true).await
+    }
+
+    async fn ask(&self, request: &ResourceRequest, dry_run: bool) -> Result<ResultResource> {
+        let lock_ttl = request.lock_ttl.map(prost_types::Duration::try_from).transpose();
+        let message = proto::RequestResourceRequest {
+            em: Some(answer::em_message(&request.em)),
+            user: request.user.clone(),
+            creator: request.creator.clone(),
+            engine_type: request.engine_type.clone(),
+            resource: Some(resource::message(request.resource.parts())),
+            labels: request.labels.clone(),
+            wait_timeout: None,
+            lock_ttl: lock_ttl.map_err(|_| FieldError::new("lock_ttl", "is too long"))?,
+            request_id: request.request_id.clone().unwrap_or_default(),
+            dry_run,
+        };
+        let answer = self.manager.clone().request_resource(self.call(message)).await?.into_inner();
+        match answer.result {
+            Some(Answer::Available(available)) => Ok(ResultResource::Available(answer::read_available(available)?)),
+            Some(Answer::NotEnough(refusal)) => Ok(ResultResource::NotEnough(answer::read_not_enough(refusal))),
+            None => Err(FieldError::new("result", "is missing").into()),
+        }
+    }
+
+    /// Reports that the engine of a ticket runs.
+    pub async fn resource_inited(&self, report: &Inited) -> Result<Ticket> {
+        let message = proto::ResourceInitedRequest {
+            ticket_id: report.ticket_id.to_string(),
+            user: report.user.to_string(),
+            em: Some(answer::em_message(&report.em)),
+            used: report.used.as_ref().map(|used| resource::message(used.parts())),
+            engine: Some(answer::engine_message(&report.engine)),
+        };
+        let answer = self.manager.clone().resource_inited(self.call(message)).await?.into_inner();
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// Gives back what a ticket holds.
+    pub async fn resource_released(&self, ticket: &Released) -> Result<()> {
+        let message = proto::ResourceReleasedRequest {
+            ticket_id: ticket.ticket_id.to_string(),
+            user: ticket.user.to_string(),
+            em: Some(answer::em_message(&ticket.em)),
+        };
+        self.manager.clone().resource_released(self.call(message)).await?;
+        Ok(())
+    }
+
+    /// One EM.
+    pub async fn em(&self, em: &EmInstance) -> Result<Em> {
+        let message = proto::GetEmRequest { em: Some(answer::em_message(em)) };
+        let answer = self.usage.clone().get_em(self.call(message)).await?.into_inner();
+        Ok(answer::read_em(answer.em.unwrap_or_default())?)
+    }
+
+    /// All EMs.
+    pub async fn ems(&self) -> Result<Vec<Em>> {
+        let mut ems = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListEmsRequest { page_size: 1000, page_token };
+            let page = self.usage.clone().list_ems(self.call(message)).await?.into_inner();
+            for em in page.ems {
+                ems.push(answer::read_em(em)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(ems);
+            }
+        }
+    }
+
+    /// One live ticket.
+    pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket> {
+        let message = proto::GetTicketRequest { ticket_id: ticket_id.to_string() };
+        let answer = self.usage.clone().get_ticket(self.call(message)).await?.into_inner();
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// All live tickets: of one EM, or of all.
+    pub async fn tickets(&self, em: Option<&EmInstance>) -> Result<Vec<Ticket>> {
+        let mut tickets = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let em = em.map(answer::em_message);
+            let message = proto::ListTicketsRequest { em, page_size: 1000, page_token, ..Default::default() };
+            let page = self.usage.clone().list_tickets(self.call(message)).await?.into_inner();
+            for ticket in page.tickets {
+                tickets.push(answer::read_ticket(ticket)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(tickets);
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Settings: by flag and environment, read once into typed values, all mistakes reported together.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::Parser;
+use sqlx::postgres::PgConnectOptions;
+
+/// A resource manager for compute clusters in the style of Apache Linkis.
+///
+/// Serves gRPC, by default with a private PostgreSQL that it starts itself.
+#[derive(Debug, Parser)]
+#[command(name = "linkis-rm", version)]
+struct Arguments {
+    /// Where to serve gRPC; port 0 picks a free one.
+    #[arg(long, env = "LINKIS_RM_LISTEN", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
+    listen: String,
+
+    /// Serve others than this machine although nothing is encrypted and nobody is asked who they are.
+    #[arg(long, env = "LINKIS_RM_INSECURE", value_parser = clap::builder::FalseyValueParser::new())]
+    insecure: bool,
+
+    /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    database_url: Option<String>,
+
+    /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
+    #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
+    data_dir: Option<PathBuf>,
+
+    /// How long a grant stays locked without its engine reporting in, if the request does not say.
+    #[arg(long, env = "LINKIS_RM_LOCK_TTL", default_value = "10m", value_name = "DURATION")]
+    lock_ttl: String,
+
+    /// How long a call may wait for resource locks; its own gRPC deadline can only shorten it.
+    #[arg(long, env = "LINKIS_RM_REQUEST_TIMEOUT", default_value = "30s", value_name = "DURATION")]
+    request_timeout: String,
+
+    /// How long ended tickets and request ids are remembered.
+    #[arg(long, env = "LINKIS_RM_HISTORY", default_value = "7d", value_name = "DURATION")]
+    history: String,
+
+    /// How long calls under way may take to finish when the server is told to stop.
+    #[arg(long, env = "LINKIS_RM_DRAIN_TIMEOUT", default_value = "10s", value_name = "DURATION")]
+    drain_timeout: String,
+}
+
+/// Everything that can be set, checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to serve gRPC.
+    pub listen: SocketAddr,
+    /// Which PostgreSQL to use.
+    pub database: Database,
+    /// How long a grant stays locked if the request does not say.
+    pub lock_ttl: Duration,
+    /// How long a call may wait for resource locks.
+    pub request_timeout: Duration,
+    /// How long ended tickets and request ids are remembered.
+    pub history: Duration,
+    /// How long calls may take to finish when the server stops.
+    pub drain_timeout: Duration,
+}
+
+/// Which PostgreSQL to use.
+#[derive(Debug, Clone)]
+pub enum Database {
+    /// One that somebody else runs.
+    External(Box<PgConnectOptions>),
+    /// A private one, started here; `None` for the default folder.
+    Embedded(Option<PathBuf>),
+}
+
+/// All that is wrong with the settings.
+#[derive(Debug, thiserror::Error)]
+#[error("the settings cannot be used:\n{}", .0.iter().map(|m| format!("  - {m}\n")).collect::<String>())]
+pub struct ConfigError(Vec<String>);
+
+impl Config {
+    /// From the command line and the environment. Ends the process after `--help`, `--version` or an unknown flag.
+    pub fn from_command_line() -> Result<Self, ConfigError> {
+        Arguments::parse().check()
+    }
+}
+
+impl Arguments {
+    fn check(self) -> Result<Config, ConfigError> {
+        let mut mistakes = Vec::new();
+        let listen = keep(&mut mistakes, parse_listen(&self.listen, self.insecure));
+        let database = match &self.database_url {
+            None => Some(Database::Embedded(self.data_dir.clone())),
+            Some(url) => keep(&mut mistakes, parse_database(url, self.data_dir.is_some())),
+        };
+        let lock_ttl = keep(&mut mistakes, parse_duration("--lock-ttl (LINKIS_RM_LOCK_TTL)", &self.lock_ttl));
+        let request_timeout =
+            keep(&mut mistakes, parse_duration("--request-timeout (LINKIS_RM_REQUEST_TIMEOUT)", &self.request_timeout));
+        let history = keep(&mut mistakes, parse_duration("--history (LINKIS_RM_HISTORY)", &self.history));
+        let drain_timeout =
+            keep(&mut mistakes, parse_duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout));
+        match (listen, database, lock_ttl, request_timeout, history, drain_timeout) {
+            (
+                Some(listen),
+                Some(database),
+                Some(lock_ttl),
+                Some(request_timeout),
+                Some(history),
+                Some(drain_timeout),
+            ) => Ok(Config { listen, database, lock_ttl, request_timeout, history, drain_timeout }),
+            _ => Err(ConfigError(mistakes)),
+        }
+    }
+}
+
+fn keep<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
+    parsed.map_err(|mistake| mistakes.push(mistake)).ok()
+}
+
+fn parse_listen(text: &str, insecure: bool) -> Result<SocketAddr, String> {
+    let name = "--listen (LINKIS_RM_LISTEN)";
+    let address: SocketAddr =
+        text.parse().map_err(|_| format!("{name}: {text:?} is not ADDRESS:PORT; for example 127.0.0.1:50051"))?;
+    if !address.ip().is_loopback() && !insecure {
+        return Err(format!(
+            "{name}: {address} can be reached from other machines, and nothing is encrypted or asked for a password; \
+             add --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
+        ));
+    }
+    Ok(address)
+}
+
+fn parse_database(url: &str, has_data_dir: bool) -> Result<Database, String> {
+    if has_data_dir {
+        return Err("--data-dir (LINKIS_RM_DATA_DIR): is for the private PostgreSQL, but DATABASE_URL names another; \
+                    set only one of them"
+            .into());
+    }
+    let is_postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
+    let options = url.parse().ok().filter(|_| is_postgres);
+    // The URL is not repeated: it may hold a password.
+    options.map(|options| Database::External(Box::new(options))).ok_or_else(|| {
+        "--database-url (DATABASE_URL): is not a PostgreSQL URL; for example postgres://user:password@host/database"
+            .into()
+    })
+}
+
+/// A day is the longest that a lock or a wait makes sense for, but history may be kept for years.
+fn parse_duration(name: &str, text: &str) -> Result<Duration, String> {
+    const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    match humantime::parse_duration(text) {
+        Ok(duration) if !duration.is_zero() && duration <= LONGEST => Ok(duration),
+        Ok(_) => Err(format!("{name}: {text:?} must be above zero and at most ten years")),
+        Err(_) => Err(format!("{name}: {text:?} is not a duration; for example 500ms, 30s, 10m or 7d")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(arguments: &[&str]) -> Result<Config, ConfigError> {
+        Arguments::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).check()
+    }
+
+    #[test]
+    fn the_defaults_hold() {
+        let config = check(&[]).unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
+        assert_eq!(config.lock_ttl, Duration::from_secs(600));
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let error =
+            check(&["--listen", "here", "--lock-ttl", "soon", "--history", "0s", "--database-url", "mysql://x"])
+                .unwrap_err();
+        assert_eq!(error.0.len(), 4, "{error}");
+    }
+
+    #[test]
+    fn others_are_served_only_on_purpose() {
+        assert!(check(&["--listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--insecure"));
+        assert!(check(&["--listen", "0.0.0.0:1", "--insecure"]).is_ok());
+        assert!(check(&["--listen", "[::1]:0"]).is_ok());
+    }
+}

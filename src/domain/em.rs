@@ -1,0 +1,107 @@
+//! EMs: what a host provides, what lives on it, and whether it can answer for a request.
+
+use std::fmt;
+
+use time::OffsetDateTime;
+
+use super::{
+    name::{FieldError, Labels, Name},
+    refusal::Refusal,
+    resource::{Dimension, Left, Resource, ResourceError, ResourceType},
+};
+
+/// The name of a host that starts engines. The two parts are never joined into one string.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EmInstance {
+    /// The name of the application, e.g. `linkis-cg-engineconnmanager`.
+    pub application_name: Name,
+    /// The instance, by convention host:port.
+    pub instance: Name,
+}
+
+impl EmInstance {
+    /// Checks both parts; `field` is the path of the instance in the request.
+    pub fn parse(field: &str, application_name: &str, instance: &str) -> Result<Self, FieldError> {
+        Ok(Self {
+            application_name: Name::parse(&format!("{field}.application_name"), application_name)?,
+            instance: Name::parse(&format!("{field}.instance"), instance)?,
+        })
+    }
+}
+
+/// For people: not to be taken apart again.
+impl fmt::Display for EmInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.application_name, self.instance)
+    }
+}
+
+/// A registered EM. `used` and `locked` are the sums over its live tickets; all amounts are of one type.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Em {
+    /// Which.
+    pub instance: EmInstance,
+    /// Everything that it provides.
+    pub total: Resource,
+    /// The part of `total` that is never granted.
+    pub protected: Resource,
+    /// The sum of what its engines use.
+    pub used: Resource,
+    /// The sum of what is granted on it and not yet in use.
+    pub locked: Resource,
+    /// What it said of itself when it registered.
+    pub labels: Labels,
+    /// Grows with every registration.
+    pub epoch: i64,
+    /// When it registered last, by the database's clock.
+    pub register_time: OffsetDateTime,
+    /// Counts the writes of its row: a write states the version that it read.
+    pub version: i64,
+}
+
+impl Em {
+    /// The type in which its amounts are counted.
+    pub fn resource_type(&self) -> ResourceType {
+        self.total.resource_type()
+    }
+
+    /// What can still be granted: total − protected − used − locked. Negative where a capacity was lowered under live tickets.
+    pub fn left(&self) -> Result<Left, ResourceError> {
+        Resource::left(&self.total, &self.protected, &self.used, &self.locked)
+    }
+
+    /// The part of `asked` that this EM answers for, e.g. the driver of a DriverAndYarn.
+    ///
+    /// # Errors
+    /// [`ResourceError::Unanswerable`] if a dimension is asked that the EM does not count.
+    pub fn project(&self, asked: &Resource) -> Result<Resource, ResourceError> {
+        let share = asked.project(self.resource_type())?;
+        let unknown = share.amounts().find(|(dimension, _)| !self.total.has(dimension));
+        unknown.map_or(Ok(share), |(dimension, _)| Err(ResourceError::UnknownDimension { dimension }))
+    }
+
+    /// Whether `share` (what [`Em::project`] returned) can be granted now; a refusal tells everything that is short.
+    pub fn judge(&self, share: &Resource) -> Result<Result<(), Refusal>, ResourceError> {
+        self.judge_growth(&share.zero_like(), share)
+    }
+
+    /// Whether a share that was `from`, and is not counted any more, can become `to`. What does not grow is never short: it
+    /// was granted before.
+    pub fn judge_growth(&self, from: &Resource, to: &Resource) -> Result<Result<(), Refusal>, ResourceError> {
+        let grows = |dimension: &Dimension| to.get(dimension) > from.get(dimension);
+        let mut shortages = self.left()?.shortages(to);
+        shortages.retain(|short| grows(&short.dimension));
+        if shortages.is_empty() {
+            return Ok(Ok(()));
+        }
+        let nothing = self.total.zero_like();
+        let capacity = Resource::left(&self.total, &self.protected, &nothing, &nothing)?;
+        let never_fits = capacity.shortages(to).iter().any(|short| grows(&short.dimension));
+        Ok(Err(Refusal::of_em(self, shortages, never_fits)))
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_idle(&self) -> bool {
+        self.used.is_zero() && self.locked.is_zero()
+    }
+}

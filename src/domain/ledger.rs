@@ -1,0 +1,397 @@
+//! The ledger: what is read under the locks goes in, operations are applied one after another, and what has to be written
+//! comes out. Operations of one batch see each other's effects; one that is rejected leaves no trace.
+//!
+//! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
+
+use std::collections::HashMap;
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    em::{Em, EmInstance},
+    name::Name,
+    operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
+    resource::ResourceError,
+    ticket::{End, EndedTicket, Ticket, TicketState},
+};
+
+/// What the store holds of everything that a batch touches, read under the locks.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The database's clock, read after the locks.
+    pub now: OffsetDateTime,
+    /// The EMs that exist.
+    pub ems: HashMap<EmInstance, Em>,
+    /// The tickets that live.
+    pub tickets: HashMap<Uuid, Ticket>,
+    /// The tickets that history remembers.
+    pub ended: HashMap<Uuid, EndedTicket>,
+    /// The request ids that were used.
+    pub request_ids: HashMap<Name, RequestRecord>,
+}
+
+/// What has to be written. The fields stand in the order in which they have to be written.
+#[derive(Debug, Default)]
+pub struct Deltas {
+    /// EMs whose counters changed, with the version that was read.
+    pub ems_counted: Vec<Em>,
+    /// EMs that registered again, with the version that was read.
+    pub ems_updated: Vec<Em>,
+    /// EMs that are new.
+    pub ems_inserted: Vec<Em>,
+    /// EMs that went, with the version that was read.
+    pub ems_deleted: Vec<(EmInstance, i64)>,
+    /// Tickets whose engine reported in.
+    pub inited: Vec<Ticket>,
+    /// Tickets that ended.
+    pub ended: Vec<EndedDelta>,
+    /// EMs all of whose stored tickets go.
+    pub purged: Vec<EmInstance>,
+    /// Tickets that are new.
+    pub granted: Vec<Ticket>,
+    /// Request ids that are new.
+    pub request_ids: Vec<RequestRecord>,
+}
+
+impl Deltas {
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.ems_counted.is_empty()
+            && self.ems_updated.is_empty()
+            && self.ems_inserted.is_empty()
+            && self.ems_deleted.is_empty()
+            && self.inited.is_empty()
+            && self.ended.is_empty()
+            && self.purged.is_empty()
+            && self.granted.is_empty()
+            && self.request_ids.is_empty()
+    }
+}
+
+/// A ticket that ended.
+#[derive(Debug)]
+pub struct EndedDelta {
+    /// As it was.
+    pub ticket: Ticket,
+    /// How it ended.
+    pub end: End,
+    /// False if it was granted in this very batch.
+    pub stored: bool,
+}
+
+/// The state of one batch.
+#[derive(Debug)]
+pub struct Ledger {
+    now: OffsetDateTime,
+    ems: HashMap<EmInstance, EmSlot>,
+    tickets: HashMap<Uuid, TicketSlot>,
+    ended: HashMap<Uuid, EndedTicket>,
+    request_ids: HashMap<Name, RequestRecord>,
+    deltas: Deltas,
+}
+
+#[derive(Debug, Default)]
+struct EmSlot {
+    stored_version: Option<i64>,
+    current: Option<Em>,
+    registered: bool,
+    counted: bool,
+}
+
+#[derive(Debug)]
+struct TicketSlot {
+    ticket: Ticket,
+    stored: bool,
+    changed: bool,
+}
+
+impl Ledger {
+    /// Starts from what was read.
+    pub fn new(snapshot: Snapshot) -> Self {
+        let em_slot =
+            |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), registered: false, counted: false };
+        let ticket_slot = |ticket| TicketSlot { ticket, stored: true, changed: false };
+        Self {
+            now: snapshot.now,
+            ems: snapshot.ems.into_iter().map(|(key, em)| (key, em_slot(em))).collect(),
+            tickets: snapshot.tickets.into_iter().map(|(id, ticket)| (id, ticket_slot(ticket))).collect(),
+            ended: snapshot.ended,
+            request_ids: snapshot.request_ids,
+            deltas: Deltas::default(),
+        }
+    }
+
+    /// Carries one operation out, or rejects it and changes nothing.
+    pub fn apply(&mut self, operation: &Operation) -> Result<Outcome, Rejection> {
+        match operation {
+            Operation::Register(op) => self.register(op),
+            Operation::Unregister(em) => self.unregister(em),
+            Operation::Request(op) => self.request(op),
+            Operation::Inited(op) => self.inited(op),
+            Operation::Released(op) => self.released(op),
+            Operation::Expire(op) => self.expire(op),
+        }
+    }
+
+    /// What has to be written, and the EMs as they stand after it.
+    pub fn finish(mut self) -> (Deltas, Vec<Em>) {
+        let mut ems = Vec::with_capacity(self.ems.len());
+        for (instance, slot) in self.ems {
+            ems.extend(slot.current.clone());
+            match (slot.stored_version, slot.current) {
+                (Some(version), Some(em)) if slot.registered => self.deltas.ems_updated.push(Em { version, ..em }),
+                (Some(version), Some(em)) if slot.counted => self.deltas.ems_counted.push(Em { version, ..em }),
+                (None, Some(em)) => self.deltas.ems_inserted.push(em),
+                (Some(version), None) => self.deltas.ems_deleted.push((instance, version)),
+                _ => {}
+            }
+        }
+        for slot in self.tickets.into_values() {
+            match (slot.stored, slot.changed) {
+                (false, _) => self.deltas.granted.push(slot.ticket),
+                (true, true) => self.deltas.inited.push(slot.ticket),
+                (true, false) => {}
+            }
+        }
+        (self.deltas, ems)
+    }
+
+    fn register(&mut self, op: &Register) -> Result<Outcome, Rejection> {
+        let slot = self.ems.entry(op.em.clone()).or_default();
+        let mut em = match &slot.current {
+            None => Em {
+                instance: op.em.clone(),
+                total: op.total.clone(),
+                protected: op.protected.clone(),
+                used: op.total.zero_like(),
+                locked: op.total.zero_like(),
+                labels: op.labels.clone(),
+                epoch: 0,
+                register_time: self.now,
+                version: slot.stored_version.unwrap_or(0),
+            },
+            Some(em) => em.clone(),
+        };
+        let (current, wanted) = (em.resource_type(), op.total.resource_type());
+        if current != wanted {
+            if !em.is_idle() {
+                return Err(Rejection::EmHasTickets { em: op.em.clone(), current, wanted });
+            }
+            em.used = op.total.zero_like();
+            em.locked = op.total.zero_like();
+        }
+        em.total = op.total.clone();
+        em.protected = op.protected.clone();
+        em.labels = op.labels.clone();
+        // From the clock, so that it also grows over an unregistration, which leaves nothing to count on from.
+        let micros = i64::try_from(self.now.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
+        em.epoch = micros.max(em.epoch.saturating_add(1));
+        em.register_time = self.now;
+        em.left().map_err(|source| Rejection::Overflow { source })?;
+        slot.registered = true;
+        slot.current = Some(em.clone());
+        Ok(Outcome::Registered(Box::new(em)))
+    }
+
+    fn unregister(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
+        let slot = self.ems.entry(instance.clone()).or_default();
+        if slot.current.take().is_none() {
+            return Err(Rejection::EmNotRegistered(instance.clone()));
+        }
+        if slot.stored_version.is_some() && !self.deltas.purged.contains(instance) {
+            self.deltas.purged.push(instance.clone());
+        }
+        let gone: Vec<Uuid> =
+            self.tickets.iter().filter(|(_, slot)| slot.ticket.em == *instance).map(|(id, _)| *id).collect();
+        let mut removed_tickets = 0;
+        for id in gone {
+            // Stored tickets are removed, remembered and counted by the purge, which also finds those that were not read.
+            if let Some(slot) = self.tickets.remove(&id) {
+                self.remember(&slot.ticket, End::Unregistered);
+                if !slot.stored {
+                    removed_tickets += 1;
+                    self.deltas.ended.push(EndedDelta { ticket: slot.ticket, end: End::Unregistered, stored: false });
+                }
+            }
+        }
+        Ok(Outcome::Unregistered { removed_tickets })
+    }
+
+    fn request(&mut self, op: &Request) -> Result<Outcome, Rejection> {
+        if let Some(request_id) = &op.request_id
+            && let Some(record) = self.request_ids.get(&request_id.id)
+        {
+            return if record.request_id.body_hash == request_id.body_hash {
+                Ok(Outcome::Granted(record.grant.clone()))
+            } else {
+                Err(Rejection::RequestIdReused(request_id.id.to_string()))
+            };
+        }
+        let em = live_em(&mut self.ems, &op.em)?;
+        let share = em.current.project(&op.resource).map_err(|source| Rejection::Unanswerable {
+            field: "resource",
+            em: op.em.clone(),
+            source,
+        })?;
+        let inconsistent = |source| Rejection::Inconsistent { em: op.em.clone(), source };
+        if let Err(refusal) = em.current.judge(&share).map_err(inconsistent)? {
+            return Ok(Outcome::Refused(Box::new(refusal)));
+        }
+        em.current.locked = em.current.locked.add(&share).map_err(|source| Rejection::Overflow { source })?;
+        *em.counted = true;
+        let grant =
+            Grant { ticket_id: op.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
+        self.tickets.insert(
+            op.ticket_id,
+            TicketSlot { ticket: ticket(op, self.now, grant.expires_at), stored: false, changed: false },
+        );
+        if let Some(request_id) = &op.request_id {
+            let record = RequestRecord { request_id: request_id.clone(), grant: grant.clone(), create_time: self.now };
+            self.request_ids.insert(request_id.id.clone(), record.clone());
+            self.deltas.request_ids.push(record);
+        }
+        Ok(Outcome::Granted(grant))
+    }
+
+    fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
+        let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
+        let locked = match &slot.ticket.state {
+            TicketState::Locked { resource, .. } => resource.clone(),
+            TicketState::Used { engine, .. } if *engine == op.engine => {
+                return Ok(Outcome::Inited(Box::new(slot.ticket.clone())));
+            }
+            TicketState::Used { engine, .. } => {
+                return Err(Rejection::AlreadyInited { ticket_id: op.ticket_id, engine: engine.clone() });
+            }
+        };
+        let used = op.used.clone().unwrap_or_else(|| locked.clone());
+        if used.resource_type() != locked.resource_type() {
+            let source = ResourceError::Unanswerable { from: used.resource_type(), onto: locked.resource_type() };
+            return Err(Rejection::OtherUse { source });
+        }
+        used.covers(&locked).map_err(|source| Rejection::OtherUse { source })?;
+        let em = live_em(&mut self.ems, &op.em)?;
+        let inconsistent = |source| Rejection::Inconsistent { em: op.em.clone(), source };
+        let locked_share = em.current.project(&locked).map_err(inconsistent)?;
+        let used_share = em.current.project(&used).map_err(|source| Rejection::Unanswerable {
+            field: "used",
+            em: op.em.clone(),
+            source,
+        })?;
+        let mut after = em.current.clone();
+        after.locked = after.locked.minus(&locked_share).map_err(inconsistent)?;
+        if let Err(refusal) = after.judge_growth(&locked_share, &used_share).map_err(inconsistent)? {
+            return Err(Rejection::NotEnough(Box::new(refusal)));
+        }
+        after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { source })?;
+        *em.current = after;
+        *em.counted = true;
+        slot.ticket.state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
+        slot.changed = true;
+        Ok(Outcome::Inited(Box::new(slot.ticket.clone())))
+    }
+
+    fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+        if let Some(ended) = self.ended.get(&op.ticket_id) {
+            check_owner(op.ticket_id, (&ended.user, &ended.em), (&op.user, &op.em))?;
+            return Ok(Outcome::Released);
+        }
+        owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
+        self.end(op.ticket_id, End::Released)?;
+        Ok(Outcome::Released)
+    }
+
+    /// Rolls a ticket back whose deadline has passed. Whatever happened to it meanwhile wins.
+    fn expire(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+        let due = self.tickets.get(&op.ticket_id).is_some_and(|slot| match &slot.ticket.state {
+            TicketState::Locked { expires_at, .. } => slot.ticket.em == op.em && *expires_at <= self.now,
+            TicketState::Used { .. } => false,
+        });
+        if due {
+            self.end(op.ticket_id, End::Expired)?;
+        }
+        Ok(Outcome::Expired(due))
+    }
+
+    /// Takes back what a live ticket holds.
+    fn end(&mut self, ticket_id: Uuid, end: End) -> Result<(), Rejection> {
+        let not_found = || Rejection::TicketNotFound { ticket_id, ended: None };
+        let slot = self.tickets.get(&ticket_id).ok_or_else(not_found)?;
+        let em = live_em(&mut self.ems, &slot.ticket.em)?;
+        let inconsistent = |source| Rejection::Inconsistent { em: slot.ticket.em.clone(), source };
+        let share = em.current.project(slot.ticket.resource()).map_err(inconsistent)?;
+        match slot.ticket.state {
+            TicketState::Locked { .. } => {
+                em.current.locked = em.current.locked.minus(&share).map_err(inconsistent)?;
+            }
+            TicketState::Used { .. } => em.current.used = em.current.used.minus(&share).map_err(inconsistent)?,
+        }
+        *em.counted = true;
+        let slot = self.tickets.remove(&ticket_id).ok_or_else(not_found)?;
+        self.remember(&slot.ticket, end);
+        self.deltas.ended.push(EndedDelta { ticket: slot.ticket, end, stored: slot.stored });
+        Ok(())
+    }
+
+    fn remember(&mut self, ticket: &Ticket, end: End) {
+        let ended = EndedTicket { id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone(), end, at: self.now };
+        self.ended.insert(ticket.id, ended);
+    }
+}
+
+/// An EM that is registered, and the mark that its counters have to be written.
+struct LiveEm<'a> {
+    current: &'a mut Em,
+    counted: &'a mut bool,
+}
+
+fn live_em<'a>(ems: &'a mut HashMap<EmInstance, EmSlot>, instance: &EmInstance) -> Result<LiveEm<'a>, Rejection> {
+    match ems.get_mut(instance) {
+        Some(EmSlot { current: Some(current), counted, .. }) => Ok(LiveEm { current, counted }),
+        _ => Err(Rejection::EmNotRegistered(instance.clone())),
+    }
+}
+
+/// A live ticket that `user` holds on `em`.
+fn owned<'a>(
+    tickets: &'a mut HashMap<Uuid, TicketSlot>,
+    ended: &HashMap<Uuid, EndedTicket>,
+    ticket_id: Uuid,
+    user: &Name,
+    em: &EmInstance,
+) -> Result<&'a mut TicketSlot, Rejection> {
+    let Some(slot) = tickets.get_mut(&ticket_id) else {
+        let ended = ended.get(&ticket_id).cloned().map(Box::new);
+        return Err(Rejection::TicketNotFound { ticket_id, ended });
+    };
+    check_owner(ticket_id, (&slot.ticket.user, &slot.ticket.em), (user, em))?;
+    Ok(slot)
+}
+
+fn check_owner(ticket_id: Uuid, owner: (&Name, &EmInstance), caller: (&Name, &EmInstance)) -> Result<(), Rejection> {
+    if owner.0 != caller.0 {
+        return Err(Rejection::TicketNotOwned { ticket_id, what: "user" });
+    }
+    if owner.1 != caller.1 {
+        return Err(Rejection::TicketNotOwned { ticket_id, what: "EM" });
+    }
+    Ok(())
+}
+
+fn duration(op: &Request) -> time::Duration {
+    time::Duration::try_from(op.lock_ttl).unwrap_or(time::Duration::MAX)
+}
+
+fn ticket(op: &Request, now: OffsetDateTime, expires_at: OffsetDateTime) -> Ticket {
+    Ticket {
+        id: op.ticket_id,
+        user: op.user.clone(),
+        creator: op.creator.clone(),
+        engine_type: op.engine_type.clone(),
+        em: op.em.clone(),
+        labels: op.labels.clone(),
+        locked_time: now,
+        state: TicketState::Locked { resource: op.resource.clone(), expires_at },
+    }
+}

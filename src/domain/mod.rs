@@ -1,0 +1,17 @@
+//! What is true of resources, EMs and tickets, and who may have what: pure, without IO, clock or randomness.
+//!
+//! - [`name`]: names and labels, validated once;
+//! - [`resource`]: the one algebra of amounts;
+//! - [`em`]: a host, its counters, and whether it can answer for a request;
+//! - [`ticket`]: one grant and its life;
+//! - [`refusal`]: "not enough", explained in Linkis's words;
+//! - [`operation`]: what can be asked of the ledger, and how it can answer;
+//! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
+
+pub mod em;
+pub mod ledger;
+pub mod name;
+pub mod operation;
+pub mod refusal;
+pub mod resource;
+pub mod ticket;

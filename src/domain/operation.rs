@@ -1,0 +1,288 @@
+//! What can be asked of the ledger, which resource locks each operation takes, and how the ledger can answer.
+
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    em::{Em, EmInstance},
+    name::{Labels, Name},
+    refusal::Refusal,
+    resource::{Resource, ResourceError, ResourceType},
+    ticket::{EndedTicket, EngineInstance, Ticket},
+};
+
+/// One change that somebody wants.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Operation {
+    /// An EM tells what it provides.
+    Register(Register),
+    /// An EM goes, and its tickets with it.
+    Unregister(EmInstance),
+    /// Resources are asked for.
+    Request(Request),
+    /// The engine of a ticket has reported in.
+    Inited(Inited),
+    /// A ticket is given back.
+    Released(Released),
+    /// A ticket's deadline may have passed.
+    Expire(Released),
+}
+
+/// An EM tells what it provides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Register {
+    /// Which EM.
+    pub em: EmInstance,
+    /// Everything it provides.
+    pub total: Resource,
+    /// The part that is never granted: of the type of `total`, and at most `total`.
+    pub protected: Resource,
+    /// What it says of itself.
+    pub labels: Labels,
+}
+
+/// Resources are asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// The name that the ticket will have if it is granted.
+    pub ticket_id: Uuid,
+    /// Where.
+    pub em: EmInstance,
+    /// For whom.
+    pub user: Name,
+    /// By which application of the user.
+    pub creator: Name,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// How much.
+    pub resource: Resource,
+    /// Kept with the ticket.
+    pub labels: Labels,
+    /// How long the grant stays locked.
+    pub lock_ttl: Duration,
+    /// Makes the request repeatable.
+    pub request_id: Option<RequestId>,
+}
+
+/// The caller's name for a request, and what it stood for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// The caller's name for it.
+    pub id: Name,
+    /// SHA-256 of the request's body.
+    pub body_hash: [u8; 32],
+}
+
+/// What was granted under a request id.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestRecord {
+    /// The id and its body.
+    pub request_id: RequestId,
+    /// The grant.
+    pub grant: Grant,
+    /// When, by the database's clock.
+    pub create_time: OffsetDateTime,
+}
+
+/// The engine of a ticket has reported in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inited {
+    /// Which ticket.
+    pub ticket_id: Uuid,
+    /// Who says so.
+    pub user: Name,
+    /// Where.
+    pub em: EmInstance,
+    /// What the engine really uses; `None` for exactly what was granted.
+    pub used: Option<Resource>,
+    /// The engine.
+    pub engine: EngineInstance,
+}
+
+/// A ticket is given back, or its deadline may have passed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Released {
+    /// Which ticket.
+    pub ticket_id: Uuid,
+    /// Whose it should be.
+    pub user: Name,
+    /// Where it should be.
+    pub em: EmInstance,
+}
+
+/// What a transaction excludes others from. The order of this type is the one order in which locks are taken: EMs before users,
+/// each by bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LockKey {
+    /// All operations on an EM.
+    Em(EmInstance),
+    /// All operations of a user, on whatever EM: a user's limit spans EMs.
+    User(Name),
+}
+
+impl Operation {
+    /// The EM that it is about.
+    pub fn em(&self) -> &EmInstance {
+        match self {
+            Self::Register(op) => &op.em,
+            Self::Unregister(em) => em,
+            Self::Request(op) => &op.em,
+            Self::Inited(op) => &op.em,
+            Self::Released(op) | Self::Expire(op) => &op.em,
+        }
+    }
+
+    /// The user that it is for; registrations have none.
+    pub fn user(&self) -> Option<&Name> {
+        match self {
+            Self::Register(_) | Self::Unregister(_) => None,
+            Self::Request(op) => Some(&op.user),
+            Self::Inited(op) => Some(&op.user),
+            Self::Released(op) | Self::Expire(op) => Some(&op.user),
+        }
+    }
+
+    /// The live or ended ticket that it names.
+    pub fn ticket_id(&self) -> Option<Uuid> {
+        match self {
+            Self::Register(_) | Self::Unregister(_) | Self::Request(_) => None,
+            Self::Inited(op) => Some(op.ticket_id),
+            Self::Released(op) | Self::Expire(op) => Some(op.ticket_id),
+        }
+    }
+
+    /// The request id that it carries.
+    pub fn request_id(&self) -> Option<&RequestId> {
+        match self {
+            Self::Request(op) => op.request_id.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The locks that it takes.
+    pub fn lock_keys(&self) -> impl Iterator<Item = LockKey> + use<> {
+        [Some(LockKey::Em(self.em().clone())), self.user().cloned().map(LockKey::User)].into_iter().flatten()
+    }
+}
+
+/// How an operation that was carried out ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// The EM as it now stands.
+    Registered(Box<Em>),
+    /// The EM is gone, and so many tickets with it.
+    Unregistered {
+        /// How many live tickets were removed.
+        removed_tickets: u64,
+    },
+    /// The request was granted, now or before under the same request id.
+    Granted(Grant),
+    /// The request was not granted.
+    Refused(Box<Refusal>),
+    /// The ticket as it now stands.
+    Inited(Box<Ticket>),
+    /// The ticket holds nothing any more.
+    Released,
+    /// The deadline had passed and the ticket was rolled back; false if there was nothing to do.
+    Expired(bool),
+}
+
+/// What a caller is told of a grant.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Grant {
+    /// The ticket.
+    pub ticket_id: Uuid,
+    /// Where.
+    pub em: EmInstance,
+    /// When it is rolled back unless the engine reports in.
+    pub expires_at: OffsetDateTime,
+}
+
+/// Why an operation could not be carried out. It has changed nothing.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Rejection {
+    /// There is no such EM.
+    #[error("the EM {0} is not registered; register it first, or check its application name and instance")]
+    EmNotRegistered(EmInstance),
+    /// A registration with another type of resource, while tickets live.
+    #[error(
+        "the EM {em} has live tickets counted as {current}; release them or unregister it before it registers as {wanted}"
+    )]
+    EmHasTickets {
+        /// Which EM.
+        em: EmInstance,
+        /// The type that its counters have.
+        current: ResourceType,
+        /// The type that the registration has.
+        wanted: ResourceType,
+    },
+    /// The EM does not count something that is asked for.
+    #[error("{field}: the EM {em} cannot answer for it; ask only for what the EM registered")]
+    Unanswerable {
+        /// The field of the call.
+        field: &'static str,
+        /// Which EM.
+        em: EmInstance,
+        /// What it does not count.
+        source: ResourceError,
+    },
+    /// What the engine reports has another type than what was granted.
+    #[error("used: is of another kind than what was granted; report it as the same type, on the same queue")]
+    OtherUse {
+        /// The difference.
+        source: ResourceError,
+    },
+    /// The request id stands for another request.
+    #[error("the request id {0:?} was used with another body; use a new id for a new request")]
+    RequestIdReused(String),
+    /// There is no such live ticket.
+    #[error("{}", ticket_not_found(*.ticket_id, .ended.as_deref()))]
+    TicketNotFound {
+        /// What was asked for.
+        ticket_id: Uuid,
+        /// How it ended, if that is known.
+        ended: Option<Box<EndedTicket>>,
+    },
+    /// The ticket is somebody else's.
+    #[error("the ticket {ticket_id} belongs to another {what}; name the {what} that it was granted to")]
+    TicketNotOwned {
+        /// Which ticket.
+        ticket_id: Uuid,
+        /// "user" or "EM".
+        what: &'static str,
+    },
+    /// Another engine has reported in for the ticket.
+    #[error("the ticket {ticket_id} is used by another engine, {}/{}; ask for a ticket of its own", engine.application_name, engine.instance)]
+    AlreadyInited {
+        /// Which ticket.
+        ticket_id: Uuid,
+        /// The engine that has it.
+        engine: EngineInstance,
+    },
+    /// The engine uses more than was granted, and the extra does not fit.
+    #[error("{}; the ticket stays locked until it expires: report less, or release it", .0.reason)]
+    NotEnough(Box<Refusal>),
+    /// An amount that cannot be added to the counters.
+    #[error("the sum of what is held would be too large to count")]
+    Overflow {
+        /// Which.
+        source: ResourceError,
+    },
+    /// What is stored contradicts itself.
+    #[error("what is stored for the EM {em} contradicts itself")]
+    Inconsistent {
+        /// Which EM.
+        em: EmInstance,
+        /// How.
+        source: ResourceError,
+    },
+}
+
+fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {
+    match ended {
+        Some(ended) => format!("the ticket {ticket_id} {} at {}; ask for a new one", ended.end, ended.at),
+        None => format!("there is no ticket {ticket_id}: the lock on the resource is lost, ask again"),
+    }
+}

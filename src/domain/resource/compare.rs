@@ -1,0 +1,130 @@
+//! The comparisons: a partial order over every dimension of the shape.
+//!
+//! Of two resources each may have more of something; then all of these answer `false` in both directions. In
+//! particular `less_than` is not the negation of `not_less_than` (differs from Linkis, where it is, so that two
+//! resources can each be less than the other). All dimensions count, the instances of a queue included (differs from
+//! Linkis). There is no `PartialOrd`: an operator couldn't say that two resources can't be compared.
+//!
+//! The right-hand side is first seen as the left-hand type ([`Resource::project`]). For Specials a missing name is zero,
+//! and a name that is zero on both sides is as good as missing.
+
+use super::{Dimension, Resource, ResourceError};
+
+impl Resource {
+    /// `>`: strictly more in every dimension. Nothing is not more than nothing, even without any dimension (an empty
+    /// Special; differs from Linkis).
+    ///
+    /// # Errors
+    /// [`ResourceError::Unanswerable`] if the right-hand type has no view as this type (Linkis takes it as infinite),
+    /// [`ResourceError::DifferentQueue`] if both have something in queues or namespaces of different names.
+    pub fn more_than(&self, right: &Self) -> Result<bool, ResourceError> {
+        self.compare(right, |left, right| left > right, Strict(true))
+    }
+
+    /// `<`: strictly less in every dimension, the mirror of [`Resource::more_than`].
+    ///
+    /// # Errors
+    /// Those of [`Resource::more_than`].
+    pub fn less_than(&self, right: &Self) -> Result<bool, ResourceError> {
+        self.compare(right, |left, right| left < right, Strict(true))
+    }
+
+    /// `=`: the same in every dimension. The application id is not compared, as in Linkis. Unlike `==` it sees the
+    /// right-hand side as this type and refuses different queues.
+    ///
+    /// # Errors
+    /// Those of [`Resource::more_than`].
+    pub fn equals(&self, right: &Self) -> Result<bool, ResourceError> {
+        self.compare(right, |left, right| left == right, Strict(false))
+    }
+
+    /// `>=`: at least as much in every dimension. [`Resource::covers`] is the same.
+    ///
+    /// # Errors
+    /// Those of [`Resource::more_than`].
+    pub fn not_less_than(&self, right: &Self) -> Result<bool, ResourceError> {
+        self.compare(right, |left, right| left >= right, Strict(false))
+    }
+
+    /// `<=`: at most as much in every dimension.
+    ///
+    /// # Errors
+    /// Those of [`Resource::more_than`].
+    pub fn not_more_than(&self, right: &Self) -> Result<bool, ResourceError> {
+        self.compare(right, |left, right| left <= right, Strict(false))
+    }
+
+    /// Whether this suffices for `asked`: at least as much in every dimension. The question behind every grant.
+    ///
+    /// # Errors
+    /// Those of [`Resource::more_than`].
+    pub fn covers(&self, asked: &Self) -> Result<bool, ResourceError> {
+        self.not_less_than(asked)
+    }
+
+    fn compare(&self, right: &Self, holds: fn(i64, i64) -> bool, strict: Strict) -> Result<bool, ResourceError> {
+        let right = right.widened(self.resource_type)?;
+        self.common_place(&right)?;
+        let mut compared = false;
+        for (dimension, left, right) in self.amounts.pairs(&right.amounts, self.resource_type.shape()) {
+            if matches!((dimension, left, right), (Dimension::Custom(_), 0, 0)) {
+                continue;
+            }
+            if !holds(left, right) {
+                return Ok(false);
+            }
+            compared = true;
+        }
+        Ok(compared || !strict.0)
+    }
+}
+
+/// Whether a comparison fails where there is nothing to compare.
+struct Strict(bool);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn incomparable_resources_are_not_less_than_each_other() {
+        let (a, b) = (Resource::load(2, 1).unwrap(), Resource::load(1, 2).unwrap());
+        for answer in [a.more_than(&b), a.less_than(&b), a.covers(&b), a.not_more_than(&b), a.equals(&b)] {
+            assert_eq!(answer, Ok(false));
+        }
+    }
+
+    #[test]
+    fn one_equal_dimension_is_enough_not_to_be_more() {
+        let (a, b) = (Resource::load(2, 1).unwrap(), Resource::load(1, 1).unwrap());
+        assert_eq!(a.more_than(&b), Ok(false));
+        assert_eq!(a.covers(&b), Ok(true));
+        assert_eq!(b.not_more_than(&a), Ok(true));
+    }
+
+    #[test]
+    fn the_right_hand_side_is_widened() {
+        let load = Resource::load(2, 1).unwrap();
+        assert_eq!(load.covers(&Resource::memory(2).unwrap()), Ok(true));
+        assert!(matches!(Resource::memory(2).unwrap().covers(&load), Err(ResourceError::Unanswerable { .. })));
+    }
+
+    #[test]
+    fn missing_and_zero_names_compare_alike() {
+        let special = |gpu, disk: Option<i64>| {
+            let disk = disk.map(|amount| ("disk".to_owned(), amount));
+            Resource::special(disk.into_iter().chain([("gpu".to_owned(), gpu)]).collect()).unwrap()
+        };
+        let nothing = Resource::special(BTreeMap::new()).unwrap();
+        for two in [special(2, None), special(2, Some(0))] {
+            assert_eq!(two.more_than(&special(1, Some(0))), Ok(true));
+            assert_eq!(two.more_than(&nothing), Ok(true));
+            assert_eq!(nothing.less_than(&two), Ok(true));
+            assert_eq!(nothing.covers(&two), Ok(false));
+            assert_eq!(two.covers(&special(1, Some(1))), Ok(false));
+        }
+        assert_eq!(nothing.more_than(&nothing), Ok(false));
+        assert_eq!(nothing.less_than(&special(0, None)), Ok(false));
+    }
+}

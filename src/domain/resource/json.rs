@@ -1,0 +1,65 @@
+//! The JSON of resources: the newest of Linkis's forms is written, that and both older ones are read.
+
+mod node;
+mod read;
+
+use std::collections::BTreeMap;
+
+use super::{KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, YarnAmounts};
+
+impl Resource {
+    /// The resource as Linkis has written it since 1.4, field by field in its order; the type is not part of it. The
+    /// fields that Linkis keeps for older readers (`instance`, the `cores` of an Instance, `moduleOperate`) are there
+    /// too. The names of a Special are sorted.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        write(&self.parts())
+    }
+}
+
+pub(super) fn write(parts: &Parts) -> String {
+    match parts {
+        Parts::Memory { memory } => format!(r#"{{"memory":{memory}}}"#),
+        Parts::Cpu { cores } => format!(r#"{{"cores":{cores}}}"#),
+        Parts::Load { memory, cores } => format!(r#"{{"memory":{memory},"cores":{cores}}}"#),
+        Parts::Instance { instances } => format!(r#"{{"cores":{instances},"instances":{instances}}}"#),
+        Parts::LoadInstance(driver) => load_instance(driver),
+        Parts::Yarn(amounts) => yarn(amounts),
+        Parts::DriverAndYarn(driver, amounts) => {
+            format!(r#"{{"loadInstanceResource":{},"yarnResource":{}}}"#, load_instance(driver), yarn(amounts))
+        }
+        Parts::Kubernetes(amounts) => kubernetes(amounts),
+        Parts::DriverAndKubernetes(driver, amounts) => {
+            let (driver, kubernetes) = (load_instance(driver), kubernetes(amounts));
+            format!(r#"{{"loadInstanceResource":{driver},"kubernetesResource":{kubernetes},"moduleOperate":true}}"#)
+        }
+        Parts::Special(custom) => special(custom),
+    }
+}
+
+fn load_instance(amounts: &LoadInstanceAmounts) -> String {
+    let LoadInstanceAmounts { memory, cores, instances } = amounts;
+    format!(r#"{{"memory":{memory},"cores":{cores},"instances":{instances},"instance":{instances}}}"#)
+}
+
+fn yarn(amounts: &YarnAmounts) -> String {
+    let YarnAmounts { queue_memory, queue_cores, queue_instances, queue_name, application_id } = amounts;
+    let (name, application) = (quoted(queue_name), quoted(application_id));
+    format!(
+        r#"{{"queueMemory":{queue_memory},"queueCores":{queue_cores},"queueInstances":{queue_instances},"queueName":{name},"applicationId":{application}}}"#
+    )
+}
+
+fn kubernetes(amounts: &KubernetesAmounts) -> String {
+    let KubernetesAmounts { memory, cores, namespace } = amounts;
+    format!(r#"{{"memory":{memory},"cores":{cores},"namespace":{}}}"#, quoted(namespace))
+}
+
+fn special(custom: &BTreeMap<String, i64>) -> String {
+    let fields: Vec<_> = custom.iter().map(|(name, amount)| format!("{}:{amount}", quoted(name))).collect();
+    format!(r#"{{"resources":{{{}}}}}"#, fields.join(","))
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}

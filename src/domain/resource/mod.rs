@@ -1,0 +1,245 @@
+//! Resources: what managers offer, what engines ask for, and the one algebra over both.
+//!
+//! A [`Resource`] is a vector of named, non-negative, whole amounts. Its [`ResourceType`] says which [`Dimension`]s it
+//! has; a dimension outside that shape does not exist in it. Memory is in bytes, cores are whole virtual cores, the
+//! cores of Kubernetes are millicores, as in Linkis.
+//!
+//! Reading order: [`ResourceType`] and [`Dimension`] (the shapes), [`Parts`] (the way in and out, checked once),
+//! the arithmetic, the comparisons, [`Resource::project`] (one type seen as another), [`Left`] (the signed rest that
+//! decides a grant), the JSON forms and the size strings.
+//!
+//! What always holds:
+//! - an amount in a `Resource` is never negative; only a [`Left`] may show a deficit;
+//! - arithmetic never wraps and never clamps: it answers or it says which dimension stood in the way;
+//! - a type that can't be seen as the other is an error (differs from Linkis, where it becomes an infinite resource);
+//! - comparisons are a partial order: `less_than` is not the negation of `not_less_than`;
+//! - every resource written as JSON can be read back.
+
+mod algebra;
+mod amounts;
+mod compare;
+mod dimension;
+mod error;
+mod json;
+mod left;
+mod parts;
+mod project;
+#[cfg(test)]
+mod properties;
+mod resource_type;
+mod size;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use self::amounts::Amounts;
+pub use self::dimension::Dimension;
+pub use self::error::ResourceError;
+pub use self::left::{Left, Shortage};
+pub use self::parts::{KubernetesAmounts, LoadInstanceAmounts, Parts, YarnAmounts};
+pub use self::resource_type::ResourceType;
+pub use self::size::{format_size, parse_size, whole_gb};
+
+/// The queue and the namespace of a resource that names none, as in Linkis.
+pub const DEFAULT_PLACE: &str = "default";
+
+/// A typed vector of non-negative amounts.
+///
+/// Cloning does not allocate, custom names of a Special aside.
+///
+/// `==` holds between resources of one type with the same amounts (a custom name that is missing counts as zero) in
+/// the same queue or namespace; where there is nothing in the queue or namespace, its name doesn't matter. The
+/// application id is not compared, as in Linkis. It agrees with [`Resource::equals`] where that answers.
+#[derive(Clone, Debug)]
+pub struct Resource {
+    resource_type: ResourceType,
+    amounts: Amounts,
+    /// The queue name or the namespace (no type has both); `None` is [`DEFAULT_PLACE`], which saves the allocation.
+    place: Option<Arc<str>>,
+    /// The application of a Yarn part; `None` is the empty id.
+    application_id: Option<Arc<str>>,
+}
+
+impl Resource {
+    /// A Memory resource of `memory` bytes.
+    ///
+    /// # Errors
+    /// [`ResourceError::Negative`] if the amount is below zero.
+    pub fn memory(memory: i64) -> Result<Self, ResourceError> {
+        Self::from_parts(Parts::Memory { memory })
+    }
+
+    /// A CPU resource of whole `cores`.
+    ///
+    /// # Errors
+    /// [`ResourceError::Negative`] if the amount is below zero.
+    pub fn cpu(cores: i64) -> Result<Self, ResourceError> {
+        Self::from_parts(Parts::Cpu { cores })
+    }
+
+    /// A Load resource: `memory` in bytes and whole `cores`.
+    ///
+    /// # Errors
+    /// [`ResourceError::Negative`] if an amount is below zero.
+    pub fn load(memory: i64, cores: i64) -> Result<Self, ResourceError> {
+        Self::from_parts(Parts::Load { memory, cores })
+    }
+
+    /// An Instance resource: a number of engine `instances`.
+    ///
+    /// # Errors
+    /// [`ResourceError::Negative`] if the amount is below zero.
+    pub fn instance(instances: i64) -> Result<Self, ResourceError> {
+        Self::from_parts(Parts::Instance { instances })
+    }
+
+    /// A LoadInstance resource: `memory` in bytes, whole `cores`, a number of engine `instances`.
+    ///
+    /// # Errors
+    /// [`ResourceError::Negative`] if an amount is below zero.
+    pub fn load_instance(memory: i64, cores: i64, instances: i64) -> Result<Self, ResourceError> {
+        Self::from_parts(Parts::LoadInstance(LoadInstanceAmounts { memory, cores, instances }))
+    }
+
+    /// A Special resource: amounts of custom dimensions under their names (e.g. `gpu_milli`).
+    ///
+    /// # Errors
+    /// [`ResourceError::Negative`], [`ResourceError::InvalidName`] or [`ResourceError::TooManyNames`]; see
+    /// [`Resource::from_parts`].
+    pub fn special(amounts: BTreeMap<String, i64>) -> Result<Self, ResourceError> {
+        Self::from_parts(Parts::Special(amounts))
+    }
+
+    /// Nothing of the type: all amounts zero, in the default queue or namespace; a Special has no names.
+    #[must_use]
+    pub fn zero(resource_type: ResourceType) -> Self {
+        Self { resource_type, amounts: Amounts::default(), place: None, application_id: None }
+    }
+
+    /// Nothing of the same type in the same queue or namespace (Linkis forgets the queue of a Yarn resource here and
+    /// fails for Kubernetes). The custom names of a Special are not kept: a missing one is zero.
+    #[must_use]
+    pub fn zero_like(&self) -> Self {
+        Self { place: self.place.clone(), ..Self::zero(self.resource_type) }
+    }
+
+    /// The type, which is the shape.
+    #[must_use]
+    pub fn resource_type(&self) -> ResourceType {
+        self.resource_type
+    }
+
+    /// The amounts of all dimensions of the shape, zero ones included, in the order of [`Dimension`]; custom ones by
+    /// name.
+    pub fn amounts(&self) -> impl Iterator<Item = (Dimension, i64)> + '_ {
+        self.amounts.iter(self.resource_type.shape())
+    }
+
+    /// The amount of one dimension; zero if the resource does not have it.
+    #[must_use]
+    pub fn get(&self, dimension: &Dimension) -> i64 {
+        self.amounts.get(dimension)
+    }
+
+    /// Whether the dimension exists in this resource, be it with zero.
+    #[must_use]
+    pub fn has(&self, dimension: &Dimension) -> bool {
+        self.resource_type.shape().contains(dimension) || self.amounts.names(dimension)
+    }
+
+    /// Whether all amounts are zero.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        self.amounts().all(|(_, amount)| amount == 0)
+    }
+
+    /// The name of the Yarn queue, if the type has a Yarn part.
+    #[must_use]
+    pub fn queue_name(&self) -> Option<&str> {
+        self.resource_type.has_queue().then(|| place_name(self.place.as_ref()))
+    }
+
+    /// The Kubernetes namespace, if the type has a Kubernetes part.
+    #[must_use]
+    pub fn namespace(&self) -> Option<&str> {
+        self.resource_type.has_namespace().then(|| place_name(self.place.as_ref()))
+    }
+
+    /// The application id of the Yarn part (empty if none was given), if the type has one.
+    #[must_use]
+    pub fn application_id(&self) -> Option<&str> {
+        self.resource_type.has_queue().then(|| self.application_id.as_deref().unwrap_or_default())
+    }
+
+    /// Whether there is nothing in the queue or namespace, so that its name doesn't matter.
+    fn is_zero_outside(&self) -> bool {
+        self.amounts().all(|(dimension, amount)| amount == 0 || !dimension.is_external())
+    }
+}
+
+impl PartialEq for Resource {
+    fn eq(&self, other: &Self) -> bool {
+        self.resource_type == other.resource_type
+            && self.amounts == other.amounts
+            && (self.place == other.place || self.is_zero_outside())
+    }
+}
+
+impl Eq for Resource {}
+
+fn place_name(place: Option<&Arc<str>>) -> &str {
+    place.map_or(DEFAULT_PLACE, |name| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn yarn(queue_memory: i64, queue_name: &str, application_id: &str) -> Resource {
+        Resource::from_parts(Parts::Yarn(YarnAmounts {
+            queue_memory,
+            queue_cores: 0,
+            queue_instances: 0,
+            queue_name: queue_name.into(),
+            application_id: application_id.into(),
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_dimension_outside_the_shape_does_not_exist() {
+        let load = Resource::load(5, 0).unwrap();
+        assert!(load.has(&Dimension::Cores));
+        assert!(!load.has(&Dimension::Instances));
+        assert_eq!(load.get(&Dimension::Instances), 0);
+        assert_eq!(load.amounts().collect::<Vec<_>>(), [(Dimension::Memory, 5), (Dimension::Cores, 0)]);
+        assert_eq!((load.queue_name(), load.namespace(), load.application_id()), (None, None, None));
+    }
+
+    #[test]
+    fn equality_ignores_the_application_and_the_name_of_an_empty_queue() {
+        assert_eq!(yarn(1, "q", "app_1"), yarn(1, "q", "app_2"));
+        assert_ne!(yarn(1, "q", ""), yarn(1, "r", ""));
+        assert_eq!(yarn(0, "q", ""), yarn(0, "r", ""));
+        assert_ne!(Resource::load(1, 0).unwrap(), Resource::memory(1).unwrap());
+    }
+
+    #[test]
+    fn a_missing_custom_name_equals_a_zero_one() {
+        let named = Resource::special(BTreeMap::from([("gpu".into(), 2), ("disk".into(), 0)])).unwrap();
+        let missing = Resource::special(BTreeMap::from([("gpu".into(), 2)])).unwrap();
+        assert_eq!(named, missing);
+        assert_eq!(missing, named);
+        assert_eq!(named.amounts().count(), 2, "the zero name is kept for display");
+        assert!(named.has(&Dimension::Custom("disk".into())));
+        assert!(!missing.has(&Dimension::Custom("disk".into())));
+    }
+
+    #[test]
+    fn zero_keeps_the_queue() {
+        let zero = yarn(1, "q", "app").zero_like();
+        assert!(zero.is_zero());
+        assert_eq!((zero.queue_name(), zero.application_id()), (Some("q"), Some("")));
+        assert_eq!(Resource::zero(ResourceType::Kubernetes).namespace(), Some("default"));
+    }
+}

@@ -1,0 +1,140 @@
+//! One type seen as another, and the common queue of two operands.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::{Resource, ResourceError, ResourceType, place_name};
+
+impl Resource {
+    /// The resource as another type: the explicit form of the widening that Linkis does inside its operators.
+    ///
+    /// - every type is itself;
+    /// - Memory, CPU, Load and Instance widen to Load, LoadInstance or a driver part that has all their dimensions; what
+    ///   they don't have is zero (Instance as LoadInstance differs from Linkis, where it is infinite);
+    /// - DriverAndYarn and DriverAndKubernetes give their driver part as LoadInstance (what a manager is asked for), or
+    ///   their other part as Yarn or Kubernetes (what a queue or namespace is asked for);
+    /// - LoadInstance, Yarn and Kubernetes become the matching part of DriverAndYarn or DriverAndKubernetes, the other
+    ///   part being zero (and its queue or namespace, if it is that one, "default").
+    ///
+    /// # Errors
+    /// [`ResourceError::Unanswerable`] for everything else, such as Yarn as LoadInstance (differs from Linkis, where the
+    /// result is infinite).
+    pub fn project(&self, onto: ResourceType) -> Result<Self, ResourceError> {
+        self.widened(onto).map(Cow::into_owned)
+    }
+
+    /// [`Resource::project`] without a copy where nothing changes.
+    pub(super) fn widened(&self, onto: ResourceType) -> Result<Cow<'_, Self>, ResourceError> {
+        let from = self.resource_type;
+        if from == onto {
+            return Ok(Cow::Borrowed(self));
+        }
+        if !answers(from, onto) {
+            return Err(ResourceError::Unanswerable { from, onto });
+        }
+        let mut seen = Self::zero(onto);
+        for dimension in onto.shape() {
+            seen.amounts.set(dimension.clone(), self.amounts.get(dimension));
+        }
+        // Only a part that goes along brings its name.
+        if onto.has_queue() || onto.has_namespace() {
+            seen.place.clone_from(&self.place);
+        }
+        if onto.has_queue() {
+            seen.application_id.clone_from(&self.application_id);
+        }
+        Ok(Cow::Owned(seen))
+    }
+
+    /// The queue or namespace of an operation on two resources of one type. A side that has nothing there does not
+    /// matter; the other's name is kept.
+    pub(super) fn common_place(&self, right: &Self) -> Result<Option<Arc<str>>, ResourceError> {
+        if self.place == right.place || right.is_zero_outside() {
+            Ok(self.place.clone())
+        } else if self.is_zero_outside() {
+            Ok(right.place.clone())
+        } else {
+            Err(ResourceError::DifferentQueue {
+                left: place_name(self.place.as_ref()).to_owned(),
+                right: place_name(right.place.as_ref()).to_owned(),
+            })
+        }
+    }
+}
+
+/// Whether a resource of one type has a view as another type.
+const fn answers(from: ResourceType, onto: ResourceType) -> bool {
+    use ResourceType::{
+        Cpu, DriverAndKubernetes, DriverAndYarn, Instance, Kubernetes, Load, LoadInstance, Memory, Special, Yarn,
+    };
+    match from {
+        Memory | Cpu | Load => matches!(onto, Load | LoadInstance | DriverAndYarn | DriverAndKubernetes),
+        Instance | LoadInstance => matches!(onto, LoadInstance | DriverAndYarn | DriverAndKubernetes),
+        Yarn => matches!(onto, DriverAndYarn),
+        DriverAndYarn => matches!(onto, LoadInstance | Yarn),
+        Kubernetes => matches!(onto, DriverAndKubernetes),
+        DriverAndKubernetes => matches!(onto, LoadInstance | Kubernetes),
+        Special => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{LoadInstanceAmounts, Parts, YarnAmounts};
+    use super::*;
+
+    fn driver_and_yarn() -> Resource {
+        let driver = LoadInstanceAmounts { memory: 1, cores: 2, instances: 3 };
+        let yarn = YarnAmounts {
+            queue_memory: 4,
+            queue_cores: 5,
+            queue_instances: 6,
+            queue_name: "q".into(),
+            application_id: "app".into(),
+        };
+        Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+    }
+
+    #[test]
+    fn a_driver_and_yarn_splits_in_two_and_comes_together() {
+        let whole = driver_and_yarn();
+        let driver = whole.project(ResourceType::LoadInstance).unwrap();
+        let yarn = whole.project(ResourceType::Yarn).unwrap();
+        assert_eq!(driver, Resource::load_instance(1, 2, 3).unwrap());
+        assert_eq!((driver.queue_name(), yarn.queue_name()), (None, Some("q")));
+        assert_eq!(yarn.application_id(), Some("app"));
+        let again = yarn.project(ResourceType::DriverAndYarn).unwrap().add(&driver).unwrap();
+        assert_eq!(again, whole);
+        assert_eq!(driver.project(ResourceType::DriverAndYarn).unwrap().queue_name(), Some("default"));
+    }
+
+    #[test]
+    fn exactly_the_allowed_views_exist() {
+        // One line per type, in Linkis's order: which types it can be seen as.
+        let views = [
+            "Memory: Memory Load LoadInstance DriverAndYarn DriverAndKubernetes",
+            "CPU: CPU Load LoadInstance DriverAndYarn DriverAndKubernetes",
+            "Load: Load LoadInstance DriverAndYarn DriverAndKubernetes",
+            "Instance: Instance LoadInstance DriverAndYarn DriverAndKubernetes",
+            "LoadInstance: LoadInstance DriverAndYarn DriverAndKubernetes",
+            "Yarn: Yarn DriverAndYarn",
+            "DriverAndYarn: LoadInstance Yarn DriverAndYarn",
+            "Kubernetes: Kubernetes DriverAndKubernetes",
+            "DriverAndKubernetes: LoadInstance Kubernetes DriverAndKubernetes",
+            "Special: Special",
+        ];
+        for (from, expected) in ResourceType::ALL.into_iter().zip(views) {
+            let mut seen = format!("{from}:");
+            for onto in ResourceType::ALL {
+                match Resource::zero(from).project(onto) {
+                    Ok(view) => {
+                        assert_eq!(view.resource_type(), onto);
+                        seen.push_str(&format!(" {onto}"));
+                    }
+                    Err(error) => assert_eq!(error, ResourceError::Unanswerable { from, onto }),
+                }
+            }
+            assert_eq!(seen, expected);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What holds for all resources, checked on random ones.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Small amounts meet often, large ones overflow.
+fn amount() -> impl Strategy<Value = i64> {
+    prop_oneof![8 => 0..4_i64, 1 => 0..=i64::MAX]
+}
+
+fn name() -> impl Strategy<Value = String> {
+    prop_oneof![Just("q".to_owned()), Just("default".to_owned()), "[^\\p{Cc}]{1,8}"]
+}
+
+fn driver() -> impl Strategy<Value = LoadInstanceAmounts> {
+    (amount(), amount(), amount()).prop_map(|(memory, cores, instances)| LoadInstanceAmounts {
+        memory,
+        cores,
+        instances,
+    })
+}
+
+fn yarn() -> impl Strategy<Value = YarnAmounts> {
+    (amount(), amount(), amount(), name(), name()).prop_map(
+        |(queue_memory, queue_cores, queue_instances, queue_name, application_id)| YarnAmounts {
+            queue_memory,
+            queue_cores,
+            queue_instances,
+            queue_name,
+            application_id,
+        },
+    )
+}
+
+fn kubernetes() -> impl Strategy<Value = KubernetesAmounts> {
+    (amount(), amount(), name()).prop_map(|(memory, cores, namespace)| KubernetesAmounts { memory, cores, namespace })
+}
+
+fn custom() -> impl Strategy<Value = BTreeMap<String, i64>> {
+    prop::collection::btree_map(name(), amount(), 0..4)
+}
+
+fn of_type(resource_type: ResourceType) -> BoxedStrategy<Resource> {
+    let parts = match resource_type {
+        ResourceType::Memory => amount().prop_map(|memory| Parts::Memory { memory }).boxed(),
+        ResourceType::Cpu => amount().prop_map(|cores| Parts::Cpu { cores }).boxed(),
+        ResourceType::Load => (amount(), amount()).prop_map(|(memory, cores)| Parts::Load { memory, cores }).boxed(),
+        ResourceType::Instance => amount().prop_map(|instances| Parts::Instance { instances }).boxed(),
+        ResourceType::LoadInstance => driver().prop_map(Parts::LoadInstance).boxed(),
+        ResourceType::Yarn => yarn().prop_map(Parts::Yarn).boxed(),
+        ResourceType::DriverAndYarn => {
+            (driver(), yarn()).prop_map(|(driver, yarn)| Parts::DriverAndYarn(driver, yarn)).boxed()
+        }
+        ResourceType::Kubernetes => kubernetes().prop_map(Parts::Kubernetes).boxed(),
+        ResourceType::DriverAndKubernetes => (driver(), kubernetes())
+            .prop_map(|(driver, kubernetes)| Parts::DriverAndKubernetes(driver, kubernetes))
+            .boxed(),
+        ResourceType::Special => custom().prop_map(Parts::Special).boxed(),
+    };
+    parts.prop_map(|parts| Resource::from_parts(parts).unwrap()).boxed()
+}
+
+fn resource_type() -> impl Strategy<Value = ResourceType> {
+    prop::sample::select(ResourceType::ALL.to_vec())
+}
+
+fn any_resource() -> impl Strategy<Value = Resource> {
+    resource_type().prop_flat_map(of_type)
+}
+
+/// Three resources of one type.
+fn three() -> impl Strategy<Value = (Resource, Resource, Resource)> {
+    resource_type()
+        .prop_flat_map(|resource_type| (of_type(resource_type), of_type(resource_type), of_type(resource_type)))
+}
+
+proptest! {
+    #[test]
+    fn parts_and_json_come_back(resource in any_resource()) {
+        prop_assert_eq!(Resource::from_parts(resource.parts()).unwrap().parts(), resource.parts());
+        let read = Resource::from_json(resource.resource_type(), &resource.to_json()).unwrap();
+        prop_assert_eq!(read.parts(), resource.parts());
+    }
+
+    #[test]
+    fn adding_then_taking_away_changes_nothing((a, b, _) in three()) {
+        if let Ok(sum) = a.add(&b) {
+            prop_assert_eq!(sum.minus(&b).unwrap(), a.clone());
+            prop_assert!(sum.covers(&a).unwrap() && sum.covers(&b).unwrap());
+        }
+        prop_assert_eq!(a.add(&b).ok(), b.add(&a).ok());
+    }
+
+    #[test]
+    fn covers_is_a_partial_order((a, b, c) in three()) {
+        let covers = |a: &Resource, b: &Resource| a.covers(b) == Ok(true);
+        prop_assert!(covers(&a, &a));
+        prop_assert_eq!(covers(&a, &b) && covers(&b, &a), a == b);
+        if covers(&a, &b) && covers(&b, &c) && a.covers(&c).is_ok() {
+            prop_assert!(covers(&a, &c));
+        }
+        prop_assert_eq!(a.equals(&b).unwrap_or(false), a == b);
+    }
+
+    #[test]
+    fn less_is_the_mirror_of_more_and_never_both((a, b, _) in three()) {
+        let less = a.less_than(&b);
+        prop_assert_eq!(less.clone().ok(), b.more_than(&a).ok());
+        if less == Ok(true) {
+            prop_assert_eq!(b.less_than(&a), Ok(false));
+            prop_assert_eq!(a.not_more_than(&b), Ok(true));
+            prop_assert_eq!(a.covers(&b), Ok(false));
+        }
+    }
+
+    #[test]
+    fn minus_answers_exactly_where_covers_does((a, b, _) in three()) {
+        prop_assert_eq!(a.minus(&b).is_ok(), a.covers(&b) == Ok(true));
+    }
+
+    #[test]
+    fn what_is_left_covers_exactly_what_fits((total, used, asked) in three()) {
+        let zero = Resource::zero(total.resource_type());
+        if let Ok(left) = Resource::left(&total, &zero, &used, &zero) {
+            prop_assert_eq!(left.covers(&asked), left.shortages(&asked).is_empty());
+            if let (Ok(need), true) = (used.add(&asked), left.is_negative_anywhere()) {
+                prop_assert!(total.covers(&need) != Ok(true));
+            } else if let Ok(need) = used.add(&asked) {
+                prop_assert_eq!(left.covers(&asked), total.covers(&need) == Ok(true));
+            }
+        }
+    }
+
+    #[test]
+    fn scaling_down_never_gives_more(a in any_resource(), rate in 0.0_f32..=1.0) {
+        prop_assert!(a.covers(&a.multiply_by(rate).unwrap()).unwrap());
+        prop_assert_eq!(a.multiply_by(1.0).unwrap(), a);
+    }
+
+    #[test]
+    fn nothing_panics_on_any_text(text in any::<String>(), json in "[{}\":,0-9a-z\\[\\]. -]{0,40}", rate in any::<f32>()) {
+        for resource_type in ResourceType::ALL {
+            let _ = Resource::from_json(resource_type, &text);
+            let _ = Resource::from_json(resource_type, &json);
+        }
+        let _ = (parse_size(&text), parse_size(&json), text.parse::<ResourceType>());
+        let _ = Resource::load(i64::MAX, 3).unwrap().multiply_by(rate);
+    }
+
+    #[test]
+    fn a_printed_size_reads_back_within_its_decimal(bytes in 0..=i64::MAX / 2) {
+        let read = parse_size(&format_size(bytes)).unwrap();
+        prop_assert!(read.abs_diff(bytes) <= bytes.unsigned_abs() / 20);
+    }
+}

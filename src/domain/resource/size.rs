@@ -1,0 +1,149 @@
+//! Sizes as people write them (`20g`) and as messages show them (`20.0 GB`), with Linkis's rules. All units are binary:
+//! 1k is 1024 bytes.
+
+use super::ResourceError;
+use super::error::shown;
+
+const KB: i64 = 1 << 10;
+const MB: i64 = 1 << 20;
+const GB: i64 = 1 << 30;
+const TB: i64 = 1 << 40;
+const PB: i64 = 1 << 50;
+
+/// Reads a size and gives bytes: a whole number or a fraction, perhaps one blank, perhaps a unit (b, k, kb, m, mb, g,
+/// gb, t, tb, p, pb in either case). Without a unit it is bytes. Of a fraction two decimals count, and the result is
+/// truncated, as in Linkis: `1.259g` is 1.25 GB. Blanks around it don't matter.
+///
+/// # Errors
+/// [`ResourceError::InvalidSize`] for anything else, signs and exponents included; [`ResourceError::SizeOverflow`] if
+/// the bytes don't fit.
+pub fn parse_size(text: &str) -> Result<i64, ResourceError> {
+    let invalid = || ResourceError::InvalidSize { text: shown(text) };
+    let overflow = || ResourceError::SizeOverflow { text: shown(text) };
+
+    let trimmed = text.trim_matches(|c| c <= ' ');
+    let (whole, rest) = split_digits(trimmed);
+    if whole.is_empty() {
+        return Err(invalid());
+    }
+    let (decimals, rest) = match rest.strip_prefix('.') {
+        Some(rest) => match split_digits(rest) {
+            ("", _) => return Err(invalid()),
+            split => split,
+        },
+        None => ("", rest),
+    };
+    let unit = unit(rest.strip_prefix([' ', '\t', '\n', '\x0b', '\x0c', '\r']).unwrap_or(rest)).ok_or_else(invalid)?;
+
+    let whole: i64 = whole.parse().map_err(|_| overflow())?; // only digits: it can only be too large
+    let mut digits = decimals.bytes().map(|digit| i128::from(digit - b'0'));
+    let hundredths = digits.next().unwrap_or(0) * 10 + digits.next().unwrap_or(0);
+    // Below 2^63 * 100 * 2^50: fits.
+    let bytes = (i128::from(whole) * 100 + hundredths) * i128::from(unit) / 100;
+    i64::try_from(bytes).map_err(|_| overflow())
+}
+
+/// Writes a size for people, as Linkis does: one decimal, and the next unit only from twice its size on, so that
+/// 1.5 GB is "1536.0 MB". Negative sizes keep their sign.
+#[must_use]
+pub fn format_size(bytes: i64) -> String {
+    let size = u128::from(bytes.unsigned_abs());
+    let (unit, name) = [(TB, "TB"), (GB, "GB"), (MB, "MB"), (KB, "KB")]
+        .into_iter()
+        .map(|(unit, name)| (u128::from(unit.unsigned_abs()), name))
+        .find(|(unit, _)| size >= 2 * unit)
+        .unwrap_or((1, "B"));
+    // Halves go away from zero, as Java rounds; Rust's own formatting would take them to even.
+    let tenths = (size * 20 + unit) / (2 * unit);
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}.{} {name}", tenths / 10, tenths % 10)
+}
+
+/// Whole gigabytes (2^30 bytes), truncated toward zero: the amount in Linkis's messages about shortages.
+#[must_use]
+pub const fn whole_gb(bytes: i64) -> i64 {
+    bytes / GB
+}
+
+fn split_digits(text: &str) -> (&str, &str) {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text.split_at(end)
+}
+
+fn unit(name: &str) -> Option<i64> {
+    match name.to_ascii_lowercase().as_str() {
+        "" | "b" => Some(1),
+        "k" | "kb" => Some(KB),
+        "m" | "mb" => Some(MB),
+        "g" | "gb" => Some(GB),
+        "t" | "tb" => Some(TB),
+        "p" | "pb" => Some(PB),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_parse() {
+        for (text, bytes) in [
+            (" 20g\n", 20 * GB),
+            ("7", 7),
+            ("7B", 7),
+            ("007kb", 7 * KB),
+            ("3 Mb", 3 * MB),
+            ("3\tmB", 3 * MB),
+            ("1P", PB),
+            ("1.5", 1),
+            ("0.999k", 1013),
+            ("1.259g", 5 * GB / 4),
+            ("9223372036854775807", i64::MAX),
+            ("8191.99p", 9_223_360_777_855_707_381),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
+        for text in [
+            "",
+            " ",
+            "g",
+            "-1g",
+            "+1g",
+            "1e9",
+            "1  g",
+            "1.g",
+            ".5g",
+            "1.5.g",
+            "1 gib",
+            "1_0",
+            "1 g b",
+            "１g",
+            "1\u{212a}",
+        ] {
+            assert!(matches!(parse_size(text), Err(ResourceError::InvalidSize { .. })), "{text:?}");
+        }
+        for text in ["9223372036854775808", "8192p", "8192.0pb", "99999999999999999999999g"] {
+            assert!(matches!(parse_size(text), Err(ResourceError::SizeOverflow { .. })), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_format() {
+        for (bytes, text) in [
+            (2 * KB - 1, "2047.0 B"),
+            (2 * KB, "2.0 KB"),
+            (9 * KB / 4, "2.3 KB"),
+            (-9 * KB / 4, "-2.3 KB"),
+            (20 * GB, "20.0 GB"),
+            (i64::MIN, "-8388608.0 TB"),
+            (-1, "-1.0 B"),
+        ] {
+            assert_eq!(format_size(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Tickets: one grant, from the request until it is released, expired, or gone with its EM.
+
+use std::fmt;
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    em::EmInstance,
+    name::{FieldError, Labels, Name},
+    resource::{Resource, ResourceType},
+};
+
+/// A process that uses resources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineInstance {
+    /// The name of the application, e.g. `linkis-cg-engineconn`.
+    pub application_name: Name,
+    /// The instance, by convention host:port.
+    pub instance: Name,
+}
+
+impl EngineInstance {
+    /// Checks both parts; `field` is the path of the instance in the request.
+    pub fn parse(field: &str, application_name: &str, instance: &str) -> Result<Self, FieldError> {
+        Ok(Self {
+            application_name: Name::parse(&format!("{field}.application_name"), application_name)?,
+            instance: Name::parse(&format!("{field}.instance"), instance)?,
+        })
+    }
+}
+
+/// A live grant.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ticket {
+    /// Its name.
+    pub id: Uuid,
+    /// For whom.
+    pub user: Name,
+    /// By which application of the user.
+    pub creator: Name,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// Where.
+    pub em: EmInstance,
+    /// The labels of the request.
+    pub labels: Labels,
+    /// When it was granted, by the database's clock.
+    pub locked_time: OffsetDateTime,
+    /// How far it has come.
+    pub state: TicketState,
+}
+
+/// How far a live ticket has come.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TicketState {
+    /// Granted; the engine has not reported in.
+    Locked {
+        /// What is reserved.
+        resource: Resource,
+        /// When it is rolled back.
+        expires_at: OffsetDateTime,
+    },
+    /// The engine has reported in.
+    Used {
+        /// What it uses.
+        resource: Resource,
+        /// Who it is.
+        engine: EngineInstance,
+        /// When it reported in.
+        used_time: OffsetDateTime,
+    },
+}
+
+impl Ticket {
+    /// What it holds, locked or used.
+    pub fn resource(&self) -> &Resource {
+        match &self.state {
+            TicketState::Locked { resource, .. } | TicketState::Used { resource, .. } => resource,
+        }
+    }
+
+    /// The type of what it holds.
+    pub fn resource_type(&self) -> ResourceType {
+        self.resource().resource_type()
+    }
+}
+
+/// How a ticket came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The caller gave it back.
+    Released,
+    /// Its engine did not report in before the deadline.
+    Expired,
+    /// Its EM was unregistered.
+    Unregistered,
+}
+
+impl End {
+    /// As it stands in `linkis_resource_action_record.action`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Released => "released",
+            Self::Expired => "expired",
+            Self::Unregistered => "unregistered",
+        }
+    }
+
+    /// The reverse of [`End::as_str`].
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Released, Self::Expired, Self::Unregistered].into_iter().find(|end| end.as_str() == text)
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Released => "was released",
+            Self::Expired => "expired",
+            Self::Unregistered => "went when its EM was unregistered",
+        })
+    }
+}
+
+/// What history remembers of a ticket that is over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EndedTicket {
+    /// Its name.
+    pub id: Uuid,
+    /// For whom it was.
+    pub user: Name,
+    /// Where it was.
+    pub em: EmInstance,
+    /// How it ended.
+    pub end: End,
+    /// When it ended, by the database's clock.
+    pub at: OffsetDateTime,
+}

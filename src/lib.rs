@@ -1,0 +1,39 @@
+//! linkis-rm: the one place that knows what every host, user, creator, label and queue of a cluster in the style of Apache
+//! Linkis may use, grants it before an engine starts, follows it while it runs, and takes it back when it ends or dies.
+//!
+//! In reading order:
+//!
+//! - [`domain`]: resources, EMs, tickets and the ledger: pure decisions;
+//! - [`store`]: PostgreSQL: the tables, the resource locks, and the private server;
+//! - [`service`]: the use cases, above all the committer, the one way to change anything;
+//! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
+//! - [`server`]: puts an instance together, serves it, and takes it down;
+//! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
+//! - [`config`], [`telemetry`], [`error`]: settings, logs, and why a call failed.
+//!
+//! `main → server → transport → service → store → domain`: nothing reaches back.
+//!
+//! # What is always true, at every commit
+//!
+//! 1. Never over-committed: on every EM, used + locked ≤ total − protected, in every dimension. A capacity that was lowered under
+//!    live tickets is the visible exception; nothing that is short is granted until it drains.
+//! 2. Counters equal tickets: an EM's used and locked are the sums over its live tickets.
+//! 3. All or nothing: a ticket and the counters it moves change in one transaction.
+//! 4. Nothing is held for ever: a locked ticket has a deadline in its row; a resource lock dies with its transaction.
+//! 5. Any instance, same answer: a decision reads the database under its locks, never an instance's memory.
+//! 6. Exactly once per request: a repeated call has the effect of one and gets the same answer.
+//! 7. Every refusal explains itself.
+//!
+//! # What is deliberately absent
+//!
+//! Advisory locks, triggers and stored procedures; a second way to write; a state kept in memory that an answer depends on.
+
+pub mod client;
+pub mod config;
+pub mod domain;
+pub mod error;
+pub mod server;
+pub mod service;
+pub mod store;
+pub mod telemetry;
+pub mod transport;

@@ -1,0 +1,92 @@
+//! The `linkis-rm` program: settings → database → server → exit code.
+
+use std::{error::Error, process::ExitCode};
+
+use linkis_rm::{
+    config::{Config, Database},
+    server::{Ending, Options, Server},
+    store::embedded::{self, Embedded},
+    telemetry,
+    transport::resource_manager::Times,
+};
+use sqlx::postgres::PgConnectOptions;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// As sysexits.h has it: the command was used wrongly.
+const EXIT_USAGE: u8 = 64;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let config = match Config::from_command_line() {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("{error}Type linkis-rm --help for what can be set.");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    telemetry::start();
+    match run(config).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("linkis-rm: {}", with_causes(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(config: Config) -> Result<(), Box<dyn Error>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (options, private) = database(&config.database).await?;
+    let server_options = Options {
+        times: Times { lock_ttl: config.lock_ttl, request_timeout: config.request_timeout },
+        history: config.history,
+        drain_timeout: config.drain_timeout,
+    };
+    let server = Server::bind(config.listen, options, server_options).await?;
+    tracing::info!(address = %server.address()?, "serving");
+    let mut died = None;
+    let stop = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            status = has_died(private.as_ref()) => died = Some(status),
+        }
+    };
+    let ending = server.serve(stop).await?;
+    if let Some(status) = died {
+        return Err(format!("the private PostgreSQL ended by itself ({status}); its log says why").into());
+    }
+    if let Some(private) = private {
+        tracing::info!("the private PostgreSQL {}", private.stop().await);
+    }
+    match ending {
+        Ending::Drained => tracing::info!("stopped; every call was answered"),
+        Ending::CutOff => tracing::warn!("stopped; some calls were still under way after the drain timeout"),
+    }
+    Ok(())
+}
+
+async fn database(database: &Database) -> Result<(PgConnectOptions, Option<Embedded>), embedded::EmbeddedError> {
+    let data_dir = match database {
+        Database::External(options) => return Ok((PgConnectOptions::clone(options), None)),
+        Database::Embedded(Some(data_dir)) => data_dir.clone(),
+        Database::Embedded(None) => embedded::default_data_dir()?,
+    };
+    let private = Embedded::start(embedded::Settings { data_dir, server_options: vec![] }).await?;
+    Ok((private.connect_options(), Some(private)))
+}
+
+/// Never ends if there is no private PostgreSQL.
+async fn has_died(private: Option<&Embedded>) -> std::process::ExitStatus {
+    match private {
+        Some(private) => private.died().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// An error and what caused it, each once.
+fn with_causes(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

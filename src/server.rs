@@ -1,0 +1,192 @@
+//! Puts an instance together, serves it, and takes it down in order.
+
+use std::{future::Future, net::SocketAddr, time::Duration};
+
+use sqlx::postgres::PgConnectOptions;
+use tokio::{net::TcpListener, sync::mpsc};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::transport::server::{Router, TcpIncoming};
+use tonic_health::server::HealthReporter;
+
+use crate::{
+    service::{
+        committer::{AfterCommit, Committer},
+        expiry,
+        judge::{Judge, Seen},
+        request_resource::RequestResourceService,
+        retention,
+        usage::Usage,
+    },
+    store::{Store, StoreError},
+    transport::{
+        self, proto,
+        proto::{
+            resource_manager_service_server::ResourceManagerServiceServer, usage_service_server::UsageServiceServer,
+        },
+        resource_manager::{ResourceManager, Times},
+    },
+};
+
+/// The largest message that is read: a request has some dozen short fields.
+pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
+
+/// How many calls one connection may have under way.
+const STREAMS_PER_CONNECTION_MAX: u32 = 4096;
+
+/// How often a connection without traffic is asked for a sign of life, and how long it may take.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often an instance looks whether its database answers.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What a server has to know.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What its callers may wait for.
+    pub times: Times,
+    /// How long ended tickets and request ids are remembered.
+    pub history: Duration,
+    /// How long calls may take to finish when it stops.
+    pub drain_timeout: Duration,
+}
+
+/// An instance that is ready to serve.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    store: Store,
+    options: Options,
+}
+
+/// Why a server cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The database cannot be used.
+    #[error("the database cannot be used")]
+    Store(#[from] StoreError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}; is another instance running? choose another with --listen")]
+    Listen {
+        /// Which address.
+        address: SocketAddr,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The transport failed.
+    #[error("the gRPC server failed")]
+    Transport(#[from] tonic::transport::Error),
+    /// The descriptors of the API cannot be read: a defect of the build.
+    #[error("the API's descriptors cannot be read")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// How a server came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// All calls under way were answered.
+    Drained,
+    /// Some were still under way when their time was over.
+    CutOff,
+}
+
+impl Server {
+    /// Listens on `address`, and brings the schema of the database up to date.
+    pub async fn bind(address: SocketAddr, database: PgConnectOptions, options: Options) -> Result<Self, ServerError> {
+        let listener = TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })?;
+        let store = Store::open(database).await?;
+        Ok(Self { listener, store, options })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
+    pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
+        let Self { listener, store, options } = self;
+        let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
+        let (health, health_service) = tonic_health::server::health_reporter();
+        let router = assemble(&store, &options, &tasks, &stopping)?.add_service(health_service);
+        tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
+        tasks.close();
+
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let serving = router.serve_with_incoming_shutdown(incoming, stopping.clone().cancelled_owned());
+        tokio::pin!(serving);
+        tokio::select! {
+            failed = &mut serving => failed?,
+            () = stop => {
+                tracing::info!("stopping: finishing the calls under way");
+                stopping.cancel();
+            }
+        }
+        let drained = tokio::time::timeout(options.drain_timeout, async {
+            let served = serving.await;
+            tasks.wait().await;
+            served
+        })
+        .await;
+        store.close().await;
+        match drained {
+            Ok(served) => served.map(|()| Ending::Drained).map_err(ServerError::from),
+            Err(_) => Ok(Ending::CutOff),
+        }
+    }
+}
+
+/// The services of an instance and its background tasks.
+fn assemble(
+    store: &Store,
+    options: &Options,
+    tasks: &TaskTracker,
+    stopping: &CancellationToken,
+) -> Result<Router, ServerError> {
+    let seen = Seen::default();
+    let (expiring_soon, expiring) = mpsc::unbounded_channel();
+    let committer = Committer::start(store.clone(), AfterCommit { seen: seen.clone(), expiring_soon }, tasks);
+    let judge = Judge::start(store, seen, tasks);
+    tasks.spawn(expiry::run(store.clone(), committer.clone(), expiring, stopping.clone()));
+    tasks.spawn(retention::run(store.clone(), options.history, stopping.clone()));
+
+    let request_resource = RequestResourceService::new(judge, committer.clone());
+    let manager = ResourceManager::new(committer, request_resource, options.times);
+    let usage = transport::usage::Usage::new(Usage::new(store.clone()));
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    Ok(tonic::transport::Server::builder()
+        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .add_service(ResourceManagerServiceServer::new(manager).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(UsageServiceServer::new(usage).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?))
+}
+
+/// Tells load balancers whether to send calls here: while the database answers, and until the server is told to stop.
+async fn watch_health(health: HealthReporter, store: Store, stopping: CancellationToken) {
+    let mut looks = tokio::time::interval(HEALTH_INTERVAL);
+    loop {
+        let stopped = tokio::select! {
+            () = stopping.cancelled() => true,
+            _ = looks.tick() => false,
+        };
+        if !stopped && store.answers().await {
+            health.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
+            health.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
+            health.set_service_status("", tonic_health::ServingStatus::Serving).await;
+        } else {
+            health.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
+            health.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
+            health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        }
+        if stopped {
+            return;
+        }
+    }
+}

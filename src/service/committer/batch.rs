@@ -1,0 +1,161 @@
+//! One transaction for many operations.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use sqlx::{Connection as _, PgConnection};
+use time::OffsetDateTime;
+
+use crate::{
+    domain::{
+        em::{Em, EmInstance},
+        ledger::{Deltas, Ledger, Snapshot},
+        operation::{LockKey, Operation, Outcome, Rejection},
+    },
+    store::{StoreError, action_record, em_resource, request_id, resource_lock, user_resource},
+};
+
+/// What a batch that was committed did.
+#[derive(Debug)]
+pub(super) struct Committed {
+    /// One answer per operation, in their order.
+    pub answers: Vec<Result<Outcome, Rejection>>,
+    /// The EMs that it read or wrote, as they stand.
+    pub ems: Vec<Em>,
+}
+
+/// Why a batch was not committed.
+#[derive(Debug)]
+pub(super) enum BatchError {
+    /// Others hold some of its keys.
+    Held,
+    /// The store could not do it; nothing was committed.
+    Store(StoreError),
+    /// The connection broke while it committed: only the transaction's own fate tells what holds.
+    Unknown {
+        /// The transaction, for [`crate::store::session::Session::transaction_committed`].
+        transaction_id: String,
+        /// What holds if it was committed.
+        committed: Committed,
+    },
+}
+
+impl From<StoreError> for BatchError {
+    fn from(error: StoreError) -> Self {
+        if error.is_lock_timeout() { Self::Held } else { Self::Store(error) }
+    }
+}
+
+impl From<sqlx::Error> for BatchError {
+    fn from(error: sqlx::Error) -> Self {
+        StoreError::from(error).into()
+    }
+}
+
+/// All the locks that a batch takes, in the one order.
+pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>) -> BTreeSet<LockKey> {
+    operations.into_iter().flat_map(Operation::lock_keys).collect()
+}
+
+/// Carries `operations` out, one after another, and commits them together.
+pub(super) async fn run(connection: &mut PgConnection, operations: &[&Operation]) -> Result<Committed, BatchError> {
+    let mut transaction = connection.begin().await?;
+    let keys = lock_keys(operations.iter().copied());
+    let Some(locks) = resource_lock::take(&mut transaction, &keys).await? else {
+        transaction.rollback().await?;
+        return Err(BatchError::Held);
+    };
+    let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
+    // In statements of their own: each sees what was committed before it, and so before the locks were free.
+    let snapshot = read(&mut transaction, operations, now).await?;
+    let mut ledger = Ledger::new(snapshot);
+    let mut answers: Vec<_> = operations.iter().map(|operation| ledger.apply(operation)).collect();
+    let (deltas, ems) = ledger.finish();
+    if deltas.is_empty() {
+        transaction.rollback().await?;
+        return Ok(Committed { answers, ems });
+    }
+    let purged = write(&mut transaction, &deltas, now).await?;
+    count_purged(operations, &mut answers, purged);
+    resource_lock::drop_all(&mut transaction, locks).await?;
+    let committed = Committed { answers, ems };
+    match transaction.commit().await {
+        Ok(()) => Ok(committed),
+        Err(error) => {
+            tracing::warn!(%error, transaction_id, "the connection broke while committing");
+            Err(BatchError::Unknown { transaction_id, committed })
+        }
+    }
+}
+
+/// Reads everything that `operations` touch.
+async fn read(
+    connection: &mut PgConnection,
+    operations: &[&Operation],
+    now: OffsetDateTime,
+) -> Result<Snapshot, StoreError> {
+    let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
+    let ems = em_resource::read(&mut *connection, instances).await?;
+    let mut ticket_ids: Vec<_> = operations.iter().filter_map(|operation| operation.ticket_id()).collect();
+    let (mut tickets, mut ended) = (HashMap::new(), HashMap::new());
+    if !ticket_ids.is_empty() {
+        tickets = user_resource::read(&mut *connection, &ticket_ids).await?;
+        ticket_ids.retain(|id| !tickets.contains_key(id));
+        if !ticket_ids.is_empty() {
+            ended = action_record::read(&mut *connection, &ticket_ids).await?;
+        }
+    }
+    let ids: HashSet<_> = operations.iter().filter_map(|operation| Some(&operation.request_id()?.id)).collect();
+    let request_ids = if ids.is_empty() { HashMap::new() } else { request_id::read(&mut *connection, &ids).await? };
+    Ok(Snapshot { now, ems, tickets, ended, request_ids })
+}
+
+/// Writes what the ledger decided; answers how many stored tickets went with each EM that was unregistered.
+async fn write(
+    connection: &mut PgConnection,
+    deltas: &Deltas,
+    now: OffsetDateTime,
+) -> Result<HashMap<EmInstance, u64>, StoreError> {
+    let mut purged = HashMap::new();
+    if !deltas.ems_counted.is_empty() {
+        em_resource::update_counters(connection, &deltas.ems_counted).await?;
+    }
+    if !deltas.ems_updated.is_empty() {
+        em_resource::update(connection, &deltas.ems_updated).await?;
+    }
+    if !deltas.ems_inserted.is_empty() {
+        em_resource::insert(connection, &deltas.ems_inserted).await?;
+    }
+    if !deltas.ems_deleted.is_empty() {
+        em_resource::delete(connection, &deltas.ems_deleted).await?;
+    }
+    if !deltas.inited.is_empty() {
+        user_resource::update_used(connection, &deltas.inited).await?;
+    }
+    if !deltas.ended.is_empty() {
+        user_resource::delete(connection, &deltas.ended).await?;
+        action_record::insert(connection, &deltas.ended, now).await?;
+    }
+    if !deltas.purged.is_empty() {
+        purged = user_resource::purge(connection, &deltas.purged, now).await?;
+    }
+    if !deltas.granted.is_empty() {
+        user_resource::insert(connection, &deltas.granted).await?;
+    }
+    if !deltas.request_ids.is_empty() {
+        request_id::insert(connection, &deltas.request_ids).await?;
+    }
+    Ok(purged)
+}
+
+/// Adds what the purge found to the answer of the unregistration that caused it: the first one of each EM.
+fn count_purged(
+    operations: &[&Operation],
+    answers: &mut [Result<Outcome, Rejection>],
+    mut purged: HashMap<EmInstance, u64>,
+) {
+    for (operation, answer) in operations.iter().zip(answers) {
+        if let (Operation::Unregister(em), Ok(Outcome::Unregistered { removed_tickets })) = (operation, answer) {
+            *removed_tickets += purged.remove(em).unwrap_or(0);
+        }
+    }
+}

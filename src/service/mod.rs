@@ -1,0 +1,15 @@
+//! Use cases, between the transport and the store.
+//!
+//! - [`request_resource`]: resolves a request, judges it first without locks, and has it granted;
+//! - [`judge`]: the read-only look, many requests at a time;
+//! - [`committer`]: the one way to change anything, many operations to a transaction;
+//! - [`expiry`]: rolls back what no engine reported in for;
+//! - [`retention`]: forgets what history need not remember;
+//! - [`usage`]: who holds what.
+
+pub mod committer;
+pub mod expiry;
+pub mod judge;
+pub mod request_resource;
+pub mod retention;
+pub mod usage;

@@ -1,0 +1,54 @@
+//! Who holds what: plain reads, without locks.
+
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::{Em, EmInstance},
+        operation::Rejection,
+        ticket::Ticket,
+    },
+    error::Error,
+    store::{
+        Store, action_record, em_resource,
+        user_resource::{self, Filter},
+    },
+};
+
+/// Answers operators' questions.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    store: Store,
+}
+
+impl Usage {
+    /// On top of the store.
+    pub fn new(store: Store) -> Self {
+        Self { store }
+    }
+
+    /// One EM.
+    pub async fn em(&self, instance: &EmInstance) -> Result<Em, Error> {
+        let mut found = em_resource::read(self.store.pool(), [instance]).await?;
+        found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()).into())
+    }
+
+    /// Up to `limit` EMs, in the order of their keys, from behind `after`.
+    pub async fn ems(&self, after: Option<&EmInstance>, limit: i64) -> Result<Vec<Em>, Error> {
+        Ok(em_resource::list(self.store.pool(), after, limit).await?)
+    }
+
+    /// One live ticket.
+    pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket, Error> {
+        if let Some(ticket) = user_resource::read(self.store.pool(), &[ticket_id]).await?.remove(&ticket_id) {
+            return Ok(ticket);
+        }
+        let ended = action_record::read(self.store.pool(), &[ticket_id]).await?.remove(&ticket_id).map(Box::new);
+        Err(Rejection::TicketNotFound { ticket_id, ended }.into())
+    }
+
+    /// Up to `limit` live tickets, oldest first, from behind row `after`; each with its row.
+    pub async fn tickets(&self, filter: &Filter, after: i64, limit: i64) -> Result<Vec<(i64, Ticket)>, Error> {
+        Ok(user_resource::list(self.store.pool(), filter, after, limit).await?)
+    }
+}

@@ -1,0 +1,249 @@
+//! `linkis_em_resource_meta_data` and `linkis_em_meta_data`: the EMs and their counters.
+
+use std::collections::HashMap;
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
+
+use crate::domain::{
+    em::{Em, EmInstance},
+    resource::Left,
+};
+
+use super::{
+    StoreError, expect_rows,
+    rows::{Table, em_columns, labels_json},
+};
+
+const TABLE: Table = Table("linkis_em_resource_meta_data");
+
+#[derive(FromRow)]
+struct EmRow {
+    em_application_name: String,
+    em_instance: String,
+    resource_type: String,
+    total_resource: String,
+    protected_resource: String,
+    used_resource: String,
+    locked_resource: String,
+    labels: String,
+    epoch: i64,
+    register_time: OffsetDateTime,
+    version: i64,
+}
+
+impl TryFrom<EmRow> for Em {
+    type Error = StoreError;
+
+    fn try_from(row: EmRow) -> Result<Self, StoreError> {
+        let resource_type = TABLE.resource_type(&row.resource_type)?;
+        Ok(Self {
+            instance: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            total: TABLE.resource("total_resource", resource_type, &row.total_resource)?,
+            protected: TABLE.resource("protected_resource", resource_type, &row.protected_resource)?,
+            used: TABLE.resource("used_resource", resource_type, &row.used_resource)?,
+            locked: TABLE.resource("locked_resource", resource_type, &row.locked_resource)?,
+            labels: TABLE.labels(&row.labels)?,
+            epoch: row.epoch,
+            register_time: row.register_time,
+            version: row.version,
+        })
+    }
+}
+
+/// The EMs among `instances` that exist.
+pub async fn read(
+    executor: impl PgExecutor<'_>,
+    instances: impl IntoIterator<Item = &EmInstance>,
+) -> Result<HashMap<EmInstance, Em>, StoreError> {
+    let (application_names, em_instances) = em_columns(instances);
+    let rows: Vec<EmRow> = sqlx::query_as(
+        "-- em_resource::read
+        SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
+            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
+        JOIN linkis_em_resource_meta_data e
+            ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance",
+    )
+    .bind(application_names)
+    .bind(em_instances)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|row| Em::try_from(row).map(|em| (em.instance.clone(), em))).collect()
+}
+
+/// Up to `limit` EMs in the order of their keys, from behind `after`.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    after: Option<&EmInstance>,
+    limit: i64,
+) -> Result<Vec<Em>, StoreError> {
+    let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
+    let rows: Vec<EmRow> = sqlx::query_as(
+        "-- em_resource::list
+        SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
+            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version
+        FROM linkis_em_resource_meta_data
+        WHERE (em_application_name, em_instance) > ($1, $2)
+        ORDER BY em_application_name, em_instance LIMIT $3",
+    )
+    .bind(after.0)
+    .bind(after.1)
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(Em::try_from).collect()
+}
+
+/// Writes the counters of EMs, each with the version that was read.
+pub async fn update_counters(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
+    let columns = Columns::of(ems)?;
+    let done = sqlx::query(
+        "-- em_resource::update_counters
+        UPDATE linkis_em_resource_meta_data e SET
+            used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
+            over_committed = d.over_committed, version = e.version + 1
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bool[], $7::bigint[])
+            AS d (em_application_name, em_instance, used, locked, rest, over_committed, version)
+        WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
+    )
+    .bind(columns.em_application_name)
+    .bind(columns.em_instance)
+    .bind(columns.used)
+    .bind(columns.locked)
+    .bind(columns.left)
+    .bind(columns.over_committed)
+    .bind(columns.version)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, ems.len(), done.rows_affected())
+}
+
+/// Writes everything of EMs that registered again, each with the version that was read.
+pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
+    let columns = Columns::of(ems)?;
+    let update = sqlx::query(
+        "-- em_resource::update
+        UPDATE linkis_em_resource_meta_data e SET
+            resource_type = d.resource_type, total_resource = d.total::jsonb, protected_resource = d.protected::jsonb,
+            used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
+            over_committed = d.over_committed, labels = d.labels::jsonb, epoch = d.epoch, register_time = d.register_time,
+            version = e.version + 1
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+            $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[])
+            AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
+                over_committed, labels, epoch, register_time, version)
+        WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
+    );
+    let done = columns.bind(update).execute(connection).await?;
+    expect_rows(TABLE.0, ems.len(), done.rows_affected())
+}
+
+/// Writes EMs that are new, and the kind of each with the checks that its requests go through.
+pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
+    let columns = Columns::of(ems)?;
+    sqlx::query(
+        "-- em_resource::insert, the kinds
+        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy)
+        SELECT DISTINCT ON (1) * FROM unnest($1::text[], $2::text[]) ORDER BY 1 ON CONFLICT DO NOTHING",
+    )
+    .bind(&columns.em_application_name)
+    .bind(&columns.resource_type)
+    .execute(&mut *connection)
+    .await?;
+    let insert = sqlx::query(
+        "-- em_resource::insert
+        INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch,
+            register_time, version)
+        SELECT em_application_name, em_instance, resource_type, total::jsonb, protected::jsonb, used::jsonb,
+            locked::jsonb, rest::jsonb, over_committed, labels::jsonb, epoch, register_time, version + 1
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+            $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[])
+            AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
+                over_committed, labels, epoch, register_time, version)",
+    );
+    let done = columns.bind(insert).execute(connection).await?;
+    expect_rows(TABLE.0, ems.len(), done.rows_affected())
+}
+
+/// Removes EMs, each with the version that was read.
+pub async fn delete(connection: &mut PgConnection, ems: &[(EmInstance, i64)]) -> Result<(), StoreError> {
+    let (application_names, instances) = em_columns(ems.iter().map(|(em, _)| em));
+    let versions: Vec<i64> = ems.iter().map(|(_, version)| *version).collect();
+    let done = sqlx::query(
+        "-- em_resource::delete
+        DELETE FROM linkis_em_resource_meta_data e
+        USING unnest($1::text[], $2::text[], $3::bigint[]) AS d (em_application_name, em_instance, version)
+        WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(versions)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, ems.len(), done.rows_affected())
+}
+
+type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
+
+/// The columns of many EMs.
+#[derive(Default)]
+struct Columns<'a> {
+    em_application_name: Vec<&'a str>,
+    em_instance: Vec<&'a str>,
+    resource_type: Vec<&'a str>,
+    total: Vec<String>,
+    protected: Vec<String>,
+    used: Vec<String>,
+    locked: Vec<String>,
+    left: Vec<String>,
+    over_committed: Vec<bool>,
+    labels: Vec<String>,
+    epoch: Vec<i64>,
+    register_time: Vec<OffsetDateTime>,
+    version: Vec<i64>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(ems: &'a [Em]) -> Result<Self, StoreError> {
+        let mut columns = Self::default();
+        for em in ems {
+            let left: Left = em.left().map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+            columns.em_application_name.push(em.instance.application_name.as_str());
+            columns.em_instance.push(em.instance.instance.as_str());
+            columns.resource_type.push(em.resource_type().as_str());
+            columns.total.push(em.total.to_json());
+            columns.protected.push(em.protected.to_json());
+            columns.used.push(em.used.to_json());
+            columns.locked.push(em.locked.to_json());
+            columns.left.push(left.to_json());
+            columns.over_committed.push(left.is_negative_anywhere());
+            columns.labels.push(labels_json(&em.labels));
+            columns.epoch.push(em.epoch);
+            columns.register_time.push(em.register_time);
+            columns.version.push(em.version);
+        }
+        Ok(columns)
+    }
+
+    fn bind<'q>(self, query: Query<'q>) -> Query<'q>
+    where
+        'a: 'q,
+    {
+        query
+            .bind(self.em_application_name)
+            .bind(self.em_instance)
+            .bind(self.resource_type)
+            .bind(self.total)
+            .bind(self.protected)
+            .bind(self.used)
+            .bind(self.locked)
+            .bind(self.left)
+            .bind(self.over_committed)
+            .bind(self.labels)
+            .bind(self.epoch)
+            .bind(self.register_time)
+            .bind(self.version)
+    }
+}

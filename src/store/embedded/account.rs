@@ -1,0 +1,167 @@
+//! The account the server runs as, and commands run under it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, lchown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::error::EmbeddedError;
+
+const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Who the server runs as. PostgreSQL refuses root, so root hands it to another account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Account {
+    pub(super) name: String,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// Whether this process runs as root and must change to the account.
+    pub(super) switch: bool,
+}
+
+/// Whether this process is root.
+pub(super) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A command that takes nothing from this process's environment, directory or terminal.
+pub(super) fn clean_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", STANDARD_PATH).env("LC_ALL", "C").env("TZ", "GMT");
+    // A group of its own: Ctrl-C reaches this process only, which then stops the server in order.
+    command.current_dir("/").stdin(Stdio::null()).process_group(0);
+    command
+}
+
+impl Account {
+    /// This process's own account, or as root: the owner of the data, else `postgres`, else `nobody`.
+    ///
+    /// # Errors
+    /// When there is no such account, or `getent` cannot be run.
+    pub(super) fn choose(data_dir: &Path) -> Result<Self, EmbeddedError> {
+        if !is_root() {
+            let uid = rustix::process::geteuid().as_raw();
+            return Self::look_up(&uid.to_string(), false)?.ok_or(EmbeddedError::NoAccount { uid });
+        }
+        if let Ok(metadata) = fs::metadata(data_dir)
+            && metadata.uid() != 0
+        {
+            let uid = metadata.uid();
+            return Self::look_up(&uid.to_string(), true)?.ok_or(EmbeddedError::NoAccount { uid });
+        }
+        for name in ["postgres", "nobody"] {
+            if let Some(account) = Self::look_up(name, true)? {
+                return Ok(account);
+            }
+        }
+        Err(EmbeddedError::NoServerAccount)
+    }
+
+    fn look_up(key: &str, switch: bool) -> Result<Option<Self>, EmbeddedError> {
+        let output = clean_command("getent").args(["passwd", key]).output().map_err(|source| EmbeddedError::Run {
+            program: "getent",
+            package: "libc-bin",
+            source,
+        })?;
+        Ok(Self::parse(&String::from_utf8_lossy(&output.stdout), switch))
+    }
+
+    /// Reads a passwd line: `name:password:uid:gid:...`.
+    fn parse(line: &str, switch: bool) -> Option<Self> {
+        let mut fields = line.trim_end().split(':');
+        let name = fields.next().filter(|name| !name.is_empty())?.to_owned();
+        let uid = fields.nth(1)?.parse().ok()?;
+        let gid = fields.next()?.parse().ok()?;
+        Some(Self { name, uid, gid, switch })
+    }
+
+    /// A command run as the account that receives `death_signal` when the calling thread ends.
+    ///
+    /// The thread must therefore stay until the command has ended. `setpriv` replaces itself by the program, so the
+    /// child's pid is the program's.
+    pub(super) fn command(&self, program: &Path, death_signal: &str) -> Command {
+        let mut command = clean_command("setpriv");
+        command.args(["--pdeathsig", death_signal]);
+        if self.switch {
+            command.arg("--reuid").arg(self.uid.to_string());
+            command.arg("--regid").arg(self.gid.to_string());
+            command.arg("--clear-groups");
+        }
+        command.arg(program);
+        command
+    }
+
+    /// Gives a file or directory just made to the account.
+    pub(super) fn own(&self, path: &Path) -> io::Result<()> {
+        if self.switch { lchown(path, Some(self.uid), Some(self.gid)) } else { Ok(()) }
+    }
+
+    /// Checks that the account can pass through, or execute, `path`.
+    ///
+    /// # Errors
+    /// Names the directory on the way that is closed to the account.
+    pub(super) fn check_reach(&self, path: &Path) -> Result<(), EmbeddedError> {
+        if !self.switch {
+            return Ok(());
+        }
+        // The system is asked first, as it alone knows every rule; the permission bits then tell where it stops.
+        let output = self.command(Path::new("test"), "KILL").arg("-x").arg(path).output().map_err(setpriv_failed)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(EmbeddedError::OutOfReach {
+            path: path.to_owned(),
+            closed: self.first_closed(path),
+            account: self.name.clone(),
+        })
+    }
+
+    fn first_closed(&self, path: &Path) -> PathBuf {
+        let mut way: Vec<&Path> = path.ancestors().collect();
+        way.reverse();
+        let closed = way.into_iter().find(|step| {
+            fs::metadata(step).is_ok_and(|m| !may_pass(m.mode(), m.uid() == self.uid, m.gid() == self.gid))
+        });
+        closed.unwrap_or(path).to_owned()
+    }
+}
+
+/// What the permission bits say on passing through a directory.
+fn may_pass(mode: u32, is_owner: bool, in_group: bool) -> bool {
+    let bit = if is_owner {
+        0o100
+    } else if in_group {
+        0o010
+    } else {
+        0o001
+    };
+    mode & bit != 0
+}
+
+/// The error for a command of [`Account::command`] that could not be spawned.
+pub(super) fn setpriv_failed(source: io::Error) -> EmbeddedError {
+    EmbeddedError::Run { program: "setpriv", package: "util-linux", source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwd_lines_are_read() {
+        let account = Account::parse("postgres:x:101:104:admin,,,:/var/lib/postgresql:/bin/bash\n", true);
+        assert_eq!(account, Some(Account { name: "postgres".to_owned(), uid: 101, gid: 104, switch: true }));
+        assert_eq!(Account::parse("", false), None);
+        assert_eq!(Account::parse("postgres:x:many:104:", false), None);
+    }
+
+    #[test]
+    fn the_most_specific_permission_bit_decides() {
+        assert!(may_pass(0o700, true, false));
+        assert!(!may_pass(0o701, false, true));
+        assert!(may_pass(0o701, false, false));
+        assert!(!may_pass(0o077, true, true));
+    }
+}

@@ -1,0 +1,291 @@
+//! The state directory: its lock, the database's files, the socket directory and the server's log.
+
+use std::collections::hash_map::DefaultHasher;
+use std::env;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::hash::{Hash, Hasher};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::account::{Account, is_root, setpriv_failed};
+use super::binaries::Binaries;
+use super::error::{EmbeddedError, first_complaints};
+use super::{DATA_DIR, PORT, Settings, USER};
+
+/// The longest path of a Unix socket, in bytes.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// How long a second instance waits for the first to be gone, before it gives up.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+const LOCK_POLL: Duration = Duration::from_millis(10);
+
+/// Above this the log is set aside at start; one such older log is kept.
+const LOG_BYTES_MAX: u64 = 8 << 20;
+
+const SERVER_OPTIONS: [(&str, &str); 13] = [
+    ("listen_addresses", ""),
+    ("unix_socket_permissions", "0700"),
+    ("max_connections", "100"),
+    ("shared_buffers", "256MB"),
+    ("max_wal_size", "4GB"),
+    // The work of a client that went away ends soon, and so do its locks.
+    ("client_connection_check_interval", "500ms"),
+    // Counter rows are rewritten all the time: their dead versions must not pile up for a minute.
+    ("autovacuum_naptime", "10s"),
+    // Kept from /dev/shm, which is small in containers and cleared by systemd when an ordinary user logs out.
+    ("min_dynamic_shared_memory", "16MB"),
+    // Statements here are short; the compiler may also be absent.
+    ("jit", "off"),
+    // A failed statement is the business of the client, which gets the error: the log, which only a start bounds,
+    // keeps what concerns the server as a whole.
+    ("log_min_messages", "log"),
+    ("log_checkpoints", "off"),
+    ("logging_collector", "off"),
+    ("log_destination", "stderr"),
+];
+
+/// A database ready to be served: everything is decided, nothing runs.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub(super) socket_dir: PathBuf,
+    pub(super) binaries: Binaries,
+    /// Held as long as this lives, by this process alone.
+    _lock: File,
+    state_dir: PathBuf,
+    account: Account,
+    options: Vec<(String, String)>,
+}
+
+impl Cluster {
+    /// Takes the state directory, finds the binaries and creates the database on first use.
+    ///
+    /// # Errors
+    /// See [`EmbeddedError`]; nothing runs after any of them.
+    pub(super) fn prepare(settings: Settings) -> Result<Self, EmbeddedError> {
+        let state_dir = open_state_dir(&settings.data_dir)?;
+        let lock = lock(&state_dir)?;
+        let data_dir = state_dir.join(DATA_DIR);
+        let account = Account::choose(&data_dir)?;
+        account.check_reach(&state_dir)?;
+        let made_by = version_of(&data_dir)?;
+        let binaries = Binaries::find(&state_dir, made_by)?;
+        account.check_reach(&binaries.program("postgres"))?;
+        let socket_dir = open_socket_dir(&state_dir, &account)?;
+        let options = settings.server_options;
+        let cluster = Self { socket_dir, binaries, _lock: lock, state_dir, account, options };
+        if made_by.is_none() {
+            cluster.init(&data_dir)?;
+        }
+        Ok(cluster)
+    }
+
+    pub(super) fn data_dir(&self) -> PathBuf {
+        self.state_dir.join(DATA_DIR)
+    }
+
+    /// The files by which a server claims the data and the socket.
+    pub(super) fn lock_files(&self) -> [PathBuf; 2] {
+        [self.data_dir().join("postmaster.pid"), self.socket_dir.join(format!(".s.PGSQL.{PORT}.lock"))]
+    }
+
+    pub(super) fn log_path(&self) -> PathBuf {
+        self.state_dir.join("server.log")
+    }
+
+    /// Made beside its place and then renamed, so that an interruption never leaves half a database.
+    fn init(&self, data_dir: &Path) -> Result<(), EmbeddedError> {
+        let unfinished = self.state_dir.join("data.init");
+        match fs::remove_dir_all(&unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(EmbeddedError::directory(unfinished)(error));
+            }
+            _ => {}
+        }
+        make_private_dir(&unfinished, &self.account).map_err(EmbeddedError::directory(&unfinished))?;
+        tracing::info!("creating a PostgreSQL {} database in {}", self.binaries.major, data_dir.display());
+        let mut command = self.account.command(&self.binaries.program("initdb"), "KILL");
+        self.binaries.set_environment(&mut command);
+        // Trust is safe: only the owner of the 0700 socket directory can connect, and TCP is off.
+        command.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--data-checksums", "--no-instructions"]);
+        let output = command.arg("-D").arg(&unfinished).output().map_err(setpriv_failed)?;
+        if !output.status.success() {
+            let detail = first_complaints(&String::from_utf8_lossy(&output.stderr));
+            return Err(EmbeddedError::Initdb { path: data_dir.to_owned(), detail });
+        }
+        fs::rename(&unfinished, data_dir).map_err(EmbeddedError::directory(data_dir))?;
+        let synced = File::open(&self.state_dir).and_then(|dir| dir.sync_all());
+        synced.map_err(EmbeddedError::directory(&self.state_dir))
+    }
+
+    /// The command that becomes the server, writing to `log`.
+    pub(super) fn server_command(&self, log: File) -> Result<Command, EmbeddedError> {
+        let stdout = log.try_clone().map_err(EmbeddedError::directory(self.log_path()))?;
+        let mut command = self.account.command(&self.binaries.program("postgres"), "INT");
+        self.binaries.set_environment(&mut command);
+        command.stdout(stdout).stderr(Stdio::from(log));
+        command.arg("-D").arg(self.data_dir()).arg("-k").arg(&self.socket_dir);
+        command.arg("-c").arg(format!("port={PORT}"));
+        for (name, value) in SERVER_OPTIONS {
+            command.arg("-c").arg(format!("{name}={value}"));
+        }
+        // The last word on an option counts, so these can override the ones above.
+        for (name, value) in &self.options {
+            command.arg("-c").arg(format!("{name}={value}"));
+        }
+        Ok(command)
+    }
+
+    /// Opens the log to append to it; an overgrown one is set aside first.
+    pub(super) fn open_log(&self) -> Result<File, EmbeddedError> {
+        let path = self.log_path();
+        let open = || {
+            match fs::symlink_metadata(&path) {
+                // Anything but a file is not this program's work, and root must not write through a link.
+                Ok(found) if !found.is_file() || found.len() > LOG_BYTES_MAX => {
+                    fs::rename(&path, path.with_extension("log.1"))?;
+                }
+                _ => {}
+            }
+            OpenOptions::new().append(true).create(true).mode(0o600).open(&path)
+        };
+        open().map_err(EmbeddedError::directory(&path))
+    }
+
+    /// What the server complained of after the log had `from` bytes.
+    pub(super) fn log_tail(&self, from: u64) -> String {
+        let mut text = Vec::new();
+        let read = File::open(self.log_path()).and_then(|mut file| {
+            file.seek(SeekFrom::Start(from))?;
+            file.take(64 << 10).read_to_end(&mut text)
+        });
+        match read {
+            Ok(_) => first_complaints(&String::from_utf8_lossy(&text)),
+            Err(error) => format!("its log cannot be read: {error}"),
+        }
+    }
+}
+
+fn open_state_dir(path: &Path) -> Result<PathBuf, EmbeddedError> {
+    let open = || {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        // The account root hands the server to must pass through; what is secret in it has a 0700 directory of its own.
+        let mode = if is_root() { 0o755 } else { 0o700 };
+        match DirBuilder::new().mode(mode).create(path) {
+            Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // An empty directory was made for this program; one with other things in it is left as it is.
+                let found = fs::metadata(path)?;
+                if is_root() && found.uid() == 0 && fs::read_dir(path)?.next().is_none() {
+                    fs::set_permissions(path, Permissions::from_mode(found.mode() | 0o011))?;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        fs::canonicalize(path)
+    };
+    open().map_err(EmbeddedError::directory(path))
+}
+
+fn lock(state_dir: &Path) -> Result<File, EmbeddedError> {
+    let path = state_dir.join("lock");
+    let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = open.map_err(EmbeddedError::directory(&path))?;
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            // A killed process holds its files for a moment more.
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => thread::sleep(LOCK_POLL),
+            Err(TryLockError::WouldBlock) => return Err(EmbeddedError::InUse { path: state_dir.to_owned() }),
+            Err(TryLockError::Error(error)) => return Err(EmbeddedError::directory(path)(error)),
+        }
+    }
+}
+
+/// The major version that made the data; `None` when there is none yet.
+fn version_of(data_dir: &Path) -> Result<Option<u32>, EmbeddedError> {
+    let path = data_dir.join("PG_VERSION");
+    match fs::read_to_string(&path) {
+        Ok(text) => {
+            let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "it holds no version number");
+            let major = text.trim().parse().map_err(|_| EmbeddedError::directory(path)(unreadable()))?;
+            Ok(Some(major))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            // An empty directory may stand where the database will.
+            if fs::read_dir(data_dir).is_ok_and(|mut entries| entries.next().is_some()) {
+                let other = io::Error::new(io::ErrorKind::InvalidData, "it holds something other than a database");
+                return Err(EmbeddedError::directory(data_dir)(other));
+            }
+            Ok(None)
+        }
+        Err(error) => Err(EmbeddedError::directory(path)(error)),
+    }
+}
+
+fn make_private_dir(path: &Path, account: &Account) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)?;
+    account.own(path)
+}
+
+/// The socket directory: in the state directory, or in the system's temporary one if the path does not suit a socket.
+fn open_socket_dir(state_dir: &Path, account: &Account) -> Result<PathBuf, EmbeddedError> {
+    let mut hasher = DefaultHasher::new();
+    state_dir.hash(&mut hasher);
+    let name = format!("linkis-rm-{:016x}", hasher.finish());
+    let mut candidates = vec![state_dir.join("socket")];
+    for dir in [env::temp_dir(), PathBuf::from("/tmp")] {
+        // Someone else may have taken a name there.
+        candidates.extend((0..8).map(|number| dir.join(format!("{name}-{number}"))));
+    }
+    let mut refused = io::Error::from(io::ErrorKind::InvalidFilename);
+    for path in candidates.iter().filter(|path| socket_fits(path)) {
+        match use_socket_dir(path, account) {
+            Ok(()) => {
+                account.check_reach(path)?;
+                return Ok(path.clone());
+            }
+            Err(error) => refused = error,
+        }
+    }
+    Err(EmbeddedError::directory(state_dir.join("socket"))(refused))
+}
+
+fn use_socket_dir(path: &Path, account: &Account) -> io::Result<()> {
+    match make_private_dir(path, account) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let found = fs::symlink_metadata(path)?;
+            let private = found.is_dir() && found.uid() == account.uid && found.mode() & 0o077 == 0;
+            if private { Ok(()) } else { Err(error) }
+        }
+        made => made,
+    }
+}
+
+fn socket_fits(dir: &Path) -> bool {
+    let socket = dir.join(format!(".s.PGSQL.{PORT}"));
+    let bytes = socket.as_os_str().as_bytes();
+    // The server reads its option as a list, in which these two mean something.
+    bytes.len() <= SOCKET_PATH_BYTES_MAX && !bytes.contains(&b',') && !bytes.contains(&b'"')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_path_of_107_plain_bytes_fits() {
+        let rest = "/.s.PGSQL.5432".len();
+        let of = |bytes: usize| PathBuf::from(format!("/{}", "d".repeat(bytes - rest - 1)));
+        assert!(socket_fits(&of(107)));
+        assert!(!socket_fits(&of(108)));
+        assert!(!socket_fits(Path::new("/state,dir")));
+    }
+}

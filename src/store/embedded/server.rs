@@ -1,0 +1,220 @@
+//! The server process: starting it, watching it and stopping it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::account::setpriv_failed;
+use super::cluster::Cluster;
+use super::error::EmbeddedError;
+use super::{Stopped, spawn_thread};
+
+/// After a crash of this program its old server may still be stopping.
+const OLD_SERVER_WAIT: Duration = Duration::from_secs(10);
+/// An old server not stopping on its own is told to after this.
+const OLD_SERVER_PATIENCE: Duration = Duration::from_secs(1);
+const OLD_SERVER_POLL: Duration = Duration::from_millis(200);
+/// After a crash the server first replays up to `max_wal_size` of changes.
+const READY_WAIT: Duration = Duration::from_secs(600);
+const READY_POLL: Duration = Duration::from_millis(10);
+const FAST_STOP_WAIT: Duration = Duration::from_secs(10);
+const IMMEDIATE_STOP_WAIT: Duration = Duration::from_secs(5);
+
+/// A running server, told to stop when dropped.
+///
+/// The thread that watches it is not joined: it ends with the server, and this process's end must not wait for it.
+#[derive(Debug)]
+pub(super) struct Server {
+    pid: Pid,
+    /// False from before the pid is given back to the system; signals are sent under this lock, so that none ever
+    /// reaches another process that was given the same pid.
+    alive: Arc<Mutex<bool>>,
+    ended: watch::Receiver<Option<ExitStatus>>,
+}
+
+impl Server {
+    /// Starts the server and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// When it ends early, with its own last words, or is not ready in time.
+    pub(super) async fn start(cluster: &Cluster) -> Result<Self, EmbeddedError> {
+        let pid_file = cluster.data_dir().join("postmaster.pid");
+        let begun = Instant::now();
+        loop {
+            remove_stale(cluster);
+            let log = cluster.open_log()?;
+            let log_from = log.metadata().map(|metadata| metadata.len()).unwrap_or(0);
+            let server = Self::spawn(cluster.server_command(log)?).await?;
+            let Some(status) = server.ready(&pid_file, cluster).await? else { return Ok(server) };
+            // A lock file is left only if it belongs to another server, whose end is worth waiting for.
+            if !cluster.lock_files().iter().any(|file| file.exists()) || begun.elapsed() >= OLD_SERVER_WAIT {
+                let detail = cluster.log_tail(log_from);
+                return Err(EmbeddedError::Ended { status, detail, log: cluster.log_path() });
+            }
+            if begun.elapsed() >= OLD_SERVER_PATIENCE {
+                interrupt_old(&pid_file, &cluster.data_dir());
+            }
+            sleep(OLD_SERVER_POLL).await;
+        }
+    }
+
+    /// Spawns the server from a thread that stays until it has ended: the death signal comes when the thread ends.
+    async fn spawn(mut command: Command) -> Result<Self, EmbeddedError> {
+        let alive = Arc::new(Mutex::new(true));
+        let (started_tx, started_rx) = oneshot::channel();
+        let (ended_tx, ended) = watch::channel(None);
+        let alive_there = Arc::clone(&alive);
+        spawn_thread("postgres-wait", move || match command.spawn() {
+            Ok(child) => {
+                let _ = started_tx.send(Ok(Pid::from_child(&child)));
+                ended_tx.send_replace(Some(wait(child, &alive_there)));
+            }
+            Err(error) => drop(started_tx.send(Err(error))),
+        })?;
+        match started_rx.await {
+            Ok(Ok(pid)) => Ok(Self { pid, alive, ended }),
+            Ok(Err(error)) => Err(setpriv_failed(error)),
+            Err(_) => Err(EmbeddedError::Thread(io::Error::other("it ended early"))),
+        }
+    }
+
+    /// Waits until the server is ready; returns how it ended if it ended instead.
+    async fn ready(&self, pid_file: &Path, cluster: &Cluster) -> Result<Option<ExitStatus>, EmbeddedError> {
+        let pid = self.pid.as_raw_nonzero().get();
+        let polled = async {
+            while !fs::read_to_string(pid_file).is_ok_and(|text| is_ready(&text, pid)) {
+                sleep(READY_POLL).await;
+            }
+        };
+        tokio::select! {
+            status = self.ended() => Ok(Some(status)),
+            within = timeout(READY_WAIT, polled) => match within {
+                Ok(()) => Ok(None),
+                Err(_) => Err(EmbeddedError::NotReady { waited_s: READY_WAIT.as_secs(), log: cluster.log_path() }),
+            },
+        }
+    }
+
+    /// Waits for the server's end.
+    pub(super) async fn ended(&self) -> ExitStatus {
+        let mut ended = self.ended.clone();
+        let status = ended.wait_for(Option::is_some).await.map(|status| *status);
+        // The thread reports before it ends, so there is always a status.
+        status.ok().flatten().unwrap_or_else(|| ExitStatus::from_raw(-1))
+    }
+
+    /// Stops the server: in order, then at once without a last checkpoint, then by force.
+    pub(super) async fn stop(&self) -> Stopped {
+        if let Some(status) = *self.ended.borrow() {
+            return Stopped::Before(status);
+        }
+        for (signal, patience, outcome) in [
+            (Signal::INT, FAST_STOP_WAIT, Stopped::InOrder as fn(ExitStatus) -> Stopped),
+            (Signal::QUIT, IMMEDIATE_STOP_WAIT, Stopped::AtOnce),
+        ] {
+            self.signal(signal);
+            if let Ok(status) = timeout(patience, self.ended()).await {
+                return outcome(status);
+            }
+        }
+        self.signal(Signal::KILL);
+        Stopped::ByForce(self.ended().await)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        if *alive && let Err(error) = kill_process(self.pid, signal) {
+            tracing::warn!(?signal, %error, "cannot signal the PostgreSQL server");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.signal(Signal::INT);
+    }
+}
+
+fn wait(mut child: Child, alive: &Mutex<bool>) -> ExitStatus {
+    let pid = WaitId::Pid(Pid::from_child(&child));
+    while let Err(rustix::io::Errno::INTR) = waitid(pid.clone(), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {}
+    *alive.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    child.wait().unwrap_or_else(|_| ExitStatus::from_raw(-1))
+}
+
+/// Whether `postmaster.pid` is that of `pid` and its eighth line says that connections are accepted.
+fn is_ready(pid_file: &str, pid: i32) -> bool {
+    owner(pid_file) == Some(pid) && pid_file.lines().nth(7).is_some_and(|line| line.trim() == "ready")
+}
+
+/// The server's pid, on the first line of `postmaster.pid`.
+fn owner(pid_file: &str) -> Option<i32> {
+    pid_file.lines().next()?.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
+/// Removes the lock files a crash left behind, whose pid may now belong to another process, which PostgreSQL cannot
+/// tell from a running server. This process holds the state directory, and every process of a server is in its data.
+fn remove_stale(cluster: &Cluster) {
+    let left: Vec<_> = cluster.lock_files().into_iter().filter(|file| file.exists()).collect();
+    if !left.is_empty() && processes_in(&cluster.data_dir()).is_ok_and(|pids| pids.is_empty()) {
+        tracing::warn!("the PostgreSQL server did not stop in order the last time; it recovers now");
+        for file in left {
+            // If this fails PostgreSQL names the file.
+            let _ = fs::remove_file(file);
+        }
+    }
+}
+
+/// Tells a server left behind by a crash of this program to stop.
+fn interrupt_old(pid_file: &Path, data_dir: &Path) {
+    let Some(old) = fs::read_to_string(pid_file).ok().as_deref().and_then(owner) else { return };
+    if processes_in(data_dir).is_ok_and(|pids| pids.contains(&old))
+        && let Some(pid) = Pid::from_raw(old)
+    {
+        tracing::warn!(pid = old, "stopping the PostgreSQL server an earlier run left behind");
+        let _ = kill_process(pid, Signal::INT);
+    }
+}
+
+/// The processes whose working directory is `dir`, by whatever path.
+fn processes_in(dir: &Path) -> io::Result<Vec<i32>> {
+    let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let wanted = identity(dir)?;
+    Ok(fs::read_dir("/proc")?
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid: &i32| identity(Path::new(&format!("/proc/{pid}/cwd"))).is_ok_and(|found| found == wanted))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PID_FILE: &str = "4711\n/state/data\n1700000000\n5432\n/state/socket\n\n  1234567    98304\nready   \n";
+
+    #[test]
+    fn ready_means_this_server_and_its_eighth_line() {
+        assert!(is_ready(PID_FILE, 4711));
+        assert!(!is_ready(PID_FILE, 4712));
+        assert!(!is_ready(&PID_FILE.replace("ready", "starting"), 4711));
+        assert!(!is_ready("4711\n/state/data\n", 4711));
+        assert!(!is_ready("", 4711));
+    }
+
+    #[test]
+    fn only_a_positive_first_line_names_an_owner() {
+        assert_eq!(owner(PID_FILE), Some(4711));
+        assert_eq!(owner("-4711\n"), None);
+        assert_eq!(owner("\n4711\n"), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! The PostgreSQL store: SQL and nothing else, one file per table.
+//!
+//! - [`em_resource`], [`user_resource`], [`request_id`], [`action_record`], [`resource_lock`]: the tables;
+//! - [`session`]: connections, and what bounds their waits;
+//! - [`embedded`]: the private PostgreSQL that is started when no other is named.
+//!
+//! Functions that change something take a connection: the caller's transaction decides what belongs together. Every write checks
+//! how many rows it touched.
+
+use std::fmt;
+
+use sqlx::{
+    migrate::MigrateError,
+    postgres::{PgConnectOptions, PgPool, PgPoolOptions},
+};
+
+pub mod action_record;
+pub mod em_resource;
+pub mod embedded;
+pub mod request_id;
+pub mod resource_lock;
+pub mod session;
+pub mod user_resource;
+
+mod rows;
+
+/// How many connections serve everything but the committer: reads, expiry, and waiting for held keys.
+const POOL_CONNECTIONS_MAX: u32 = 10;
+
+/// The database, as one instance of the service uses it.
+#[derive(Clone, Debug)]
+pub struct Store {
+    options: PgConnectOptions,
+    pool: PgPool,
+}
+
+impl Store {
+    /// Prepares to use the database at `options`, and brings its schema up to date. Several instances may do so at once.
+    pub async fn open(options: PgConnectOptions) -> Result<Self, StoreError> {
+        let options = session::bounded(options);
+        let pool = PgPoolOptions::new()
+            .max_connections(POOL_CONNECTIONS_MAX)
+            .acquire_timeout(session::CONNECT_TIMEOUT)
+            .connect_with(options.clone())
+            .await?;
+        // Migrations may wait for one another, and take longer than any request may.
+        let mut migrations = session::connect(&session::unbounded(options.clone())).await?;
+        sqlx::migrate!().run(&mut migrations).await.map_err(StoreError::Migration)?;
+        Ok(Self { options, pool })
+    }
+
+    /// For reads, and for whatever is not a hot path.
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// A connection of its own for one task.
+    pub fn session(&self) -> session::Session {
+        session::Session::new(self.options.clone())
+    }
+
+    /// Whether the database answers.
+    pub async fn answers(&self) -> bool {
+        sqlx::query("SELECT 1").execute(&self.pool).await.is_ok()
+    }
+
+    /// Closes what is open.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+/// Why the store could not do as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database refused, or is away.
+    #[error("the database could not do it")]
+    Database(#[from] sqlx::Error),
+    /// The schema could not be brought up to date.
+    #[error("the database's schema could not be brought up to date")]
+    Migration(#[source] MigrateError),
+    /// A row says something that the service never wrote.
+    #[error("a row of {table} contradicts itself: {what}")]
+    Inconsistent {
+        /// Which table.
+        table: &'static str,
+        /// Which row and column, and how.
+        what: String,
+    },
+    /// Rows had changed since they were read under the locks: somebody wrote without taking them.
+    #[error(
+        "{table}: {touched} rows were written where {expected} should have been; somebody else writes without the locks"
+    )]
+    RowCount {
+        /// Which table.
+        table: &'static str,
+        /// How many rows should have been written.
+        expected: usize,
+        /// How many were.
+        touched: u64,
+    },
+}
+
+impl StoreError {
+    fn inconsistent(table: &'static str, what: impl fmt::Display) -> Self {
+        Self::Inconsistent { table, what: what.to_string() }
+    }
+
+    /// Whether the database is away: trying again later may help, and nothing else is wrong.
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Database(error) => match error {
+                sqlx::Error::Io(_)
+                | sqlx::Error::PoolTimedOut
+                | sqlx::Error::PoolClosed
+                | sqlx::Error::WorkerCrashed => true,
+                sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
+                // 08: connection exceptions; 57P: shutdown, crash, cannot connect now; 25P03: idle in transaction;
+                // 53: too many connections, disk or memory full; 57014: statement_timeout.
+                _ => self.code().is_some_and(|code| {
+                    code.starts_with("08") || code.starts_with("57") || code.starts_with("53") || code == "25P03"
+                }),
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether a lock was not to be had in time (55P03), or waiting for it would never have ended (40P01).
+    pub fn is_lock_timeout(&self) -> bool {
+        self.code().is_some_and(|code| code == "55P03" || code == "40P01")
+    }
+
+    /// The SQLSTATE, if the database gave one.
+    fn code(&self) -> Option<String> {
+        match self {
+            Self::Database(error) => error.as_database_error()?.code().map(String::from),
+            _ => None,
+        }
+    }
+}
+
+/// Checks that a write touched as many rows as it named.
+fn expect_rows(table: &'static str, expected: usize, touched: u64) -> Result<(), StoreError> {
+    if u64::try_from(expected).is_ok_and(|expected| expected == touched) {
+        Ok(())
+    } else {
+        Err(StoreError::RowCount { table, expected, touched })
+    }
+}

@@ -1,0 +1,155 @@
+//! `linkis_resource_lock`: its unique constraint excludes transactions from one another.
+//!
+//! A transaction inserts one row per key, all in one statement and in the one order of [`LockKey`], and deletes them before it
+//! commits. Another transaction on the same key blocks on the unique index until the first ends; if its holder dies, the rows
+//! vanish with it. A row that is visible was committed by somebody else: a hold, which lasts until it is deleted.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use sqlx::{Connection as _, PgConnection};
+use time::OffsetDateTime;
+
+use crate::domain::operation::LockKey;
+
+use super::StoreError;
+
+/// The locks that a transaction holds.
+#[derive(Debug)]
+pub struct Locks {
+    /// The database's clock once all were taken.
+    pub now: OffsetDateTime,
+    /// The transaction that holds them.
+    pub transaction_id: String,
+    /// Where their rows lie.
+    places: Vec<String>,
+}
+
+/// Takes the locks of `keys` for the transaction that `connection` is in; rows must be read in a later statement.
+///
+/// Answers `None` if some key is held by a committed row; what was taken then has to be rolled back.
+///
+/// # Errors
+/// [`StoreError::is_lock_timeout`] if another transaction held a key for longer than `lock_timeout`.
+pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
+    let columns = Columns::of(keys);
+    // unnest keeps the order of its arrays, and rows are inserted, and waited for, in the order in which they come.
+    // So do their answers: the last row's clock is read after its wait, unlike now(), which is the transaction's start.
+    let rows: Vec<(String, OffsetDateTime, String)> = sqlx::query_as(
+        r#"-- resource_lock::take
+        INSERT INTO linkis_resource_lock (scope, "user", em_application_name, em_instance)
+        SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+        ON CONFLICT DO NOTHING
+        RETURNING ctid::text, clock_timestamp(), pg_current_xact_id()::text"#,
+    )
+    .bind(columns.scope)
+    .bind(columns.user)
+    .bind(columns.em_application_name)
+    .bind(columns.em_instance)
+    .fetch_all(connection)
+    .await?;
+    let Some((_, now, transaction_id)) = rows.last().cloned().filter(|_| rows.len() == keys.len()) else {
+        return Ok(None);
+    };
+    let places = rows.into_iter().map(|(place, ..)| place).collect();
+    Ok(Some(Locks { now, transaction_id, places }))
+}
+
+/// Drops the locks again: the rows were never visible to anyone.
+pub async fn drop_all(connection: &mut PgConnection, locks: Locks) -> Result<(), StoreError> {
+    // By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
+    let done = sqlx::query(
+        "-- resource_lock::drop_all
+        DELETE FROM linkis_resource_lock WHERE ctid = ANY ($1::text[]::tid[])",
+    )
+    .bind(&locks.places)
+    .execute(connection)
+    .await?;
+    super::expect_rows("linkis_resource_lock", locks.places.len(), done.rows_affected())
+}
+
+/// What stands in the way of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Nothing, at this moment.
+    None,
+    /// A transaction that holds it.
+    Transaction,
+    /// A row that somebody committed.
+    Hold,
+}
+
+/// Waits up to `timeout` for one key to become free, without keeping it: whoever waits here stands in nobody's way.
+pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duration) -> Result<Obstacle, StoreError> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query("SELECT set_config('lock_timeout', $1, true)")
+        .bind(format!("{}ms", timeout.as_millis().max(1)))
+        .execute(&mut *transaction)
+        .await?;
+    let taken = take(&mut transaction, &BTreeSet::from([key.clone()])).await;
+    transaction.rollback().await?;
+    match taken {
+        Ok(Some(_)) => Ok(Obstacle::None),
+        Ok(None) => Ok(Obstacle::Hold),
+        Err(error) if error.is_lock_timeout() => Ok(Obstacle::Transaction),
+        Err(error) => Err(error),
+    }
+}
+
+/// Which of `keys` others hold right now. Asked after a batch could not get its locks, to tell the contended keys from the rest:
+/// by halving, because a statement that times out does not say which of its keys it waited for.
+pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<BTreeSet<LockKey>, StoreError> {
+    /// Long enough for a free key, short enough to try one after another.
+    const TRY: Duration = Duration::from_millis(5);
+    let mut held = BTreeSet::new();
+    let mut transaction = connection.begin().await?;
+    sqlx::query("SELECT set_config('lock_timeout', $1, true)")
+        .bind(format!("{}ms", TRY.as_millis()))
+        .execute(&mut *transaction)
+        .await?;
+    let mut parts = vec![keys.clone()];
+    while let Some(part) = parts.pop() {
+        let mut attempt = transaction.begin().await?;
+        let taken = take(&mut attempt, &part).await;
+        attempt.rollback().await?;
+        match taken {
+            Ok(Some(_)) => {}
+            Err(error) if !error.is_lock_timeout() => return Err(error),
+            Ok(None) | Err(_) if part.len() <= 1 => held.extend(part),
+            Ok(None) | Err(_) => {
+                let mut first = part;
+                let middle = first.iter().nth(first.len() / 2).cloned();
+                if let Some(middle) = middle {
+                    parts.push(first.split_off(&middle));
+                }
+                parts.push(first);
+            }
+        }
+    }
+    transaction.rollback().await?;
+    Ok(held)
+}
+
+/// The columns of many keys.
+struct Columns<'a> {
+    scope: Vec<&'static str>,
+    user: Vec<Option<&'a str>>,
+    em_application_name: Vec<Option<&'a str>>,
+    em_instance: Vec<Option<&'a str>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(keys: &'a BTreeSet<LockKey>) -> Self {
+        let mut columns = Self { scope: vec![], user: vec![], em_application_name: vec![], em_instance: vec![] };
+        for key in keys {
+            let (scope, user, em) = match key {
+                LockKey::Em(em) => ("em", None, Some(em)),
+                LockKey::User(user) => ("user", Some(user.as_str()), None),
+            };
+            columns.scope.push(scope);
+            columns.user.push(user);
+            columns.em_application_name.push(em.map(|em| em.application_name.as_str()));
+            columns.em_instance.push(em.map(|em| em.instance.as_str()));
+        }
+        columns
+    }
+}

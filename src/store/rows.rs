@@ -1,0 +1,54 @@
+//! From columns to domain values, and back; what a row cannot mean is an error that names its place.
+
+use std::collections::BTreeMap;
+
+use crate::domain::{
+    em::EmInstance,
+    name::{Labels, Name},
+    resource::{Resource, ResourceType},
+};
+
+use super::StoreError;
+
+/// A table, for errors that name it.
+#[derive(Clone, Copy)]
+pub(super) struct Table(pub &'static str);
+
+impl Table {
+    pub fn name(self, column: &str, text: &str) -> Result<Name, StoreError> {
+        Name::parse(column, text).map_err(|error| StoreError::inconsistent(self.0, error))
+    }
+
+    pub fn em(self, application_name: &str, instance: &str) -> Result<EmInstance, StoreError> {
+        EmInstance::parse("em", application_name, instance).map_err(|error| StoreError::inconsistent(self.0, error))
+    }
+
+    pub fn resource_type(self, text: &str) -> Result<ResourceType, StoreError> {
+        text.parse().map_err(|error| StoreError::inconsistent(self.0, error))
+    }
+
+    pub fn resource(self, column: &str, resource_type: ResourceType, json: &str) -> Result<Resource, StoreError> {
+        Resource::from_json(resource_type, json)
+            .map_err(|error| StoreError::inconsistent(self.0, format!("{column} {json}: {error}")))
+    }
+
+    pub fn labels(self, json: &str) -> Result<Labels, StoreError> {
+        if json == "{}" {
+            return Ok(Labels::default());
+        }
+        let map: BTreeMap<String, String> =
+            serde_json::from_str(json).map_err(|error| StoreError::inconsistent(self.0, error))?;
+        Labels::parse("labels", map).map_err(|error| StoreError::inconsistent(self.0, error))
+    }
+}
+
+/// Labels as a JSON object.
+pub(super) fn labels_json(labels: &Labels) -> String {
+    let pairs = labels.as_map().iter().map(|(key, value)| (key.clone(), value.clone().into()));
+    serde_json::Value::Object(pairs.collect()).to_string()
+}
+
+/// The two columns of many EM keys.
+pub(super) fn em_columns<'a>(ems: impl IntoIterator<Item = &'a EmInstance>) -> (Vec<&'a str>, Vec<&'a str>) {
+    ems.into_iter().map(|em| (em.application_name.as_str(), em.instance.as_str())).unzip()
+}

@@ -1,0 +1,124 @@
+//! Connections, and what bounds their waits: whatever dies or hangs, the database ends it by itself.
+
+use std::time::Duration;
+
+use sqlx::{
+    ConnectOptions as _,
+    postgres::{PgConnectOptions, PgConnection},
+};
+use tokio::time::Instant;
+
+use super::StoreError;
+
+/// How long to try for a connection.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a batch waits for one resource lock before the operations on it are set aside: longer than another instance's batch
+/// takes, short enough for the others to bear once.
+pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// How long one statement may take; it bounds the sum of its waits, which `lock_timeout` does not.
+const STATEMENT_TIMEOUT: &str = "10s";
+
+/// How long a transaction may sit idle before the database ends it: a process that froze must not keep its locks.
+const IDLE_IN_TRANSACTION_TIMEOUT: &str = "5s";
+
+/// How long to try to learn how a commit ended whose connection broke.
+const FATE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often to ask.
+const FATE_POLL: Duration = Duration::from_millis(50);
+
+/// Adds what every connection of the service is bounded by.
+pub fn bounded(options: PgConnectOptions) -> PgConnectOptions {
+    options.application_name("linkis-rm").options([
+        ("lock_timeout", format!("{}ms", LOCK_TIMEOUT.as_millis()).as_str()),
+        ("statement_timeout", STATEMENT_TIMEOUT),
+        ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT),
+        // Notices within this time that its client is gone, also while it waits for a lock.
+        ("client_connection_check_interval", "500ms"),
+        ("tcp_keepalives_idle", "5"),
+        ("tcp_keepalives_interval", "2"),
+        ("tcp_keepalives_count", "3"),
+        // Every statement looks rows up by key: planned once, and never by scanning a table that was empty when it was planned.
+        ("plan_cache_mode", "force_generic_plan"),
+        ("enable_seqscan", "off"),
+        ("enable_hashjoin", "off"),
+        ("enable_mergejoin", "off"),
+        ("jit", "off"),
+    ])
+}
+
+/// Takes the bounds off again, for work that may take its time.
+pub fn unbounded(options: PgConnectOptions) -> PgConnectOptions {
+    options.options([
+        ("lock_timeout", "0"),
+        ("statement_timeout", "0"),
+        ("enable_seqscan", "on"),
+        ("enable_hashjoin", "on"),
+    ])
+}
+
+/// Connects within [`CONNECT_TIMEOUT`].
+pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
+    match tokio::time::timeout(CONNECT_TIMEOUT, options.connect()).await {
+        Ok(connected) => Ok(connected?),
+        Err(_) => Err(StoreError::Database(sqlx::Error::PoolTimedOut)),
+    }
+}
+
+/// A connection that one task keeps to itself, opened when it is first needed and again after it broke. A pool would ask the
+/// server for a sign of life each time it is given back.
+#[derive(Debug)]
+pub struct Session {
+    options: PgConnectOptions,
+    connection: Option<PgConnection>,
+}
+
+impl Session {
+    pub(super) fn new(options: PgConnectOptions) -> Self {
+        Self { options, connection: None }
+    }
+
+    /// The connection, opened if there is none.
+    pub async fn get(&mut self) -> Result<&mut PgConnection, StoreError> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => connect(&self.options).await?,
+        };
+        Ok(self.connection.insert(connection))
+    }
+
+    /// Whether a transaction was committed whose connection broke meanwhile; `None` if the database does not come back in time
+    /// to say so.
+    pub async fn transaction_committed(&mut self, transaction_id: &str) -> Option<bool> {
+        let give_up = Instant::now() + FATE_TIMEOUT;
+        while Instant::now() < give_up {
+            if let Ok(connection) = self.get().await {
+                let fate: Result<Option<String>, _> = sqlx::query_scalar(
+                    "-- session::transaction_committed
+                    SELECT pg_xact_status($1::text::xid8)",
+                )
+                .bind(transaction_id)
+                .fetch_one(connection)
+                .await;
+                match fate.as_ref().map(Option::as_deref) {
+                    Ok(Some("committed")) => return Some(true),
+                    Ok(Some("aborted")) => return Some(false),
+                    // Too old to be known: it cannot be this one, so this is another database than before.
+                    Ok(None) => return None,
+                    // In progress: its backend has not yet noticed that its client is gone.
+                    Ok(Some(_)) => {}
+                    Err(_) => self.reset(),
+                }
+            }
+            tokio::time::sleep(FATE_POLL).await;
+        }
+        None
+    }
+
+    /// Forgets the connection: after an error that leaves its state in doubt.
+    pub fn reset(&mut self) {
+        self.connection = None;
+    }
+}

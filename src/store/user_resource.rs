@@ -1,0 +1,321 @@
+//! `linkis_user_resource_meta_data`: the live tickets.
+
+use std::{collections::HashMap, time::Duration};
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{
+    em::EmInstance,
+    ledger::EndedDelta,
+    name::Name,
+    operation::Released,
+    ticket::{EngineInstance, Ticket, TicketState},
+};
+
+use super::{
+    StoreError, expect_rows,
+    rows::{Table, em_columns, labels_json},
+};
+
+const TABLE: Table = Table("linkis_user_resource_meta_data");
+
+#[derive(FromRow)]
+struct TicketRow {
+    id: i64,
+    ticket_id: Uuid,
+    user: String,
+    creator: String,
+    engine_type: String,
+    em_application_name: String,
+    em_instance: String,
+    engine_application_name: Option<String>,
+    engine_instance: Option<String>,
+    resource_type: String,
+    user_locked_resource: Option<String>,
+    user_used_resource: Option<String>,
+    labels: String,
+    locked_time: OffsetDateTime,
+    used_time: Option<OffsetDateTime>,
+    expires_at: Option<OffsetDateTime>,
+}
+
+impl TryFrom<TicketRow> for Ticket {
+    type Error = StoreError;
+
+    fn try_from(row: TicketRow) -> Result<Self, StoreError> {
+        let resource_type = TABLE.resource_type(&row.resource_type)?;
+        let state = match &row {
+            TicketRow { user_locked_resource: Some(json), expires_at: Some(expires_at), .. } => TicketState::Locked {
+                resource: TABLE.resource("user_locked_resource", resource_type, json)?,
+                expires_at: *expires_at,
+            },
+            TicketRow {
+                user_used_resource: Some(json),
+                used_time: Some(used_time),
+                engine_application_name: Some(application_name),
+                engine_instance: Some(instance),
+                ..
+            } => TicketState::Used {
+                resource: TABLE.resource("user_used_resource", resource_type, json)?,
+                engine: EngineInstance::parse("engine", application_name, instance)
+                    .map_err(|error| StoreError::inconsistent(TABLE.0, error))?,
+                used_time: *used_time,
+            },
+            _ => return Err(StoreError::inconsistent(TABLE.0, format!("ticket {}: its state", row.ticket_id))),
+        };
+        Ok(Self {
+            id: row.ticket_id,
+            user: TABLE.name("user", &row.user)?,
+            creator: TABLE.name("creator", &row.creator)?,
+            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            labels: TABLE.labels(&row.labels)?,
+            engine_type: row.engine_type,
+            locked_time: row.locked_time,
+            state,
+        })
+    }
+}
+
+/// The tickets among `ticket_ids` that live.
+pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Ticket>, StoreError> {
+    let rows: Vec<TicketRow> = sqlx::query_as(
+        r#"-- user_resource::read
+        SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance, engine_application_name,
+            engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
+            locked_time, used_time, expires_at
+        FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
+    )
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+}
+
+/// Which tickets to list.
+#[derive(Debug, Default)]
+pub struct Filter {
+    /// Only those on this EM.
+    pub em: Option<EmInstance>,
+    /// Only those of this user.
+    pub user: Option<Name>,
+    /// Only locked (true) or used (false) ones.
+    pub locked: Option<bool>,
+}
+
+/// Up to `limit` tickets, oldest first, from behind row `after`; each with its row.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    filter: &Filter,
+    after: i64,
+    limit: i64,
+) -> Result<Vec<(i64, Ticket)>, StoreError> {
+    let (application_name, instance) =
+        filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str())).unzip();
+    // One text per filter that has an index, so that each is planned for its own.
+    let sql = match (&filter.em, &filter.user) {
+        (Some(_), _) => {
+            r#"-- user_resource::list, by EM
+            SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+                engine_application_name, engine_instance, resource_type, user_locked_resource::text,
+                user_used_resource::text, labels::text, locked_time, used_time, expires_at
+            FROM linkis_user_resource_meta_data
+            WHERE em_application_name = $4 AND em_instance = $5 AND id > $1
+                AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($6::text IS NULL OR "user" = $6)
+            ORDER BY id LIMIT $2"#
+        }
+        (None, Some(_)) => {
+            r#"-- user_resource::list, by user
+            SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+                engine_application_name, engine_instance, resource_type, user_locked_resource::text,
+                user_used_resource::text, labels::text, locked_time, used_time, expires_at
+            FROM linkis_user_resource_meta_data
+            WHERE "user" = $6 AND id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
+                AND ($4::text IS NULL OR em_application_name = $4) AND ($5::text IS NULL OR em_instance = $5)
+            ORDER BY id LIMIT $2"#
+        }
+        (None, None) => {
+            r#"-- user_resource::list, all
+            SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+                engine_application_name, engine_instance, resource_type, user_locked_resource::text,
+                user_used_resource::text, labels::text, locked_time, used_time, expires_at
+            FROM linkis_user_resource_meta_data
+            WHERE id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
+                AND ($4::text IS NULL OR em_application_name = $4) AND ($5::text IS NULL OR em_instance = $5)
+                AND ($6::text IS NULL OR "user" = $6)
+            ORDER BY id LIMIT $2"#
+        }
+    };
+    let rows: Vec<TicketRow> = sqlx::query_as(sql)
+        .bind(after)
+        .bind(limit)
+        .bind(filter.locked)
+        .bind(application_name)
+        .bind(instance)
+        .bind(filter.user.as_ref().map(Name::as_str))
+        .fetch_all(executor)
+        .await?;
+    rows.into_iter().map(|row| Ok((row.id, Ticket::try_from(row)?))).collect()
+}
+
+/// A locked ticket whose deadline is near: how far off it is, by the database's clock, and how to expire it.
+#[derive(Debug)]
+pub struct Due {
+    /// Zero if it has passed.
+    pub within: Duration,
+    /// The ticket, its user and its EM.
+    pub ticket: Released,
+}
+
+/// Up to `limit` locked tickets whose deadline passes within `horizon`, nearest first.
+pub async fn due(executor: impl PgExecutor<'_>, horizon: Duration, limit: i64) -> Result<Vec<Due>, StoreError> {
+    #[derive(FromRow)]
+    struct DueRow {
+        seconds: f64,
+        ticket_id: Uuid,
+        user: String,
+        em_application_name: String,
+        em_instance: String,
+    }
+    let rows: Vec<DueRow> = sqlx::query_as(
+        r#"-- user_resource::due
+        SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds, ticket_id, "user",
+            em_application_name, em_instance
+        FROM linkis_user_resource_meta_data
+        WHERE expires_at IS NOT NULL AND expires_at <= now() + make_interval(secs => $1)
+        ORDER BY expires_at LIMIT $2"#,
+    )
+    .bind(horizon.as_secs_f64())
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter()
+        .map(|row| {
+            let ticket = Released {
+                ticket_id: row.ticket_id,
+                user: TABLE.name("user", &row.user)?,
+                em: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            };
+            Ok(Due { within: Duration::try_from_secs_f64(row.seconds).unwrap_or_default(), ticket })
+        })
+        .collect()
+}
+
+/// Writes tickets that were granted.
+pub async fn insert(connection: &mut PgConnection, tickets: &[Ticket]) -> Result<(), StoreError> {
+    let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
+    let expires_at: Vec<Option<OffsetDateTime>> = tickets
+        .iter()
+        .map(|ticket| match ticket.state {
+            TicketState::Locked { expires_at, .. } => Some(expires_at),
+            TicketState::Used { .. } => None,
+        })
+        .collect();
+    let done = sqlx::query(
+        r#"-- user_resource::insert
+        INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+            em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
+        SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
+            locked::jsonb, labels::jsonb, locked_time, expires_at
+        FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+            $9::text[], $10::timestamptz[], $11::timestamptz[])
+            AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
+                labels, locked_time, expires_at)"#,
+    )
+    .bind(tickets.iter().map(|ticket| ticket.id).collect::<Vec<_>>())
+    .bind(tickets.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
+    .bind(tickets.iter().map(|ticket| ticket.creator.as_str()).collect::<Vec<_>>())
+    .bind(tickets.iter().map(|ticket| ticket.engine_type.as_str()).collect::<Vec<_>>())
+    .bind(application_names)
+    .bind(instances)
+    .bind(tickets.iter().map(|ticket| ticket.resource_type().as_str()).collect::<Vec<_>>())
+    .bind(tickets.iter().map(|ticket| ticket.resource().to_json()).collect::<Vec<_>>())
+    .bind(tickets.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
+    .bind(tickets.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
+    .bind(expires_at)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, tickets.len(), done.rows_affected())
+}
+
+/// Writes tickets whose engine has reported in.
+pub async fn update_used(connection: &mut PgConnection, tickets: &[Ticket]) -> Result<(), StoreError> {
+    let mut ids = Vec::with_capacity(tickets.len());
+    let (mut used, mut times) = (Vec::with_capacity(tickets.len()), Vec::with_capacity(tickets.len()));
+    let (mut application_names, mut instances) = (Vec::with_capacity(tickets.len()), Vec::with_capacity(tickets.len()));
+    for ticket in tickets {
+        if let TicketState::Used { resource, engine, used_time } = &ticket.state {
+            ids.push(ticket.id);
+            used.push(resource.to_json());
+            times.push(*used_time);
+            application_names.push(engine.application_name.as_str());
+            instances.push(engine.instance.as_str());
+        }
+    }
+    let done = sqlx::query(
+        "-- user_resource::update_used
+        UPDATE linkis_user_resource_meta_data t SET
+            user_locked_resource = NULL, expires_at = NULL, user_used_resource = d.used::jsonb, used_time = d.used_time,
+            engine_application_name = d.engine_application_name, engine_instance = d.engine_instance
+        FROM unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::text[], $5::text[])
+            AS d (ticket_id, used, used_time, engine_application_name, engine_instance)
+        WHERE t.ticket_id = d.ticket_id",
+    )
+    .bind(ids)
+    .bind(used)
+    .bind(times)
+    .bind(application_names)
+    .bind(instances)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, tickets.len(), done.rows_affected())
+}
+
+/// Removes the stored ones among tickets that ended.
+pub async fn delete(connection: &mut PgConnection, ended: &[EndedDelta]) -> Result<(), StoreError> {
+    let ids: Vec<Uuid> = ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect();
+    let done = sqlx::query(
+        "-- user_resource::delete
+        DELETE FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)",
+    )
+    .bind(&ids)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, ids.len(), done.rows_affected())
+}
+
+/// Removes all stored tickets of EMs that were unregistered, and remembers how they ended. Answers how many, by EM.
+pub async fn purge(
+    connection: &mut PgConnection,
+    ems: &[EmInstance],
+    now: OffsetDateTime,
+) -> Result<HashMap<EmInstance, u64>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+        r#"-- user_resource::purge
+        WITH gone AS (
+            DELETE FROM linkis_user_resource_meta_data t
+            USING unnest($1::text[], $2::text[]) AS d (em_application_name, em_instance)
+            WHERE t.em_application_name = d.em_application_name AND t.em_instance = d.em_instance
+            RETURNING t.ticket_id, t."user", t.em_application_name, t.em_instance, t.resource_type,
+                coalesce(t.user_used_resource, t.user_locked_resource) AS resource
+        ), remembered AS (
+            INSERT INTO linkis_resource_action_record (ticket_id, action, "user", em_application_name, em_instance,
+                resource_type, resource, action_time)
+            SELECT ticket_id, 'unregistered', "user", em_application_name, em_instance, resource_type, resource, $3
+            FROM gone
+        )
+        SELECT em_application_name, em_instance, count(*) FROM gone GROUP BY 1, 2"#,
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(now)
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter()
+        .map(|(application_name, instance, count)| {
+            Ok((TABLE.em(&application_name, &instance)?, u64::try_from(count).unwrap_or_default()))
+        })
+        .collect()
+}

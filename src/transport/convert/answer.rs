@@ -1,0 +1,196 @@
+//! What callers are told; for the RM client, also back again.
+
+use prost_types::Timestamp;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::{Em, EmInstance},
+        name::{FieldError, Labels, Name},
+        operation::Grant,
+        refusal::{Refusal, Shortfall},
+        resource::ResourceError,
+        ticket::{EngineInstance, Ticket, TicketState},
+    },
+    transport::proto,
+};
+
+use super::{request, resource};
+
+/// An EM as its callers name it.
+pub fn em_message(em: &EmInstance) -> proto::EmInstance {
+    proto::EmInstance { application_name: em.application_name.to_string(), instance: em.instance.to_string() }
+}
+
+/// An engine as its callers name it.
+pub fn engine_message(engine: &EngineInstance) -> proto::EngineInstance {
+    proto::EngineInstance {
+        application_name: engine.application_name.to_string(),
+        instance: engine.instance.to_string(),
+    }
+}
+
+/// A time as protobuf.
+pub fn timestamp(time: OffsetDateTime) -> Timestamp {
+    // A fraction of a second always fits.
+    Timestamp { seconds: time.unix_timestamp(), nanos: i32::try_from(time.nanosecond()).unwrap_or_default() }
+}
+
+/// A time from protobuf; `None` if it is out of range.
+pub fn time(timestamp: Timestamp) -> Option<OffsetDateTime> {
+    let nanos = i128::from(timestamp.seconds) * 1_000_000_000 + i128::from(timestamp.nanos);
+    OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()
+}
+
+/// An EM with its counters.
+pub fn em_resource(em: &Em) -> Result<proto::EmResource, ResourceError> {
+    Ok(proto::EmResource {
+        em: Some(em_message(&em.instance)),
+        total: Some(resource::message(em.total.parts())),
+        protected: Some(resource::message(em.protected.parts())),
+        used: Some(resource::message(em.used.parts())),
+        locked: Some(resource::message(em.locked.parts())),
+        left: Some(resource::message(em.left()?.parts())),
+        labels: em.labels.as_map().clone(),
+        epoch: em.epoch,
+        register_time: Some(timestamp(em.register_time)),
+    })
+}
+
+/// A live ticket.
+pub fn ticket(ticket: &Ticket) -> proto::Ticket {
+    let mut message = proto::Ticket {
+        ticket_id: ticket.id.to_string(),
+        user: ticket.user.to_string(),
+        creator: ticket.creator.to_string(),
+        engine_type: ticket.engine_type.clone(),
+        em: Some(em_message(&ticket.em)),
+        locked_time: Some(timestamp(ticket.locked_time)),
+        labels: ticket.labels.as_map().clone(),
+        ..Default::default()
+    };
+    match &ticket.state {
+        TicketState::Locked { resource, expires_at } => {
+            message.state = "locked".into();
+            message.locked = Some(resource::message(resource.parts()));
+            message.expire_time = Some(timestamp(*expires_at));
+        }
+        TicketState::Used { resource, engine, used_time } => {
+            message.state = "used".into();
+            message.used = Some(resource::message(resource.parts()));
+            message.used_time = Some(timestamp(*used_time));
+            message.engine = Some(engine_message(engine));
+        }
+    }
+    message
+}
+
+/// A grant.
+pub fn available(grant: &Grant) -> proto::AvailableResource {
+    proto::AvailableResource {
+        ticket_id: grant.ticket_id.to_string(),
+        em: Some(em_message(&grant.em)),
+        expire_time: Some(timestamp(grant.expires_at)),
+    }
+}
+
+/// A refusal.
+pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
+    let shortfalls: Vec<_> = refusal
+        .shortfalls
+        .iter()
+        .map(|short| proto::Shortfall {
+            scope: short.scope.clone(),
+            dimension: short.dimension.to_string(),
+            requested: short.requested,
+            available: short.available,
+            max: short.max,
+        })
+        .collect();
+    let first = shortfalls.first().cloned().unwrap_or_default();
+    proto::NotEnoughResource {
+        scope: first.scope,
+        dimension: first.dimension,
+        requested: first.requested,
+        available: first.available,
+        max: first.max,
+        code: refusal.code,
+        reason: refusal.reason.clone(),
+        never_fits: refusal.never_fits,
+        shortfalls,
+    }
+}
+
+fn read_time(field: &str, timestamp: Option<Timestamp>) -> Result<OffsetDateTime, FieldError> {
+    timestamp.and_then(time).ok_or_else(|| FieldError::new(field, "is missing or out of range"))
+}
+
+/// An EM as the service told it.
+pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
+    Ok(Em {
+        instance: request::em_instance("em", message.em)?,
+        total: resource::required("total", message.total)?,
+        protected: resource::required("protected", message.protected)?,
+        used: resource::required("used", message.used)?,
+        locked: resource::required("locked", message.locked)?,
+        labels: Labels::parse("labels", message.labels)?,
+        epoch: message.epoch,
+        register_time: read_time("register_time", message.register_time)?,
+        version: 0,
+    })
+}
+
+/// A ticket as the service told it.
+pub fn read_ticket(message: proto::Ticket) -> Result<Ticket, FieldError> {
+    let state = match message.engine {
+        None => TicketState::Locked {
+            resource: resource::required("locked", message.locked)?,
+            expires_at: read_time("expire_time", message.expire_time)?,
+        },
+        Some(engine) => TicketState::Used {
+            resource: resource::required("used", message.used)?,
+            engine: request::engine_instance("engine", Some(engine))?,
+            used_time: read_time("used_time", message.used_time)?,
+        },
+    };
+    Ok(Ticket {
+        id: request::ticket_id("ticket_id", &message.ticket_id)?,
+        user: Name::parse("user", &message.user)?,
+        creator: Name::parse("creator", &message.creator)?,
+        engine_type: message.engine_type,
+        em: request::em_instance("em", message.em)?,
+        labels: Labels::parse("labels", message.labels)?,
+        locked_time: read_time("locked_time", message.locked_time)?,
+        state,
+    })
+}
+
+/// A grant as the service told it; that of a dry run has the nil ticket and no deadline.
+pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldError> {
+    Ok(Grant {
+        ticket_id: match message.ticket_id.as_str() {
+            "" => Uuid::nil(),
+            id => request::ticket_id("ticket_id", id)?,
+        },
+        em: request::em_instance("em", message.em)?,
+        expires_at: message.expire_time.and_then(time).unwrap_or(OffsetDateTime::UNIX_EPOCH),
+    })
+}
+
+/// A refusal as the service told it.
+pub fn read_not_enough(message: proto::NotEnoughResource) -> Refusal {
+    let shortfalls = message.shortfalls.into_iter().map(|short| Shortfall {
+        scope: short.scope,
+        dimension: short.dimension.as_str().into(),
+        requested: short.requested,
+        available: short.available,
+        max: short.max,
+    });
+    Refusal {
+        shortfalls: shortfalls.collect(),
+        code: message.code,
+        reason: message.reason,
+        never_fits: message.never_fits,
+    }
+}

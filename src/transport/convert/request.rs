@@ -1,0 +1,91 @@
+//! What callers send.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        name::{FieldError, Labels, Name},
+        operation::{Inited, Register, Released},
+        ticket::EngineInstance,
+    },
+    transport::proto,
+};
+
+use super::resource;
+
+fn missing(field: &str) -> FieldError {
+    FieldError::new(field, "is required")
+}
+
+/// An EM that stands in `field`.
+pub fn em_instance(field: &str, em: Option<proto::EmInstance>) -> Result<EmInstance, FieldError> {
+    let em = em.ok_or_else(|| missing(field))?;
+    EmInstance::parse(field, &em.application_name, &em.instance)
+}
+
+/// An engine that stands in `field`.
+pub fn engine_instance(field: &str, engine: Option<proto::EngineInstance>) -> Result<EngineInstance, FieldError> {
+    let engine = engine.ok_or_else(|| missing(field))?;
+    EngineInstance::parse(field, &engine.application_name, &engine.instance)
+}
+
+/// A ticket id that stands in `field`.
+pub fn ticket_id(field: &str, text: &str) -> Result<Uuid, FieldError> {
+    Uuid::parse_str(text)
+        .map_err(|_| FieldError::new(field, "is not a UUID; give the ticket_id that RequestResource answered"))
+}
+
+/// A duration that stands in `field`.
+pub fn duration(field: &str, duration: prost_types::Duration) -> Result<Duration, FieldError> {
+    Duration::try_from(duration).map_err(|_| FieldError::new(field, "must not be negative"))
+}
+
+/// A registration.
+pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError> {
+    let em = em_instance("em", request.em)?;
+    let total = resource::required("total", request.total)?;
+    let protected = match resource::optional("protected", request.protected)? {
+        None => total.zero_like(),
+        Some(protected) => protected.project(total.resource_type()).map_err(|_| {
+            let (got, wanted) = (protected.resource_type(), total.resource_type());
+            FieldError::new("protected", format!("is {got}, while total is {wanted}; give both as the same type"))
+        })?,
+    };
+    for (dimension, amount) in protected.amounts() {
+        let most = total.get(&dimension);
+        if amount > most {
+            return Err(FieldError::new(
+                "protected",
+                format!("has {amount} of {dimension}, but total has only {most}"),
+            ));
+        }
+    }
+    if let Err(error) = protected.not_more_than(&total) {
+        return Err(FieldError::new("protected", error.to_string()));
+    }
+    let labels = Labels::parse("labels", request.labels)?;
+    Ok(Register { em, total, protected, labels })
+}
+
+/// A report that an engine runs.
+pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldError> {
+    Ok(Inited {
+        ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
+        user: Name::parse("user", &request.user)?,
+        em: em_instance("em", request.em)?,
+        used: resource::optional("used", request.used)?,
+        engine: engine_instance("engine", request.engine)?,
+    })
+}
+
+/// A ticket that is given back.
+pub fn released(request: proto::ResourceReleasedRequest) -> Result<Released, FieldError> {
+    Ok(Released {
+        ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
+        user: Name::parse("user", &request.user)?,
+        em: em_instance("em", request.em)?,
+    })
+}

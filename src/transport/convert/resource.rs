@@ -1,0 +1,105 @@
+//! Amounts, both ways.
+
+use crate::{
+    domain::{
+        name::FieldError,
+        resource::{KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, ResourceError, YarnAmounts},
+    },
+    transport::proto::{self, resource::Kind},
+};
+
+/// A resource that stands in `field` and must be set.
+pub fn required(field: &str, resource: Option<proto::Resource>) -> Result<Resource, FieldError> {
+    optional(field, resource)?.ok_or_else(|| FieldError::new(field, "is required"))
+}
+
+/// A resource that stands in `field`, if it is set.
+pub fn optional(field: &str, resource: Option<proto::Resource>) -> Result<Option<Resource>, FieldError> {
+    let Some(resource) = resource else { return Ok(None) };
+    let Some(kind) = resource.kind else {
+        return Err(FieldError::new(field, "has no kind; set one, e.g. load_instance"));
+    };
+    let in_field = |error: ResourceError| FieldError::new(field, error.to_string());
+    let parts = match kind {
+        Kind::Json(json) => {
+            let resource_type = json.resource_type.parse().map_err(|error: ResourceError| {
+                FieldError::new(format!("{field}.json.resource_type"), error.to_string())
+            })?;
+            return Resource::from_json(resource_type, &json.document)
+                .map(Some)
+                .map_err(|error| FieldError::new(format!("{field}.json.document"), error.to_string()));
+        }
+        Kind::Memory(r) => Parts::Memory { memory: r.memory },
+        Kind::Cpu(r) => Parts::Cpu { cores: r.cores },
+        Kind::Load(r) => Parts::Load { memory: r.memory, cores: r.cores },
+        Kind::Instance(r) => Parts::Instance { instances: r.instances },
+        Kind::LoadInstance(r) => Parts::LoadInstance(driver(r)),
+        Kind::Yarn(r) => Parts::Yarn(yarn(r)),
+        Kind::DriverAndYarn(r) => {
+            Parts::DriverAndYarn(driver(r.load_instance.unwrap_or_default()), yarn(r.yarn.unwrap_or_default()))
+        }
+        Kind::Kubernetes(r) => Parts::Kubernetes(kubernetes(r)),
+        Kind::DriverAndKubernetes(r) => Parts::DriverAndKubernetes(
+            driver(r.load_instance.unwrap_or_default()),
+            kubernetes(r.kubernetes.unwrap_or_default()),
+        ),
+        Kind::Special(r) => Parts::Special(r.resources.into_iter().collect()),
+    };
+    Resource::from_parts(parts).map(Some).map_err(in_field)
+}
+
+fn driver(r: proto::LoadInstanceResource) -> LoadInstanceAmounts {
+    LoadInstanceAmounts { memory: r.memory, cores: r.cores, instances: r.instances }
+}
+
+fn yarn(r: proto::YarnResource) -> YarnAmounts {
+    YarnAmounts {
+        queue_memory: r.queue_memory,
+        queue_cores: r.queue_cores,
+        queue_instances: r.queue_instances,
+        queue_name: r.queue_name,
+        application_id: r.application_id,
+    }
+}
+
+fn kubernetes(r: proto::KubernetesResource) -> KubernetesAmounts {
+    KubernetesAmounts { memory: r.memory, cores: r.cores, namespace: r.namespace }
+}
+
+/// An amount as protobuf.
+pub fn message(parts: Parts) -> proto::Resource {
+    let driver = |r: LoadInstanceAmounts| proto::LoadInstanceResource {
+        memory: r.memory,
+        cores: r.cores,
+        instances: r.instances,
+    };
+    let yarn = |r: YarnAmounts| proto::YarnResource {
+        queue_name: r.queue_name,
+        queue_memory: r.queue_memory,
+        queue_cores: r.queue_cores,
+        queue_instances: r.queue_instances,
+        application_id: r.application_id,
+    };
+    let kubernetes =
+        |r: KubernetesAmounts| proto::KubernetesResource { memory: r.memory, cores: r.cores, namespace: r.namespace };
+    let kind = match parts {
+        Parts::Memory { memory } => Kind::Memory(proto::MemoryResource { memory }),
+        Parts::Cpu { cores } => Kind::Cpu(proto::CpuResource { cores }),
+        Parts::Load { memory, cores } => Kind::Load(proto::LoadResource { memory, cores }),
+        Parts::Instance { instances } => Kind::Instance(proto::InstanceResource { instances }),
+        Parts::LoadInstance(r) => Kind::LoadInstance(driver(r)),
+        Parts::Yarn(r) => Kind::Yarn(yarn(r)),
+        Parts::DriverAndYarn(d, y) => {
+            Kind::DriverAndYarn(proto::DriverAndYarnResource { load_instance: Some(driver(d)), yarn: Some(yarn(y)) })
+        }
+        Parts::Kubernetes(r) => Kind::Kubernetes(kubernetes(r)),
+        Parts::DriverAndKubernetes(d, k) => Kind::DriverAndKubernetes(proto::DriverAndKubernetesResource {
+            load_instance: Some(driver(d)),
+            kubernetes: Some(kubernetes(k)),
+        }),
+        Parts::Special(resources) => {
+            Kind::Special(proto::SpecialResource { resources: resources.into_iter().collect() })
+        }
+    };
+    proto::Resource { kind: Some(kind) }
+}

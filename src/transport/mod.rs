@@ -1,0 +1,21 @@
+//! gRPC: decodes, validates and answers; nothing past it knows protobuf, and nothing past it validates again.
+//!
+//! - [`proto`]: the generated code of `proto/linkis/rm/v1`;
+//! - [`convert`]: between protobuf and the domain, the only place that knows both;
+//! - [`status`]: from errors to gRPC statuses;
+//! - [`deadline`]: how long a call may wait;
+//! - [`resource_manager`], [`usage`]: the services.
+
+pub mod convert;
+pub mod deadline;
+pub mod resource_manager;
+pub mod status;
+pub mod usage;
+
+/// The generated code of package `linkis.rm.v1`.
+pub mod proto {
+    tonic::include_proto!("linkis.rm.v1");
+
+    /// The descriptors of all files, for server reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+}

@@ -1,0 +1,188 @@
+//! `ResourceManagerService`: the five calls.
+
+use std::time::Duration;
+
+use prost::Message as _;
+use sha2::{Digest as _, Sha256};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        name::{FieldError, Labels, Name, check_text},
+        operation::{self, Operation, Outcome, RequestId},
+    },
+    error::Error,
+    service::{committer::Committer, judge::Verdict, request_resource::RequestResourceService},
+};
+
+use super::{
+    convert, deadline,
+    proto::{
+        self, request_resource_response::Result as Answer, resource_manager_service_server::ResourceManagerService,
+    },
+};
+
+/// The longest that a grant may stay locked.
+const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What a server lets its callers wait for.
+#[derive(Debug, Clone, Copy)]
+pub struct Times {
+    /// How long a grant stays locked if the request does not say.
+    pub lock_ttl: Duration,
+    /// How long a call waits for resource locks at most.
+    pub request_timeout: Duration,
+}
+
+/// The five calls.
+#[derive(Debug)]
+pub struct ResourceManager {
+    committer: Committer,
+    request_resource: RequestResourceService,
+    times: Times,
+}
+
+impl ResourceManager {
+    /// On top of the services of this instance.
+    pub fn new(committer: Committer, request_resource: RequestResourceService, times: Times) -> Self {
+        Self { committer, request_resource, times }
+    }
+
+    async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
+        self.committer.submit(operation, deadline::of_call(call.metadata(), self.times.request_timeout)).await
+    }
+
+    fn parse_request(&self, message: &proto::RequestResourceRequest) -> Result<operation::Request, Error> {
+        if message.em.is_none() {
+            return Err(FieldError::new("em", "is required: this version does not choose an EM").into());
+        }
+        let wait = message.wait_timeout.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
+        if wait.is_some_and(|wait| !wait.is_zero()) {
+            return Err(Error::Unsupported(
+                "wait_timeout: this version does not wait for resources; leave it unset and ask again later".into(),
+            ));
+        }
+        check_text("engine_type", &message.engine_type)?;
+        let resource = convert::resource::required("resource", message.resource.clone())?;
+        if resource.is_zero() {
+            return Err(FieldError::new("resource", "asks for nothing at all; set an amount above zero").into());
+        }
+        let request_id = match message.request_id.as_str() {
+            "" => None,
+            id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(message) }),
+        };
+        Ok(operation::Request {
+            ticket_id: Uuid::now_v7(),
+            em: convert::request::em_instance("em", message.em.clone())?,
+            user: Name::parse("user", &message.user)?,
+            creator: Name::parse("creator", &message.creator)?,
+            engine_type: message.engine_type.clone(),
+            resource,
+            labels: Labels::parse("labels", message.labels.clone())?,
+            lock_ttl: self.lock_ttl(message.lock_ttl)?,
+            request_id,
+        })
+    }
+
+    fn lock_ttl(&self, asked: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
+        let Some(asked) = asked else { return Ok(self.times.lock_ttl) };
+        let ttl = convert::request::duration("lock_ttl", asked)?;
+        if ttl.is_zero() || ttl > LOCK_TTL_MAX {
+            return Err(FieldError::new("lock_ttl", "must be above zero and at most 24h"));
+        }
+        Ok(ttl)
+    }
+}
+
+/// What a request id stands for: everything that was asked, but neither how long to wait for it nor whether to grant it.
+fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
+    let body = proto::RequestResourceRequest { wait_timeout: None, dry_run: false, ..message.clone() };
+    // Maps are ordered in the generated code, so equal bodies have equal bytes.
+    Sha256::digest(body.encode_to_vec()).into()
+}
+
+/// An outcome that does not belong to the operation: a defect.
+fn unexpected(outcome: &Outcome) -> Status {
+    tracing::error!(?outcome, "an outcome that does not belong to its operation");
+    Status::internal("a defect of the service; its log says which")
+}
+
+fn em_resource(em: &crate::domain::em::Em) -> Result<Option<proto::EmResource>, Status> {
+    convert::answer::em_resource(em).map(Some).map_err(|error| Status::internal(error.to_string()))
+}
+
+#[tonic::async_trait]
+impl ResourceManagerService for ResourceManager {
+    async fn register(
+        &self,
+        call: Request<proto::RegisterRequest>,
+    ) -> Result<Response<proto::RegisterResponse>, Status> {
+        let operation = Operation::Register(convert::request::register(call.get_ref().clone()).map_err(Error::from)?);
+        match self.submit(&call, operation).await? {
+            Outcome::Registered(em) => Ok(Response::new(proto::RegisterResponse { em: em_resource(&em)? })),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn unregister(
+        &self,
+        call: Request<proto::UnregisterRequest>,
+    ) -> Result<Response<proto::UnregisterResponse>, Status> {
+        let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(Error::from)?;
+        match self.submit(&call, Operation::Unregister(em)).await? {
+            Outcome::Unregistered { removed_tickets } => Ok(Response::new(proto::UnregisterResponse {
+                removed_tickets: i64::try_from(removed_tickets).unwrap_or(i64::MAX),
+            })),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn request_resource(
+        &self,
+        call: Request<proto::RequestResourceRequest>,
+    ) -> Result<Response<proto::RequestResourceResponse>, Status> {
+        let message = call.get_ref();
+        let request = self.parse_request(message)?;
+        let answer = if message.dry_run {
+            match self.request_resource.dry_run(request).await? {
+                Verdict::Fits => {
+                    Answer::Available(proto::AvailableResource { em: message.em.clone(), ..Default::default() })
+                }
+                Verdict::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
+            }
+        } else {
+            let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
+            match self.request_resource.request(request, deadline).await? {
+                Outcome::Granted(grant) => Answer::Available(convert::answer::available(&grant)),
+                Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
+                other => return Err(unexpected(&other)),
+            }
+        };
+        Ok(Response::new(proto::RequestResourceResponse { result: Some(answer) }))
+    }
+
+    async fn resource_inited(
+        &self,
+        call: Request<proto::ResourceInitedRequest>,
+    ) -> Result<Response<proto::ResourceInitedResponse>, Status> {
+        let operation = Operation::Inited(convert::request::inited(call.get_ref().clone()).map_err(Error::from)?);
+        match self.submit(&call, operation).await? {
+            Outcome::Inited(ticket) => {
+                Ok(Response::new(proto::ResourceInitedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn resource_released(
+        &self,
+        call: Request<proto::ResourceReleasedRequest>,
+    ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
+        let operation = Operation::Released(convert::request::released(call.get_ref().clone()).map_err(Error::from)?);
+        match self.submit(&call, operation).await? {
+            Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
+            other => Err(unexpected(&other)),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `UsageService`: who holds what.
+
+use tonic::{Request, Response, Status};
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        name::{FieldError, Name},
+    },
+    error::Error,
+    service::usage,
+    store::user_resource::Filter,
+};
+
+use super::{
+    convert,
+    proto::{self, usage_service_server::UsageService},
+};
+
+/// How many entries a page has if the caller does not say.
+const PAGE_SIZE: i32 = 100;
+
+/// How many entries a page may have.
+const PAGE_SIZE_MAX: i32 = 1000;
+
+/// Answers operators' questions.
+#[derive(Debug)]
+pub struct Usage(usage::Usage);
+
+impl Usage {
+    /// On top of the service.
+    pub fn new(usage: usage::Usage) -> Self {
+        Self(usage)
+    }
+}
+
+fn page_size(asked: i32) -> Result<i64, FieldError> {
+    match asked {
+        0 => Ok(PAGE_SIZE.into()),
+        1..=PAGE_SIZE_MAX => Ok(asked.into()),
+        _ => Err(FieldError::new("page_size", format!("must be between 1 and {PAGE_SIZE_MAX}, or 0 for {PAGE_SIZE}"))),
+    }
+}
+
+fn bad_token() -> FieldError {
+    FieldError::new("page_token", "is none that this service gave; leave it empty for the first page")
+}
+
+/// Tokens of EM pages: the last key, as JSON, because names may hold any separator.
+fn em_token(em: &EmInstance) -> String {
+    serde_json::json!([em.application_name.as_str(), em.instance.as_str()]).to_string()
+}
+
+fn parse_em_token(token: &str) -> Result<Option<EmInstance>, FieldError> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let (application_name, instance): (String, String) = serde_json::from_str(token).map_err(|_| bad_token())?;
+    EmInstance::parse("page_token", &application_name, &instance).map(Some).map_err(|_| bad_token())
+}
+
+fn em_resource(em: &crate::domain::em::Em) -> Result<proto::EmResource, Status> {
+    convert::answer::em_resource(em).map_err(|error| Status::internal(error.to_string()))
+}
+
+fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
+    Ok(Filter {
+        em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
+        user: match message.user.as_str() {
+            "" => None,
+            user => Some(Name::parse("user", user)?),
+        },
+        locked: match message.state.as_str() {
+            "" => None,
+            "locked" => Some(true),
+            "used" => Some(false),
+            _ => return Err(FieldError::new("state", "must be \"locked\", \"used\" or empty")),
+        },
+    })
+}
+
+#[tonic::async_trait]
+impl UsageService for Usage {
+    async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
+        let em = convert::request::em_instance("em", call.into_inner().em).map_err(Error::from)?;
+        let em = em_resource(&self.0.em(&em).await?)?;
+        Ok(Response::new(proto::GetEmResponse { em: Some(em) }))
+    }
+
+    async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
+        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
+        let after = parse_em_token(&call.get_ref().page_token).map_err(Error::from)?;
+        let mut ems = self.0.ems(after.as_ref(), limit + 1).await?;
+        let more = cut_page(&mut ems, limit);
+        let next_page_token = ems.last().filter(|_| more).map(|em| em_token(&em.instance)).unwrap_or_default();
+        let ems = ems.iter().map(em_resource).collect::<Result<_, _>>()?;
+        Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
+    }
+
+    async fn get_ticket(
+        &self,
+        call: Request<proto::GetTicketRequest>,
+    ) -> Result<Response<proto::GetTicketResponse>, Status> {
+        let ticket_id = convert::request::ticket_id("ticket_id", &call.get_ref().ticket_id).map_err(Error::from)?;
+        let ticket = convert::answer::ticket(&self.0.ticket(ticket_id).await?);
+        Ok(Response::new(proto::GetTicketResponse { ticket: Some(ticket) }))
+    }
+
+    async fn list_tickets(
+        &self,
+        call: Request<proto::ListTicketsRequest>,
+    ) -> Result<Response<proto::ListTicketsResponse>, Status> {
+        let message = call.get_ref();
+        let limit = page_size(message.page_size).map_err(Error::from)?;
+        let after = match message.page_token.as_str() {
+            "" => 0,
+            token => token.parse().map_err(|_| Error::from(bad_token()))?,
+        };
+        let filter = filter(message).map_err(Error::from)?;
+        let mut tickets = self.0.tickets(&filter, after, limit + 1).await?;
+        let more = cut_page(&mut tickets, limit);
+        let next_page_token = tickets.last().filter(|_| more).map(|(row, _)| row.to_string()).unwrap_or_default();
+        let tickets = tickets.iter().map(|(_, ticket)| convert::answer::ticket(ticket)).collect();
+        Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
+    }
+}
+
+/// Cuts what was read to a page; true if there is more behind it.
+fn cut_page<T>(entries: &mut Vec<T>, limit: i64) -> bool {
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let more = entries.len() > limit;
+    entries.truncate(limit);
+    more
+}
