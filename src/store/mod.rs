@@ -130,6 +130,12 @@ impl StoreError {
         self.code().is_some_and(|code| code == "55P03" || code == "40P01")
     }
 
+    /// Whether somebody else wrote the same rows meanwhile: a request id that was used on another EM at the same moment (23505),
+    /// or rows changed without the locks. Trying again reads what the other wrote.
+    pub fn is_race(&self) -> bool {
+        matches!(self, Self::RowCount { .. }) || self.code().is_some_and(|code| code == "23505")
+    }
+
     /// The SQLSTATE, if the database gave one.
     fn code(&self) -> Option<String> {
         match self {

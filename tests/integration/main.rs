@@ -1,3 +1,13 @@
 //! The service as its callers meet it: a real server on a free port, a real PostgreSQL, the real client.
 
+mod api;
+mod bad_input;
 mod conformance;
+mod contention;
+mod crash;
+mod expiry;
+mod harness;
+mod ledger_model;
+mod lifecycle;
+mod private_database;
+mod traps;

@@ -19,7 +19,7 @@ use super::{
     batch::{self, BatchError, Committed},
 };
 
-/// How often a batch is tried again that found rows changed under its locks.
+/// How often a batch is tried again that found that somebody else had written the same rows.
 const RETRIES_MAX: u32 = 5;
 
 /// How long an operation without a caller may take.
@@ -103,6 +103,7 @@ impl Worker {
                     pending.set_aside();
                     aside.entry(key).or_default().push(pending);
                 }
+                None if pending.reply.is_closed() => {}
                 None if pending.deadline <= Instant::now() => answer_all(vec![pending], &Error::LockTimeout),
                 None => rest.push(pending),
             }
@@ -113,8 +114,12 @@ impl Worker {
 
 /// What to do about a batch that the store failed: the parts to try again, after their number of tries.
 fn after_error(part: Vec<Pending>, tries: u32, error: StoreError) -> Option<Vec<(Vec<Pending>, u32)>> {
-    if matches!(error, StoreError::RowCount { .. }) && tries < RETRIES_MAX {
-        tracing::error!(%error, tries, "rows changed under their locks; trying again");
+    if error.is_race() && tries < RETRIES_MAX {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            tries,
+            "somebody else wrote the same rows; trying again"
+        );
         return Some(vec![(part, tries + 1)]);
     }
     if !error.is_unavailable() && part.len() > 1 {

@@ -1,0 +1,151 @@
+//! What every gRPC client expects of a service: reflection, health, pages; and that hot statements use their indexes.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use linkis_rm::{
+    server::Ending,
+    transport::proto::{self, usage_service_client::UsageServiceClient},
+};
+use tonic::transport::Channel;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+use crate::harness::*;
+
+async fn channel(address: &str) -> Channel {
+    Channel::from_shared(address.to_owned()).unwrap().connect().await.unwrap()
+}
+
+macro_rules! services_by_reflection {
+    ($version:ident, $address:expr) => {{
+        use tonic_reflection::pb::$version::{
+            ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+            server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+        };
+        let message_request = Some(MessageRequest::ListServices(String::new()));
+        let question = ServerReflectionRequest { host: String::new(), message_request };
+        let mut client = ServerReflectionClient::new(channel($address).await);
+        let mut answers = client.server_reflection_info(tokio_stream::once(question)).await.unwrap().into_inner();
+        match answers.message().await.unwrap().unwrap().message_response {
+            Some(MessageResponse::ListServicesResponse(list)) => {
+                list.service.into_iter().map(|service| service.name).collect::<BTreeSet<_>>()
+            }
+            other => panic!("{other:?}"),
+        }
+    }};
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reflection_lists_the_services_in_both_versions() {
+    let (_database, rm) = start().await;
+    let mut v1 = services_by_reflection!(v1, &rm.address);
+    let mut v1alpha = services_by_reflection!(v1alpha, &rm.address);
+    assert!(v1.remove("grpc.reflection.v1.ServerReflection"));
+    assert!(v1alpha.remove("grpc.reflection.v1alpha.ServerReflection"));
+    assert_eq!(v1, v1alpha);
+    for service in ["linkis.rm.v1.ResourceManagerService", "linkis.rm.v1.UsageService", "grpc.health.v1.Health"] {
+        assert!(v1.contains(service), "{service} in {v1:?}");
+    }
+}
+
+async fn health(client: &mut HealthClient<Channel>, service: &str) -> Option<ServingStatus> {
+    let answer = client.check(HealthCheckRequest { service: service.into() }).await.ok()?;
+    ServingStatus::try_from(answer.into_inner().status).ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_is_told_while_serving_and_a_stop_drains() {
+    let (_database, rm) = start().await;
+    let client = HealthClient::new(channel(&rm.address).await);
+    for service in ["", "linkis.rm.v1.ResourceManagerService", "linkis.rm.v1.UsageService"] {
+        eventually("serving", Duration::from_secs(5), || async {
+            health(&mut client.clone(), service).await == Some(ServingStatus::Serving)
+        })
+        .await;
+    }
+    assert_eq!(rm.stop().await, Ending::Drained);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_come_in_pages() {
+    let (_database, rm) = start().await;
+    for n in 0..7 {
+        let host = em(&format!("host-{n},{n}"));
+        rm.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
+        for user in ["hadoop", "alice"] {
+            let grant = rm.client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
+            if user == "alice" {
+                rm.client.resource_inited(&inited(&grant, user, None)).await.unwrap();
+            }
+        }
+    }
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let (mut pages, mut seen, mut page_token) = (0, Vec::new(), String::new());
+    while pages == 0 || !page_token.is_empty() {
+        let page = usage.list_ems(proto::ListEmsRequest { page_size: 3, page_token }).await.unwrap().into_inner();
+        seen.extend(page.ems.into_iter().map(|em| em.em.unwrap().instance));
+        page_token = page.next_page_token;
+        pages += 1;
+    }
+    assert_eq!(pages, 3);
+    assert_eq!(seen, (0..7).map(|n| format!("host-{n},{n}:9102")).collect::<Vec<_>>());
+
+    let all = proto::ListTicketsRequest { page_size: 5, ..Default::default() };
+    let (mut pages, mut seen, mut page_token) = (0, BTreeSet::new(), String::new());
+    while pages == 0 || !page_token.is_empty() {
+        let call = proto::ListTicketsRequest { page_token, ..all.clone() };
+        let page = usage.list_tickets(call).await.unwrap().into_inner();
+        seen.extend(page.tickets.into_iter().map(|ticket| ticket.ticket_id));
+        page_token = page.next_page_token;
+        pages += 1;
+    }
+    assert_eq!((pages, seen.len()), (3, 14));
+
+    let count = async |filter: proto::ListTicketsRequest| {
+        usage.clone().list_tickets(filter).await.unwrap().into_inner().tickets.len()
+    };
+    let one = Some(proto::EmInstance {
+        application_name: "linkis-cg-engineconnmanager".into(),
+        instance: "host-3,3:9102".into(),
+    });
+    let filter = proto::ListTicketsRequest::default;
+    assert_eq!(count(proto::ListTicketsRequest { em: one.clone(), ..filter() }).await, 2);
+    assert_eq!(count(proto::ListTicketsRequest { user: "alice".into(), ..filter() }).await, 7);
+    assert_eq!(count(proto::ListTicketsRequest { state: "locked".into(), ..filter() }).await, 7);
+    let both = proto::ListTicketsRequest { em: one, user: "alice".into(), state: "used".into(), ..filter() };
+    assert_eq!(count(both.clone()).await, 1);
+    assert_eq!(count(proto::ListTicketsRequest { state: "locked".into(), ..both }).await, 0);
+}
+
+/// With sequential scans discouraged, one that happens all the same means that an index is missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_statement_scans_a_table() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    for _ in 0..10 {
+        let mut asked = request(&host, "hadoop", load(1, 1, 1));
+        asked.request_id = Some(uuid::Uuid::new_v4().to_string());
+        let grant = rm.client.request_resource(&asked).await.granted();
+        rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+        rm.client.tickets(Some(&host)).await.unwrap();
+        rm.client.tickets(None).await.unwrap();
+        rm.client.ticket(grant.ticket_id).await.unwrap();
+        rm.client.ems().await.unwrap();
+        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    }
+    rm.client.unregister(&host).await.unwrap();
+    rm.stop().await;
+    eventually("statistics are written", Duration::from_secs(10), || async {
+        let used =
+            "SELECT coalesce(sum(idx_scan), 0)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'linkis_user%'";
+        database.count(used).await > 40
+    })
+    .await;
+    let scanned: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname LIKE 'linkis%' AND seq_scan > 0 AND seq_tup_read > 0",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert_eq!(scanned, []);
+}

@@ -1,0 +1,308 @@
+//! What bad input gets: a precise status that names the field, and nothing changed.
+
+use std::collections::BTreeMap;
+
+use linkis_rm::transport::proto::{
+    self, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
+    usage_service_client::UsageServiceClient,
+};
+use tonic::{Code, Status, transport::Channel};
+use tonic_types::StatusExt as _;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+type Manager = ResourceManagerServiceClient<Channel>;
+
+fn em_of(application_name: &str, instance: &str) -> Option<proto::EmInstance> {
+    Some(proto::EmInstance { application_name: application_name.into(), instance: instance.into() })
+}
+
+fn host() -> Option<proto::EmInstance> {
+    em_of("linkis-cg-engineconnmanager", "host1:9102")
+}
+
+fn of(kind: Kind) -> Option<proto::Resource> {
+    Some(proto::Resource { kind: Some(kind) })
+}
+
+fn load_of(memory: i64, cores: i64, instances: i64) -> Option<proto::Resource> {
+    of(Kind::LoadInstance(proto::LoadInstanceResource { memory, cores, instances }))
+}
+
+fn json(resource_type: &str, document: &str) -> Option<proto::Resource> {
+    of(Kind::Json(proto::LinkisJson { resource_type: resource_type.into(), document: document.into() }))
+}
+
+fn special(name: &str, amount: i64) -> Option<proto::Resource> {
+    of(Kind::Special(proto::SpecialResource { resources: BTreeMap::from([(name.into(), amount)]) }))
+}
+
+fn good_request() -> proto::RequestResourceRequest {
+    proto::RequestResourceRequest {
+        em: host(),
+        user: "hadoop".into(),
+        creator: "IDE".into(),
+        resource: load_of(1, 1, 1),
+        ..Default::default()
+    }
+}
+
+fn good_registration() -> proto::RegisterRequest {
+    proto::RegisterRequest {
+        em: host(),
+        total: load_of(100, 10, 10),
+        protected: load_of(10, 1, 0),
+        ..Default::default()
+    }
+}
+
+/// The code, the reason, and the field (empty for none) of an error.
+fn told<T: std::fmt::Debug>(answer: Result<T, Status>) -> (Code, String, String) {
+    let status = answer.unwrap_err();
+    assert!(!status.message().is_empty());
+    let reason = status.get_details_error_info().map(|info| info.reason).unwrap_or_default();
+    let field = status.get_details_bad_request().and_then(|bad| bad.field_violations.into_iter().next());
+    (status.code(), reason, field.map(|violation| violation.field).unwrap_or_default())
+}
+
+fn bad_field(field: &str) -> (Code, String, String) {
+    (Code::InvalidArgument, "INVALID_FIELD".into(), field.into())
+}
+
+fn unanswerable(field: &str) -> (Code, String, String) {
+    (Code::InvalidArgument, "UNANSWERABLE_RESOURCE".into(), field.into())
+}
+
+/// Runs `calls` against a server with one EM and one ticket, and checks that nothing has changed afterwards.
+async fn unchanged_by<F: Future<Output = ()>>(calls: impl FnOnce(Manager, String) -> F) {
+    let (database, rm) = start().await;
+    let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
+    manager.register(good_registration()).await.unwrap();
+    let grant = manager.request_resource(good_request()).await.unwrap().into_inner();
+    let Some(proto::request_resource_response::Result::Available(grant)) = grant.result else { panic!("{grant:?}") };
+    let before = (rm.client.ems().await.unwrap(), rm.client.tickets(None).await.unwrap());
+    calls(manager, grant.ticket_id).await;
+    let after = (rm.client.ems().await.unwrap(), rm.client.tickets(None).await.unwrap());
+    assert_eq!(before, after);
+    assert_invariants(&database, &rm.client).await;
+    let history = database.count("SELECT count(*) FROM linkis_resource_action_record").await;
+    assert_eq!(history, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests() {
+    let change = |change: fn(&mut proto::RequestResourceRequest)| {
+        let mut request = good_request();
+        change(&mut request);
+        request
+    };
+    let cases = [
+        (change(|r| r.em = None), bad_field("em")),
+        (change(|r| r.em = em_of("", "h")), bad_field("em.application_name")),
+        (change(|r| r.em = em_of("a", "h\n")), bad_field("em.instance")),
+        (change(|r| r.em = em_of("a", &"h".repeat(256))), bad_field("em.instance")),
+        (change(|r| r.user = String::new()), bad_field("user")),
+        (change(|r| r.user = "u".repeat(256)), bad_field("user")),
+        (change(|r| r.creator = String::new()), bad_field("creator")),
+        (change(|r| r.creator = "a\0b".into()), bad_field("creator")),
+        (change(|r| r.engine_type = "e".repeat(256)), bad_field("engine_type")),
+        (change(|r| r.request_id = "i".repeat(256)), bad_field("request_id")),
+        (change(|r| r.resource = None), bad_field("resource")),
+        (change(|r| r.resource = Some(proto::Resource { kind: None })), bad_field("resource")),
+        (change(|r| r.resource = load_of(0, 0, 0)), bad_field("resource")),
+        (change(|r| r.resource = load_of(-1, 1, 1)), bad_field("resource")),
+        (change(|r| r.resource = special("gpu", 1)), unanswerable("resource")),
+        (
+            change(|r| r.resource = of(Kind::Yarn(proto::YarnResource { queue_cores: 1, ..Default::default() }))),
+            unanswerable("resource"),
+        ),
+        (
+            change(|r| r.resource = json("LoadInstance", r#"{"memory":1,"cores":1}"#)),
+            bad_field("resource.json.document"),
+        ),
+        (
+            change(|r| r.resource = json("LoadInstance", r#"{"memory":1,"cores":1,"instances":1,"gpu":1}"#)),
+            bad_field("resource.json.document"),
+        ),
+        (
+            change(|r| r.resource = json("LoadInstance", r#"{"memory":99999999999999999999,"cores":1,"instances":1}"#)),
+            bad_field("resource.json.document"),
+        ),
+        (change(|r| r.resource = json("LoadInstance", "{")), bad_field("resource.json.document")),
+        (change(|r| r.resource = json("Presto", "{}")), bad_field("resource.json.resource_type")),
+        (change(|r| r.labels = (0..33).map(|n| (n.to_string(), "v".into())).collect()), bad_field("labels")),
+        (change(|r| r.lock_ttl = Some(prost_types::Duration { seconds: -1, nanos: 0 })), bad_field("lock_ttl")),
+        (change(|r| r.lock_ttl = Some(prost_types::Duration { seconds: 0, nanos: 0 })), bad_field("lock_ttl")),
+        (change(|r| r.lock_ttl = Some(prost_types::Duration { seconds: 86_401, nanos: 0 })), bad_field("lock_ttl")),
+        (change(|r| r.wait_timeout = Some(prost_types::Duration { seconds: -1, nanos: 0 })), bad_field("wait_timeout")),
+        (
+            change(|r| r.wait_timeout = Some(prost_types::Duration { seconds: 1, nanos: 0 })),
+            (Code::Unimplemented, "UNSUPPORTED".into(), String::new()),
+        ),
+        (
+            change(|r| r.em = em_of("linkis-cg-engineconnmanager", "host2:9102")),
+            (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()),
+        ),
+    ];
+    unchanged_by(async |mut manager: Manager, _| {
+        for (request, expected) in cases {
+            let shown = format!("{request:?}");
+            let mut dry = request.clone();
+            dry.dry_run = true;
+            assert_eq!(told(manager.request_resource(request).await), expected, "{shown}");
+            assert_eq!(told(manager.request_resource(dry).await), expected, "dry run of {shown}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registrations() {
+    let change = |change: fn(&mut proto::RegisterRequest)| {
+        let mut request = good_registration();
+        change(&mut request);
+        request
+    };
+    let cases = [
+        (change(|r| r.em = None), bad_field("em")),
+        (change(|r| r.total = None), bad_field("total")),
+        (change(|r| r.total = load_of(1, -1, 1)), bad_field("total")),
+        (change(|r| r.protected = load_of(101, 0, 0)), bad_field("protected")),
+        (change(|r| r.protected = special("gpu", 1)), bad_field("protected")),
+        (change(|r| r.protected = load_of(1, -5, 1)), bad_field("protected")),
+        (change(|r| (r.total, r.protected) = (special("gpu", 1), special("fpga", 1))), bad_field("protected")),
+        (change(|r| r.labels = BTreeMap::from([("k".into(), "v".repeat(256))])), bad_field("labels[\"k\"]")),
+        (change(|r| r.total = json("Memory", r#"{"memory":"20g"}"#)), bad_field("total.json.document")),
+    ];
+    unchanged_by(async |mut manager: Manager, _| {
+        for (request, expected) in cases {
+            let shown = format!("{request:?}");
+            assert_eq!(told(manager.register(request).await), expected, "{shown}");
+        }
+        let nobody = proto::UnregisterRequest { em: None };
+        assert_eq!(told(manager.unregister(nobody).await), bad_field("em"));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tickets() {
+    unchanged_by(async |mut manager: Manager, ticket_id: String| {
+        let engine = || Some(proto::EngineInstance { application_name: "e".into(), instance: "h:1".into() });
+        let good = proto::ResourceInitedRequest {
+            ticket_id: ticket_id.clone(),
+            user: "hadoop".into(),
+            em: host(),
+            used: None,
+            engine: engine(),
+        };
+        let foreign = |what: &str| (Code::PermissionDenied, what.to_owned(), String::new());
+        let unknown = (Code::NotFound, "TICKET_NOT_FOUND".to_owned(), String::new());
+        let other_em = em_of("linkis-cg-engineconnmanager", "host2:9102");
+        let cases = [
+            (proto::ResourceInitedRequest { ticket_id: "42".into(), ..good.clone() }, bad_field("ticket_id")),
+            (proto::ResourceInitedRequest { ticket_id: String::new(), ..good.clone() }, bad_field("ticket_id")),
+            (proto::ResourceInitedRequest { ticket_id: Uuid::nil().to_string(), ..good.clone() }, unknown.clone()),
+            (proto::ResourceInitedRequest { user: "eve".into(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceInitedRequest { em: other_em.clone(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceInitedRequest { engine: None, ..good.clone() }, bad_field("engine")),
+            (proto::ResourceInitedRequest { used: special("gpu", 1), ..good.clone() }, unanswerable("used")),
+            (proto::ResourceInitedRequest { used: load_of(-1, 0, 0), ..good.clone() }, bad_field("used")),
+        ];
+        for (request, expected) in cases {
+            let shown = format!("{request:?}");
+            assert_eq!(told(manager.resource_inited(request).await), expected, "{shown}");
+        }
+        let good = proto::ResourceReleasedRequest { ticket_id, user: "hadoop".into(), em: host() };
+        let cases = [
+            (proto::ResourceReleasedRequest { ticket_id: "x".repeat(36), ..good.clone() }, bad_field("ticket_id")),
+            (proto::ResourceReleasedRequest { ticket_id: Uuid::new_v4().to_string(), ..good.clone() }, unknown),
+            (proto::ResourceReleasedRequest { user: "eve".into(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceReleasedRequest { em: other_em, ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceReleasedRequest { em: None, ..good.clone() }, bad_field("em")),
+        ];
+        for (request, expected) in cases {
+            let shown = format!("{request:?}");
+            assert_eq!(told(manager.resource_released(request).await), expected, "{shown}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn questions() {
+    let (_database, rm) = start().await;
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    for page_size in [-1, 1001] {
+        let call = proto::ListEmsRequest { page_size, ..Default::default() };
+        assert_eq!(told(usage.list_ems(call).await), bad_field("page_size"));
+    }
+    for token in ["x", "[1]", r#"["a"]"#, r#"["",""]"#] {
+        let call = proto::ListEmsRequest { page_token: token.into(), ..Default::default() };
+        assert_eq!(told(usage.list_ems(call).await), bad_field("page_token"));
+        let call = proto::ListTicketsRequest { page_token: token.into(), ..Default::default() };
+        assert_eq!(told(usage.list_tickets(call).await), bad_field("page_token"));
+    }
+    let call = proto::ListTicketsRequest { state: "LOCKED".into(), ..Default::default() };
+    assert_eq!(told(usage.list_tickets(call).await), bad_field("state"));
+    let call = proto::GetTicketRequest { ticket_id: "42".into() };
+    assert_eq!(told(usage.get_ticket(call).await), bad_field("ticket_id"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sums_that_cannot_be_counted() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    let most = linkis_rm::domain::resource::Resource::memory(i64::MAX).unwrap();
+    rm.client.register(registration(host.clone(), most.clone())).await.unwrap();
+    rm.client.request_resource(&request(&host, "hadoop", most.clone())).await.granted();
+    let refusal = rm.client.request_resource(&request(&host, "hadoop", most)).await.refused();
+    assert_eq!(refusal.shortfalls[0].available, 0);
+    assert_invariants(&database, &rm.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_over_the_size_limit() {
+    unchanged_by(async |mut manager: Manager, _| {
+        let mut request = good_request();
+        request.resource = json("LoadInstance", &" ".repeat(300_000));
+        let status = manager.request_resource(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+        let mut request = good_request();
+        request.resource = json("LoadInstance", &" ".repeat(100_000));
+        assert_eq!(told(manager.request_resource(request).await), bad_field("resource.json.document"));
+    })
+    .await;
+}
+
+/// All legal: names are compared, never joined and split.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_names_are_kept_apart() {
+    let (database, rm) = start().await;
+    let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
+    let names = [
+        ("a", "b/c"),
+        ("a/b", "c"),
+        ("a-b", "c,d"),
+        ("a", "b-c,d"),
+        ("用户", "主机:1"),
+        ("' or 1=1 --", "\"{}\\"),
+        ("Ａ", " "),
+    ];
+    for (application_name, instance) in names {
+        let em = em_of(application_name, instance);
+        manager.register(proto::RegisterRequest { em: em.clone(), ..good_registration() }).await.unwrap();
+        for user in [application_name, instance] {
+            let request = proto::RequestResourceRequest { em: em.clone(), user: user.into(), ..good_request() };
+            manager.request_resource(request).await.unwrap();
+        }
+    }
+    let ems = rm.client.ems().await.unwrap();
+    assert_eq!(ems.len(), names.len());
+    for em in ems {
+        assert_eq!(em.locked.get(&linkis_rm::domain::resource::Dimension::Instances), 2, "{em:?}");
+        assert_eq!(rm.client.tickets(Some(&em.instance)).await.unwrap().len(), 2);
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2 * names.len());
+}

@@ -1,0 +1,134 @@
+//! kill -9 in the middle of a load.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use linkis_rm::{
+    client::{ResourceRequest, ResultResource},
+    domain::{operation::Grant, ticket::TicketState},
+};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+/// What callers were told.
+#[derive(Default)]
+struct Told {
+    granted: Vec<Grant>,
+    /// Tickets whose release was asked for, whatever was answered.
+    maybe_released: HashSet<Uuid>,
+}
+
+/// One caller: asks, and lets every other engine report in and end, until the server is gone.
+async fn caller(client: linkis_rm::client::RmClient, number: usize, ttl: Duration, told: Arc<Mutex<Told>>) {
+    for turn in 0.. {
+        let user = format!("user{}", (number + turn) % 17);
+        let host = em(&format!("host{}", (number * 5 + turn) % 4));
+        let asked = ResourceRequest { lock_ttl: Some(ttl), ..request(&host, &user, load(1, 1, 1)) };
+        let Ok(answer) = client.request_resource(&asked).await else { return };
+        let ResultResource::Available(grant) = answer else { continue };
+        told.lock().unwrap().granted.push(grant.clone());
+        if turn % 3 == 0 {
+            continue;
+        }
+        if client.resource_inited(&inited(&grant, &user, None)).await.is_err() {
+            return;
+        }
+        if turn % 3 == 1 {
+            told.lock().unwrap().maybe_released.insert(grant.ticket_id);
+            if client.resource_released(&release(&grant, &user)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_kill_nine_nothing_is_stuck_lost_or_counted_twice() {
+    let database = Database::fresh().await;
+    let url = database.url();
+    let ttl = Duration::from_secs(6);
+    let mut process = Process::start(&["--database-url", &url]);
+    for n in 0..4 {
+        process.client.register(registration(em(&format!("host{n}")), load(100_000, 100_000, 100_000))).await.unwrap();
+    }
+    let told = Arc::new(Mutex::new(Told::default()));
+    for round in 0..3 {
+        let mut callers = JoinSet::new();
+        for number in 0..64 {
+            callers.spawn(caller(process.client.clone(), number, ttl, told.clone()));
+        }
+        let before = told.lock().unwrap().granted.len();
+        eventually("it is busy", Duration::from_secs(20), || async {
+            told.lock().unwrap().granted.len() > before + 200 + 100 * round
+        })
+        .await;
+        process.kill();
+        callers.join_all().await;
+        process = Process::start(&["--database-url", &url]);
+        assert_invariants(&database, &process.client).await;
+    }
+
+    let tickets = process.client.tickets(None).await.unwrap();
+    let alive: HashSet<Uuid> = tickets.iter().map(|ticket| ticket.id).collect();
+    let used = tickets.iter().filter(|ticket| matches!(ticket.state, TicketState::Used { .. })).count();
+    let (over, expired) = (ended(&database).await, expired(&database).await);
+    let told = std::mem::take(&mut *told.lock().unwrap());
+    for grant in &told.granted {
+        let id = grant.ticket_id;
+        assert!(alive.contains(&id) || over.contains(&id), "{id} was granted, and is lost");
+    }
+    for id in over.difference(&expired) {
+        assert!(told.maybe_released.contains(id), "{id} was released, and nobody asked for it");
+    }
+    println!("{} told as granted, {} alive, {} over", told.granted.len(), alive.len(), over.len());
+    eventually("every locked ticket expires", ttl + Duration::from_secs(1), || async {
+        process.client.ems().await.unwrap().iter().all(|em| em.locked.is_zero())
+    })
+    .await;
+    assert_eq!(assert_invariants(&database, &process.client).await, used);
+    assert_eq!(process.terminate(), Some(0));
+}
+
+async fn ended(database: &Database) -> HashSet<Uuid> {
+    let sql = "SELECT ticket_id FROM linkis_resource_action_record";
+    sqlx::query_scalar(sql).fetch_all(&database.pool).await.unwrap().into_iter().collect()
+}
+
+async fn expired(database: &Database) -> HashSet<Uuid> {
+    let sql = "SELECT ticket_id FROM linkis_resource_action_record WHERE action = 'expired'";
+    sqlx::query_scalar(sql).fetch_all(&database.pool).await.unwrap().into_iter().collect()
+}
+
+/// A database that goes away and comes back: calls fail fast meanwhile, and are served again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_break_are_opened_again() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    for _ in 0..5 {
+        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        sqlx::raw_sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        .execute(&database.pool)
+        .await
+        .unwrap();
+        eventually("it is served again", Duration::from_secs(5), || async {
+            match rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await {
+                Ok(_) => true,
+                Err(error) => {
+                    assert_eq!(error.code(), Some(tonic::Code::Unavailable), "{error}");
+                    false
+                }
+            }
+        })
+        .await;
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 10);
+}

@@ -1,0 +1,127 @@
+//! What no engine reports in for is rolled back when its deadline passes, whoever granted it.
+
+use std::time::Duration;
+
+use linkis_rm::client::{ResourceRequest, RmClient};
+use tokio::task::JoinSet;
+
+use crate::harness::*;
+
+/// How late a roll-back may be.
+const LATE_MAX: Duration = Duration::from_secs(1);
+
+fn short(ttl: Duration) -> ResourceRequest {
+    ResourceRequest { lock_ttl: Some(ttl), ..request(&em("host1"), "hadoop", load(1, 1, 1)) }
+}
+
+async fn register(client: &RmClient) {
+    client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+}
+
+/// Waits until no ticket is locked, and checks that all expired ones did so after their deadline and not late, by the
+/// database's clock. Answers how many expired.
+async fn all_expire_on_time(database: &Database, client: &RmClient, ttl: Duration) -> i64 {
+    eventually("nothing is locked", ttl + Duration::from_secs(10), || async {
+        client.em(&em("host1")).await.unwrap().locked.is_zero()
+    })
+    .await;
+    let (count, early, late): (i64, f64, f64) = sqlx::query_as(
+        "SELECT count(*), coalesce(min(lateness), 0)::float8, coalesce(max(lateness), 0)::float8 FROM (
+            SELECT extract(epoch FROM action_time - expires_at) AS lateness
+            FROM linkis_resource_action_record a JOIN told USING (ticket_id) WHERE action = 'expired') AS l",
+    )
+    .fetch_one(&database.pool)
+    .await
+    .unwrap();
+    println!("{count} expired, at most {late:.3} s late");
+    assert!(early >= 0.0, "{early} s early");
+    assert!(late < LATE_MAX.as_secs_f64(), "{late} s late");
+    assert_invariants(database, client).await;
+    count
+}
+
+/// Remembers the deadlines of all tickets, because their rows go.
+async fn remember_deadlines(database: &Database) {
+    sqlx::raw_sql("CREATE TABLE told AS SELECT ticket_id, expires_at FROM linkis_user_resource_meta_data")
+        .execute(&database.pool)
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locked_tickets_expire_on_time_and_used_ones_never() {
+    let (database, rm) = start().await;
+    register(&rm.client).await;
+    let used = rm.client.request_resource(&short(Duration::from_millis(700))).await.granted();
+    rm.client.resource_inited(&inited(&used, "hadoop", None)).await.unwrap();
+    // Near enough for a timer at once, and far enough to be found by a later look.
+    for ttl in [700, 900, 1100, 3000] {
+        for _ in 0..10 {
+            rm.client.request_resource(&short(Duration::from_millis(ttl))).await.granted();
+        }
+    }
+    remember_deadlines(&database).await;
+    assert_eq!(all_expire_on_time(&database, &rm.client, Duration::from_secs(3)).await, 40);
+    assert!(lives(&rm.client, used.ticket_id).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_expire_after_a_restart_too() {
+    let (database, rm) = start().await;
+    register(&rm.client).await;
+    for _ in 0..10 {
+        rm.client.request_resource(&short(Duration::from_millis(1500))).await.granted();
+    }
+    remember_deadlines(&database).await;
+    rm.stop().await;
+    let rm = Instance::start(&database).await;
+    assert_eq!(all_expire_on_time(&database, &rm.client, Duration::from_secs(2)).await, 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn they_expire_when_the_instance_that_granted_them_was_killed() {
+    let (database, rm) = start().await;
+    let other = Process::start(&["--database-url", &database.url()]);
+    register(&other.client).await;
+    for _ in 0..10 {
+        other.client.request_resource(&short(Duration::from_millis(1500))).await.granted();
+    }
+    remember_deadlines(&database).await;
+    other.kill();
+    assert_eq!(all_expire_on_time(&database, &rm.client, Duration::from_secs(2)).await, 10);
+}
+
+/// Whoever commits first wins, and the other is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inited_against_expiry_has_one_winner() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    register(&rm.client).await;
+    let ttl = Duration::from_millis(300);
+    let mut engines = JoinSet::new();
+    for n in 0..200u64 {
+        let (asks, reports) = (rm.client.clone(), second.client.clone());
+        engines.spawn(async move {
+            let grant = asks.request_resource(&short(ttl)).await.granted();
+            // Around the deadline: some before, some after, and some at the same moment.
+            tokio::time::sleep(ttl - Duration::from_millis(40) + Duration::from_micros(n * 400)).await;
+            match reports.resource_inited(&inited(&grant, "hadoop", None)).await {
+                Ok(_) => (grant.ticket_id, true),
+                Err(error) => {
+                    assert_eq!(error.reason().as_deref(), Some("TICKET_NOT_FOUND"), "{error}");
+                    assert!(error.to_string().contains("expired"), "{error}");
+                    (grant.ticket_id, false)
+                }
+            }
+        });
+    }
+    let ends = engines.join_all().await;
+    for (ticket_id, won) in &ends {
+        assert_eq!(lives(&rm.client, *ticket_id).await, *won);
+    }
+    let winners = ends.iter().filter(|(_, won)| *won).count();
+    println!("{winners} of {} reported in in time", ends.len());
+    assert_eq!(assert_invariants(&database, &rm.client).await, winners);
+    let expired = database.count("SELECT count(*) FROM linkis_resource_action_record WHERE action = 'expired'").await;
+    assert_eq!(usize::try_from(expired).unwrap(), ends.len() - winners);
+}

@@ -1,0 +1,315 @@
+//! One PostgreSQL for all tests, a fresh database for each, servers on free ports, and what tests say often.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    future::Future,
+    io::{BufRead as _, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    domain::{
+        em::{Em, EmInstance},
+        name::{Labels, Name},
+        operation::{Grant, Inited, Register, Released},
+        refusal::Refusal,
+        resource::Resource,
+        ticket::{EngineInstance, Ticket, TicketState},
+    },
+    server::{Ending, Options, Server},
+    store::embedded::{Embedded, Settings},
+    transport::resource_manager::Times,
+};
+use rustix::process::{Pid, Signal};
+use sqlx::{
+    ConnectOptions as _, PgConnection,
+    postgres::{PgConnectOptions, PgPool},
+};
+use tokio::{sync::oneshot, task::JoinHandle};
+use uuid::Uuid;
+
+pub const GB: i64 = 1 << 30;
+
+/// The PostgreSQL of this test run; it ends with this process.
+fn postgres() -> &'static PgConnectOptions {
+    static OPTIONS: OnceLock<PgConnectOptions> = OnceLock::new();
+    OPTIONS.get_or_init(|| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        // A thread for the whole run: a test's own runtime ends with the test.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            runtime.block_on(async {
+                let settings = Settings { data_dir: scratch("shared"), server_options: vec![] };
+                let postgres = Embedded::start(settings).await.unwrap();
+                sender.send(postgres.connect_options()).unwrap();
+                panic!("PostgreSQL ended by itself: {}", postgres.died().await);
+            })
+        });
+        receiver.recv().expect("a PostgreSQL for the tests")
+    })
+}
+
+/// A folder of this run; those of runs that are over are removed.
+pub fn scratch(name: &str) -> PathBuf {
+    const PREFIX: &str = "linkis-rm-test-";
+    let temp = std::env::temp_dir();
+    for entry in fs::read_dir(&temp).unwrap().flatten() {
+        let file_name = entry.file_name().to_string_lossy().into_owned();
+        let pid = file_name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
+            // Another user's, or just being removed by another run: not ours to care for.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    temp.join(format!("{PREFIX}{}-{name}", std::process::id()))
+}
+
+/// A database of its own.
+pub struct Database {
+    pub options: PgConnectOptions,
+    pub pool: PgPool,
+}
+
+impl Database {
+    pub async fn fresh() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let mut admin = postgres().connect().await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
+        let options = postgres().clone().database(&name);
+        let pool = PgPool::connect_lazy_with(options.clone());
+        Self { options, pool }
+    }
+
+    /// For a process of its own: the socket's folder goes into the query, because its path is no host name.
+    pub fn url(&self) -> String {
+        let socket = self.options.get_socket().unwrap().display();
+        format!("postgres://postgres@localhost:5432/{}?host={socket}", self.options.get_database().unwrap())
+    }
+
+    pub async fn connect(&self) -> PgConnection {
+        self.options.connect().await.unwrap()
+    }
+
+    pub async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    }
+}
+
+/// A server in this process.
+pub struct Instance {
+    pub client: RmClient,
+    pub address: String,
+    stop: Option<oneshot::Sender<()>>,
+    serving: JoinHandle<Ending>,
+}
+
+pub fn options() -> Options {
+    let times = Times { lock_ttl: Duration::from_secs(600), request_timeout: Duration::from_secs(30) };
+    Options { times, history: Duration::from_secs(3600), drain_timeout: Duration::from_secs(5) }
+}
+
+impl Instance {
+    pub async fn start(database: &Database) -> Self {
+        let server = Server::bind("127.0.0.1:0".parse().unwrap(), database.options.clone(), options()).await.unwrap();
+        let address = format!("http://{}", server.address().unwrap());
+        let (stop, stopped) = oneshot::channel();
+        let serving = tokio::spawn(async move { server.serve(async { drop(stopped.await) }).await.unwrap() });
+        Self { client: client(&address), address, stop: Some(stop), serving }
+    }
+
+    pub async fn stop(mut self) -> Ending {
+        drop(self.stop.take());
+        self.serving.await.unwrap()
+    }
+}
+
+/// A fresh database and one server on it.
+pub async fn start() -> (Database, Instance) {
+    let database = Database::fresh().await;
+    let instance = Instance::start(&database).await;
+    (database, instance)
+}
+
+/// A client of its own, with its own connection.
+pub fn client(address: &str) -> RmClient {
+    RmClient::new(address, Duration::from_secs(60)).unwrap()
+}
+
+pub fn name(text: &str) -> Name {
+    Name::parse("name", text).unwrap()
+}
+
+pub fn em(host: &str) -> EmInstance {
+    EmInstance::parse("em", "linkis-cg-engineconnmanager", &format!("{host}:9102")).unwrap()
+}
+
+pub fn engine(host: &str) -> EngineInstance {
+    EngineInstance::parse("engine", "linkis-cg-engineconn", &format!("{host}:34567")).unwrap()
+}
+
+/// Memory in GB, cores, instances.
+pub fn load(gb: i64, cores: i64, instances: i64) -> Resource {
+    Resource::load_instance(gb * GB, cores, instances).unwrap()
+}
+
+pub fn registration(em: EmInstance, total: Resource) -> Register {
+    Register { protected: total.zero_like(), em, total, labels: Labels::default() }
+}
+
+pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
+    ResourceRequest {
+        em: em.clone(),
+        user: user.into(),
+        creator: "IDE".into(),
+        engine_type: "spark-3.2.1".into(),
+        resource,
+        labels: BTreeMap::new(),
+        lock_ttl: None,
+        request_id: None,
+    }
+}
+
+pub fn inited(grant: &Grant, user: &str, used: Option<Resource>) -> Inited {
+    Inited { ticket_id: grant.ticket_id, user: name(user), em: grant.em.clone(), used, engine: engine("host1") }
+}
+
+pub fn release(grant: &Grant, user: &str) -> Released {
+    Released { ticket_id: grant.ticket_id, user: name(user), em: grant.em.clone() }
+}
+
+pub trait Expect {
+    fn granted(self) -> Grant;
+    fn refused(self) -> Refusal;
+}
+
+impl Expect for Result<ResultResource, ClientError> {
+    #[track_caller]
+    fn granted(self) -> Grant {
+        match self.unwrap() {
+            ResultResource::Available(grant) => grant,
+            ResultResource::NotEnough(refusal) => panic!("refused: {}", refusal.reason),
+        }
+    }
+
+    #[track_caller]
+    fn refused(self) -> Refusal {
+        match self.unwrap() {
+            ResultResource::NotEnough(refusal) => refusal,
+            ResultResource::Available(grant) => panic!("granted: {grant:?}"),
+        }
+    }
+}
+
+/// Waits until `condition` holds; fails after `longest`.
+pub async fn eventually<F: Future<Output = bool>>(
+    what: &str,
+    longest: Duration,
+    condition: impl Fn() -> F,
+) -> Duration {
+    let start = Instant::now();
+    while !condition().await {
+        assert!(start.elapsed() < longest, "not within {longest:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    start.elapsed()
+}
+
+/// Checks what has to be true at every commit: counters equal tickets, nothing is over-committed, and no resource lock is
+/// visible. Answers how many tickets live.
+pub async fn assert_invariants(database: &Database, client: &RmClient) -> usize {
+    let (ems, tickets) = (client.ems().await.unwrap(), client.tickets(None).await.unwrap());
+    assert_counters_equal_tickets(&ems, &tickets);
+    for em in &ems {
+        assert!(!em.left().unwrap().is_negative_anywhere(), "over-committed: {em:?}");
+    }
+    assert_eq!(database.count("SELECT count(*) FROM linkis_resource_lock").await, 0, "the lock table is empty");
+    tickets.len()
+}
+
+fn assert_counters_equal_tickets(ems: &[Em], tickets: &[Ticket]) {
+    let mut sums: HashMap<&EmInstance, (Resource, Resource)> =
+        ems.iter().map(|em| (&em.instance, (em.total.zero_like(), em.total.zero_like()))).collect();
+    for ticket in tickets {
+        let (used, locked) = sums.get_mut(&ticket.em).unwrap_or_else(|| panic!("no EM for {ticket:?}"));
+        let sum = if matches!(ticket.state, TicketState::Used { .. }) { used } else { locked };
+        let share = ticket.resource().project(sum.resource_type()).unwrap();
+        *sum = sum.add(&share).unwrap();
+    }
+    for em in ems {
+        assert_eq!((&em.used, &em.locked), (&sums[&em.instance].0, &sums[&em.instance].1), "{}", em.instance);
+    }
+}
+
+/// Whether some transaction waits for another.
+pub async fn is_waiting(database: &Database) -> bool {
+    let waiting =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    database.count(waiting).await > 0
+}
+
+/// Whether a ticket lives.
+pub async fn lives(client: &RmClient, ticket_id: Uuid) -> bool {
+    client.ticket(ticket_id).await.is_ok()
+}
+
+/// A server in a process of its own.
+pub struct Process {
+    child: Child,
+    pub client: RmClient,
+}
+
+impl Process {
+    /// Starts the program, on a free port and without settings from this environment, and waits until it serves.
+    pub fn start(arguments: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_linkis-rm"))
+            .args(["--listen", "127.0.0.1:0"])
+            .args(arguments)
+            .env_remove("DATABASE_URL")
+            .env_remove("LINKIS_RM_DATA_DIR")
+            .env("RUST_LOG", "info")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let mut told = Vec::new();
+        let address = log.by_ref().find_map(|line| {
+            let address = line.split_once("serving address=").map(|(_, address)| format!("http://{address}"));
+            told.push(line);
+            address
+        });
+        let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", told.join("\n")));
+        // Its log has to be read on, or it stops when the pipe is full.
+        std::thread::spawn(move || log.for_each(|line| println!("{line}")));
+        Self { child, client: client(&address) }
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM; answers with the exit code.
+    pub fn terminate(mut self) -> Option<i32> {
+        let pid = Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,398 @@
+//! The ledger against a plain reference model: random operations, in batches of random size, through a store of maps.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+
+use linkis_rm::domain::{
+    em::EmInstance,
+    ledger::{Deltas, Ledger, Snapshot},
+    name::Name,
+    operation::{Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord},
+    resource::{Dimension, Resource},
+    ticket::{End, EndedTicket, Ticket, TicketState},
+};
+use proptest::prelude::*;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::harness::{em, engine, name, registration};
+
+const EMS: usize = 3;
+const USERS: usize = 2;
+
+/// One random step; tickets are named by how long ago they were asked for.
+#[derive(Clone, Debug)]
+enum Step {
+    Register {
+        em: usize,
+        total: i64,
+        protected: i64,
+    },
+    Unregister {
+        em: usize,
+    },
+    Request {
+        em: usize,
+        user: usize,
+        amount: i64,
+        ttl: u64,
+        request_id: Option<u8>,
+    },
+    Inited {
+        ago: usize,
+        used: Option<i64>,
+        user: usize,
+    },
+    Released {
+        ago: usize,
+        user: usize,
+    },
+    Expire {
+        ago: usize,
+    },
+    /// The batch ends, and time passes.
+    Commit {
+        seconds: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (em, user, ago) = (0..EMS, 0..USERS, 0..12usize);
+    prop_oneof![
+        2 => (em.clone(), 0..40i64, 0..10i64)
+            .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
+        1 => em.clone().prop_map(|em| Step::Unregister { em }),
+        8 => (em, user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8))
+            .prop_map(|(em, user, amount, ttl, request_id)| Step::Request { em, user, amount, ttl, request_id }),
+        5 => (ago.clone(), prop::option::of(0..15i64), user.clone())
+            .prop_map(|(ago, used, user)| Step::Inited { ago, used, user }),
+        4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
+        3 => ago.prop_map(|ago| Step::Expire { ago }),
+        4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
+    ]
+}
+
+fn instance(number: usize) -> EmInstance {
+    em(&format!("host{number}"))
+}
+
+fn user(number: usize) -> Name {
+    name(&format!("user{number}"))
+}
+
+fn amount(cores: i64) -> Resource {
+    Resource::cpu(cores).unwrap()
+}
+
+/// What a step should be answered: just enough to compare.
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Done,
+    Granted(Uuid),
+    Refused { available: i64 },
+    Removed,
+    Rolled(bool),
+    No(&'static str),
+}
+
+fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
+    match outcome {
+        Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Released) => Answer::Done,
+        Ok(Outcome::Granted(grant)) => Answer::Granted(grant.ticket_id),
+        Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
+        Ok(Outcome::Unregistered { .. }) => Answer::Removed,
+        Ok(Outcome::Expired(rolled)) => Answer::Rolled(rolled),
+        Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
+        Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
+        Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
+        Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
+        Err(Rejection::NotEnough(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+/// The reference: no counters, only tickets; every sum is made anew.
+#[derive(Default)]
+struct Model {
+    now: u64,
+    ems: BTreeMap<usize, (i64, i64)>,
+    tickets: Vec<ModelTicket>,
+    request_ids: BTreeMap<u8, (usize, usize, i64, u64, Uuid)>,
+}
+
+struct ModelTicket {
+    id: Uuid,
+    em: usize,
+    user: usize,
+    held: i64,
+    used: bool,
+    deadline: u64,
+    alive: bool,
+}
+
+impl Model {
+    fn sum(&self, em: usize, used: bool) -> i64 {
+        let of_em = self.tickets.iter().filter(|t| t.alive && t.em == em && t.used == used);
+        of_em.map(|t| t.held).sum()
+    }
+
+    fn left(&self, em: usize) -> Option<i64> {
+        let (total, protected) = self.ems.get(&em)?;
+        Some(total - protected - self.sum(em, true) - self.sum(em, false))
+    }
+
+    /// The number of the ticket that was asked for so long ago.
+    fn ticket(&self, ago: usize) -> Option<usize> {
+        self.tickets.len().checked_sub(ago + 1)
+    }
+
+    fn step(&mut self, step: &Step, new_id: Uuid) -> Answer {
+        match *step {
+            Step::Register { em, total, protected } => {
+                self.ems.insert(em, (total, protected));
+                Answer::Done
+            }
+            Step::Unregister { em } => {
+                if self.ems.remove(&em).is_none() {
+                    return Answer::No("em");
+                }
+                self.tickets.iter_mut().filter(|t| t.em == em).for_each(|t| t.alive = false);
+                Answer::Removed
+            }
+            Step::Request { em, user, amount, ttl, request_id } => {
+                if let Some((e, u, a, t, id)) = request_id.and_then(|id| self.request_ids.get(&id)) {
+                    let same = (*e, *u, *a, *t) == (em, user, amount, ttl);
+                    return if same { Answer::Granted(*id) } else { Answer::No("request id") };
+                }
+                let Some(available) = self.left(em) else { return Answer::No("em") };
+                if amount > available {
+                    return Answer::Refused { available };
+                }
+                let deadline = self.now + ttl;
+                self.tickets.push(ModelTicket {
+                    id: new_id,
+                    em,
+                    user,
+                    held: amount,
+                    used: false,
+                    deadline,
+                    alive: true,
+                });
+                if let Some(request_id) = request_id {
+                    self.request_ids.insert(request_id, (em, user, amount, ttl, new_id));
+                }
+                Answer::Granted(new_id)
+            }
+            Step::Inited { ago, used, user } => {
+                let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
+                let ticket = &self.tickets[number];
+                if !ticket.alive {
+                    return Answer::No("ticket");
+                }
+                if ticket.user != user {
+                    return Answer::No("owner");
+                }
+                if ticket.used {
+                    return Answer::Done;
+                }
+                let wanted = used.unwrap_or(ticket.held);
+                let available = self.left(ticket.em).unwrap() + ticket.held;
+                if wanted > ticket.held && wanted > available {
+                    return Answer::Refused { available };
+                }
+                let ticket = &mut self.tickets[number];
+                (ticket.held, ticket.used) = (wanted, true);
+                Answer::Done
+            }
+            Step::Released { ago, user } => {
+                let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
+                let ticket = &mut self.tickets[number];
+                if ticket.user != user {
+                    return Answer::No("owner");
+                }
+                ticket.alive = false;
+                Answer::Done
+            }
+            Step::Expire { ago } => {
+                let Some(number) = self.ticket(ago) else { return Answer::Rolled(false) };
+                let now = self.now;
+                let ticket = &mut self.tickets[number];
+                let due = ticket.alive && !ticket.used && ticket.deadline <= now;
+                ticket.alive &= !due;
+                Answer::Rolled(due)
+            }
+            Step::Commit { seconds } => {
+                self.now += seconds;
+                Answer::Done
+            }
+        }
+    }
+
+    /// The operation that a step stands for; none for a commit.
+    fn operation(&self, step: &Step, new_id: Uuid) -> Option<Operation> {
+        let named = |ago| self.ticket(ago).map_or((Uuid::nil(), 0), |n| (self.tickets[n].id, self.tickets[n].em));
+        Some(match *step {
+            Step::Register { em, total, protected } => {
+                let mut register = registration(instance(em), amount(total));
+                register.protected = amount(protected);
+                Operation::Register(register)
+            }
+            Step::Unregister { em } => Operation::Unregister(instance(em)),
+            Step::Request { em, user: number, amount: cores, ttl, request_id } => Operation::Request(Request {
+                ticket_id: new_id,
+                em: instance(em),
+                user: user(number),
+                creator: name("IDE"),
+                engine_type: String::new(),
+                resource: amount(cores),
+                labels: Default::default(),
+                lock_ttl: Duration::from_secs(ttl),
+                request_id: request_id
+                    .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(em, number, cores, ttl) }),
+            }),
+            Step::Inited { ago, used, user: number } => {
+                let (ticket_id, em) = named(ago);
+                let used = used.map(amount);
+                Operation::Inited(Inited { ticket_id, user: user(number), em: instance(em), used, engine: engine("e") })
+            }
+            Step::Released { ago, user: number } => {
+                let (ticket_id, em) = named(ago);
+                Operation::Released(Released { ticket_id, user: user(number), em: instance(em) })
+            }
+            Step::Expire { ago } => {
+                let (ticket_id, em) = named(ago);
+                Operation::Expire(Released { ticket_id, user: user(0), em: instance(em) })
+            }
+            Step::Commit { .. } => return None,
+        })
+    }
+}
+
+fn body_hash(em: usize, user: usize, cores: i64, ttl: u64) -> [u8; 32] {
+    let mut hash = [0; 32];
+    hash[0] = u8::try_from(em).unwrap();
+    hash[1] = u8::try_from(user).unwrap();
+    hash[2..10].copy_from_slice(&cores.to_be_bytes());
+    hash[10..18].copy_from_slice(&ttl.to_be_bytes());
+    hash
+}
+
+/// The tables, as maps that take what the ledger writes as the SQL does.
+#[derive(Default)]
+struct Tables {
+    ems: HashMap<EmInstance, linkis_rm::domain::em::Em>,
+    tickets: HashMap<Uuid, Ticket>,
+    ended: HashMap<Uuid, EndedTicket>,
+    request_ids: HashMap<Name, RequestRecord>,
+}
+
+impl Tables {
+    fn snapshot(&self, now: OffsetDateTime) -> Snapshot {
+        Snapshot {
+            now,
+            ems: self.ems.clone(),
+            tickets: self.tickets.clone(),
+            ended: self.ended.clone(),
+            request_ids: self.request_ids.clone(),
+        }
+    }
+
+    fn remember(&mut self, ticket: &Ticket, end: End, at: OffsetDateTime) {
+        let ended = EndedTicket { id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone(), end, at };
+        assert!(self.ended.insert(ticket.id, ended).is_none(), "a ticket ends once");
+    }
+
+    fn write(&mut self, deltas: Deltas, now: OffsetDateTime) {
+        for mut em in deltas.ems_counted.into_iter().chain(deltas.ems_updated) {
+            em.version += 1;
+            let before = self.ems.insert(em.instance.clone(), em.clone()).expect("updated rows exist");
+            assert_eq!(before.version + 1, em.version, "the version that was read");
+        }
+        for em in deltas.ems_inserted {
+            assert!(self.ems.insert(em.instance.clone(), em).is_none(), "inserted rows are new");
+        }
+        for (instance, version) in deltas.ems_deleted {
+            assert_eq!(self.ems.remove(&instance).unwrap().version, version);
+        }
+        for ticket in deltas.inited {
+            assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");
+        }
+        for ended in deltas.ended {
+            assert_eq!(self.tickets.remove(&ended.ticket.id).is_some(), ended.stored);
+            self.remember(&ended.ticket, ended.end, now);
+        }
+        for instance in deltas.purged {
+            let gone: Vec<Ticket> = self.tickets.values().filter(|t| t.em == instance).cloned().collect();
+            for ticket in gone {
+                self.tickets.remove(&ticket.id);
+                self.remember(&ticket, End::Unregistered, now);
+            }
+        }
+        for ticket in deltas.granted {
+            assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
+        }
+        for record in deltas.request_ids {
+            assert!(self.request_ids.insert(record.request_id.id.clone(), record).is_none());
+        }
+    }
+
+    /// Counters equal the model's sums over its tickets, and the tickets are the model's.
+    fn check(&self, model: &Model) {
+        assert_eq!(self.ems.len(), model.ems.len());
+        for (number, (total, protected)) in &model.ems {
+            let em = &self.ems[&instance(*number)];
+            let counted = [&em.total, &em.protected, &em.used, &em.locked].map(|r| r.get(&Dimension::Cores));
+            assert_eq!(counted, [*total, *protected, model.sum(*number, true), model.sum(*number, false)]);
+        }
+        let mut alive = 0;
+        for expected in model.tickets.iter().filter(|t| t.alive) {
+            let ticket = &self.tickets[&expected.id];
+            assert_eq!(ticket.resource().get(&Dimension::Cores), expected.held);
+            assert_eq!(matches!(ticket.state, TicketState::Used { .. }), expected.used);
+            alive += 1;
+        }
+        assert_eq!(self.tickets.len(), alive);
+        assert_eq!(self.ended.len(), model.tickets.len() - alive);
+    }
+}
+
+fn time_of(seconds: u64) -> OffsetDateTime {
+    OffsetDateTime::from_unix_timestamp(1_800_000_000 + i64::try_from(seconds).unwrap()).unwrap()
+}
+
+fn run(steps: Vec<Step>) {
+    let (mut model, mut tables) = (Model::default(), Tables::default());
+    let mut ledger = Ledger::new(tables.snapshot(time_of(0)));
+    for (number, step) in steps.iter().chain([&Step::Commit { seconds: 0 }]).enumerate() {
+        let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
+        match model.operation(step, new_id) {
+            Some(operation) => {
+                let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
+                let expected = model.step(step, new_id);
+                assert_eq!(answer(ledger.apply(&operation)), expected, "step {number}: {step:?}, left {held_before:?}");
+            }
+            None => {
+                tables.write(ledger.finish().0, time_of(model.now));
+                tables.check(&model);
+                model.step(step, new_id);
+                ledger = Ledger::new(tables.snapshot(time_of(model.now)));
+            }
+        }
+    }
+}
+
+/// How many random runs: `LINKIS_RM_MODEL_CASES` for more.
+fn cases() -> u32 {
+    std::env::var("LINKIS_RM_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(2000)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_ledger_answers_and_counts_as_the_model_does(steps in prop::collection::vec(step(), 1..80)) {
+        run(steps);
+    }
+}

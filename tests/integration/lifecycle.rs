@@ -1,0 +1,324 @@
+//! The life of a ticket, and of an EM.
+
+use std::time::Duration;
+
+use linkis_rm::domain::{
+    resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+    ticket::TicketState,
+};
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ticket_is_locked_then_used_then_gone() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
+
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(2, 2, 1))).await.granted();
+    let held = rm.client.em(&host).await.unwrap();
+    assert_eq!((held.locked, held.used), (load(2, 2, 1), load(0, 0, 0)));
+    let ticket = rm.client.ticket(grant.ticket_id).await.unwrap();
+    let TicketState::Locked { resource, expires_at } = ticket.state else { panic!("{ticket:?}") };
+    assert_eq!((resource, expires_at), (load(2, 2, 1), grant.expires_at));
+    assert_eq!(expires_at - ticket.locked_time, time::Duration::minutes(10));
+
+    // The engine uses less than was locked: the difference is given back.
+    let used = rm.client.resource_inited(&inited(&grant, "hadoop", Some(load(1, 2, 1)))).await.unwrap();
+    let TicketState::Used { resource, engine: who, .. } = used.state else { panic!("{used:?}") };
+    assert_eq!((resource, who), (load(1, 2, 1), engine("host1")));
+    let held = rm.client.em(&host).await.unwrap();
+    assert_eq!((held.locked, held.used), (load(0, 0, 0), load(1, 2, 1)));
+
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    let held = rm.client.em(&host).await.unwrap();
+    assert!(held.is_idle());
+    let gone = rm.client.ticket(grant.ticket_id).await.unwrap_err();
+    assert_eq!((gone.code(), gone.reason().as_deref()), (Some(Code::NotFound), Some("TICKET_NOT_FOUND")));
+    assert!(gone.to_string().contains("was released"), "{gone}");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repeating_inited_and_released_changes_nothing() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(2, 2, 1))).await.granted();
+    let first = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+    let again = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+    assert_eq!(first, again);
+
+    let mut other = inited(&grant, "hadoop", None);
+    other.engine = engine("host2");
+    let error = rm.client.resource_inited(&other).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("TICKET_ALREADY_INITED"));
+
+    for _ in 0..3 {
+        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    }
+    let late = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap_err();
+    assert_eq!(late.reason().as_deref(), Some("TICKET_NOT_FOUND"));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+    assert!(rm.client.em(&host).await.unwrap().is_idle());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releasing_a_locked_ticket_cancels_it() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(2, 2, 1))).await.granted();
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    assert!(rm.client.em(&host).await.unwrap().is_idle());
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_may_use_more_than_was_locked_only_if_the_extra_fits() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(4, 4, 1))).await.granted();
+    let other = rm.client.request_resource(&request(&host, "hadoop", load(4, 4, 1))).await.granted();
+
+    let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(load(7, 4, 1)))).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.reason().as_deref()),
+        (Some(Code::FailedPrecondition), Some("NOT_ENOUGH_RESOURCE"))
+    );
+    assert!(error.to_string().contains("requestResource : 7GB > availableResource : 6GB"), "{error}");
+    let ticket = rm.client.ticket(grant.ticket_id).await.unwrap();
+    assert!(matches!(ticket.state, TicketState::Locked { .. }), "it stays locked");
+
+    rm.client.resource_inited(&inited(&grant, "hadoop", Some(load(6, 4, 1)))).await.unwrap();
+    assert_eq!(rm.client.em(&host).await.unwrap().used, load(6, 4, 1));
+    rm.client.resource_inited(&inited(&other, "hadoop", None)).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_tells_everything_that_is_short() {
+    let (_database, rm) = start().await;
+    let host = em("host-1");
+    let mut capacity = registration(host.clone(), load(10, 8, 2));
+    capacity.protected = load(2, 1, 0);
+    rm.client.register(capacity).await.unwrap();
+    rm.client.request_resource(&request(&host, "hadoop", load(2, 2, 1))).await.granted();
+
+    let refusal = rm.client.request_resource(&request(&host, "hadoop", load(7, 6, 1))).await.refused();
+    assert_eq!(refusal.code, 11002);
+    assert_eq!(
+        refusal.reason,
+        "ECM CPU resources are insufficient use CPU, requestResource : 6cores > availableResource : 5cores,  \
+         maxResource : 8cores.ECM Instance:host-1:9102"
+    );
+    let short: Vec<_> =
+        refusal.shortfalls.iter().map(|s| (s.dimension.clone(), s.requested, s.available, s.max)).collect();
+    assert_eq!(
+        short,
+        [(Dimension::Cores, 6, 5, 8), (Dimension::Memory, 7 * GB, 6 * GB, 10 * GB)],
+        "Linkis's order: cores, memory, instances"
+    );
+    assert!(!refusal.never_fits, "it would fit an empty EM");
+    // What is protected is never granted, not even to the first.
+    let refusal = rm.client.request_resource(&request(&host, "hadoop", load(9, 1, 1))).await.refused();
+    assert!(refusal.never_fits);
+    assert_eq!(refusal.code, 11001);
+    // Exactly what is left fits.
+    rm.client.request_resource(&request(&host, "hadoop", load(6, 5, 1))).await.granted();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dry_run_answers_the_same_and_grants_nothing() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    let fits = rm.client.dry_run(&request(&host, "hadoop", load(10, 8, 2))).await.granted();
+    assert_eq!((fits.ticket_id, fits.em), (Uuid::nil(), host.clone()));
+    let dry = rm.client.dry_run(&request(&host, "hadoop", load(11, 8, 2))).await.refused();
+    let real = rm.client.request_resource(&request(&host, "hadoop", load(11, 8, 2))).await.refused();
+    assert_eq!(dry, real);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+/// In Linkis a request with a zero in some dimension is locked, and can then neither be used nor given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_zero_dimension_lives_and_is_given_back() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    for resource in [load(1, 0, 1), load(0, 1, 0), Resource::memory(GB).unwrap(), Resource::instance(1).unwrap()] {
+        let grant = rm.client.request_resource(&request(&host, "hadoop", resource)).await.granted();
+        rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+        let grant = rm.client.request_resource(&request(&host, "hadoop", load(1, 0, 1))).await.granted();
+        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    }
+    assert!(rm.client.em(&host).await.unwrap().is_idle());
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_em_answers_for_the_driver_of_a_driver_and_yarn() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    let driver = LoadInstanceAmounts { memory: 2 * GB, cores: 1, instances: 1 };
+    let queue = YarnAmounts {
+        queue_name: "q1".into(),
+        queue_memory: 1000 * GB,
+        queue_cores: 1000,
+        queue_instances: 0,
+        application_id: String::new(),
+    };
+    let asked = Resource::from_parts(Parts::DriverAndYarn(driver, queue.clone())).unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", asked.clone())).await.granted();
+    assert_eq!(rm.client.em(&host).await.unwrap().locked, load(2, 1, 1));
+    assert_eq!(*rm.client.ticket(grant.ticket_id).await.unwrap().resource(), asked, "the ticket keeps all of it");
+
+    let running = YarnAmounts { application_id: "application_1".into(), ..queue.clone() };
+    let used = Resource::from_parts(Parts::DriverAndYarn(driver, running)).unwrap();
+    let ticket = rm.client.resource_inited(&inited(&grant, "hadoop", Some(used))).await.unwrap();
+    assert_eq!(ticket.resource().application_id(), Some("application_1"));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+
+    let elsewhere =
+        Resource::from_parts(Parts::DriverAndYarn(driver, YarnAmounts { queue_name: "q2".into(), ..queue }));
+    let grant = rm.client.request_resource(&request(&host, "hadoop", asked)).await.granted();
+    let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(elsewhere.unwrap()))).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "another queue than was granted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn registering_again_keeps_live_tickets_and_resizes() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    let first = rm.client.register(registration(host.clone(), load(10, 8, 4))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(6, 4, 1))).await.granted();
+    let again = rm.client.register(registration(host.clone(), load(10, 8, 4))).await.unwrap();
+    assert!(again.epoch > first.epoch);
+    assert_eq!(again.locked, load(6, 4, 1), "live tickets stay");
+
+    // Lowered below what is held: visible, and nothing that is short is granted until it drains.
+    let lowered = rm.client.register(registration(host.clone(), load(4, 8, 4))).await.unwrap();
+    assert_eq!(lowered.left().unwrap().get(&Dimension::Memory), -2 * GB);
+    let refusal = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.refused();
+    assert_eq!((refusal.shortfalls[0].available, refusal.shortfalls[0].max), (-2 * GB, 4 * GB));
+    rm.client.request_resource(&request(&host, "hadoop", load(0, 1, 1))).await.granted();
+    // What was granted before is never refused.
+    rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    rm.client.request_resource(&request(&host, "hadoop", load(4, 1, 1))).await.granted();
+
+    let error = rm.client.register(registration(host.clone(), Resource::memory(GB).unwrap())).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::FailedPrecondition), Some("EM_HAS_TICKETS")));
+    assert_invariants(&database, &rm.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unregistering_takes_the_tickets_along() {
+    let (database, rm) = start().await;
+    let (host, other) = (em("host1"), em("host2"));
+    let first = rm.client.register(registration(host.clone(), load(10, 8, 4))).await.unwrap();
+    rm.client.register(registration(other.clone(), load(10, 8, 4))).await.unwrap();
+    let locked = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let used = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.resource_inited(&inited(&used, "hadoop", None)).await.unwrap();
+    let kept = rm.client.request_resource(&request(&other, "hadoop", load(1, 1, 1))).await.granted();
+
+    assert_eq!(rm.client.unregister(&host).await.unwrap(), 2);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+    assert!(lives(&rm.client, kept.ticket_id).await);
+    let late = rm.client.resource_inited(&inited(&locked, "hadoop", None)).await.unwrap_err();
+    assert_eq!(late.reason().as_deref(), Some("TICKET_NOT_FOUND"));
+    assert!(late.to_string().contains("EM was unregistered"), "{late}");
+    // The engine's own release comes later, and finds that nothing is left to do.
+    rm.client.resource_released(&release(&used, "hadoop")).await.unwrap();
+
+    for error in [
+        rm.client.unregister(&host).await.unwrap_err(),
+        rm.client.em(&host).await.unwrap_err(),
+        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap_err(),
+    ] {
+        assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::NotFound), Some("EM_NOT_REGISTERED")));
+    }
+    let back = rm.client.register(registration(host.clone(), load(10, 8, 4))).await.unwrap();
+    assert!(back.epoch > first.epoch, "an epoch never comes back");
+    assert!(back.is_idle());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_id_is_granted_once_and_always_answered_the_same() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    let mut asked = request(&host, "hadoop", load(10, 8, 2));
+    asked.request_id = Some("job-1".into());
+
+    let grant = rm.client.request_resource(&asked).await.granted();
+    assert_eq!(rm.client.request_resource(&asked).await.granted(), grant, "although the EM is full now");
+    assert_eq!(second.client.request_resource(&asked).await.granted(), grant, "also through another instance");
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    assert_eq!(rm.client.request_resource(&asked).await.granted(), grant, "also when it is over");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+
+    asked.creator = "other".into();
+    let error = rm.client.request_resource(&asked).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::AlreadyExists), Some("REQUEST_ID_REUSED")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_request_id_on_two_ems_at_once_is_granted_once() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    for host in ["a", "b"] {
+        rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
+    }
+    for round in 0..20 {
+        let ask = |host: &str| {
+            let mut asked = request(&em(host), &format!("user-{host}"), load(1, 1, 1));
+            asked.request_id = Some(format!("round-{round}"));
+            asked
+        };
+        let (ask_a, ask_b) = (ask("a"), ask("b"));
+        let (a, b) = tokio::join!(rm.client.request_resource(&ask_a), second.client.request_resource(&ask_b));
+        let (granted, rejected): (Vec<_>, Vec<_>) = [a, b].into_iter().partition(Result::is_ok);
+        assert_eq!((granted.len(), rejected.len()), (1, 1), "one body wins");
+        for error in rejected {
+            assert_eq!(error.unwrap_err().reason().as_deref(), Some("REQUEST_ID_REUSED"));
+        }
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 20);
+}
+
+/// Nothing is granted to a caller that is gone: a grant that cannot be delivered is taken back, not left to expire.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_is_gone_keeps_nothing() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    for _ in 0..5 {
+        // Its transaction has begun, and waits for the row of the EM.
+        let mut holder = database.connect().await;
+        sqlx::raw_sql("BEGIN; SELECT * FROM linkis_em_resource_meta_data FOR UPDATE")
+            .execute(&mut holder)
+            .await
+            .unwrap();
+        let (client, asked) = (rm.client.clone(), request(&host, "hadoop", load(1, 1, 1)));
+        let call = tokio::spawn(async move { client.request_resource(&asked).await });
+        eventually("it waits", Duration::from_secs(5), || is_waiting(&database)).await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        eventually("nothing is held", Duration::from_secs(5), || async {
+            !is_waiting(&database).await && rm.client.em(&host).await.unwrap().is_idle()
+        })
+        .await;
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}

@@ -1,0 +1,98 @@
+//! The two traps of locking by rows: reading in the statement that locks, and a user lock that is only per EM.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use linkis_rm::{
+    domain::operation::LockKey,
+    store::{em_resource, resource_lock},
+};
+use sqlx::Connection as _;
+use tokio::task::JoinHandle;
+
+use crate::harness::*;
+
+/// A transaction that holds `keys`, and how to end it.
+async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnection {
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
+    assert!(resource_lock::take(&mut holder, &keys).await.unwrap().is_some());
+    holder
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_waited_reads_what_the_other_wrote() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let keys = BTreeSet::from([LockKey::Em(host.clone())]);
+    let mut first = hold(&database, keys.clone()).await;
+
+    let (mut second, key, instance) = (database.connect().await, keys.clone(), host.clone());
+    let reading: JoinHandle<_> = tokio::spawn(async move {
+        let mut transaction = second.begin().await.unwrap();
+        resource_lock::take(&mut transaction, &key).await.unwrap().unwrap();
+        em_resource::read(&mut *transaction, [&instance]).await.unwrap().remove(&instance).unwrap()
+    });
+    eventually("the second waits", Duration::from_secs(5), || is_waiting(&database)).await;
+    let mut em = em_resource::read(&mut first, [&host]).await.unwrap().remove(&host).unwrap();
+    em.locked = load(7, 7, 7);
+    em_resource::update_counters(&mut first, &[em]).await.unwrap();
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock; COMMIT").execute(&mut first).await.unwrap();
+    assert_eq!(reading.await.unwrap().locked, load(7, 7, 7));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_of_a_user_on_two_ems_exclude_each_other() {
+    let (database, rm) = start().await;
+    for host in ["a", "b"] {
+        rm.client.register(registration(em(host), load(10, 10, 10))).await.unwrap();
+    }
+    // What a transaction for this user on EM "a" holds.
+    let keys = BTreeSet::from([LockKey::Em(em("a")), LockKey::User(name("hadoop"))]);
+    let mut holder = hold(&database, keys).await;
+    let client = rm.client.clone();
+    let same_user =
+        tokio::spawn(
+            async move { client.request_resource(&request(&em("b"), "hadoop", load(1, 1, 1))).await.granted() },
+        );
+    eventually("the same user waits on another EM", Duration::from_secs(5), || is_waiting(&database)).await;
+    rm.client.request_resource(&request(&em("b"), "alice", load(1, 1, 1))).await.granted();
+    assert!(!same_user.is_finished());
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    same_user.await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
+/// Rows changed without the locks, by somebody's hand: the write finds another version than it read, and nothing is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_states_the_version_that_it_read() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let mut connection = database.connect().await;
+    let em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
+    rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let stale = em_resource::update_counters(&mut connection, &[em]).await.unwrap_err();
+    assert!(stale.to_string().contains("0 rows were written where 1 should have been"), "{stale}");
+    assert_eq!(rm.client.em(&host).await.unwrap().locked, load(1, 1, 1));
+}
+
+/// The database refuses what the service would never write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_database_refuses_counters_that_cannot_be() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let mut connection = database.connect().await;
+    for (sql, constraint) in [
+        (r#"UPDATE linkis_em_resource_meta_data SET used_resource = '{"memory":-1}'"#, "used_not_negative"),
+        (r#"UPDATE linkis_em_resource_meta_data SET locked_resource = '{"a":{"b":-1}}'"#, "locked_not_negative"),
+        (
+            r#"UPDATE linkis_em_resource_meta_data SET left_resource = '{"memory":1,"cores":-1}'"#,
+            "never_over_committed",
+        ),
+    ] {
+        let error = sqlx::raw_sql(sql).execute(&mut connection).await.unwrap_err().to_string();
+        assert!(error.contains(constraint), "{error}");
+    }
+}
