@@ -20,7 +20,10 @@ use crate::{
         refusal::Refusal,
     },
     error::Error,
-    store::{Store, StoreError, em_resource, request_id, session::Session},
+    store::{
+        Store, StoreError, em_resource, request_id,
+        session::{Session, answered},
+    },
 };
 
 /// How many looks may wait.
@@ -115,7 +118,7 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
         if looks.is_empty() {
             continue;
         }
-        match read(&mut session, &looks).await {
+        match answered(read(&mut session, &looks)).await {
             Ok(state) => {
                 for look in looks.drain(..) {
                     if !state.ems.contains_key(&look.request.em) {

@@ -1,6 +1,6 @@
 //! Connections, and what bounds their waits: whatever dies or hangs, the database ends it by itself.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use sqlx::{
     ConnectOptions as _,
@@ -22,6 +22,10 @@ const STATEMENT_TIMEOUT: &str = "10s";
 
 /// How long a transaction may sit idle before the database ends it: a process that froze must not keep its locks.
 const IDLE_IN_TRANSACTION_TIMEOUT: &str = "5s";
+
+/// How long the database may leave a batch of statements unanswered: more than `statement_timeout`, so that it is passed only
+/// if the database cannot be reached at all.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long to try to learn how a commit ended whose connection broke.
 const FATE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -67,6 +71,12 @@ pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreEr
     }
 }
 
+/// Bounds a wait for the database. After an error the connection must not be used again: an answer may still come.
+pub async fn answered<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {ANSWER_TIMEOUT:?}"));
+    tokio::time::timeout(ANSWER_TIMEOUT, wait).await.unwrap_or_else(|_| Err(sqlx::Error::Io(silent()).into()))
+}
+
 /// A connection that one task keeps to itself, opened when it is first needed and again after it broke. A pool would ask the
 /// server for a sign of life each time it is given back.
 #[derive(Debug)]
@@ -87,6 +97,11 @@ impl Session {
             None => connect(&self.options).await?,
         };
         Ok(self.connection.insert(connection))
+    }
+
+    /// Whether there is a connection that was used before, and so may have broken since.
+    pub fn is_open(&self) -> bool {
+        self.connection.is_some()
     }
 
     /// Whether a transaction was committed whose connection broke meanwhile; `None` if the database does not come back in time

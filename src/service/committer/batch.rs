@@ -11,7 +11,7 @@ use crate::{
         ledger::{Deltas, Ledger, Snapshot},
         operation::{LockKey, Operation, Outcome, Rejection},
     },
-    store::{StoreError, action_record, em_resource, request_id, resource_lock, user_resource},
+    store::{StoreError, action_record, em_resource, request_id, resource_lock, session::answered, user_resource},
 };
 
 /// What a batch that was committed did.
@@ -56,35 +56,49 @@ pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>)
     operations.into_iter().flat_map(Operation::lock_keys).collect()
 }
 
-/// Carries `operations` out, one after another, and commits them together.
+/// Carries `operations` out, one after another, and commits them together. After an error the connection may be in any state.
 pub(super) async fn run(connection: &mut PgConnection, operations: &[&Operation]) -> Result<Committed, BatchError> {
-    let mut transaction = connection.begin().await?;
-    let keys = lock_keys(operations.iter().copied());
-    let Some(locks) = resource_lock::take(&mut transaction, &keys).await? else {
-        transaction.rollback().await?;
-        return Err(BatchError::Held);
+    let mut transaction = answered(connection.begin()).await?;
+    let prepared = answered(prepare(&mut transaction, operations)).await?;
+    let Some(transaction_id) = prepared.to_commit else {
+        answered(transaction.rollback()).await?;
+        return Ok(prepared.committed);
     };
+    match answered(transaction.commit()).await {
+        Ok(()) => Ok(prepared.committed),
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, transaction_id, "the connection broke while committing");
+            Err(BatchError::Unknown { transaction_id, committed: prepared.committed })
+        }
+    }
+}
+
+/// A transaction that is ready to be committed.
+struct Prepared {
+    /// The transaction, if it has written anything.
+    to_commit: Option<String>,
+    /// What will hold then.
+    committed: Committed,
+}
+
+/// Locks, reads, decides, writes and unlocks.
+async fn prepare(connection: &mut PgConnection, operations: &[&Operation]) -> Result<Prepared, BatchError> {
+    let keys = lock_keys(operations.iter().copied());
+    let locks = resource_lock::take(&mut *connection, &keys).await?.ok_or(BatchError::Held)?;
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
     // In statements of their own: each sees what was committed before it, and so before the locks were free.
-    let snapshot = read(&mut transaction, operations, now).await?;
+    let snapshot = read(&mut *connection, operations, now).await?;
     let mut ledger = Ledger::new(snapshot);
     let mut answers: Vec<_> = operations.iter().map(|operation| ledger.apply(operation)).collect();
     let (deltas, ems) = ledger.finish();
     if deltas.is_empty() {
-        transaction.rollback().await?;
-        return Ok(Committed { answers, ems });
+        return Ok(Prepared { to_commit: None, committed: Committed { answers, ems } });
     }
-    let purged = write(&mut transaction, &deltas, now).await?;
+    let purged = write(&mut *connection, &deltas, now).await?;
     count_purged(operations, &mut answers, purged);
-    resource_lock::drop_all(&mut transaction, locks).await?;
-    let committed = Committed { answers, ems };
-    match transaction.commit().await {
-        Ok(()) => Ok(committed),
-        Err(error) => {
-            tracing::warn!(%error, transaction_id, "the connection broke while committing");
-            Err(BatchError::Unknown { transaction_id, committed })
-        }
-    }
+    resource_lock::drop_all(&mut *connection, locks).await?;
+    Ok(Prepared { to_commit: Some(transaction_id), committed: Committed { answers, ems } })
 }
 
 /// Reads everything that `operations` touch.

@@ -52,6 +52,7 @@ impl Worker {
             if part.is_empty() {
                 continue;
             }
+            let reused = self.session.is_open();
             match self.run(&part).await {
                 Ok(committed) => self.answers.committed(part, committed),
                 Err(BatchError::Held) => match self.split(part, &mut aside).await {
@@ -65,6 +66,11 @@ impl Worker {
                         Some(false) => parts.push((part, tries)),
                         None => answer_all(part, &Error::CommitUnknown),
                     }
+                }
+                // Nothing was committed, so a connection that broke while it was idle costs no more than a new one.
+                Err(BatchError::Store(error)) if reused && error.is_unavailable() => {
+                    self.session.reset();
+                    parts.push((part, tries));
                 }
                 Err(BatchError::Store(error)) => {
                     self.session.reset();

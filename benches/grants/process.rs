@@ -1,0 +1,149 @@
+//! Child processes, none of which outlives this one, and the folder for everything that is temporary.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    io::{self, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::sync::oneshot;
+
+use crate::Failure;
+
+/// How long a server may take until it serves: it brings up its schema first.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a child may take to end when told to, before it is forced.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+const STOP_POLL: Duration = Duration::from_millis(20);
+
+/// A command that sees nothing of this process's environment but where programs are and what to log, and gets a signal if this
+/// process's main thread, which has to start it, ends without having ended it.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM"]).arg(program);
+    command.env_clear().env("LC_ALL", "C").stdin(Stdio::null());
+    for name in ["PATH", "RUST_LOG"] {
+        command.envs(std::env::var_os(name).map(|value| (name, value)));
+    }
+    command
+}
+
+/// A child that ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub fn start(command: &mut Command) -> Result<Self, Failure> {
+        let name = command.get_args().nth(2).unwrap_or_default().to_string_lossy().into_owned();
+        command
+            .spawn()
+            .map(Self)
+            .map_err(|error| format!("cannot start {name} by setpriv (util-linux): {error}").into())
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> io::Result<ExitStatus> {
+        loop {
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(status);
+            }
+            tokio::time::sleep(STOP_POLL).await;
+        }
+    }
+
+    fn is_alive(&mut self) -> bool {
+        matches!(self.0.try_wait(), Ok(None))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        if self.is_alive() {
+            // If it cannot be told, it is forced below.
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        }
+        while self.is_alive() {
+            if begun.elapsed() >= STOP_TIMEOUT {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
+                return;
+            }
+            thread::sleep(STOP_POLL);
+        }
+    }
+}
+
+/// A server in a process of its own, which tells its address in its log.
+#[derive(Debug)]
+pub(crate) struct Server {
+    _process: Running,
+    address: String,
+}
+
+impl Server {
+    /// Starts it, and waits until it serves.
+    pub async fn start(mut command: Command) -> Result<Self, Failure> {
+        let mut process = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+        let log = process.0.stderr.take().ok_or("a server's log cannot be read")?;
+        let (address_found, address) = oneshot::channel();
+        thread::spawn(move || follow_log(BufReader::new(log), address_found));
+        match tokio::time::timeout(READY_TIMEOUT, address).await {
+            Ok(Ok(address)) => Ok(Self { _process: process, address }),
+            Ok(Err(_)) => Err("a server ended before it served; its log is above".into()),
+            Err(_) => Err(format!("a server did not serve within {} s", READY_TIMEOUT.as_secs()).into()),
+        }
+    }
+
+    /// Where it serves.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// Reads a server's log to its end, so that the server never waits for a reader, and shows what is worth it.
+fn follow_log(log: impl io::BufRead, address_found: oneshot::Sender<String>) {
+    let mut address_found = Some(address_found);
+    for line in log.lines().map_while(Result::ok) {
+        match line.split_once("serving address=") {
+            Some((_, address)) => {
+                let address = address.split_whitespace().next().unwrap_or_default().to_owned();
+                address_found.take().map(|found| found.send(address));
+            }
+            None if line.contains(" INFO ") => {}
+            None => eprintln!("  server: {line}"),
+        }
+    }
+}
+
+/// A folder that goes with everything in it when this is dropped.
+#[derive(Debug)]
+pub(crate) struct TemporaryDir(PathBuf);
+
+impl TemporaryDir {
+    /// In the folder for temporary files (`TMPDIR`).
+    pub fn create() -> Result<Self, Failure> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis();
+        let path = std::env::temp_dir().join(format!("linkis-rm-grants-{}-{now}", std::process::id()));
+        fs::create_dir(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TemporaryDir {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
