@@ -51,12 +51,14 @@ impl Server {
         let begun = Instant::now();
         loop {
             remove_stale(cluster);
+            let is_locked = || cluster.lock_files().iter().any(|file| file.exists());
+            let was_locked = is_locked();
             let log = cluster.open_log()?;
             let log_from = log.metadata().map(|metadata| metadata.len()).unwrap_or(0);
             let server = Self::spawn(cluster.server_command(log)?).await?;
             let Some(status) = server.ready(&pid_file, cluster).await? else { return Ok(server) };
-            // A lock file is left only if it belongs to another server, whose end is worth waiting for.
-            if !cluster.lock_files().iter().any(|file| file.exists()) || begun.elapsed() >= OLD_SERVER_WAIT {
+            // A lock file that is or was there belongs to another server, whose end is worth waiting for; it may just have come.
+            if !(was_locked || is_locked()) || begun.elapsed() >= OLD_SERVER_WAIT {
                 let detail = cluster.log_tail(log_from);
                 return Err(EmbeddedError::Ended { status, detail, log: cluster.log_path() });
             }
