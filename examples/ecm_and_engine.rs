@@ -1,0 +1,146 @@
+//! One engine's life, seen from both of its sides: an ECM that offers its host and asks for room on it, and the engine that it
+//! starts there.
+//!
+//! Start the service with `cargo run --release`; then, in another terminal:
+//!
+//! ```text
+//! cargo run --example ecm_and_engine [-- http://127.0.0.1:50051]
+//! ```
+
+#![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    iter::{once, successors},
+    process::ExitCode,
+    time::Duration,
+};
+
+use linkis_rm::{
+    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    domain::{
+        em::{Em, EmInstance},
+        name::{Labels, Name},
+        operation::{Inited, Register, Released},
+        resource::{Dimension, Resource, format_size},
+        ticket::{EngineInstance, TicketState},
+    },
+};
+use tonic::Code;
+use uuid::Uuid;
+
+const DEFAULT_ADDRESS: &str = "http://127.0.0.1:50051";
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+const GIB: i64 = 1 << 30;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let address = std::env::args().nth(1).unwrap_or_else(|| DEFAULT_ADDRESS.into());
+    match play(&address).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let causes = successors(error.source(), |cause: &&dyn Error| (*cause).source()).map(ToString::to_string);
+            eprintln!("{}", once(error.to_string()).chain(causes).collect::<Vec<_>>().join(": "));
+            let code = error.downcast_ref::<ClientError>().and_then(ClientError::code);
+            if matches!(code, Some(Code::Unavailable | Code::Unknown)) {
+                eprintln!("Is the service running at {address}? To start one, type: cargo run --release");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn play(address: &str) -> Result<(), Box<dyn Error>> {
+    let client = RmClient::new(address, CALL_TIMEOUT)?;
+    let em = EmInstance::parse("em", "linkis-cg-engineconnmanager", "example-host:9102")?;
+    let user = Name::parse("user", "alice")?;
+
+    // The ECM offers its host. What is protected stays for the host itself.
+    let total = Resource::load_instance(16 * GIB, 8, 4)?;
+    let protected = Resource::load_instance(2 * GIB, 1, 0)?;
+    let registration = Register { em: em.clone(), total, protected, labels: Labels::default() };
+    let registered = client.register(registration).await?;
+    step("registered", &em.to_string());
+    step("", &fullness(&registered)?);
+
+    // It asks before it starts an engine. The request id makes it safe to ask again when an answer was lost.
+    let request = ResourceRequest {
+        em: em.clone(),
+        user: user.to_string(),
+        creator: "IDE".into(),
+        engine_type: "spark-3.2.1".into(),
+        resource: Resource::load_instance(8 * GIB, 4, 1)?,
+        labels: BTreeMap::from([("tenant".into(), "a".into())]),
+        lock_ttl: Some(Duration::from_secs(300)),
+        request_id: Some(Uuid::new_v4().to_string()),
+    };
+    let ResultResource::Available(grant) = client.request_resource(&request).await? else {
+        return Err(format!("{em} is full: were tickets left on it? restart the service, or try another one").into());
+    };
+    step("granted", &format!("ticket {}, locked until {}", grant.ticket_id, grant.expires_at));
+    let again = client.request_resource(&request).await?;
+    let same = again == ResultResource::Available(grant.clone());
+    step("asked again", if same { "the same ticket, and nothing more is locked" } else { "another answer: a defect" });
+    step("", &fullness(&client.em(&em).await?)?);
+
+    // The engine runs, and needs less than was locked: the difference is given back.
+    let inited = Inited {
+        ticket_id: grant.ticket_id,
+        user: user.clone(),
+        em: em.clone(),
+        used: Some(Resource::load_instance(6 * GIB, 2, 1)?),
+        engine: EngineInstance::parse("engine", "linkis-cg-engineconn", "example-host:41001")?,
+    };
+    let ticket = client.resource_inited(&inited).await?;
+    if let TicketState::Used { engine, resource, .. } = &ticket.state {
+        step(
+            "inited",
+            &format!("{}/{} uses {}", engine.application_name, engine.instance, amounts(resource.amounts())),
+        );
+    }
+    step("", &fullness(&client.em(&em).await?)?);
+
+    // Too much is not an error but an answer, and it says what is short.
+    let too_much = Resource::load_instance(12 * GIB, 6, 1)?;
+    let request = ResourceRequest { resource: too_much, request_id: None, ..request };
+    if let ResultResource::NotEnough(refusal) = client.request_resource(&request).await? {
+        step("refused", &format!("{}: {}", refusal.code, refusal.reason));
+        for short in &refusal.shortfalls {
+            let [asked, left, most] =
+                [short.requested, short.available, short.max].map(|n| amount(&short.dimension, n));
+            step("", &format!("{} is short: asked {asked}, left {left}, in all {most}", short.dimension));
+        }
+        step("", if refusal.never_fits { "it will never fit here" } else { "it fits once others have gone" });
+    }
+
+    // The engine ends, and the host goes.
+    client.resource_released(&Released { ticket_id: grant.ticket_id, user, em: em.clone() }).await?;
+    step("released", &fullness(&client.em(&em).await?)?);
+    let removed = client.unregister(&em).await?;
+    step("unregistered", &format!("{em}, and {removed} tickets with it"));
+    Ok(())
+}
+
+fn step(what: &str, text: &str) {
+    println!("{what:<13} {text}");
+}
+
+/// How full an EM is.
+fn fullness(em: &Em) -> Result<String, Box<dyn Error>> {
+    let (used, locked, left) =
+        (amounts(em.used.amounts()), amounts(em.locked.amounts()), amounts(em.left()?.amounts()));
+    Ok(format!("used {used}; locked {locked}; left {left}"))
+}
+
+fn amounts(amounts: impl Iterator<Item = (Dimension, i64)>) -> String {
+    let show = |(dimension, value): (Dimension, i64)| match dimension {
+        Dimension::Memory => amount(&dimension, value),
+        _ => format!("{value} {dimension}"),
+    };
+    amounts.map(show).collect::<Vec<_>>().join(", ")
+}
+
+fn amount(dimension: &Dimension, value: i64) -> String {
+    if *dimension == Dimension::Memory { format_size(value) } else { value.to_string() }
+}

@@ -1,0 +1,156 @@
+//! The calls of one task, repeated where the API says that repeating helps.
+
+use std::{
+    collections::BTreeMap,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    domain::{
+        em::EmInstance,
+        name::{FieldError, Name},
+        operation::{Inited, Released},
+        refusal::Refusal,
+        resource::ResourceError,
+        ticket::EngineInstance,
+    },
+};
+use tonic::Code;
+use uuid::Uuid;
+
+use super::trace::{Node, Task};
+
+/// The application under which all nodes register.
+pub const APPLICATION: &str = "openb";
+
+/// The longest that the service grants: trace time may be much slower than a task's wait.
+const LOCK_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// How often a call is made before the replay gives up, and the wait after the first failure; it grows with each.
+const ATTEMPTS_MAX: u32 = 5;
+const RETRY_WAIT: Duration = Duration::from_millis(200);
+
+/// Why the replay cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("{what} failed")]
+    Call { what: String, source: ClientError },
+    #[error("a name of the trace cannot be used")]
+    Name(#[from] FieldError),
+    #[error("an amount of the trace cannot be used")]
+    Amount(#[from] ResourceError),
+    #[error("a call ended without an answer")]
+    Lost(#[from] tokio::task::JoinError),
+}
+
+/// What came of a step.
+#[derive(Debug)]
+pub enum Outcome {
+    Granted,
+    Refused(Refusal),
+    Inited,
+    Released,
+    /// The task was refused: there is nothing to report or to release.
+    Nothing,
+}
+
+/// A finished call.
+#[derive(Debug)]
+pub struct Answered {
+    pub outcome: Outcome,
+    pub latency: Duration,
+    pub repeats: u32,
+}
+
+/// A task as the service knows it.
+#[derive(Debug)]
+pub struct Engine {
+    request: ResourceRequest,
+    user: Name,
+    instance: EngineInstance,
+    /// Set once it is granted.
+    ticket: OnceLock<Uuid>,
+}
+
+/// A node as the service knows it.
+pub fn em_instance(node: &Node) -> Result<EmInstance, FieldError> {
+    EmInstance::parse("em", APPLICATION, &node.name)
+}
+
+impl Engine {
+    /// `replay` tells this replay's requests from those of earlier ones, which the service remembers for days.
+    pub fn new(replay: Uuid, task: &Task, node: &Node) -> Result<Self, CallError> {
+        let request = ResourceRequest {
+            em: em_instance(node)?,
+            user: task.user(),
+            creator: APPLICATION.into(),
+            engine_type: task.qos.clone(),
+            resource: task.need().to_resource()?,
+            labels: BTreeMap::new(),
+            lock_ttl: Some(LOCK_TTL),
+            request_id: Some(format!("{replay}/{}", task.name)),
+        };
+        let instance = EngineInstance::parse("engine", APPLICATION, &task.name)?;
+        Ok(Self { user: Name::parse("user", &request.user)?, request, instance, ticket: OnceLock::new() })
+    }
+
+    pub async fn ask(&self, client: &RmClient) -> Result<Answered, CallError> {
+        let what = || format!("asking for {}", self.instance.instance);
+        let (answer, latency, repeats) = repeated(what, || client.request_resource(&self.request)).await?;
+        let outcome = match answer {
+            ResultResource::Available(grant) => {
+                self.ticket.get_or_init(|| grant.ticket_id);
+                Outcome::Granted
+            }
+            ResultResource::NotEnough(refusal) => Outcome::Refused(refusal),
+        };
+        Ok(Answered { outcome, latency, repeats })
+    }
+
+    pub async fn init(&self, client: &RmClient) -> Result<Answered, CallError> {
+        let Some(&ticket_id) = self.ticket.get() else { return Ok(Answered::nothing()) };
+        let (user, em, engine) = (self.user.clone(), self.request.em.clone(), self.instance.clone());
+        let report = Inited { ticket_id, user, em, used: None, engine };
+        let what = || format!("reporting {} as inited", self.instance.instance);
+        let (_, latency, repeats) = repeated(what, || client.resource_inited(&report)).await?;
+        Ok(Answered { outcome: Outcome::Inited, latency, repeats })
+    }
+
+    pub async fn release(&self, client: &RmClient) -> Result<Answered, CallError> {
+        let Some(&ticket_id) = self.ticket.get() else { return Ok(Answered::nothing()) };
+        let ticket = Released { ticket_id, user: self.user.clone(), em: self.request.em.clone() };
+        let what = || format!("releasing {}", self.instance.instance);
+        let ((), latency, repeats) = repeated(what, || client.resource_released(&ticket)).await?;
+        Ok(Answered { outcome: Outcome::Released, latency, repeats })
+    }
+}
+
+impl Answered {
+    fn nothing() -> Self {
+        Self { outcome: Outcome::Nothing, latency: Duration::ZERO, repeats: 0 }
+    }
+}
+
+/// Makes a call that has the effect of one however often it is made: the answer, how long that took, and how often it was repeated.
+pub async fn repeated<T, F: Future<Output = Result<T, ClientError>>>(
+    what: impl Fn() -> String,
+    call: impl Fn() -> F,
+) -> Result<(T, Duration, u32), CallError> {
+    let started = Instant::now();
+    let mut repeats = 0;
+    loop {
+        match call().await {
+            Ok(answer) => return Ok((answer, started.elapsed(), repeats)),
+            Err(error) if repeats + 1 < ATTEMPTS_MAX && is_passing(&error) => repeats += 1,
+            Err(source) => return Err(CallError::Call { what: what(), source }),
+        }
+        tokio::time::sleep(RETRY_WAIT * repeats).await;
+    }
+}
+
+/// The codes that the API documents with "try again".
+fn is_passing(error: &ClientError) -> bool {
+    matches!(error.code(), Some(Code::Aborted | Code::ResourceExhausted | Code::Unavailable))
+}

@@ -1,0 +1,210 @@
+//! The replay: makes the calls of the plan, many at once, and keeps those in order that depend on each other.
+//!
+//! - A task's own calls wait for each other.
+//! - On one node a request waits for the releases under way if it needs the room that they make.
+//! - One that is to be refused waits for every earlier change of its node, and later releases wait for it, so that the room it is
+//!   judged by is that of the plan.
+//!
+//! Everything else may overtake: requests that fit in the plan fit together, in any order.
+
+use std::{sync::Arc, time::Duration};
+
+use linkis_rm::client::RmClient;
+use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{
+    calls::{Answered, CallError, Engine, Outcome},
+    check::{self, Checked},
+    plan::{Action, Plan, Step},
+    progress::Progress,
+    report::Tally,
+    trace::{Amounts, Trace},
+};
+
+/// How fast to go.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    /// Trace seconds in one second; none for no pauses at all.
+    pub speed: Option<f64>,
+    /// How many calls may be under way.
+    pub in_flight: usize,
+}
+
+/// A finished step.
+type Done = Result<(Step, Answered), CallError>;
+
+struct Replay<'a> {
+    client: &'a RmClient,
+    trace: &'a Trace,
+    plan: &'a Plan,
+    engines: Vec<Arc<Engine>>,
+    window: Arc<Semaphore>,
+    under_way: JoinSet<Done>,
+    /// The latest call of each task.
+    latest: Vec<CancellationToken>,
+    /// The calls under way on each node.
+    changes: Vec<Changes>,
+    /// What each node should hold once everything under way is done.
+    held: Vec<Amounts>,
+    tally: Tally,
+}
+
+/// Calls under way on one node. Each token is cancelled when its call is done.
+#[derive(Debug, Clone, Default)]
+struct Changes {
+    fitting: Vec<CancellationToken>,
+    refused: Vec<CancellationToken>,
+    /// With what they give back.
+    releases: Vec<(CancellationToken, Amounts)>,
+}
+
+/// Replays the plan on nodes that are registered and empty, and leaves them so.
+pub async fn run(
+    client: &RmClient,
+    trace: &Trace,
+    plan: &Plan,
+    pace: Pace,
+    progress: &Progress,
+) -> Result<Tally, CallError> {
+    let replay_id = Uuid::new_v4();
+    let engines = trace.tasks.iter().zip(&plan.places);
+    let engines = engines.map(|(task, place)| Engine::new(replay_id, task, &trace.nodes[place.node]).map(Arc::new));
+    let replay = Replay {
+        client,
+        trace,
+        plan,
+        engines: engines.collect::<Result<_, _>>()?,
+        window: Arc::new(Semaphore::new(pace.in_flight)),
+        under_way: JoinSet::new(),
+        latest: vec![CancellationToken::new(); trace.tasks.len()],
+        changes: vec![Changes::default(); trace.nodes.len()],
+        held: vec![Amounts::default(); trace.nodes.len()],
+        tally: Tally::default(),
+    };
+    replay.run(pace.speed, progress).await
+}
+
+impl Replay<'_> {
+    async fn run(mut self, speed: Option<f64>, progress: &Progress) -> Result<Tally, CallError> {
+        let (plan, started) = (self.plan, Instant::now());
+        let mut checkpoints = plan.checkpoints.iter().peekable();
+        let mut checking = Duration::ZERO;
+        for (number, step) in (1..).zip(&plan.steps) {
+            if let Some(speed) = speed {
+                let due = Duration::try_from_secs_f64((step.at - plan.steps[0].at) as f64 / speed).unwrap_or_default();
+                let due = started + checking + due;
+                tokio::time::sleep_until(due).await;
+                self.tally.behind = self.tally.behind.max(due.elapsed());
+            }
+            self.start(*step).await;
+            while let Some(done) = self.under_way.try_join_next() {
+                self.count(done?)?;
+            }
+            progress.set(number);
+            if let Some(checkpoint) = checkpoints.next_if(|checkpoint| checkpoint.steps_done == number) {
+                self.drain().await?;
+                let paused = Instant::now();
+                let checked = self.check().await?;
+                progress.line(&checked.summary(&format!("second {}", checkpoint.at), &checkpoint.peaks));
+                self.tally.add_check(checkpoint, checked);
+                checking += paused.elapsed();
+            }
+        }
+        self.drain().await?;
+        self.tally.elapsed = started.elapsed() - checking;
+        let checked = self.check().await?;
+        progress.line(&checked.summary("the end", &[]));
+        self.tally.violations.extend(checked.violations);
+        Ok(self.tally)
+    }
+
+    async fn check(&self) -> Result<Checked, CallError> {
+        check::counters_against_tickets(self.client, &self.trace.nodes, &self.held).await
+    }
+
+    /// Waits for a place in the window and starts the call, which first waits for those that it depends on.
+    async fn start(&mut self, step: Step) {
+        // The semaphore is never closed: without a permit the call is merely not counted.
+        let permit = self.window.clone().acquire_owned().await.ok();
+        let done = CancellationToken::new();
+        let mut earlier = self.depends_on(step, &done);
+        earlier.push(std::mem::replace(&mut self.latest[step.task], done.clone()));
+        if step.action == Action::Ask {
+            earlier.pop();
+        }
+        let (client, engine) = (self.client.clone(), self.engines[step.task].clone());
+        self.under_way.spawn(async move {
+            let (_permit, _done) = (permit, done.drop_guard());
+            for call in earlier {
+                call.cancelled().await;
+            }
+            let answered = match step.action {
+                Action::Ask => engine.ask(&client).await,
+                Action::Init => engine.init(&client).await,
+                Action::Release => engine.release(&client).await,
+            };
+            Ok((step, answered?))
+        });
+    }
+
+    /// Notes what the call will change on its node, and answers which calls on it have to be done before.
+    fn depends_on(&mut self, step: Step, done: &CancellationToken) -> Vec<CancellationToken> {
+        let (place, need) = (self.plan.places[step.task], self.trace.tasks[step.task].need());
+        let (changes, held) = (&mut self.changes[place.node], &mut self.held[place.node]);
+        let Changes { fitting, refused, releases } = changes;
+        fitting.retain(|call| !call.is_cancelled());
+        refused.retain(|call| !call.is_cancelled());
+        releases.retain(|(call, _)| !call.is_cancelled());
+        match (step.action, place.fits) {
+            (Action::Ask, true) => {
+                *held = *held + need;
+                fitting.push(done.clone());
+                let not_yet_free = releases.iter().fold(*held, |sum, (_, freed)| sum + *freed);
+                if not_yet_free.fits_in(self.trace.nodes[place.node].total()) {
+                    vec![]
+                } else {
+                    calls(releases).collect()
+                }
+            }
+            (Action::Ask, false) => {
+                refused.push(done.clone());
+                fitting.iter().cloned().chain(calls(releases)).collect()
+            }
+            (Action::Release, true) => {
+                *held = *held - need;
+                releases.push((done.clone(), need));
+                refused.clone()
+            }
+            (Action::Release, false) | (Action::Init, _) => vec![],
+        }
+    }
+
+    async fn drain(&mut self) -> Result<(), CallError> {
+        while let Some(done) = self.under_way.join_next().await {
+            self.count(done?)?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, done: Done) -> Result<(), CallError> {
+        let (step, answered) = done?;
+        let (task, place) = (&self.trace.tasks[step.task], self.plan.places[step.task]);
+        match &answered.outcome {
+            Outcome::Granted if !place.fits => {
+                self.tally.violations.push(format!("{} was granted on a full node", task.name));
+            }
+            Outcome::Refused(refusal) if place.fits => {
+                self.tally.violations.push(format!("{} was refused where it fits: {}", task.name, refusal.reason));
+            }
+            _ => {}
+        }
+        self.tally.add_call(answered, task.scheduled.is_some());
+        Ok(())
+    }
+}
+
+fn calls(releases: &[(CancellationToken, Amounts)]) -> impl Iterator<Item = CancellationToken> {
+    releases.iter().map(|(call, _)| call.clone())
+}

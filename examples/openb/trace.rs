@@ -1,0 +1,183 @@
+//! The trace: nodes and tasks as the two files tell them.
+
+use std::{
+    fmt,
+    ops::{Add, Sub},
+};
+
+use linkis_rm::domain::resource::{Dimension, Resource, ResourceError};
+use serde::{Deserialize, de::DeserializeOwned};
+
+const NODES: &str = include_str!("data/openb_node_list_all_node.csv");
+const TASKS: &str = include_str!("data/openb_pod_list_default.csv");
+
+/// Why the trace cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("a line of {file} cannot be read")]
+    Line { file: &'static str, source: csv::Error },
+    #[error("the times of {0} are out of order: it must be created, then scheduled, then deleted")]
+    Times(String),
+    #[error("{0} accepts only GPU models that no node has")]
+    Model(String),
+}
+
+/// Thousandths of a core, MiB of memory, thousandths of a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amounts {
+    pub cpu_milli: i64,
+    pub memory_mib: i64,
+    pub gpu_milli: i64,
+}
+
+/// A node, which registers as an EM.
+#[derive(Debug, Deserialize)]
+pub struct Node {
+    #[serde(rename = "sn")]
+    pub name: String,
+    cpu_milli: i64,
+    memory_mib: i64,
+    gpu: i64,
+    pub model: String,
+}
+
+/// A task, which asks for a ticket. Times are in seconds since the trace began.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Task {
+    pub name: String,
+    cpu_milli: i64,
+    memory_mib: i64,
+    num_gpu: i64,
+    /// The share of each GPU.
+    gpu_milli: i64,
+    /// The models that it accepts, with `|` between them; empty for any.
+    gpu_spec: String,
+    pub qos: String,
+    #[serde(rename = "creation_time")]
+    pub created: i64,
+    /// None if it never was: it waited in vain until it was deleted.
+    #[serde(rename = "scheduled_time")]
+    pub scheduled: Option<i64>,
+    #[serde(rename = "deletion_time")]
+    pub deleted: i64,
+}
+
+/// All of it, in the order of the files: tasks by creation.
+#[derive(Debug)]
+pub struct Trace {
+    pub nodes: Vec<Node>,
+    pub tasks: Vec<Task>,
+}
+
+impl Trace {
+    /// Reads both files. With `hold`, no task ends before the last one has started.
+    pub fn read(hold: bool) -> Result<Self, TraceError> {
+        let nodes = read_lines("the list of nodes", NODES)?;
+        let mut tasks: Vec<Task> = read_lines("the list of tasks", TASKS)?;
+        for task in &tasks {
+            let started = task.scheduled.unwrap_or(task.created);
+            if started < task.created || task.deleted < started {
+                return Err(TraceError::Times(task.name.clone()));
+            }
+        }
+        if hold {
+            let started = tasks.iter().map(|task| task.scheduled.unwrap_or(task.created)).max().unwrap_or_default();
+            tasks.iter_mut().for_each(|task| task.deleted = task.deleted.max(started + 1));
+        }
+        Ok(Self { nodes, tasks })
+    }
+
+    /// All nodes together.
+    pub fn cluster(&self) -> Amounts {
+        self.nodes.iter().fold(Amounts::default(), |sum, node| sum + node.total())
+    }
+}
+
+fn read_lines<T: DeserializeOwned>(file: &'static str, text: &str) -> Result<Vec<T>, TraceError> {
+    let lines: Result<_, _> = csv::Reader::from_reader(text.as_bytes()).into_deserialize().collect();
+    lines.map_err(|source| TraceError::Line { file, source })
+}
+
+impl Node {
+    pub fn total(&self) -> Amounts {
+        Amounts { cpu_milli: self.cpu_milli, memory_mib: self.memory_mib, gpu_milli: self.gpu * 1000 }
+    }
+}
+
+impl Task {
+    /// GPUs are counted as one sum for a node: whether the shares can be cut from single cards is not looked at.
+    pub fn need(&self) -> Amounts {
+        Amounts { cpu_milli: self.cpu_milli, memory_mib: self.memory_mib, gpu_milli: self.num_gpu * self.gpu_milli }
+    }
+
+    /// Whether it may run on the node at all, however full that is.
+    pub fn accepts(&self, node: &Node) -> bool {
+        let any = self.num_gpu == 0 || self.gpu_spec.is_empty();
+        let counted = self.num_gpu == 0 || node.gpu > 0;
+        counted && (any || self.gpu_spec.split('|').any(|model| model == node.model))
+    }
+
+    /// Tasks come without users. Theirs are made of the class and the last two digits of the name, e.g. `ls-07`: a hundred users
+    /// a class, the same ones in every replay.
+    pub fn user(&self) -> String {
+        let digits = self.name.get(self.name.len().saturating_sub(2)..).unwrap_or(&self.name);
+        format!("{}-{digits}", self.qos.to_lowercase())
+    }
+}
+
+impl Amounts {
+    /// The names under which the service counts them.
+    pub const NAMES: [&str; 3] = ["cpu_milli", "memory_mib", "gpu_milli"];
+
+    pub fn values(self) -> [i64; 3] {
+        [self.cpu_milli, self.memory_mib, self.gpu_milli]
+    }
+
+    pub fn fits_in(self, room: Self) -> bool {
+        self.values().iter().zip(room.values()).all(|(need, room)| *need <= room)
+    }
+
+    /// As the service counts it. Nothing of GPUs is left out, of a node as of a task: a node without any then does not count them,
+    /// and to ask it for one is a mistake of the caller instead of a shortage that might pass.
+    pub fn to_resource(self) -> Result<Resource, ResourceError> {
+        let named = Self::NAMES.into_iter().zip(self.values());
+        let counted = named.filter(|(name, amount)| *name != "gpu_milli" || *amount > 0);
+        Resource::special(counted.map(|(name, amount)| (name.to_owned(), amount)).collect())
+    }
+
+    /// The reverse of [`Amounts::to_resource`].
+    pub fn of_resource(resource: &Resource) -> Self {
+        let [cpu_milli, memory_mib, gpu_milli] = Self::NAMES.map(|name| resource.get(&Dimension::from(name)));
+        Self { cpu_milli, memory_mib, gpu_milli }
+    }
+}
+
+impl fmt::Display for Amounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} cpu_milli, {} memory_mib, {} gpu_milli", self.cpu_milli, self.memory_mib, self.gpu_milli)
+    }
+}
+
+impl Add for Amounts {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            cpu_milli: self.cpu_milli + more.cpu_milli,
+            memory_mib: self.memory_mib + more.memory_mib,
+            gpu_milli: self.gpu_milli + more.gpu_milli,
+        }
+    }
+}
+
+impl Sub for Amounts {
+    type Output = Self;
+
+    fn sub(self, less: Self) -> Self {
+        Self {
+            cpu_milli: self.cpu_milli - less.cpu_milli,
+            memory_mib: self.memory_mib - less.memory_mib,
+            gpu_milli: self.gpu_milli - less.gpu_milli,
+        }
+    }
+}
