@@ -130,9 +130,9 @@ impl Replay<'_> {
         let permit = self.window.clone().acquire_owned().await.ok();
         let done = CancellationToken::new();
         let mut earlier = self.depends_on(step, &done);
-        earlier.push(std::mem::replace(&mut self.latest[step.task], done.clone()));
-        if step.action == Action::Ask {
-            earlier.pop();
+        let own = std::mem::replace(&mut self.latest[step.task], done.clone());
+        if step.action != Action::Ask {
+            earlier.push(own);
         }
         let (client, engine) = (self.client.clone(), self.engines[step.task].clone());
         self.under_way.spawn(async move {

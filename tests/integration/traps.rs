@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use linkis_rm::{
     domain::operation::LockKey,
-    store::{em_resource, resource_lock},
+    store::{
+        em_resource,
+        resource_lock::{self, Obstacle},
+    },
 };
 use sqlx::Connection as _;
 use tokio::task::JoinHandle;
@@ -94,5 +97,29 @@ async fn the_database_refuses_counters_that_cannot_be() {
     ] {
         let error = sqlx::raw_sql(sql).execute(&mut connection).await.unwrap_err().to_string();
         assert!(error.contains(constraint), "{error}");
+    }
+}
+
+/// Whoever waits for a key holds none that comes behind it: so nobody can wait for him in turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_are_taken_in_one_order() {
+    let (database, _rm) = start().await;
+    let ordered = [LockKey::Em(em("a")), LockKey::Em(em("b")), LockKey::User(name("a")), LockKey::User(name("b"))];
+    for (at, held) in ordered.iter().enumerate() {
+        let mut holder = hold(&database, BTreeSet::from([held.clone()])).await;
+        let (mut waiter, all) = (database.connect().await, BTreeSet::from(ordered.clone()));
+        let waiting = tokio::spawn(async move {
+            let mut transaction = waiter.begin().await.unwrap();
+            resource_lock::take(&mut transaction, &all).await.unwrap().unwrap();
+        });
+        eventually("it waits", Duration::from_secs(5), || is_waiting(&database)).await;
+        let mut probe = database.connect().await;
+        for (other, key) in ordered.iter().enumerate().filter(|(other, _)| *other != at) {
+            let obstacle = resource_lock::wait(&mut probe, key, Duration::from_millis(50)).await.unwrap();
+            let expected = if other < at { Obstacle::Transaction } else { Obstacle::None };
+            assert_eq!(obstacle, expected, "{key:?} while {held:?} is waited for");
+        }
+        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        waiting.await.unwrap();
     }
 }
