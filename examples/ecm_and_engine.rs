@@ -10,7 +10,6 @@
 #![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
 
 use std::{
-    collections::BTreeMap,
     error::Error,
     iter::{once, successors},
     process::ExitCode,
@@ -22,7 +21,7 @@ use linkis_rm::{
     domain::{
         em::{Em, EmInstance},
         name::{Labels, Name},
-        operation::{Inited, Register, Released},
+        operation::{Inited, Register},
         resource::{Dimension, Resource, format_size},
         ticket::{EngineInstance, TicketState},
     },
@@ -42,8 +41,7 @@ async fn main() -> ExitCode {
         Err(error) => {
             let causes = successors(error.source(), |cause: &&dyn Error| (*cause).source()).map(ToString::to_string);
             eprintln!("{}", once(error.to_string()).chain(causes).collect::<Vec<_>>().join(": "));
-            let code = error.downcast_ref::<ClientError>().and_then(ClientError::code);
-            if matches!(code, Some(Code::Unavailable | Code::Unknown)) {
+            if error.downcast_ref::<ClientError>().is_some_and(|error| error.code() == Some(Code::Unavailable)) {
                 eprintln!("Is the service running at {address}? To start one, type: cargo run --release");
             }
             ExitCode::FAILURE
@@ -65,15 +63,11 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("", &fullness(&registered)?);
 
     // It asks before it starts an engine. The request id makes it safe to ask again when an answer was lost.
+    let creator = Name::parse("creator", "IDE")?;
     let request = ResourceRequest {
-        em: em.clone(),
-        user: user.to_string(),
-        creator: "IDE".into(),
         engine_type: "spark-3.2.1".into(),
-        resource: Resource::load_instance(8 * GIB, 4, 1)?,
-        labels: BTreeMap::from([("tenant".into(), "a".into())]),
-        lock_ttl: Some(Duration::from_secs(300)),
         request_id: Some(Uuid::new_v4().to_string()),
+        ..ResourceRequest::new(em.clone(), user.clone(), creator, Resource::load_instance(8 * GIB, 4, 1)?)
     };
     let ResultResource::Available(grant) = client.request_resource(&request).await? else {
         return Err(format!("{em} is full: were tickets left on it? restart the service, or try another one").into());
@@ -85,13 +79,9 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("", &fullness(&client.em(&em).await?)?);
 
     // The engine runs, and needs less than was locked: the difference is given back.
-    let inited = Inited {
-        ticket_id: grant.ticket_id,
-        user: user.clone(),
-        em: em.clone(),
-        used: Some(Resource::load_instance(6 * GIB, 2, 1)?),
-        engine: EngineInstance::parse("engine", "linkis-cg-engineconn", "example-host:41001")?,
-    };
+    let engine = EngineInstance::parse("engine", "linkis-cg-engineconn", "example-host:41001")?;
+    let used = Some(Resource::load_instance(6 * GIB, 2, 1)?);
+    let inited = Inited { used, ..grant.inited(user.clone(), engine) };
     let ticket = client.resource_inited(&inited).await?;
     if let TicketState::Used { engine, resource, .. } = &ticket.state {
         step(
@@ -115,7 +105,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     }
 
     // The engine ends, and the host goes.
-    client.resource_released(&Released { ticket_id: grant.ticket_id, user, em: em.clone() }).await?;
+    client.resource_released(&grant.released(user)).await?;
     step("released", &fullness(&client.em(&em).await?)?);
     let removed = client.unregister(&em).await?;
     step("unregistered", &format!("{em}, and {removed} tickets with it"));

@@ -39,7 +39,9 @@ CREATE TABLE linkis_em_resource_meta_data (
 
 -- One row per live ticket.
 CREATE TABLE linkis_user_resource_meta_data (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- For people; without an index, which every grant would pay for.
+    id bigint GENERATED ALWAYS AS IDENTITY,
+    -- Version 7: in the order of time.
     ticket_id uuid NOT NULL,
     "user" text COLLATE "C" NOT NULL,
     creator text COLLATE "C" NOT NULL,
@@ -55,7 +57,7 @@ CREATE TABLE linkis_user_resource_meta_data (
     locked_time timestamptz NOT NULL,
     used_time timestamptz,
     expires_at timestamptz,
-    CONSTRAINT linkis_user_resource_ticket_key UNIQUE (ticket_id),
+    CONSTRAINT linkis_user_resource_ticket_key PRIMARY KEY (ticket_id),
     -- A ticket is locked, with a deadline and without an engine, or used, with an engine and without a deadline.
     CONSTRAINT linkis_user_resource_state CHECK (
         (user_locked_resource IS NOT NULL AND expires_at IS NOT NULL
@@ -66,9 +68,9 @@ CREATE TABLE linkis_user_resource_meta_data (
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
 -- Unregistering an EM, and listing by EM.
-CREATE INDEX linkis_user_resource_em ON linkis_user_resource_meta_data (em_application_name, em_instance, id);
+CREATE INDEX linkis_user_resource_em ON linkis_user_resource_meta_data (em_application_name, em_instance, ticket_id);
 -- Listing by user.
-CREATE INDEX linkis_user_resource_user ON linkis_user_resource_meta_data ("user", id);
+CREATE INDEX linkis_user_resource_user ON linkis_user_resource_meta_data ("user", ticket_id);
 -- Expiry: only locked tickets have a deadline.
 CREATE INDEX linkis_user_resource_expiry ON linkis_user_resource_meta_data (expires_at) WHERE expires_at IS NOT NULL;
 

@@ -1,6 +1,6 @@
 //! The RM client: the service's calls with the types of the domain, for ECMs, LinkisManager and engines written in Rust.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use tonic::{
     Code, Request, Status,
@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        name::FieldError,
+        name::{FieldError, Labels, Name},
         operation::{Grant, Inited, Register, Released},
         refusal::Refusal,
         resource::Resource,
@@ -41,19 +41,27 @@ pub struct ResourceRequest {
     /// Where to start it.
     pub em: EmInstance,
     /// For whom.
-    pub user: String,
+    pub user: Name,
     /// By which application of the user.
-    pub creator: String,
+    pub creator: Name,
     /// The engine's type; may be empty.
     pub engine_type: String,
     /// How much.
     pub resource: Resource,
     /// Kept with the ticket.
-    pub labels: BTreeMap<String, String>,
+    pub labels: Labels,
     /// How long the grant stays locked; `None` for the server's default.
     pub lock_ttl: Option<Duration>,
     /// Makes the request repeatable: set one whenever a lost answer is to be asked for again.
     pub request_id: Option<String>,
+}
+
+impl ResourceRequest {
+    /// A request with what every request needs.
+    pub fn new(em: EmInstance, user: Name, creator: Name, resource: Resource) -> Self {
+        let labels = Labels::default();
+        Self { em, user, creator, engine_type: String::new(), resource, labels, lock_ttl: None, request_id: None }
+    }
 }
 
 /// The answer to a request.
@@ -75,8 +83,8 @@ pub enum ClientError {
     #[error("the service's answer cannot be understood")]
     Answer(#[from] FieldError),
     /// The address cannot be used.
-    #[error("the address of the service cannot be used")]
-    Address(#[from] tonic::transport::Error),
+    #[error("{0:?} is not the address of a service; give one like http://127.0.0.1:50051")]
+    Address(String),
 }
 
 impl From<Status> for ClientError {
@@ -102,6 +110,18 @@ impl ClientError {
         }
     }
 
+    /// How long to wait before the call is worth repeating; `None` if repeating it does not help.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Status(status) => match status.get_details_retry_info() {
+                Some(retry) => retry.retry_delay,
+                // From the way there, not from the service: a connection that could not be made, or broke.
+                None => (status.code() == Code::Unavailable).then_some(Duration::from_secs(1)),
+            },
+            _ => None,
+        }
+    }
+
     /// The first field that the service complained about.
     pub fn field(&self) -> Option<String> {
         match self {
@@ -116,7 +136,10 @@ type Result<T> = std::result::Result<T, ClientError>;
 impl RmClient {
     /// Connects to the service, e.g. at `http://127.0.0.1:50051`, when the first call needs it. No call takes longer than `timeout`.
     pub fn new(address: &str, timeout: Duration) -> Result<Self> {
-        let channel = Endpoint::from_shared(address.to_owned())?.tcp_nodelay(true).connect_lazy();
+        let endpoint = Endpoint::from_shared(address.to_owned()).ok();
+        let endpoint = endpoint.filter(|endpoint| endpoint.uri().scheme_str() == Some("http"));
+        let endpoint = endpoint.ok_or_else(|| ClientError::Address(address.to_owned()))?;
+        let channel = endpoint.tcp_nodelay(true).connect_lazy();
         Ok(Self {
             manager: ResourceManagerServiceClient::new(channel.clone()),
             usage: UsageServiceClient::new(channel),
@@ -162,11 +185,11 @@ impl RmClient {
         let lock_ttl = request.lock_ttl.map(prost_types::Duration::try_from).transpose();
         let message = proto::RequestResourceRequest {
             em: Some(answer::em_message(&request.em)),
-            user: request.user.clone(),
-            creator: request.creator.clone(),
+            user: request.user.to_string(),
+            creator: request.creator.to_string(),
             engine_type: request.engine_type.clone(),
             resource: Some(resource::message(request.resource.parts())),
-            labels: request.labels.clone(),
+            labels: request.labels.as_map().clone(),
             wait_timeout: None,
             lock_ttl: lock_ttl.map_err(|_| FieldError::new("lock_ttl", "is too long"))?,
             request_id: request.request_id.clone().unwrap_or_default(),

@@ -1,7 +1,6 @@
 //! The calls of one task, repeated where the API says that repeating helps.
 
 use std::{
-    collections::BTreeMap,
     sync::OnceLock,
     time::{Duration, Instant},
 };
@@ -11,13 +10,12 @@ use linkis_rm::{
     domain::{
         em::EmInstance,
         name::{FieldError, Name},
-        operation::{Inited, Released},
+        operation::Grant,
         refusal::Refusal,
         resource::ResourceError,
         ticket::EngineInstance,
     },
 };
-use tonic::Code;
 use uuid::Uuid;
 
 use super::trace::{Node, Task};
@@ -30,8 +28,6 @@ const LOCK_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// How often a call is made before the replay gives up, and the wait after the first failure; it grows with each.
 const ATTEMPTS_MAX: u32 = 5;
-const RETRY_WAIT: Duration = Duration::from_millis(200);
-
 /// Why the replay cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
@@ -68,10 +64,9 @@ pub struct Answered {
 #[derive(Debug)]
 pub struct Engine {
     request: ResourceRequest,
-    user: Name,
     instance: EngineInstance,
     /// Set once it is granted.
-    ticket: OnceLock<Uuid>,
+    grant: OnceLock<Grant>,
 }
 
 /// A node as the service knows it.
@@ -82,18 +77,15 @@ pub fn em_instance(node: &Node) -> Result<EmInstance, FieldError> {
 impl Engine {
     /// `replay` tells this replay's requests from those of earlier ones, which the service remembers for days.
     pub fn new(replay: Uuid, task: &Task, node: &Node) -> Result<Self, CallError> {
+        let (user, creator) = (Name::parse("user", &task.user())?, Name::parse("creator", APPLICATION)?);
         let request = ResourceRequest {
-            em: em_instance(node)?,
-            user: task.user(),
-            creator: APPLICATION.into(),
             engine_type: task.qos.clone(),
-            resource: task.need().to_resource()?,
-            labels: BTreeMap::new(),
             lock_ttl: Some(LOCK_TTL),
             request_id: Some(format!("{replay}/{}", task.name)),
+            ..ResourceRequest::new(em_instance(node)?, user, creator, task.need().to_resource()?)
         };
         let instance = EngineInstance::parse("engine", APPLICATION, &task.name)?;
-        Ok(Self { user: Name::parse("user", &request.user)?, request, instance, ticket: OnceLock::new() })
+        Ok(Self { request, instance, grant: OnceLock::new() })
     }
 
     pub async fn ask(&self, client: &RmClient) -> Result<Answered, CallError> {
@@ -101,7 +93,7 @@ impl Engine {
         let (answer, latency, repeats) = repeated(what, || client.request_resource(&self.request)).await?;
         let outcome = match answer {
             ResultResource::Available(grant) => {
-                self.ticket.get_or_init(|| grant.ticket_id);
+                self.grant.get_or_init(|| grant);
                 Outcome::Granted
             }
             ResultResource::NotEnough(refusal) => Outcome::Refused(refusal),
@@ -110,17 +102,16 @@ impl Engine {
     }
 
     pub async fn init(&self, client: &RmClient) -> Result<Answered, CallError> {
-        let Some(&ticket_id) = self.ticket.get() else { return Ok(Answered::nothing()) };
-        let (user, em, engine) = (self.user.clone(), self.request.em.clone(), self.instance.clone());
-        let report = Inited { ticket_id, user, em, used: None, engine };
+        let Some(grant) = self.grant.get() else { return Ok(Answered::nothing()) };
+        let report = grant.inited(self.request.user.clone(), self.instance.clone());
         let what = || format!("reporting {} as inited", self.instance.instance);
         let (_, latency, repeats) = repeated(what, || client.resource_inited(&report)).await?;
         Ok(Answered { outcome: Outcome::Inited, latency, repeats })
     }
 
     pub async fn release(&self, client: &RmClient) -> Result<Answered, CallError> {
-        let Some(&ticket_id) = self.ticket.get() else { return Ok(Answered::nothing()) };
-        let ticket = Released { ticket_id, user: self.user.clone(), em: self.request.em.clone() };
+        let Some(grant) = self.grant.get() else { return Ok(Answered::nothing()) };
+        let ticket = grant.released(self.request.user.clone());
         let what = || format!("releasing {}", self.instance.instance);
         let ((), latency, repeats) = repeated(what, || client.resource_released(&ticket)).await?;
         Ok(Answered { outcome: Outcome::Released, latency, repeats })
@@ -143,14 +134,13 @@ pub async fn repeated<T, F: Future<Output = Result<T, ClientError>>>(
     loop {
         match call().await {
             Ok(answer) => return Ok((answer, started.elapsed(), repeats)),
-            Err(error) if repeats + 1 < ATTEMPTS_MAX && is_passing(&error) => repeats += 1,
-            Err(source) => return Err(CallError::Call { what: what(), source }),
+            Err(source) => match source.retry_after() {
+                Some(wait) if repeats + 1 < ATTEMPTS_MAX => {
+                    repeats += 1;
+                    tokio::time::sleep(wait).await;
+                }
+                _ => return Err(CallError::Call { what: what(), source }),
+            },
         }
-        tokio::time::sleep(RETRY_WAIT * repeats).await;
     }
-}
-
-/// The codes that the API documents with "try again".
-fn is_passing(error: &ClientError) -> bool {
-    matches!(error.code(), Some(Code::Aborted | Code::ResourceExhausted | Code::Unavailable))
 }

@@ -51,7 +51,7 @@ pub struct Em {
     pub locked: Resource,
     /// What it said of itself when it registered.
     pub labels: Labels,
-    /// Grows with every registration.
+    /// Which registration: it grows with each, but does not count them.
     pub epoch: i64,
     /// When it registered last, by the database's clock.
     pub register_time: OffsetDateTime,

@@ -200,6 +200,18 @@ pub struct Grant {
     pub expires_at: OffsetDateTime,
 }
 
+impl Grant {
+    /// The report that `engine` runs and uses exactly what was granted.
+    pub fn inited(&self, user: Name, engine: EngineInstance) -> Inited {
+        Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine }
+    }
+
+    /// The release of what was granted.
+    pub fn released(&self, user: Name) -> Released {
+        Released { ticket_id: self.ticket_id, user, em: self.em.clone() }
+    }
+}
+
 /// Why an operation could not be carried out. It has changed nothing.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Rejection {

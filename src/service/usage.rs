@@ -47,8 +47,8 @@ impl Usage {
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
-    /// Up to `limit` live tickets, oldest first, from behind row `after`; each with its row.
-    pub async fn tickets(&self, filter: &Filter, after: i64, limit: i64) -> Result<Vec<(i64, Ticket)>, Error> {
+    /// Up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first).
+    pub async fn tickets(&self, filter: &Filter, after: Uuid, limit: i64) -> Result<Vec<Ticket>, Error> {
         Ok(user_resource::list(self.store.pool(), filter, after, limit).await?)
     }
 }

@@ -23,7 +23,6 @@ const TABLE: Table = Table("linkis_user_resource_meta_data");
 
 #[derive(FromRow)]
 struct TicketRow {
-    id: i64,
     ticket_id: Uuid,
     user: String,
     creator: String,
@@ -82,7 +81,7 @@ impl TryFrom<TicketRow> for Ticket {
 pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Ticket>, StoreError> {
     let rows: Vec<TicketRow> = sqlx::query_as(
         r#"-- user_resource::read
-        SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance, engine_application_name,
+        SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
             locked_time, used_time, expires_at
         FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
@@ -104,47 +103,47 @@ pub struct Filter {
     pub locked: Option<bool>,
 }
 
-/// Up to `limit` tickets, oldest first, from behind row `after`; each with its row.
+/// Up to `limit` tickets, oldest first, from behind the ticket `after` (nil for the first).
 pub async fn list(
     executor: impl PgExecutor<'_>,
     filter: &Filter,
-    after: i64,
+    after: Uuid,
     limit: i64,
-) -> Result<Vec<(i64, Ticket)>, StoreError> {
+) -> Result<Vec<Ticket>, StoreError> {
     let (application_name, instance) =
         filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str())).unzip();
     // One text per filter that has an index, so that each is planned for its own.
     let sql = match (&filter.em, &filter.user) {
         (Some(_), _) => {
             r#"-- user_resource::list, by EM
-            SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+            SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance,
                 engine_application_name, engine_instance, resource_type, user_locked_resource::text,
                 user_used_resource::text, labels::text, locked_time, used_time, expires_at
             FROM linkis_user_resource_meta_data
-            WHERE em_application_name = $4 AND em_instance = $5 AND id > $1
+            WHERE em_application_name = $4 AND em_instance = $5 AND ticket_id > $1
                 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($6::text IS NULL OR "user" = $6)
-            ORDER BY id LIMIT $2"#
+            ORDER BY ticket_id LIMIT $2"#
         }
         (None, Some(_)) => {
             r#"-- user_resource::list, by user
-            SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+            SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance,
                 engine_application_name, engine_instance, resource_type, user_locked_resource::text,
                 user_used_resource::text, labels::text, locked_time, used_time, expires_at
             FROM linkis_user_resource_meta_data
-            WHERE "user" = $6 AND id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
+            WHERE "user" = $6 AND ticket_id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
                 AND ($4::text IS NULL OR em_application_name = $4) AND ($5::text IS NULL OR em_instance = $5)
-            ORDER BY id LIMIT $2"#
+            ORDER BY ticket_id LIMIT $2"#
         }
         (None, None) => {
             r#"-- user_resource::list, all
-            SELECT id, ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+            SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance,
                 engine_application_name, engine_instance, resource_type, user_locked_resource::text,
                 user_used_resource::text, labels::text, locked_time, used_time, expires_at
             FROM linkis_user_resource_meta_data
-            WHERE id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
+            WHERE ticket_id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
                 AND ($4::text IS NULL OR em_application_name = $4) AND ($5::text IS NULL OR em_instance = $5)
                 AND ($6::text IS NULL OR "user" = $6)
-            ORDER BY id LIMIT $2"#
+            ORDER BY ticket_id LIMIT $2"#
         }
     };
     let rows: Vec<TicketRow> = sqlx::query_as(sql)
@@ -156,7 +155,7 @@ pub async fn list(
         .bind(filter.user.as_ref().map(Name::as_str))
         .fetch_all(executor)
         .await?;
-    rows.into_iter().map(|row| Ok((row.id, Ticket::try_from(row)?))).collect()
+    rows.into_iter().map(Ticket::try_from).collect()
 }
 
 /// A locked ticket whose deadline is near: how far off it is, by the database's clock, and how to expire it.

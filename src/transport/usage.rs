@@ -1,6 +1,7 @@
 //! `UsageService`: who holds what.
 
 use tonic::{Request, Response, Status};
+use uuid::Uuid;
 
 use crate::{
     domain::{
@@ -113,14 +114,14 @@ impl UsageService for Usage {
         let message = call.get_ref();
         let limit = page_size(message.page_size).map_err(Error::from)?;
         let after = match message.page_token.as_str() {
-            "" => 0,
-            token => token.parse().map_err(|_| Error::from(bad_token()))?,
+            "" => Uuid::nil(),
+            token => Uuid::parse_str(token).map_err(|_| Error::from(bad_token()))?,
         };
         let filter = filter(message).map_err(Error::from)?;
         let mut tickets = self.0.tickets(&filter, after, limit + 1).await?;
         let more = cut_page(&mut tickets, limit);
-        let next_page_token = tickets.last().filter(|_| more).map(|(row, _)| row.to_string()).unwrap_or_default();
-        let tickets = tickets.iter().map(|(_, ticket)| convert::answer::ticket(ticket)).collect();
+        let next_page_token = tickets.last().filter(|_| more).map(|ticket| ticket.id.to_string()).unwrap_or_default();
+        let tickets = tickets.iter().map(convert::answer::ticket).collect();
         Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
     }
 }

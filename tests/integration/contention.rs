@@ -86,7 +86,8 @@ async fn whole_lives_over_shared_users_and_ems() {
     callers.join_all().await;
     assert_eq!(assert_invariants(&database, &first.client).await, 0);
     assert!(first.client.ems().await.unwrap().iter().all(|em| em.is_idle()));
-    drop((first.stop().await, second.stop().await));
+    first.stop().await;
+    second.stop().await;
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
     assert_eq!(database.count(deadlocks).await, 0, "locks are taken in one order");
 }

@@ -1,7 +1,7 @@
 //! One PostgreSQL for all tests, a fresh database for each, servers on free ports, and what tests say often.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fs,
     future::Future,
     io::{BufRead as _, BufReader},
@@ -166,24 +166,16 @@ pub fn registration(em: EmInstance, total: Resource) -> Register {
 }
 
 pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
-    ResourceRequest {
-        em: em.clone(),
-        user: user.into(),
-        creator: "IDE".into(),
-        engine_type: "spark-3.2.1".into(),
-        resource,
-        labels: BTreeMap::new(),
-        lock_ttl: None,
-        request_id: None,
-    }
+    let request = ResourceRequest::new(em.clone(), name(user), name("IDE"), resource);
+    ResourceRequest { engine_type: "spark-3.2.1".into(), ..request }
 }
 
 pub fn inited(grant: &Grant, user: &str, used: Option<Resource>) -> Inited {
-    Inited { ticket_id: grant.ticket_id, user: name(user), em: grant.em.clone(), used, engine: engine("host1") }
+    Inited { used, ..grant.inited(name(user), engine("host1")) }
 }
 
 pub fn release(grant: &Grant, user: &str) -> Released {
-    Released { ticket_id: grant.ticket_id, user: name(user), em: grant.em.clone() }
+    grant.released(name(user))
 }
 
 pub trait Expect {

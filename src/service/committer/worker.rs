@@ -174,7 +174,7 @@ impl Answers {
     /// Has the expiry of a grant watched, and answers how to undo it if its caller is gone: nothing is granted to such a one,
     /// unless a request id lets it come back for the ticket.
     fn granted(&self, request: &Request, grant: &Grant) -> Option<Released> {
-        let ticket = Released { ticket_id: grant.ticket_id, user: request.user.clone(), em: grant.em.clone() };
+        let ticket = grant.released(request.user.clone());
         if request.lock_ttl <= expiry::HORIZON {
             let due = Due { within: request.lock_ttl, ticket: ticket.clone() };
             // Without a listener the server is shutting down; another instance's sweep will find it.
