@@ -26,8 +26,9 @@ pub const APPLICATION: &str = "openb";
 /// The longest that the service grants: trace time may be much slower than a task's wait.
 const LOCK_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// How often a call is made before the replay gives up, and the wait after the first failure; it grows with each.
+/// How often a call is made before the replay gives up.
 const ATTEMPTS_MAX: u32 = 5;
+
 /// Why the replay cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
