@@ -1,6 +1,6 @@
 //! The RM client: the service's calls with the types of the domain, for ECMs, LinkisManager and engines written in Rust.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use tonic::{
     Code, Request, Status,
@@ -12,16 +12,18 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
+        limit::{Pattern, Rule},
         name::{FieldError, Labels, Name},
         operation::{Grant, Inited, Register, Released},
         refusal::Refusal,
         resource::Resource,
         ticket::Ticket,
     },
+    service::limits::ScopeUsage,
     transport::{
-        convert::{answer, resource},
+        convert::{answer, limit, resource},
         proto::{
-            self, request_resource_response::Result as Answer,
+            self, limit_service_client::LimitServiceClient, request_resource_response::Result as Answer,
             resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
         },
     },
@@ -31,6 +33,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct RmClient {
     manager: ResourceManagerServiceClient<Channel>,
+    limits: LimitServiceClient<Channel>,
     usage: UsageServiceClient<Channel>,
     timeout: Duration,
 }
@@ -142,6 +145,7 @@ impl RmClient {
         let channel = endpoint.tcp_nodelay(true).connect_lazy();
         Ok(Self {
             manager: ResourceManagerServiceClient::new(channel.clone()),
+            limits: LimitServiceClient::new(channel.clone()),
             usage: UsageServiceClient::new(channel),
             timeout,
         })
@@ -225,6 +229,44 @@ impl RmClient {
         };
         self.manager.clone().resource_released(self.call(message)).await?;
         Ok(())
+    }
+
+    /// Adds a limit, or changes the one with the same pattern. Answers with scopes that hold more than they may.
+    pub async fn set_limit(&self, rule: &Rule) -> Result<Vec<ScopeUsage>> {
+        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)) };
+        let answer = self.limits.clone().set_limit(self.call(message)).await?.into_inner();
+        answer.over_limit.into_iter().map(|scope| Ok(limit::read_scope_usage(scope)?)).collect()
+    }
+
+    /// Removes a limit.
+    pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
+        let rule = Rule { pattern: pattern.clone(), max: BTreeMap::new() };
+        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)) };
+        self.limits.clone().delete_limit(self.call(message)).await?;
+        Ok(())
+    }
+
+    /// All limits, in the order in which they are checked.
+    pub async fn limits(&self) -> Result<Vec<Rule>> {
+        let answer = self.limits.clone().list_limits(self.call(proto::ListLimitsRequest {})).await?.into_inner();
+        answer.limits.iter().map(|message| Ok(limit::rule("limit", Some(message))?)).collect()
+    }
+
+    /// What all scopes hold that limits are for.
+    pub async fn scopes(&self) -> Result<Vec<ScopeUsage>> {
+        let mut scopes = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListScopesRequest { page_size: 1000, page_token };
+            let page = self.usage.clone().list_scopes(self.call(message)).await?.into_inner();
+            for scope in page.scopes {
+                scopes.push(limit::read_scope_usage(scope)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(scopes);
+            }
+        }
     }
 
     /// One EM.

@@ -13,6 +13,7 @@ use crate::{
         committer::{AfterCommit, Committer},
         expiry,
         judge::{Judge, Seen},
+        limits::LimitService,
         request_resource::RequestResourceService,
         retention,
         usage::Usage,
@@ -21,7 +22,8 @@ use crate::{
     transport::{
         self, proto,
         proto::{
-            resource_manager_service_server::ResourceManagerServiceServer, usage_service_server::UsageServiceServer,
+            limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
+            usage_service_server::UsageServiceServer,
         },
         resource_manager::{ResourceManager, Times},
     },
@@ -152,7 +154,8 @@ fn assemble(
 
     let request_resource = RequestResourceService::new(judge, committer.clone());
     let manager = ResourceManager::new(committer, request_resource, options.times);
-    let usage = transport::usage::Usage::new(Usage::new(store.clone()));
+    let limits = LimitService::new(store.clone());
+    let usage = transport::usage::Usage::new(Usage::new(store.clone()), limits.clone());
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -165,6 +168,9 @@ fn assemble(
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(ResourceManagerServiceServer::new(manager).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(
+            LimitServiceServer::new(transport::limit::Limit::new(limits)).max_decoding_message_size(MESSAGE_BYTES_MAX),
+        )
         .add_service(UsageServiceServer::new(usage).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?))
@@ -181,10 +187,12 @@ async fn watch_health(health: HealthReporter, store: Store, stopping: Cancellati
         if !stopped && store.answers().await {
             health.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
             health.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
+            health.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;
             health.set_service_status("", tonic_health::ServingStatus::Serving).await;
         } else {
             health.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
             health.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
+            health.set_not_serving::<LimitServiceServer<transport::limit::Limit>>().await;
             health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         }
         if stopped {

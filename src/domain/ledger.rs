@@ -3,16 +3,19 @@
 //!
 //! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
     em::{Em, EmInstance},
+    limit::{LimitedScope, Limits},
     name::Name,
     operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
-    resource::ResourceError,
+    refusal::{Refusal, ScopeShortage},
+    resource::{Resource, ResourceError},
+    scope::{Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
 };
 
@@ -29,6 +32,10 @@ pub struct Snapshot {
     pub ended: HashMap<Uuid, EndedTicket>,
     /// The request ids that were used.
     pub request_ids: HashMap<Name, RequestRecord>,
+    /// The limits in force.
+    pub limits: Arc<Limits>,
+    /// What the scopes hold that the operations' tickets count in; one that is missing holds nothing.
+    pub scopes: HashMap<Scope, Usage>,
 }
 
 /// What has to be written. The fields stand in the order in which they have to be written.
@@ -46,12 +53,12 @@ pub struct Deltas {
     pub inited: Vec<Ticket>,
     /// Tickets that ended.
     pub ended: Vec<EndedDelta>,
-    /// EMs all of whose stored tickets go.
-    pub purged: Vec<EmInstance>,
     /// Tickets that are new.
     pub granted: Vec<Ticket>,
     /// Request ids that are new.
     pub request_ids: Vec<RequestRecord>,
+    /// What scopes hold that changed.
+    pub scopes: Vec<(Scope, Usage)>,
 }
 
 impl Deltas {
@@ -63,10 +70,21 @@ impl Deltas {
             && self.ems_deleted.is_empty()
             && self.inited.is_empty()
             && self.ended.is_empty()
-            && self.purged.is_empty()
             && self.granted.is_empty()
             && self.request_ids.is_empty()
+            && self.scopes.is_empty()
     }
+}
+
+/// How EMs and scopes stand after a batch.
+#[derive(Debug)]
+pub struct Standing {
+    /// The EMs that exist.
+    pub ems: Vec<Em>,
+    /// What scopes hold.
+    pub scopes: Vec<(Scope, Usage)>,
+    /// The limits that were in force.
+    pub limits: Arc<Limits>,
 }
 
 /// A ticket that ended.
@@ -88,6 +106,8 @@ pub struct Ledger {
     tickets: HashMap<Uuid, TicketSlot>,
     ended: HashMap<Uuid, EndedTicket>,
     request_ids: HashMap<Name, RequestRecord>,
+    limits: Arc<Limits>,
+    scopes: HashMap<Scope, ScopeSlot>,
     deltas: Deltas,
 }
 
@@ -97,6 +117,12 @@ struct EmSlot {
     current: Option<Em>,
     registered: bool,
     counted: bool,
+}
+
+#[derive(Debug, Default)]
+struct ScopeSlot {
+    usage: Usage,
+    changed: bool,
 }
 
 #[derive(Debug)]
@@ -111,6 +137,7 @@ impl Ledger {
     pub fn new(snapshot: Snapshot) -> Self {
         let em_slot =
             |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), registered: false, counted: false };
+        let scope_slot = |usage| ScopeSlot { usage, changed: false };
         let ticket_slot = |ticket| TicketSlot { ticket, stored: true, changed: false };
         Self {
             now: snapshot.now,
@@ -118,6 +145,8 @@ impl Ledger {
             tickets: snapshot.tickets.into_iter().map(|(id, ticket)| (id, ticket_slot(ticket))).collect(),
             ended: snapshot.ended,
             request_ids: snapshot.request_ids,
+            limits: snapshot.limits,
+            scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
             deltas: Deltas::default(),
         }
     }
@@ -134,8 +163,8 @@ impl Ledger {
         }
     }
 
-    /// What has to be written, and the EMs as they stand after it.
-    pub fn finish(mut self) -> (Deltas, Vec<Em>) {
+    /// What has to be written, and how everything that was read stands after it.
+    pub fn finish(mut self) -> (Deltas, Standing) {
         let mut ems = Vec::with_capacity(self.ems.len());
         for (instance, slot) in self.ems {
             ems.extend(slot.current.clone());
@@ -154,7 +183,14 @@ impl Ledger {
                 (true, false) => {}
             }
         }
-        (self.deltas, ems)
+        let mut scopes = Vec::with_capacity(self.scopes.len());
+        for (scope, slot) in self.scopes {
+            if slot.changed {
+                self.deltas.scopes.push((scope.clone(), slot.usage.clone()));
+            }
+            scopes.push((scope, slot.usage));
+        }
+        (self.deltas, Standing { ems, scopes, limits: self.limits })
     }
 
     fn register(&mut self, op: &Register) -> Result<Outcome, Rejection> {
@@ -195,27 +231,22 @@ impl Ledger {
     }
 
     fn unregister(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
-        let slot = self.ems.entry(instance.clone()).or_default();
-        if slot.current.take().is_none() {
-            return Err(Rejection::EmNotRegistered(instance.clone()));
+        live_em(&mut self.ems, instance)?;
+        let gone: Vec<Ticket> =
+            self.tickets.values().filter(|slot| slot.ticket.em == *instance).map(|slot| slot.ticket.clone()).collect();
+        let mut counted = HashMap::new();
+        for ticket in &gone {
+            let scopes = self.limits.scopes(&ticket.ticket_labels());
+            self.count(&mut counted, &scopes, |usage| give_back(usage, ticket))?;
         }
-        if slot.stored_version.is_some() && !self.deltas.purged.contains(instance) {
-            self.deltas.purged.push(instance.clone());
+        self.keep(counted);
+        for ticket in &gone {
+            self.forget(ticket.id, End::Unregistered);
         }
-        let gone: Vec<Uuid> =
-            self.tickets.iter().filter(|(_, slot)| slot.ticket.em == *instance).map(|(id, _)| *id).collect();
-        let mut removed_tickets = 0;
-        for id in gone {
-            // Stored tickets are removed, remembered and counted by the purge, which also finds those that were not read.
-            if let Some(slot) = self.tickets.remove(&id) {
-                self.remember(&slot.ticket, End::Unregistered);
-                if !slot.stored {
-                    removed_tickets += 1;
-                    self.deltas.ended.push(EndedDelta { ticket: slot.ticket, end: End::Unregistered, stored: false });
-                }
-            }
+        if let Some(slot) = self.ems.get_mut(instance) {
+            slot.current = None;
         }
-        Ok(Outcome::Unregistered { removed_tickets })
+        Ok(Outcome::Unregistered { removed_tickets: gone.len() })
     }
 
     fn request(&mut self, op: &Request) -> Result<Outcome, Rejection> {
@@ -234,11 +265,20 @@ impl Ledger {
             em: op.em.clone(),
             source,
         })?;
-        let inconsistent = |source| Rejection::Inconsistent { em: op.em.clone(), source };
-        if let Err(refusal) = em.current.judge(&share).map_err(inconsistent)? {
+        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", op.em), source };
+        let on_em = em.current.judge(&share).map_err(inconsistent)?.err();
+        let em_locked = em.current.locked.add(&share).map_err(|source| Rejection::Overflow { source });
+        let scopes = self.limits.scopes(&op.ticket_labels());
+        let nothing = op.resource.zero_like();
+        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &nothing, &op.resource)) {
             return Ok(Outcome::Refused(Box::new(refusal)));
         }
-        em.current.locked = em.current.locked.add(&share).map_err(|source| Rejection::Overflow { source })?;
+        let em_locked = em_locked?;
+        let mut counted = HashMap::new();
+        self.count(&mut counted, &scopes, |usage| usage.locked.add(&op.resource, 1))?;
+        self.keep(counted);
+        let em = live_em(&mut self.ems, &op.em)?;
+        em.current.locked = em_locked;
         *em.counted = true;
         let grant =
             Grant { ticket_id: op.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
@@ -271,8 +311,9 @@ impl Ledger {
             return Err(Rejection::OtherUse { source });
         }
         used.covers(&locked).map_err(|source| Rejection::OtherUse { source })?;
+        let scopes = self.limits.scopes(&slot.ticket.ticket_labels());
         let em = live_em(&mut self.ems, &op.em)?;
-        let inconsistent = |source| Rejection::Inconsistent { em: op.em.clone(), source };
+        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", op.em), source };
         let locked_share = em.current.project(&locked).map_err(inconsistent)?;
         let used_share = em.current.project(&used).map_err(|source| Rejection::Unanswerable {
             field: "used",
@@ -281,12 +322,21 @@ impl Ledger {
         })?;
         let mut after = em.current.clone();
         after.locked = after.locked.minus(&locked_share).map_err(inconsistent)?;
-        if let Err(refusal) = after.judge_growth(&locked_share, &used_share).map_err(inconsistent)? {
+        let on_em = after.judge_growth(&locked_share, &used_share).map_err(inconsistent)?.err();
+        after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { source })?;
+        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &locked, &used)) {
             return Err(Rejection::NotEnough(Box::new(refusal)));
         }
-        after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { source })?;
+        let mut counted = HashMap::new();
+        self.count(&mut counted, &scopes, |usage| {
+            usage.locked.minus(&locked)?;
+            usage.used.add(&used, 1)
+        })?;
+        self.keep(counted);
+        let em = live_em(&mut self.ems, &op.em)?;
         *em.current = after;
         *em.counted = true;
+        let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
         slot.ticket.state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
         slot.changed = true;
         Ok(Outcome::Inited(Box::new(slot.ticket.clone())))
@@ -317,27 +367,70 @@ impl Ledger {
     /// Takes back what a live ticket holds.
     fn end(&mut self, ticket_id: Uuid, end: End) -> Result<(), Rejection> {
         let not_found = || Rejection::TicketNotFound { ticket_id, ended: None };
-        let slot = self.tickets.get(&ticket_id).ok_or_else(not_found)?;
-        let em = live_em(&mut self.ems, &slot.ticket.em)?;
-        let inconsistent = |source| Rejection::Inconsistent { em: slot.ticket.em.clone(), source };
-        let share = em.current.project(slot.ticket.resource()).map_err(inconsistent)?;
-        match slot.ticket.state {
-            TicketState::Locked { .. } => {
-                em.current.locked = em.current.locked.minus(&share).map_err(inconsistent)?;
-            }
-            TicketState::Used { .. } => em.current.used = em.current.used.minus(&share).map_err(inconsistent)?,
-        }
-        *em.counted = true;
-        let slot = self.tickets.remove(&ticket_id).ok_or_else(not_found)?;
-        self.remember(&slot.ticket, end);
-        self.deltas.ended.push(EndedDelta { ticket: slot.ticket, end, stored: slot.stored });
+        let ticket = self.tickets.get(&ticket_id).ok_or_else(not_found)?.ticket.clone();
+        let mut em = live_em(&mut self.ems, &ticket.em)?.current.clone();
+        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
+        let share = em.project(ticket.resource()).map_err(inconsistent)?;
+        let held = if ticket.is_locked() { &mut em.locked } else { &mut em.used };
+        *held = held.minus(&share).map_err(inconsistent)?;
+        let mut counted = HashMap::new();
+        let scopes = self.limits.scopes(&ticket.ticket_labels());
+        self.count(&mut counted, &scopes, |usage| give_back(usage, &ticket))?;
+        self.keep(counted);
+        let slot = live_em(&mut self.ems, &ticket.em)?;
+        *slot.current = em;
+        *slot.counted = true;
+        self.forget(ticket_id, end);
         Ok(())
     }
 
-    fn remember(&mut self, ticket: &Ticket, end: End) {
-        let ended = EndedTicket { id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone(), end, at: self.now };
-        self.ended.insert(ticket.id, ended);
+    /// Moves a ticket from those that live to those that ended.
+    fn forget(&mut self, ticket_id: Uuid, end: End) {
+        if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
+            let (user, em) = (ticket.user.clone(), ticket.em.clone());
+            self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
+            self.deltas.ended.push(EndedDelta { ticket, end, stored });
+        }
     }
+
+    /// What is short in the scopes for a resource that was `from` to become `to`.
+    fn short_in_scopes(&self, scopes: &[LimitedScope], from: &Resource, to: &Resource) -> Option<Refusal> {
+        let nothing = Usage::default();
+        let short = |limited: &LimitedScope| {
+            let usage = self.scopes.get(&limited.scope).map_or(&nothing, |slot| &slot.usage);
+            ScopeShortage::of(limited, usage, from, to)
+        };
+        Refusal::of_scopes(scopes.iter().map(short).collect())
+    }
+
+    /// What scopes will hold after a change, on top of what was counted before.
+    fn count(
+        &self,
+        counted: &mut HashMap<Scope, Usage>,
+        scopes: &[LimitedScope],
+        change: impl Fn(&mut Usage) -> Result<(), ResourceError>,
+    ) -> Result<(), Rejection> {
+        for LimitedScope { scope, .. } in scopes {
+            let stored = || self.scopes.get(scope).map(|slot| slot.usage.clone()).unwrap_or_default();
+            let usage = counted.entry(scope.clone()).or_insert_with(stored);
+            change(usage).map_err(|source| match source {
+                ResourceError::Overflow { .. } => Rejection::Overflow { source },
+                _ => Rejection::Inconsistent { what: format!("the scope {scope}"), source },
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes what was counted hold.
+    fn keep(&mut self, counted: HashMap<Scope, Usage>) {
+        let slots = counted.into_iter().map(|(scope, usage)| (scope, ScopeSlot { usage, changed: true }));
+        self.scopes.extend(slots);
+    }
+}
+
+fn give_back(usage: &mut Usage, ticket: &Ticket) -> Result<(), ResourceError> {
+    let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
+    held.minus(ticket.resource())
 }
 
 /// An EM that is registered, and the mark that its counters have to be written.

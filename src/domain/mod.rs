@@ -4,14 +4,17 @@
 //! - [`resource`]: the one algebra of amounts;
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
 //! - [`ticket`]: one grant and its life;
+//! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 pub mod em;
 pub mod ledger;
+pub mod limit;
 pub mod name;
 pub mod operation;
 pub mod refusal;
 pub mod resource;
+pub mod scope;
 pub mod ticket;

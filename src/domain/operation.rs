@@ -10,6 +10,7 @@ use super::{
     name::{Labels, Name},
     refusal::Refusal,
     resource::{Resource, ResourceError, ResourceType},
+    scope::TicketLabels,
     ticket::{EndedTicket, EngineInstance, Ticket},
 };
 
@@ -64,6 +65,13 @@ pub struct Request {
     pub lock_ttl: Duration,
     /// Makes the request repeatable.
     pub request_id: Option<RequestId>,
+}
+
+impl Request {
+    /// The labels that decide in which scopes it counts.
+    pub fn ticket_labels(&self) -> TicketLabels<'_> {
+        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels)
+    }
 }
 
 /// The caller's name for a request, and what it stood for.
@@ -153,12 +161,25 @@ impl Operation {
         }
     }
 
-    /// The request id that it carries.
-    pub fn request_id(&self) -> Option<&RequestId> {
+    /// The EM that goes with it.
+    pub fn unregisters(&self) -> Option<&EmInstance> {
         match self {
-            Self::Request(op) => op.request_id.as_ref(),
+            Self::Unregister(em) => Some(em),
             _ => None,
         }
+    }
+
+    /// The request that it is.
+    pub fn request(&self) -> Option<&Request> {
+        match self {
+            Self::Request(op) => Some(op),
+            _ => None,
+        }
+    }
+
+    /// The request id that it carries.
+    pub fn request_id(&self) -> Option<&RequestId> {
+        self.request()?.request_id.as_ref()
     }
 
     /// The locks that it takes.
@@ -175,7 +196,7 @@ pub enum Outcome {
     /// The EM is gone, and so many tickets with it.
     Unregistered {
         /// How many live tickets were removed.
-        removed_tickets: u64,
+        removed_tickets: usize,
     },
     /// The request was granted, now or before under the same request id.
     Granted(Grant),
@@ -276,6 +297,9 @@ pub enum Rejection {
     /// The engine uses more than was granted, and the extra does not fit.
     #[error("{}; the ticket stays locked until it expires: report less, or release it", .0.reason)]
     NotEnough(Box<Refusal>),
+    /// There is no such rule.
+    #[error("there is no limit for {0}; ListLimits tells those that there are")]
+    NoSuchLimit(String),
     /// An amount that cannot be added to the counters.
     #[error("the sum of what is held would be too large to count")]
     Overflow {
@@ -283,10 +307,10 @@ pub enum Rejection {
         source: ResourceError,
     },
     /// What is stored contradicts itself.
-    #[error("what is stored for the EM {em} contradicts itself")]
+    #[error("what is stored for {what} contradicts itself")]
     Inconsistent {
-        /// Which EM.
-        em: EmInstance,
+        /// Which EM or scope.
+        what: String,
         /// How.
         source: ResourceError,
     },

@@ -1,8 +1,12 @@
 //! "Not enough resources", explained: what is short, by how much, and in the words and codes that Linkis's users know.
 
+use std::fmt;
+
 use super::{
     em::Em,
-    resource::{Dimension, Shortage, whole_gb},
+    limit::{LimitedScope, Rule},
+    resource::{Dimension, Resource, Shortage, whole_gb},
+    scope::Usage,
 };
 
 /// Why a request cannot be granted. [`Refusal::shortfalls`] is never empty; its first one is the headline.
@@ -31,9 +35,80 @@ pub struct Shortfall {
     pub available: i64,
     /// How much there is in all.
     pub max: i64,
+    /// The limit that decided, for people; empty for an EM.
+    pub rule: String,
+}
+
+/// What is short in one scope, and whether it always would be.
+#[derive(Debug, Default)]
+pub struct ScopeShortage {
+    /// In order of precedence.
+    pub shortfalls: Vec<Shortfall>,
+    /// True if something would not fit even if nothing were granted.
+    pub never_fits: bool,
+}
+
+impl ScopeShortage {
+    /// What is short in a limited scope for a resource that is counted as `from` to become `to`. What does not grow is never
+    /// short.
+    pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource) -> Self {
+        let mut found = Self::default();
+        let Some(rule) = &limited.rule else { return found };
+        for (dimension, &max) in &rule.max {
+            let requested = to.get(dimension);
+            // Both are sums of amounts that were granted, which together fit.
+            let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
+            let available = max.saturating_sub(held).saturating_add(from.get(dimension));
+            if requested > from.get(dimension) && requested > available {
+                found.never_fits |= requested > max;
+                found.shortfalls.push(Shortfall {
+                    scope: limited.scope.to_string(),
+                    dimension: dimension.clone(),
+                    requested,
+                    available,
+                    max,
+                    rule: rule.to_string(),
+                });
+            }
+        }
+        found.shortfalls.sort_by_key(|short| short.dimension.precedence());
+        found
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: at most", self.pattern)?;
+        for (number, (dimension, max)) in self.max.iter().enumerate() {
+            write!(f, "{} {max} {dimension}", if number == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
 }
 
 impl Refusal {
+    /// The refusal that a list of shortages makes, in the order in which they were checked; none if nothing is short.
+    pub fn of_scopes(shortages: Vec<ScopeShortage>) -> Option<Self> {
+        let never_fits = shortages.iter().any(|shortage| shortage.never_fits);
+        let shortfalls: Vec<_> = shortages.into_iter().flat_map(|shortage| shortage.shortfalls).collect();
+        let first = shortfalls.first()?;
+        let (code, text) = limit_code(&first.dimension);
+        let reason = format!("{text}{}", shortage_text(first));
+        Some(Self { shortfalls, code, reason, never_fits })
+    }
+
+    /// All that is short on an EM and in scopes; the headline is the EM's, if it is short.
+    pub fn first_of(on_em: Option<Self>, in_scopes: Option<Self>) -> Option<Self> {
+        match (on_em, in_scopes) {
+            (Some(mut refusal), Some(more)) => {
+                refusal.shortfalls.extend(more.shortfalls);
+                refusal.never_fits |= more.never_fits;
+                Some(refusal)
+            }
+            (on_em, in_scopes) => on_em.or(in_scopes),
+        }
+    }
+
     /// A refusal by `em`; `shortages` must not be empty, and comes in order of precedence.
     pub(super) fn of_em(em: &Em, shortages: Vec<Shortage>, never_fits: bool) -> Self {
         let scope = format!("em={}", em.instance);
@@ -45,6 +120,7 @@ impl Refusal {
                 dimension: short.dimension,
                 requested: short.requested,
                 available: short.available,
+                rule: String::new(),
             })
             .collect();
         let (code, text) = shortfalls.first().map_or((11000, EM_SHORT), |first| em_code(&first.dimension));
@@ -63,6 +139,20 @@ fn em_code(dimension: &Dimension) -> (i32, &'static str) {
         Dimension::Cores => (11002, "ECM CPU resources are insufficient"),
         Dimension::Instances => (11003, "ECM Insufficient number of instances"),
         _ => (11000, EM_SHORT),
+    }
+}
+
+/// Linkis's code and text for a dimension of a limit (its `RMErrorCode`, 12001 to 12006). What Linkis cannot limit gets the code
+/// by which it refuses requests in general.
+fn limit_code(dimension: &Dimension) -> (i32, &'static str) {
+    match dimension {
+        Dimension::QueueCores => (12001, "Queue CPU resources are insufficient, reduce the number of executors."),
+        Dimension::QueueMemory => (12002, "Insufficient queue memory resources, reduce the executor memory"),
+        Dimension::QueueInstances => (12003, "Insufficient number of queue instances, idle engines can be killed"),
+        Dimension::Memory => (12004, "Drive memory resources are insufficient, to reduce the drive memory"),
+        Dimension::Cores => (12005, "Drive core resources are insufficient, to reduce the number of driver cores"),
+        Dimension::Instances => (12006, "Insufficient number of instances, idle engines can be killed"),
+        _ => (110_022, "The limit is reached"),
     }
 }
 
@@ -88,7 +178,7 @@ mod tests {
     use super::*;
 
     fn short(dimension: Dimension, requested: i64, available: i64, max: i64) -> Shortfall {
-        Shortfall { scope: String::new(), dimension, requested, available, max }
+        Shortfall { scope: String::new(), dimension, requested, available, max, rule: String::new() }
     }
 
     /// The vector of Linkis's own test of its message.

@@ -9,6 +9,7 @@ use super::{
     em::EmInstance,
     name::{FieldError, Labels, Name},
     resource::{Resource, ResourceType},
+    scope::TicketLabels,
 };
 
 /// A process that uses resources.
@@ -73,11 +74,21 @@ pub enum TicketState {
 }
 
 impl Ticket {
+    /// The labels that decide in which scopes it counts.
+    pub fn ticket_labels(&self) -> TicketLabels<'_> {
+        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels)
+    }
+
     /// What it holds, locked or used.
     pub fn resource(&self) -> &Resource {
         match &self.state {
             TicketState::Locked { resource, .. } | TicketState::Used { resource, .. } => resource,
         }
+    }
+
+    /// Whether its engine has not yet reported in.
+    pub fn is_locked(&self) -> bool {
+        matches!(self.state, TicketState::Locked { .. })
     }
 
     /// The type of what it holds.

@@ -5,7 +5,7 @@
 //! decides; if not, or if nothing was seen yet, a fresh look comes first. No answer is ever given from what was seen before.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -15,13 +15,16 @@ use tokio_util::task::TaskTracker;
 use crate::{
     domain::{
         em::{Em, EmInstance},
+        ledger::Standing,
+        limit::{LimitedScope, Limits},
         name::Name,
         operation::{Rejection, Request},
-        refusal::Refusal,
+        refusal::{Refusal, ScopeShortage},
+        scope::{Scope, Usage},
     },
     error::Error,
     store::{
-        Store, StoreError, em_resource, request_id,
+        Store, StoreError, em_resource, label_resource, limit, request_id,
         session::{Session, answered},
     },
 };
@@ -32,46 +35,41 @@ const QUEUE_MAX: usize = 16_384;
 /// How many looks share one read.
 const BATCH_MAX: usize = 1024;
 
-/// How EMs stood when they were last seen, by this instance.
+/// How things stood when they were last seen, by this instance.
 #[derive(Clone, Debug, Default)]
-pub struct Seen(Arc<Mutex<HashMap<EmInstance, Em>>>);
+pub struct Seen(Arc<Mutex<State>>);
 
 impl Seen {
-    /// Remembers how EMs stand.
-    pub fn update(&self, ems: impl IntoIterator<Item = Em>) {
+    /// Remembers how things stand.
+    pub fn update(&self, standing: Standing) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for em in ems {
-            seen.insert(em.instance.clone(), em);
+        if standing.limits.version() != seen.limits.version() {
+            // Counters of other label sets would only fill the memory.
+            seen.scopes.clear();
+            seen.limits = standing.limits;
         }
+        seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
+        seen.scopes.extend(standing.scopes);
     }
 
-    /// Whether the request fitted when its EM was last seen.
+    /// Whether the request fitted when what it needs was last seen.
     fn fitted(&self, request: &Request) -> bool {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.get(&request.em).is_some_and(|em| matches!(verdict(em, request), Ok(Verdict::Fits)))
+        matches!(seen.verdict(request), Ok(Verdict::Fits))
     }
 
     fn forget(&self, em: &EmInstance) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(em);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).ems.remove(em);
     }
 }
 
-/// What a look at the EM shows.
+/// What a look shows.
 #[derive(Debug)]
 pub enum Verdict {
     /// It can be granted, if nobody is faster.
     Fits,
     /// It cannot be granted now.
     Refused(Box<Refusal>),
-}
-
-fn verdict(em: &Em, request: &Request) -> Result<Verdict, Rejection> {
-    let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: request.em.clone(), source };
-    let share = em.project(&request.resource).map_err(unanswerable)?;
-    match em.judge(&share).map_err(|source| Rejection::Inconsistent { em: request.em.clone(), source })? {
-        Ok(()) => Ok(Verdict::Fits),
-        Err(refusal) => Ok(Verdict::Refused(Box::new(refusal))),
-    }
 }
 
 /// The way to have requests looked at.
@@ -113,13 +111,15 @@ impl Judge {
 
 async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) {
     let mut looks = Vec::with_capacity(BATCH_MAX);
+    let mut limits = Arc::default();
     while inbox.recv_many(&mut looks, BATCH_MAX).await > 0 {
         looks.retain(|look| !look.reply.is_closed());
         if looks.is_empty() {
             continue;
         }
-        match answered(read(&mut session, &looks)).await {
+        match answered(read(&mut session, &looks, &limits)).await {
             Ok(state) => {
+                limits = state.limits.clone();
                 for look in looks.drain(..) {
                     if !state.ems.contains_key(&look.request.em) {
                         seen.forget(&look.request.em);
@@ -127,7 +127,7 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
                     // A caller that is gone needs no answer.
                     let _ = look.reply.send(state.verdict(&look.request).map_err(Error::from));
                 }
-                seen.update(state.ems.into_values());
+                seen.update(state.into_standing());
             }
             Err(error) => {
                 session.reset();
@@ -140,8 +140,12 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
     }
 }
 
+/// What requests are judged by.
+#[derive(Debug, Default)]
 struct State {
     ems: HashMap<EmInstance, Em>,
+    limits: Arc<Limits>,
+    scopes: HashMap<Scope, Usage>,
     used_request_ids: HashSet<Name>,
 }
 
@@ -151,11 +155,27 @@ impl State {
             return Ok(Verdict::Fits);
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        verdict(em, request)
+        let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: request.em.clone(), source };
+        let share = em.project(&request.resource).map_err(unanswerable)?;
+        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", request.em), source };
+        let on_em = em.judge(&share).map_err(inconsistent)?.err();
+        let (nobody, nothing) = (Usage::default(), request.resource.zero_like());
+        let short = |limited: LimitedScope| {
+            let usage = self.scopes.get(&limited.scope).unwrap_or(&nobody);
+            ScopeShortage::of(&limited, usage, &nothing, &request.resource)
+        };
+        let in_scopes = self.limits.scopes(&request.ticket_labels()).into_iter().map(short).collect();
+        let refusal = Refusal::first_of(on_em, Refusal::of_scopes(in_scopes));
+        Ok(refusal.map_or(Verdict::Fits, |refusal| Verdict::Refused(Box::new(refusal))))
+    }
+
+    fn into_standing(self) -> Standing {
+        let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
+        Standing { ems, scopes, limits: self.limits }
     }
 }
 
-async fn read(session: &mut Session, looks: &[Look]) -> Result<State, StoreError> {
+async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Result<State, StoreError> {
     let connection = session.get().await?;
     let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
     let ems = em_resource::read(&mut *connection, instances).await?;
@@ -164,5 +184,12 @@ async fn read(session: &mut Session, looks: &[Look]) -> Result<State, StoreError
         true => HashSet::new(),
         false => request_id::read(&mut *connection, &ids).await?.into_keys().collect(),
     };
-    Ok(State { ems, used_request_ids })
+    let limits = limit::current(&mut *connection, known).await?;
+    let labels = looks.iter().map(|look| look.request.ticket_labels());
+    let scopes: BTreeSet<Scope> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.scope).collect();
+    let scopes = match scopes.is_empty() {
+        true => HashMap::new(),
+        false => label_resource::read(&mut *connection, &scopes).await?,
+    };
+    Ok(State { ems, limits, scopes, used_request_ids })
 }

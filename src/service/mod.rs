@@ -3,6 +3,7 @@
 //! - [`request_resource`]: resolves a request, judges it first without locks, and has it granted;
 //! - [`judge`]: the read-only look, many requests at a time;
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
+//! - [`limits`]: who may hold how much;
 //! - [`expiry`]: rolls back what no engine reported in for;
 //! - [`retention`]: forgets what history need not remember;
 //! - [`usage`]: who holds what.
@@ -10,6 +11,7 @@
 pub mod committer;
 pub mod expiry;
 pub mod judge;
+pub mod limits;
 pub mod request_resource;
 pub mod retention;
 pub mod usage;

@@ -1,6 +1,7 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
-//! - [`em_resource`], [`user_resource`], [`request_id`], [`action_record`], [`resource_lock`]: the tables;
+//! - [`em_resource`], [`user_resource`], [`label_resource`], [`limit`], [`request_id`], [`action_record`], [`resource_lock`]: the
+//!   tables;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -17,6 +18,8 @@ use sqlx::{
 pub mod action_record;
 pub mod em_resource;
 pub mod embedded;
+pub mod label_resource;
+pub mod limit;
 pub mod request_id;
 pub mod resource_lock;
 pub mod session;
@@ -102,7 +105,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    fn inconsistent(table: &'static str, what: impl fmt::Display) -> Self {
+    /// A row of `table` that cannot be.
+    pub fn inconsistent(table: &'static str, what: impl fmt::Display) -> Self {
         Self::Inconsistent { table, what: what.to_string() }
     }
 

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use sha2::{Digest as _, Sha256};
+
 use crate::domain::{
     em::EmInstance,
     name::{Labels, Name},
-    resource::{Resource, ResourceType},
+    resource::{Dimension, Resource, ResourceType},
 };
 
 use super::StoreError;
@@ -51,4 +53,15 @@ pub(super) fn labels_json(labels: &Labels) -> String {
 /// The two columns of many EM keys.
 pub(super) fn em_columns<'a>(ems: impl IntoIterator<Item = &'a EmInstance>) -> (Vec<&'a str>, Vec<&'a str>) {
     ems.into_iter().map(|em| (em.application_name.as_str(), em.instance.as_str())).unzip()
+}
+
+/// Amounts by the keys of their dimensions, as a JSON object.
+pub(super) fn tally_json<'a>(amounts: impl Iterator<Item = (&'a Dimension, i64)>) -> String {
+    let pairs = amounts.map(|(dimension, amount)| (dimension.key(), amount.into()));
+    serde_json::Value::Object(pairs.collect()).to_string()
+}
+
+/// SHA-256, for keys that may be longer than an index takes.
+pub(super) fn hash(text: &str) -> [u8; 32] {
+    Sha256::digest(text).into()
 }

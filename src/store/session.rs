@@ -63,6 +63,17 @@ pub fn unbounded(options: PgConnectOptions) -> PgConnectOptions {
     ])
 }
 
+/// Lets the transaction that `connection` is in wait longer: it changes rules, and waits for all others to end.
+pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- session::patient
+        SELECT set_config('lock_timeout', '10s', true), set_config('statement_timeout', '60s', true)",
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
 /// Connects within [`CONNECT_TIMEOUT`].
 pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
     match tokio::time::timeout(CONNECT_TIMEOUT, options.connect()).await {

@@ -92,6 +92,28 @@ pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<
     rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
 }
 
+/// All tickets on EMs.
+pub async fn read_on<'a>(
+    executor: impl PgExecutor<'_>,
+    ems: impl IntoIterator<Item = &'a EmInstance>,
+) -> Result<HashMap<Uuid, Ticket>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<TicketRow> = sqlx::query_as(
+        r#"-- user_resource::read_on
+        SELECT ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
+            engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
+            locked_time, used_time, expires_at
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
+        JOIN linkis_user_resource_meta_data t
+            ON t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance"#,
+    )
+    .bind(application_names)
+    .bind(instances)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+}
+
 /// Which tickets to list.
 #[derive(Debug, Default)]
 pub struct Filter {
@@ -284,37 +306,34 @@ pub async fn delete(connection: &mut PgConnection, ended: &[EndedDelta]) -> Resu
     expect_rows(TABLE.0, ids.len(), done.rows_affected())
 }
 
-/// Removes all stored tickets of EMs that were unregistered, and remembers how they ended. Answers how many, by EM.
-pub async fn purge(
-    connection: &mut PgConnection,
-    ems: &[EmInstance],
-    now: OffsetDateTime,
-) -> Result<HashMap<EmInstance, u64>, StoreError> {
-    let (application_names, instances) = em_columns(ems);
-    let rows: Vec<(String, String, i64)> = sqlx::query_as(
-        r#"-- user_resource::purge
-        WITH gone AS (
-            DELETE FROM linkis_user_resource_meta_data t
-            USING unnest($1::text[], $2::text[]) AS d (em_application_name, em_instance)
-            WHERE t.em_application_name = d.em_application_name AND t.em_instance = d.em_instance
-            RETURNING t.ticket_id, t."user", t.em_application_name, t.em_instance, t.resource_type,
-                coalesce(t.user_used_resource, t.user_locked_resource) AS resource
-        ), remembered AS (
-            INSERT INTO linkis_resource_action_record (ticket_id, action, "user", em_application_name, em_instance,
-                resource_type, resource, action_time)
-            SELECT ticket_id, 'unregistered', "user", em_application_name, em_instance, resource_type, resource, $3
-            FROM gone
-        )
-        SELECT em_application_name, em_instance, count(*) FROM gone GROUP BY 1, 2"#,
+/// Tickets that are alike: so many with the same labels, of the same state, that hold the same.
+#[derive(Debug)]
+pub struct Group {
+    /// One of them, for its labels, its state and what it holds.
+    pub ticket: Ticket,
+    /// How many there are.
+    pub count: i64,
+}
+
+/// All live tickets, by what scopes count of them.
+pub async fn groups(executor: impl PgExecutor<'_>) -> Result<Vec<Group>, StoreError> {
+    #[derive(FromRow)]
+    struct GroupRow {
+        #[sqlx(flatten)]
+        ticket: TicketRow,
+        count: i64,
+    }
+    let rows: Vec<GroupRow> = sqlx::query_as(
+        r#"-- user_resource::groups
+        SELECT min(ticket_id::text)::uuid AS ticket_id, "user", creator, engine_type,
+            min(em_application_name) AS em_application_name, min(em_instance) AS em_instance,
+            min(engine_application_name) AS engine_application_name, min(engine_instance) AS engine_instance,
+            resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
+            min(locked_time) AS locked_time, min(used_time) AS used_time, min(expires_at) AS expires_at, count(*) AS count
+        FROM linkis_user_resource_meta_data
+        GROUP BY "user", creator, engine_type, resource_type, user_locked_resource, user_used_resource, labels"#,
     )
-    .bind(application_names)
-    .bind(instances)
-    .bind(now)
-    .fetch_all(connection)
+    .fetch_all(executor)
     .await?;
-    rows.into_iter()
-        .map(|(application_name, instance, count)| {
-            Ok((TABLE.em(&application_name, &instance)?, u64::try_from(count).unwrap_or_default()))
-        })
-        .collect()
+    rows.into_iter().map(|row| Ok(Group { ticket: row.ticket.try_into()?, count: row.count })).collect()
 }

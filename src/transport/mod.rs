@@ -4,10 +4,11 @@
 //! - [`convert`]: between protobuf and the domain, the only place that knows both;
 //! - [`status`]: from errors to gRPC statuses;
 //! - [`deadline`]: how long a call may wait;
-//! - [`resource_manager`], [`usage`]: the services.
+//! - [`resource_manager`], [`limit`], [`usage`]: the services.
 
 pub mod convert;
 pub mod deadline;
+pub mod limit;
 pub mod resource_manager;
 pub mod status;
 pub mod usage;

@@ -71,6 +71,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::TicketNotOwned { .. } => (Code::PermissionDenied, "TICKET_NOT_OWNED", Hint::None),
         Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
         Rejection::NotEnough(_) => (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::None),
+        Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
         Rejection::Overflow { source } => {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field("resource".into(), source.to_string()))
         }

@@ -9,7 +9,7 @@ use crate::{
         name::{FieldError, Name},
     },
     error::Error,
-    service::usage,
+    service::{limits::LimitService, usage},
     store::user_resource::Filter,
 };
 
@@ -26,12 +26,15 @@ const PAGE_SIZE_MAX: i32 = 1000;
 
 /// Answers operators' questions.
 #[derive(Debug)]
-pub struct Usage(usage::Usage);
+pub struct Usage {
+    usage: usage::Usage,
+    limits: LimitService,
+}
 
 impl Usage {
-    /// On top of the service.
-    pub fn new(usage: usage::Usage) -> Self {
-        Self(usage)
+    /// On top of the services.
+    pub fn new(usage: usage::Usage, limits: LimitService) -> Self {
+        Self { usage, limits }
     }
 }
 
@@ -60,6 +63,17 @@ fn parse_em_token(token: &str) -> Result<Option<EmInstance>, FieldError> {
     EmInstance::parse("page_token", &application_name, &instance).map(Some).map_err(|_| bad_token())
 }
 
+/// Tokens of scope pages: the last hash, in hexadecimal digits.
+fn scope_token(hash: &[u8]) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn parse_scope_token(token: &str) -> Option<Vec<u8>> {
+    let is_hex = token.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let byte = |at| u8::from_str_radix(token.get(at..at + 2)?, 16).ok();
+    if is_hex { (0..token.len()).step_by(2).map(byte).collect() } else { None }
+}
+
 fn em_resource(em: &crate::domain::em::Em) -> Result<proto::EmResource, Status> {
     convert::answer::em_resource(em).map_err(|error| Status::internal(error.to_string()))
 }
@@ -84,14 +98,14 @@ fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
 impl UsageService for Usage {
     async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
         let em = convert::request::em_instance("em", call.into_inner().em).map_err(Error::from)?;
-        let em = em_resource(&self.0.em(&em).await?)?;
+        let em = em_resource(&self.usage.em(&em).await?)?;
         Ok(Response::new(proto::GetEmResponse { em: Some(em) }))
     }
 
     async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
         let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
         let after = parse_em_token(&call.get_ref().page_token).map_err(Error::from)?;
-        let mut ems = self.0.ems(after.as_ref(), limit + 1).await?;
+        let mut ems = self.usage.ems(after.as_ref(), limit + 1).await?;
         let more = cut_page(&mut ems, limit);
         let next_page_token = ems.last().filter(|_| more).map(|em| em_token(&em.instance)).unwrap_or_default();
         let ems = ems.iter().map(em_resource).collect::<Result<_, _>>()?;
@@ -103,7 +117,7 @@ impl UsageService for Usage {
         call: Request<proto::GetTicketRequest>,
     ) -> Result<Response<proto::GetTicketResponse>, Status> {
         let ticket_id = convert::request::ticket_id("ticket_id", &call.get_ref().ticket_id).map_err(Error::from)?;
-        let ticket = convert::answer::ticket(&self.0.ticket(ticket_id).await?);
+        let ticket = convert::answer::ticket(&self.usage.ticket(ticket_id).await?);
         Ok(Response::new(proto::GetTicketResponse { ticket: Some(ticket) }))
     }
 
@@ -118,11 +132,24 @@ impl UsageService for Usage {
             token => Uuid::parse_str(token).map_err(|_| Error::from(bad_token()))?,
         };
         let filter = filter(message).map_err(Error::from)?;
-        let mut tickets = self.0.tickets(&filter, after, limit + 1).await?;
+        let mut tickets = self.usage.tickets(&filter, after, limit + 1).await?;
         let more = cut_page(&mut tickets, limit);
         let next_page_token = tickets.last().filter(|_| more).map(|ticket| ticket.id.to_string()).unwrap_or_default();
         let tickets = tickets.iter().map(convert::answer::ticket).collect();
         Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
+    }
+
+    async fn list_scopes(
+        &self,
+        call: Request<proto::ListScopesRequest>,
+    ) -> Result<Response<proto::ListScopesResponse>, Status> {
+        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
+        let after = parse_scope_token(&call.get_ref().page_token).ok_or_else(|| Error::from(bad_token()))?;
+        let mut scopes = self.limits.scopes(&after, limit + 1).await?;
+        let more = cut_page(&mut scopes, limit);
+        let next_page_token = scopes.last().filter(|_| more).map(|(place, _)| scope_token(place)).unwrap_or_default();
+        let scopes = scopes.iter().map(|(_, scope)| convert::limit::scope_usage(scope)).collect();
+        Ok(Response::new(proto::ListScopesResponse { scopes, next_page_token }))
     }
 }
 

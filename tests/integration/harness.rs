@@ -22,9 +22,11 @@ use linkis_rm::{
         operation::{Grant, Inited, Register, Released},
         refusal::Refusal,
         resource::Resource,
+        scope::Usage,
         ticket::{EngineInstance, Ticket, TicketState},
     },
     server::{Ending, Options, Server},
+    service::limits::ScopeUsage,
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
 };
@@ -223,6 +225,10 @@ pub async fn assert_invariants(database: &Database, client: &RmClient) -> usize 
     for em in &ems {
         assert!(!em.left().unwrap().is_negative_anywhere(), "over-committed: {em:?}");
     }
+    for scope in client.scopes().await.unwrap() {
+        assert_scope_equals_tickets(&scope, &tickets);
+        assert!(!scope.is_over(), "over its limit: {scope:?}");
+    }
     assert_eq!(database.count("SELECT count(*) FROM linkis_resource_lock").await, 0, "the lock table is empty");
     tickets.len()
 }
@@ -239,6 +245,18 @@ fn assert_counters_equal_tickets(ems: &[Em], tickets: &[Ticket]) {
     for em in ems {
         assert_eq!((&em.used, &em.locked), (&sums[&em.instance].0, &sums[&em.instance].1), "{}", em.instance);
     }
+}
+
+pub fn assert_scope_equals_tickets(scope: &ScopeUsage, tickets: &[Ticket]) {
+    let mut sums = Usage::default();
+    for ticket in tickets {
+        let labels = ticket.ticket_labels();
+        if scope.limited.scope.labels().iter().all(|(key, value)| labels.get(key) == Some(value)) {
+            let held = if ticket.is_locked() { &mut sums.locked } else { &mut sums.used };
+            held.add(ticket.resource(), 1).unwrap();
+        }
+    }
+    assert_eq!(scope.usage, sums, "{}", scope.limited.scope);
 }
 
 /// Whether some transaction waits for another.

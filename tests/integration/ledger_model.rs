@@ -2,15 +2,18 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
 use linkis_rm::domain::{
     em::EmInstance,
     ledger::{Deltas, Ledger, Snapshot},
+    limit::{Limits, Pattern, Rule},
     name::Name,
     operation::{Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord},
     resource::{Dimension, Resource},
+    scope::{Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
 };
 use proptest::prelude::*;
@@ -56,6 +59,11 @@ enum Step {
     Commit {
         seconds: u64,
     },
+    /// The batch ends, and a user's limit (or that of each user) is set or removed.
+    Limit {
+        user: Option<usize>,
+        max: Option<i64>,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -71,6 +79,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
         3 => ago.prop_map(|ago| Step::Expire { ago }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
+        1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, 0..30i64))
+            .prop_map(|(user, max)| Step::Limit { user, max }),
     ]
 }
 
@@ -120,6 +130,8 @@ struct Model {
     ems: BTreeMap<usize, (i64, i64)>,
     tickets: Vec<ModelTicket>,
     request_ids: BTreeMap<u8, (usize, usize, i64, u64, Uuid)>,
+    /// By user; `None` for each user that has none of his own.
+    limits: BTreeMap<Option<usize>, i64>,
 }
 
 struct ModelTicket {
@@ -141,6 +153,16 @@ impl Model {
     fn left(&self, em: usize) -> Option<i64> {
         let (total, protected) = self.ems.get(&em)?;
         Some(total - protected - self.sum(em, true) - self.sum(em, false))
+    }
+
+    fn sum_of_user(&self, user: usize, used: bool) -> i64 {
+        self.tickets.iter().filter(|t| t.alive && t.user == user && t.used == used).map(|t| t.held).sum()
+    }
+
+    /// What a user may still be granted, if a limit is for him.
+    fn left_of_user(&self, user: usize) -> Option<i64> {
+        let max = self.limits.get(&Some(user)).or(self.limits.get(&None))?;
+        Some(max - self.sum_of_user(user, true) - self.sum_of_user(user, false))
     }
 
     /// The number of the ticket that was asked for so long ago.
@@ -168,6 +190,9 @@ impl Model {
                 }
                 let Some(available) = self.left(em) else { return Answer::No("em") };
                 if amount > available {
+                    return Answer::Refused { available };
+                }
+                if let Some(available) = self.left_of_user(user).filter(|available| amount > *available) {
                     return Answer::Refused { available };
                 }
                 let deadline = self.now + ttl;
@@ -202,6 +227,10 @@ impl Model {
                 if wanted > ticket.held && wanted > available {
                     return Answer::Refused { available };
                 }
+                let of_user = self.left_of_user(user).map(|available| available + ticket.held);
+                if let Some(available) = of_user.filter(|available| wanted > ticket.held && wanted > *available) {
+                    return Answer::Refused { available };
+                }
                 let ticket = &mut self.tickets[number];
                 (ticket.held, ticket.used) = (wanted, true);
                 Answer::Done
@@ -227,7 +256,23 @@ impl Model {
                 self.now += seconds;
                 Answer::Done
             }
+            Step::Limit { user, max } => {
+                match max {
+                    Some(max) => drop(self.limits.insert(user, max)),
+                    None => drop(self.limits.remove(&user)),
+                }
+                Answer::Done
+            }
         }
+    }
+
+    /// The limits as rules.
+    fn rules(&self) -> Limits {
+        let rules = self.limits.iter().map(|(number, max)| Rule {
+            pattern: Pattern::new(BTreeMap::from([("user".into(), number.map(|number| user(number).to_string()))])),
+            max: BTreeMap::from([(Dimension::Cores, *max)]),
+        });
+        Limits::new(0, rules)
     }
 
     /// The operation that a step stands for; none for a commit.
@@ -265,7 +310,7 @@ impl Model {
                 let (ticket_id, em) = named(ago);
                 Operation::Expire(Released { ticket_id, user: user(0), em: instance(em) })
             }
-            Step::Commit { .. } => return None,
+            Step::Commit { .. } | Step::Limit { .. } => return None,
         })
     }
 }
@@ -286,6 +331,8 @@ struct Tables {
     tickets: HashMap<Uuid, Ticket>,
     ended: HashMap<Uuid, EndedTicket>,
     request_ids: HashMap<Name, RequestRecord>,
+    limits: Arc<Limits>,
+    scopes: HashMap<Scope, Usage>,
 }
 
 impl Tables {
@@ -296,7 +343,25 @@ impl Tables {
             tickets: self.tickets.clone(),
             ended: self.ended.clone(),
             request_ids: self.request_ids.clone(),
+            limits: self.limits.clone(),
+            scopes: self.scopes.clone(),
         }
+    }
+
+    /// Other rules: counters of a label set that is new start from the true sums, those of one that is gone go.
+    fn set_limits(&mut self, limits: Limits) {
+        if limits.is_empty() {
+            self.scopes.clear();
+        } else if self.limits.is_empty() {
+            for ticket in self.tickets.values() {
+                for limited in limits.scopes(&ticket.ticket_labels()) {
+                    let usage = self.scopes.entry(limited.scope).or_default();
+                    let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
+                    held.add(ticket.resource(), 1).unwrap();
+                }
+            }
+        }
+        self.limits = Arc::new(limits);
     }
 
     fn remember(&mut self, ticket: &Ticket, end: End, at: OffsetDateTime) {
@@ -323,13 +388,7 @@ impl Tables {
             assert_eq!(self.tickets.remove(&ended.ticket.id).is_some(), ended.stored);
             self.remember(&ended.ticket, ended.end, now);
         }
-        for instance in deltas.purged {
-            let gone: Vec<Ticket> = self.tickets.values().filter(|t| t.em == instance).cloned().collect();
-            for ticket in gone {
-                self.tickets.remove(&ticket.id);
-                self.remember(&ticket, End::Unregistered, now);
-            }
-        }
+        self.scopes.extend(deltas.scopes);
         for ticket in deltas.granted {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
@@ -352,6 +411,13 @@ impl Tables {
             assert_eq!(ticket.resource().get(&Dimension::Cores), expected.held);
             assert_eq!(matches!(ticket.state, TicketState::Used { .. }), expected.used);
             alive += 1;
+        }
+        for number in 0..USERS {
+            let scope = Scope::new(BTreeMap::from([("user".into(), user(number).to_string())]));
+            let usage = self.scopes.get(&scope).cloned().unwrap_or_default();
+            let counted = [usage.used, usage.locked].map(|tally| tally.get(&Dimension::Cores));
+            let expected = [model.sum_of_user(number, true), model.sum_of_user(number, false)];
+            assert_eq!(counted, if model.limits.is_empty() { [0, 0] } else { expected });
         }
         assert_eq!(self.tickets.len(), alive);
         assert_eq!(self.ended.len(), model.tickets.len() - alive);
@@ -377,6 +443,9 @@ fn run(steps: Vec<Step>) {
                 tables.write(ledger.finish().0, time_of(model.now));
                 tables.check(&model);
                 model.step(step, new_id);
+                if matches!(step, Step::Limit { .. }) {
+                    tables.set_limits(model.rules());
+                }
                 ledger = Ledger::new(tables.snapshot(time_of(model.now)));
             }
         }

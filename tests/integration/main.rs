@@ -10,5 +10,6 @@ mod expiry;
 mod harness;
 mod ledger_model;
 mod lifecycle;
+mod limits;
 mod private_database;
 mod traps;

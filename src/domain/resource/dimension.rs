@@ -60,7 +60,7 @@ impl Dimension {
     }
 
     /// The place in messages about shortages: Linkis speaks of cores first, then memory, then instances.
-    pub(super) const fn precedence(&self) -> u8 {
+    pub(crate) const fn precedence(&self) -> u8 {
         match self {
             Self::Cores => 0,
             Self::Memory => 1,
@@ -71,6 +71,28 @@ impl Dimension {
             Self::KubernetesCores => 6,
             Self::KubernetesMemory => 7,
             Self::Custom(_) => 8,
+        }
+    }
+
+    /// What custom dimensions are told by wherever a mistyped name has to be noticed.
+    pub const CUSTOM_PREFIX: &str = "special.";
+
+    /// The key of the dimension in a limit: the name, for a custom one behind [`Dimension::CUSTOM_PREFIX`].
+    #[must_use]
+    pub fn key(&self) -> String {
+        match self {
+            Self::Custom(name) => format!("{}{name}", Self::CUSTOM_PREFIX),
+            fixed => fixed.name().to_owned(),
+        }
+    }
+
+    /// The reverse of [`Dimension::key`]; `None` for a name that is neither fixed nor said to be custom.
+    #[must_use]
+    pub fn parse_key(key: &str) -> Option<Self> {
+        match key.strip_prefix(Self::CUSTOM_PREFIX) {
+            Some("") => None,
+            Some(name) => Some(Self::Custom(name.into())),
+            None => Some(Self::from(key)).filter(|dimension| !matches!(dimension, Self::Custom(_))),
         }
     }
 

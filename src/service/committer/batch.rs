@@ -1,17 +1,26 @@
 //! One transaction for many operations.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
 use sqlx::{Connection as _, PgConnection};
 use time::OffsetDateTime;
 
 use crate::{
     domain::{
-        em::{Em, EmInstance},
-        ledger::{Deltas, Ledger, Snapshot},
+        em::EmInstance,
+        ledger::{Deltas, Ledger, Snapshot, Standing},
+        limit::Limits,
         operation::{LockKey, Operation, Outcome, Rejection},
+        scope::Scope,
+        ticket::Ticket,
     },
-    store::{StoreError, action_record, em_resource, request_id, resource_lock, session::answered, user_resource},
+    store::{
+        StoreError, action_record, em_resource, label_resource, limit, request_id, resource_lock, session::answered,
+        user_resource,
+    },
 };
 
 /// What a batch that was committed did.
@@ -19,8 +28,8 @@ use crate::{
 pub(super) struct Committed {
     /// One answer per operation, in their order.
     pub answers: Vec<Result<Outcome, Rejection>>,
-    /// The EMs that it read or wrote, as they stand.
-    pub ems: Vec<Em>,
+    /// How what it read or wrote stands.
+    pub standing: Standing,
 }
 
 /// Why a batch was not committed.
@@ -57,9 +66,15 @@ pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>)
 }
 
 /// Carries `operations` out, one after another, and commits them together. After an error the connection may be in any state.
-pub(super) async fn run(connection: &mut PgConnection, operations: &[&Operation]) -> Result<Committed, BatchError> {
+///
+/// `limits` are those known so far; the batch finds out whether they have changed.
+pub(super) async fn run(
+    connection: &mut PgConnection,
+    operations: &[&Operation],
+    limits: &Arc<Limits>,
+) -> Result<Committed, BatchError> {
     let mut transaction = answered(connection.begin()).await?;
-    let prepared = answered(prepare(&mut transaction, operations)).await?;
+    let prepared = answered(prepare(&mut transaction, operations, limits)).await?;
     let Some(transaction_id) = prepared.to_commit else {
         answered(transaction.rollback()).await?;
         return Ok(prepared.committed);
@@ -83,28 +98,32 @@ struct Prepared {
 }
 
 /// Locks, reads, decides, writes and unlocks.
-async fn prepare(connection: &mut PgConnection, operations: &[&Operation]) -> Result<Prepared, BatchError> {
+async fn prepare(
+    connection: &mut PgConnection,
+    operations: &[&Operation],
+    limits: &Arc<Limits>,
+) -> Result<Prepared, BatchError> {
     let keys = lock_keys(operations.iter().copied());
     let locks = resource_lock::take(&mut *connection, &keys).await?.ok_or(BatchError::Held)?;
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
     // In statements of their own: each sees what was committed before it, and so before the locks were free.
-    let snapshot = read(&mut *connection, operations, now).await?;
+    let snapshot = read(&mut *connection, operations, limits, now).await?;
     let mut ledger = Ledger::new(snapshot);
-    let mut answers: Vec<_> = operations.iter().map(|operation| ledger.apply(operation)).collect();
-    let (deltas, ems) = ledger.finish();
+    let answers: Vec<_> = operations.iter().map(|operation| ledger.apply(operation)).collect();
+    let (deltas, standing) = ledger.finish();
     if deltas.is_empty() {
-        return Ok(Prepared { to_commit: None, committed: Committed { answers, ems } });
+        return Ok(Prepared { to_commit: None, committed: Committed { answers, standing } });
     }
-    let purged = write(&mut *connection, &deltas, now).await?;
-    count_purged(operations, &mut answers, purged);
+    write(&mut *connection, &deltas, now).await?;
     resource_lock::drop_all(&mut *connection, locks).await?;
-    Ok(Prepared { to_commit: Some(transaction_id), committed: Committed { answers, ems } })
+    Ok(Prepared { to_commit: Some(transaction_id), committed: Committed { answers, standing } })
 }
 
-/// Reads everything that `operations` touch.
+/// Reads everything that `operations` touch, and locks the scopes that their tickets count in.
 async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
+    known: &Arc<Limits>,
     now: OffsetDateTime,
 ) -> Result<Snapshot, StoreError> {
     let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
@@ -118,18 +137,35 @@ async fn read(
             ended = action_record::read(&mut *connection, &ticket_ids).await?;
         }
     }
+    let going: HashSet<_> = operations.iter().filter_map(|operation| operation.unregisters()).collect();
+    if !going.is_empty() {
+        tickets.extend(user_resource::read_on(&mut *connection, going).await?);
+    }
     let ids: HashSet<_> = operations.iter().filter_map(|operation| Some(&operation.request_id()?.id)).collect();
     let request_ids = if ids.is_empty() { HashMap::new() } else { request_id::read(&mut *connection, &ids).await? };
-    Ok(Snapshot { now, ems, tickets, ended, request_ids })
+    let limits = limit::current(&mut *connection, known).await?;
+    let scopes = scopes(&limits, operations, tickets.values());
+    let scopes =
+        if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
+    Ok(Snapshot { now, ems, tickets, ended, request_ids, limits, scopes })
 }
 
-/// Writes what the ledger decided; answers how many stored tickets went with each EM that was unregistered.
-async fn write(
-    connection: &mut PgConnection,
-    deltas: &Deltas,
-    now: OffsetDateTime,
-) -> Result<HashMap<EmInstance, u64>, StoreError> {
-    let mut purged = HashMap::new();
+/// All scopes that the tickets of a batch count in, those that live and those that are asked for.
+fn scopes<'a>(
+    limits: &Limits,
+    operations: &[&Operation],
+    tickets: impl Iterator<Item = &'a Ticket>,
+) -> BTreeSet<Scope> {
+    if limits.is_empty() {
+        return BTreeSet::new();
+    }
+    let asked = operations.iter().filter_map(|operation| operation.request()).map(|request| request.ticket_labels());
+    let held = tickets.map(|ticket| ticket.ticket_labels());
+    asked.chain(held).flat_map(|labels| limits.scopes(&labels)).map(|limited| limited.scope).collect()
+}
+
+/// Writes what the ledger decided.
+async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTime) -> Result<(), StoreError> {
     if !deltas.ems_counted.is_empty() {
         em_resource::update_counters(connection, &deltas.ems_counted).await?;
     }
@@ -142,6 +178,9 @@ async fn write(
     if !deltas.ems_deleted.is_empty() {
         em_resource::delete(connection, &deltas.ems_deleted).await?;
     }
+    if !deltas.scopes.is_empty() {
+        label_resource::update(connection, &deltas.scopes).await?;
+    }
     if !deltas.inited.is_empty() {
         user_resource::update_used(connection, &deltas.inited).await?;
     }
@@ -149,27 +188,11 @@ async fn write(
         user_resource::delete(connection, &deltas.ended).await?;
         action_record::insert(connection, &deltas.ended, now).await?;
     }
-    if !deltas.purged.is_empty() {
-        purged = user_resource::purge(connection, &deltas.purged, now).await?;
-    }
     if !deltas.granted.is_empty() {
         user_resource::insert(connection, &deltas.granted).await?;
     }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;
     }
-    Ok(purged)
-}
-
-/// Adds what the purge found to the answer of the unregistration that caused it: the first one of each EM.
-fn count_purged(
-    operations: &[&Operation],
-    answers: &mut [Result<Outcome, Rejection>],
-    mut purged: HashMap<EmInstance, u64>,
-) {
-    for (operation, answer) in operations.iter().zip(answers) {
-        if let (Operation::Unregister(em), Ok(Outcome::Unregistered { removed_tickets })) = (operation, answer) {
-            *removed_tickets += purged.remove(em).unwrap_or(0);
-        }
-    }
+    Ok(())
 }

@@ -8,7 +8,10 @@ use tokio::{
 };
 
 use crate::{
-    domain::operation::{Grant, LockKey, Operation, Outcome, Released, Request},
+    domain::{
+        limit::Limits,
+        operation::{Grant, LockKey, Operation, Outcome, Released, Request},
+    },
     error::Error,
     service::expiry,
     store::{Store, StoreError, resource_lock, session::Session, user_resource::Due},
@@ -32,11 +35,13 @@ pub(super) type SetAside = BTreeMap<LockKey, Vec<Pending>>;
 pub(super) struct Worker {
     session: Session,
     answers: Arc<Answers>,
+    /// Those of the last batch.
+    limits: Arc<Limits>,
 }
 
 impl Worker {
     pub fn new(store: &Store, answers: Arc<Answers>) -> Self {
-        Self { session: store.session(), answers }
+        Self { session: store.session(), answers, limits: Arc::default() }
     }
 
     pub fn session(&mut self) -> &mut Session {
@@ -85,7 +90,9 @@ impl Worker {
 
     async fn run(&mut self, part: &[Pending]) -> Result<Committed, BatchError> {
         let operations: Vec<&Operation> = part.iter().map(|pending| &pending.operation).collect();
-        batch::run(self.session.get().await?, &operations).await
+        let committed = batch::run(self.session.get().await?, &operations, &self.limits).await?;
+        self.limits = committed.standing.limits.clone();
+        Ok(committed)
     }
 
     /// Finds out which keys others hold, and sets the operations on them aside; answers with the rest.
@@ -158,7 +165,7 @@ impl Answers {
     }
 
     fn committed(&self, part: Vec<Pending>, committed: Committed) {
-        self.after_commit.seen.update(committed.ems);
+        self.after_commit.seen.update(committed.standing);
         for (pending, answer) in part.into_iter().zip(committed.answers) {
             let undo = match (&pending.operation, &answer) {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(request, grant),

@@ -106,6 +106,7 @@ pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
             requested: short.requested,
             available: short.available,
             max: short.max,
+            rule: short.rule.clone(),
         })
         .collect();
     let first = shortfalls.first().cloned().unwrap_or_default();
@@ -115,6 +116,7 @@ pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
         requested: first.requested,
         available: first.available,
         max: first.max,
+        rule: first.rule,
         code: refusal.code,
         reason: refusal.reason.clone(),
         never_fits: refusal.never_fits,
@@ -186,6 +188,7 @@ pub fn read_not_enough(message: proto::NotEnoughResource) -> Refusal {
         requested: short.requested,
         available: short.available,
         max: short.max,
+        rule: short.rule,
     });
     Refusal {
         shortfalls: shortfalls.collect(),

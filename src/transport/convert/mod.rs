@@ -1,9 +1,11 @@
 //! Between protobuf and the domain: the only place that knows both.
 //!
 //! - [`resource`]: amounts, both ways;
+//! - [`limit`]: limits and scopes, both ways;
 //! - [`request`]: what callers send;
 //! - [`answer`]: what callers are told, and, for the RM client, back again.
 
 pub mod answer;
+pub mod limit;
 pub mod request;
 pub mod resource;

@@ -1,0 +1,145 @@
+//! Scopes: a set of labels with their values, and what the tickets that carry them hold together.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use super::{
+    name::Labels,
+    resource::{Dimension, Resource, ResourceError},
+};
+
+/// The label that every ticket has by its user.
+pub const USER: &str = "user";
+/// The label that every ticket has by its creator.
+pub const CREATOR: &str = "creator";
+/// The label that a ticket has by its engine's type, if it names one.
+pub const ENGINE_TYPE: &str = "engine_type";
+
+/// All labels of a ticket: those of its own fields, and those that came with the request.
+#[derive(Debug, Clone)]
+pub struct TicketLabels<'a> {
+    user: &'a str,
+    creator: &'a str,
+    engine_type: &'a str,
+    labels: &'a Labels,
+}
+
+impl<'a> TicketLabels<'a> {
+    /// Of a ticket or a request.
+    pub fn new(user: &'a str, creator: &'a str, engine_type: &'a str, labels: &'a Labels) -> Self {
+        Self { user, creator, engine_type, labels }
+    }
+
+    /// The value of a label, if the ticket carries it.
+    pub fn get(&self, key: &str) -> Option<&'a str> {
+        match key {
+            USER => Some(self.user),
+            CREATOR => Some(self.creator),
+            ENGINE_TYPE => Some(self.engine_type).filter(|value| !value.is_empty()),
+            _ => self.labels.as_map().get(key).map(String::as_str),
+        }
+    }
+}
+
+/// Labels with their values: what a counter is kept for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope(Arc<BTreeMap<String, String>>);
+
+impl Scope {
+    /// The scope with these labels.
+    pub fn new(labels: BTreeMap<String, String>) -> Self {
+        Self(Arc::new(labels))
+    }
+
+    /// The scope of a ticket in a label set, if it carries all of its labels.
+    pub fn of<'k>(labels: &TicketLabels<'_>, keys: impl Iterator<Item = &'k str>) -> Option<Self> {
+        let pairs: Option<BTreeMap<String, String>> =
+            keys.map(|key| Some((key.to_owned(), labels.get(key)?.to_owned()))).collect();
+        pairs.map(Self::new)
+    }
+
+    /// Label by label.
+    pub fn labels(&self) -> &BTreeMap<String, String> {
+        &self.0
+    }
+}
+
+/// For people: not to be taken apart again.
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (key, value)) in self.0.iter().enumerate() {
+            write!(f, "{}{key}={value}", if number == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+/// A sum over resources of any types, dimension by dimension. Queues and namespaces are not told apart. Never negative.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally(BTreeMap<Dimension, i64>);
+
+impl Tally {
+    /// A tally with these amounts; zeros are left out.
+    pub fn new(amounts: impl IntoIterator<Item = (Dimension, i64)>) -> Self {
+        Self(amounts.into_iter().filter(|(_, amount)| *amount != 0).collect())
+    }
+
+    /// How much there is of a dimension.
+    pub fn get(&self, dimension: &Dimension) -> i64 {
+        self.0.get(dimension).copied().unwrap_or(0)
+    }
+
+    /// Dimension by dimension, without zeros.
+    pub fn amounts(&self) -> impl Iterator<Item = (&Dimension, i64)> {
+        self.0.iter().map(|(dimension, amount)| (dimension, *amount))
+    }
+
+    /// Counts a resource in.
+    ///
+    /// # Errors
+    /// [`ResourceError::Overflow`]; nothing is counted then.
+    pub fn add(&mut self, resource: &Resource, times: i64) -> Result<(), ResourceError> {
+        let mut sums = self.0.clone();
+        for (dimension, amount) in resource.amounts() {
+            let sum = sums.get(&dimension).copied().unwrap_or(0);
+            let sum = amount.checked_mul(times).and_then(|amount| sum.checked_add(amount));
+            let sum = sum.ok_or_else(|| ResourceError::Overflow { dimension: dimension.clone() })?;
+            if sum != 0 {
+                sums.insert(dimension, sum);
+            }
+        }
+        self.0 = sums;
+        Ok(())
+    }
+
+    /// Counts a resource out.
+    ///
+    /// # Errors
+    /// [`ResourceError::BelowZero`] if it was not counted in; nothing is counted then.
+    pub fn minus(&mut self, resource: &Resource) -> Result<(), ResourceError> {
+        let mut sums = self.0.clone();
+        for (dimension, taken) in resource.amounts() {
+            let from = sums.get(&dimension).copied().unwrap_or(0);
+            match from - taken {
+                rest if rest < 0 => return Err(ResourceError::BelowZero { dimension, from, taken }),
+                0 => drop(sums.remove(&dimension)),
+                rest => drop(sums.insert(dimension, rest)),
+            }
+        }
+        self.0 = sums;
+        Ok(())
+    }
+
+    /// Whether nothing is counted.
+    pub fn is_zero(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// What the live tickets of a scope hold together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// What engines use.
+    pub used: Tally,
+    /// What is granted and not yet in use.
+    pub locked: Tally,
+}

@@ -1,0 +1,155 @@
+//! Limits: who may hold how much. Rules change in transactions of their own, during which nobody grants or gives back; so every
+//! ticket is counted by the rules before a change or by those after it, and a counter that is new starts from the true sum.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use sqlx::{Connection as _, PgConnection};
+
+use crate::{
+    domain::{
+        limit::{LimitedScope, Limits, Pattern, Rule},
+        operation::Rejection,
+        resource::ResourceError,
+        scope::{Scope, Usage},
+    },
+    error::Error,
+    store::{Store, StoreError, label_resource, limit, session, user_resource},
+};
+
+/// How many scopes over their limit an answer names.
+const OVER_MAX: usize = 100;
+
+/// Changes and tells the limits.
+#[derive(Clone, Debug)]
+pub struct LimitService {
+    store: Store,
+}
+
+/// A scope, what it holds, and the rule that decides there.
+#[derive(Debug, Clone)]
+pub struct ScopeUsage {
+    /// Which, and its rule.
+    pub limited: LimitedScope,
+    /// What its live tickets hold together.
+    pub usage: Usage,
+}
+
+impl ScopeUsage {
+    /// Whether it holds more than its rule allows: a rule was lowered below what was held, and nothing is granted until it drains.
+    pub fn is_over(&self) -> bool {
+        let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
+        self.limited.rule.as_ref().is_some_and(|rule| rule.max.iter().any(|(dimension, max)| held(dimension) > *max))
+    }
+}
+
+impl LimitService {
+    /// On top of the store.
+    pub fn new(store: Store) -> Self {
+        Self { store }
+    }
+
+    /// Adds a rule, or changes the one with the same pattern. Answers with scopes that hold more than it allows.
+    pub async fn set(&self, rule: Rule) -> Result<Vec<ScopeUsage>, Error> {
+        self.change(async |connection, _| limit::upsert(connection, &rule).await).await?;
+        let limits = self.current().await?;
+        Ok(self.over(&limits, &rule.pattern).await?)
+    }
+
+    /// Removes a rule.
+    ///
+    /// # Errors
+    /// [`Rejection::NoSuchLimit`].
+    pub async fn delete(&self, pattern: &Pattern) -> Result<(), Error> {
+        let mut existed = false;
+        self.change(async |connection, _| {
+            existed = limit::delete(connection, pattern).await?;
+            Ok(())
+        })
+        .await?;
+        if existed { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
+    }
+
+    /// Makes `rules` all the rules there are.
+    pub async fn replace(&self, rules: &[Rule]) -> Result<(), Error> {
+        self.change(async |connection, before| {
+            for old in before.rules().filter(|old| !rules.iter().any(|rule| rule.pattern == old.pattern)) {
+                limit::delete(connection, &old.pattern).await?;
+            }
+            for rule in rules {
+                limit::upsert(connection, rule).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// The rules in force.
+    pub async fn current(&self) -> Result<Arc<Limits>, Error> {
+        let mut connection = self.store.pool().acquire().await?;
+        Ok(limit::current(&mut connection, &Arc::default()).await?)
+    }
+
+    /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
+    pub async fn scopes(&self, after: &[u8], limit: i64) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
+        let limits = self.current().await?;
+        let rows = label_resource::list(self.store.pool(), after, limit).await?;
+        Ok(rows
+            .into_iter()
+            .map(|(place, scope, usage)| (place, ScopeUsage { limited: limits.of_scope(scope), usage }))
+            .collect())
+    }
+
+    /// Changes rules while nobody counts by them, and brings the counters in line with the label sets that there are then.
+    async fn change(
+        &self,
+        change: impl AsyncFnOnce(&mut PgConnection, &Limits) -> Result<(), StoreError>,
+    ) -> Result<(), Error> {
+        let mut connection = self.store.pool().acquire().await?;
+        let mut transaction = connection.begin().await?;
+        session::patient(&mut transaction).await?;
+        let before = limit::lock(&mut transaction).await?;
+        change(&mut transaction, &before).await?;
+        let after = limit::current(&mut transaction, &Arc::default()).await?;
+        let sets = |limits: &Limits| limits.label_sets().cloned().collect::<BTreeSet<_>>();
+        let (before, after) = (sets(&before), sets(&after));
+        for keys in before.difference(&after) {
+            label_resource::delete_set(&mut transaction, keys).await?;
+        }
+        let new: Vec<_> = after.difference(&before).collect();
+        if !new.is_empty() {
+            let usages = true_sums(&mut transaction, &new).await?;
+            label_resource::insert(&mut transaction, usages.into_iter().collect()).await?;
+        }
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Scopes of the label set of `pattern` that hold more than their rules allow.
+    async fn over(&self, limits: &Limits, pattern: &Pattern) -> Result<Vec<ScopeUsage>, StoreError> {
+        let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
+        let in_set = label_resource::list_set(self.store.pool(), &keys).await?;
+        let scopes = in_set.into_iter().map(|(scope, usage)| ScopeUsage { limited: limits.of_scope(scope), usage });
+        Ok(scopes.filter(ScopeUsage::is_over).take(OVER_MAX).collect())
+    }
+}
+
+/// What the live tickets hold in each scope of some label sets.
+async fn true_sums(
+    connection: &mut PgConnection,
+    sets: &[&BTreeSet<String>],
+) -> Result<HashMap<Scope, Usage>, StoreError> {
+    let mut usages: HashMap<Scope, Usage> = HashMap::new();
+    for group in user_resource::groups(connection).await? {
+        let labels = group.ticket.ticket_labels();
+        for scope in sets.iter().filter_map(|keys| Scope::of(&labels, keys.iter().map(String::as_str))) {
+            let usage = usages.entry(scope).or_default();
+            let held = if group.ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
+            let overflow = |error: ResourceError| StoreError::inconsistent("linkis_user_resource_meta_data", error);
+            held.add(group.ticket.resource(), group.count).map_err(overflow)?;
+        }
+    }
+    Ok(usages)
+}

@@ -1,0 +1,96 @@
+//! `linkis_resource_limit`: the rules, and `linkis_resource_limit_version`: the fence between those who count by them and those
+//! who change them.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use sqlx::PgConnection;
+
+use crate::domain::{
+    limit::{Limits, Pattern, Rule},
+    resource::Dimension,
+};
+
+use super::{
+    StoreError,
+    rows::{hash, tally_json},
+};
+
+const TABLE: &str = "linkis_resource_limit";
+
+/// The limits in force: `known`, if they have not changed since. In a transaction they then stay in force until it ends.
+pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<Arc<Limits>, StoreError> {
+    let version: i64 = sqlx::query_scalar(
+        "-- limit::current
+        SELECT version FROM linkis_resource_limit_version WHERE only_row",
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    if version == known.version() {
+        return Ok(known.clone());
+    }
+    Ok(Arc::new(Limits::new(version, read(connection).await?)))
+}
+
+async fn read(connection: &mut PgConnection) -> Result<Vec<Rule>, StoreError> {
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- limit::read
+        SELECT pattern::text, max_resource::text FROM linkis_resource_limit",
+    )
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect()
+}
+
+fn rule(pattern: &str, max: &str) -> Result<Rule, StoreError> {
+    let labels = serde_json::from_str(pattern).map_err(|error| StoreError::inconsistent(TABLE, error))?;
+    let max: BTreeMap<String, i64> =
+        serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE, error))?;
+    let dimension = |key: String| Dimension::parse_key(&key).ok_or_else(|| StoreError::inconsistent(TABLE, key));
+    let max = max.into_iter().map(|(key, amount)| Ok((dimension(key)?, amount))).collect::<Result<_, StoreError>>()?;
+    Ok(Rule { pattern: Pattern::new(labels), max })
+}
+
+/// Waits until nobody counts by the rules, keeps everybody from doing so until the transaction ends, and answers with the rules.
+pub async fn lock(connection: &mut PgConnection) -> Result<Limits, StoreError> {
+    sqlx::query("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").execute(&mut *connection).await?;
+    let version: i64 = sqlx::query_scalar(
+        "-- limit::lock
+        UPDATE linkis_resource_limit_version SET version = version + 1 WHERE only_row RETURNING version",
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    Ok(Limits::new(version, read(connection).await?))
+}
+
+/// Writes a rule, in place of another with the same pattern.
+pub async fn upsert(connection: &mut PgConnection, rule: &Rule) -> Result<(), StoreError> {
+    let pattern = pattern_json(&rule.pattern);
+    sqlx::query(
+        "-- limit::upsert
+        INSERT INTO linkis_resource_limit (pattern, max_resource, update_time, pattern_hash)
+        VALUES ($1::text::jsonb, $2::text::jsonb, clock_timestamp(), $3)
+        ON CONFLICT (pattern_hash) DO UPDATE SET max_resource = excluded.max_resource, update_time = excluded.update_time",
+    )
+    .bind(&pattern)
+    .bind(tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max))))
+    .bind(hash(&pattern).as_slice())
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Removes a rule; false if there was none.
+pub async fn delete(connection: &mut PgConnection, pattern: &Pattern) -> Result<bool, StoreError> {
+    let done = sqlx::query(
+        "-- limit::delete
+        DELETE FROM linkis_resource_limit WHERE pattern_hash = $1",
+    )
+    .bind(hash(&pattern_json(pattern)).as_slice())
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+fn pattern_json(pattern: &Pattern) -> String {
+    serde_json::json!(pattern.labels()).to_string()
+}

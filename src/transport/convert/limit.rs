@@ -1,0 +1,114 @@
+//! Limits and scopes, both ways.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use crate::{
+    domain::{
+        limit::{LimitedScope, Pattern, Rule},
+        name::{FieldError, Name},
+        resource::Dimension,
+        scope::{Scope, Tally, Usage},
+    },
+    service::limits::ScopeUsage,
+    transport::proto,
+};
+
+/// How many labels a limit may name.
+const LABELS_MAX: usize = 8;
+
+/// How many dimensions a limit may name.
+const DIMENSIONS_MAX: usize = 64;
+
+/// The labels of a limit that stands in `field`.
+pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
+    let count = limit.labels.len() + limit.each.len();
+    if count == 0 || count > LABELS_MAX {
+        let problem = format!("names {count} labels (with each); must name 1 to {LABELS_MAX}");
+        return Err(FieldError::new(format!("{field}.labels"), problem));
+    }
+    let mut labels = BTreeMap::new();
+    for (key, value) in &limit.labels {
+        Name::parse(&format!("{field}.labels (a key)"), key)?;
+        Name::parse(&format!("{field}.labels[{key:?}]"), value)?;
+        labels.insert(key.clone(), Some(value.clone()));
+    }
+    for key in &limit.each {
+        Name::parse(&format!("{field}.each"), key)?;
+        if labels.insert(key.clone(), None).is_some() {
+            return Err(FieldError::new(format!("{field}.each"), format!("names {key:?} a second time")));
+        }
+    }
+    Ok(Pattern::new(labels))
+}
+
+/// A limit that stands in `field`.
+pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
+    let limit = limit.ok_or_else(|| FieldError::new(field, "is required"))?;
+    let pattern = pattern(field, limit)?;
+    let in_max = format!("{field}.max");
+    if limit.max.is_empty() || limit.max.len() > DIMENSIONS_MAX {
+        let problem = format!("names {} dimensions; must name 1 to {DIMENSIONS_MAX}", limit.max.len());
+        return Err(FieldError::new(in_max, problem));
+    }
+    let entry = |(key, max): (&String, &i64)| Ok((dimension(&in_max, key)?, amount(&in_max, key, *max)?));
+    Ok(Rule { pattern, max: limit.max.iter().map(entry).collect::<Result<_, FieldError>>()? })
+}
+
+fn dimension(field: &str, key: &str) -> Result<Dimension, FieldError> {
+    let unknown = || {
+        let problem = format!(
+            "has the unknown dimension {key:?}; known are memory, cores, instances, queue_memory, queue_cores, \
+             queue_instances, kubernetes_memory and kubernetes_cores, and custom ones as special.NAME"
+        );
+        FieldError::new(field, problem)
+    };
+    let dimension = Dimension::parse_key(key).ok_or_else(unknown)?;
+    Name::parse(field, dimension.name())?;
+    Ok(dimension)
+}
+
+fn amount(field: &str, key: &str, max: i64) -> Result<i64, FieldError> {
+    if max < 0 {
+        return Err(FieldError::new(field, format!("has {max} for {key:?}; must not be negative")));
+    }
+    Ok(max)
+}
+
+/// A rule as its administrators write it.
+pub fn limit(rule: &Rule) -> proto::Limit {
+    let mut message = proto::Limit::default();
+    for (key, value) in rule.pattern.labels() {
+        match value {
+            Some(value) => drop(message.labels.insert(key.clone(), value.clone())),
+            None => message.each.push(key.clone()),
+        }
+    }
+    message.max = rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
+    message
+}
+
+/// A scope and what it holds.
+pub fn scope_usage(scope: &ScopeUsage) -> proto::ScopeUsage {
+    let amounts = |tally: &Tally| tally.amounts().map(|(dimension, amount)| (dimension.key(), amount)).collect();
+    proto::ScopeUsage {
+        labels: scope.limited.scope.labels().clone(),
+        used: amounts(&scope.usage.used),
+        locked: amounts(&scope.usage.locked),
+        limit: scope.limited.rule.as_deref().map(limit),
+        over_limit: scope.is_over(),
+    }
+}
+
+fn read_tally(field: &str, amounts: BTreeMap<String, i64>) -> Result<Tally, FieldError> {
+    let entries = amounts.iter().map(|(key, held)| Ok((dimension(field, key)?, amount(field, key, *held)?)));
+    Ok(Tally::new(entries.collect::<Result<Vec<_>, FieldError>>()?))
+}
+
+/// A scope as the service told it.
+pub fn read_scope_usage(message: proto::ScopeUsage) -> Result<ScopeUsage, FieldError> {
+    let rule = message.limit.map(|limit| rule("limit", Some(&limit))).transpose()?.map(Arc::new);
+    Ok(ScopeUsage {
+        limited: LimitedScope { scope: Scope::new(message.labels), rule },
+        usage: Usage { used: read_tally("used", message.used)?, locked: read_tally("locked", message.locked)? },
+    })
+}

@@ -1,0 +1,258 @@
+//! Limits: who may hold how much, over all EMs and through all instances.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use linkis_rm::{
+    client::ResultResource,
+    domain::{
+        limit::{Pattern, Rule},
+        name::Labels,
+        resource::{Dimension, Resource},
+    },
+    transport::proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
+};
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic_types::StatusExt as _;
+
+use crate::harness::*;
+
+fn pattern(labels: &[(&str, Option<&str>)]) -> Pattern {
+    Pattern::new(labels.iter().map(|(key, value)| ((*key).into(), value.map(str::to_owned))).collect())
+}
+
+fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
+    Rule { pattern: pattern(labels), max: max.iter().cloned().collect() }
+}
+
+async fn register(rm: &Instance, hosts: usize) {
+    for n in 0..hosts {
+        rm.client.register(registration(em(&format!("host{n}")), load(1000, 1000, 1000))).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_s_limit_spans_ems_and_instances() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    register(&first, 5).await;
+    first.client.set_limit(&rule(&[("user", Some("hadoop"))], &[(Dimension::Instances, 10)])).await.unwrap();
+    let mut calls = JoinSet::new();
+    for n in 0..200 {
+        let client = [&first, &second][n % 2].client.clone();
+        calls.spawn(async move {
+            let host = em(&format!("host{}", n % 5));
+            let answer = client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap();
+            matches!(answer, ResultResource::Available(_))
+        });
+    }
+    let granted = calls.join_all().await.into_iter().filter(|granted| *granted).count();
+    assert_eq!(granted, 10);
+    assert_eq!(assert_invariants(&database, &first.client).await, 10);
+    first.client.request_resource(&request(&em("host0"), "alice", load(1, 1, 1))).await.granted();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_names_the_scope_the_rule_and_linkis_s_words() {
+    let (database, rm) = start().await;
+    register(&rm, 1).await;
+    let rules = [
+        rule(&[("user", None)], &[(Dimension::Instances, 1)]),
+        rule(&[("user", None), ("creator", Some("IDE"))], &[(Dimension::Memory, 4 * GB), (Dimension::Cores, 2)]),
+    ];
+    for rule in &rules {
+        assert!(rm.client.set_limit(rule).await.unwrap().is_empty());
+    }
+    assert_eq!(rm.client.limits().await.unwrap(), rules);
+    rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+
+    let refusal = rm.client.request_resource(&request(&em("host0"), "hadoop", load(5, 1, 1))).await.refused();
+    assert_eq!((refusal.code, refusal.never_fits), (12006, true));
+    assert_eq!(
+        refusal.reason,
+        "Insufficient number of instances, idle engines can be killed use Instance, requestResource : 1 > \
+         availableResource : 0,  maxResource : 1."
+    );
+    let told: Vec<_> = refusal
+        .shortfalls
+        .iter()
+        .map(|s| (s.scope.as_str(), s.dimension.name(), s.requested, s.available, s.max, s.rule.as_str()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("user=hadoop", "instances", 1, 0, 1, "each user: at most 1 instances"),
+            (
+                "creator=IDE,user=hadoop",
+                "memory",
+                5 * GB,
+                3 * GB,
+                4 * GB,
+                "creator=IDE,each user: at most 4294967296 memory, 2 cores"
+            )
+        ]
+    );
+    let dry = rm.client.dry_run(&request(&em("host0"), "hadoop", load(5, 1, 1))).await.refused();
+    assert_eq!(dry, refusal);
+    // Others have their own.
+    rm.client.request_resource(&request(&em("host0"), "alice", load(4, 2, 1))).await.granted();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rule_over_live_tickets_starts_from_their_true_sum() {
+    let (database, rm) = start().await;
+    register(&rm, 2).await;
+    let mut grants = Vec::new();
+    for n in 0..6 {
+        let grant = rm.client.request_resource(&request(&em(&format!("host{}", n % 2)), "hadoop", load(1, 1, 1))).await;
+        grants.push(grant.granted());
+    }
+    for grant in &grants[..3] {
+        rm.client.resource_inited(&inited(grant, "hadoop", None)).await.unwrap();
+    }
+    // Lower than what is held: it says so, and nothing is granted until it drains.
+    let over = rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 4)])).await.unwrap();
+    assert_eq!(over.len(), 1);
+    assert_eq!(over[0].usage.used.get(&Dimension::Instances), 3);
+    assert_eq!(over[0].usage.locked.get(&Dimension::Instances), 3);
+    let tickets = rm.client.tickets(None).await.unwrap();
+    for scope in rm.client.scopes().await.unwrap() {
+        assert_scope_equals_tickets(&scope, &tickets);
+    }
+    for grant in &grants[..2] {
+        let refusal = rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.refused();
+        assert!(refusal.shortfalls[0].available <= 0, "{refusal:?}");
+        rm.client.resource_released(&release(grant, "hadoop")).await.unwrap();
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 4);
+    rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.refused();
+    rm.client.resource_released(&release(&grants[5], "hadoop")).await.unwrap();
+    rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+
+    // Without a rule for its labels nothing is counted; with one again, everything that lives is.
+    rm.client.delete_limit(&pattern(&[("user", None)])).await.unwrap();
+    assert_eq!(rm.client.scopes().await.unwrap().len(), 0);
+    rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.unregister(&em("host1")).await.unwrap();
+    rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 100)])).await.unwrap();
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// Rules come and go while tickets live and die, through two instances: no counter is ever off.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_change_under_load() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    register(&first, 4).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut callers = JoinSet::new();
+    for n in 0..40usize {
+        let (client, stop) = ([&first, &second][n % 2].client.clone(), stop.clone());
+        callers.spawn(async move {
+            let user = format!("user{}", n % 5);
+            let mut turn = n;
+            while !stop.load(Ordering::Relaxed) {
+                turn += 1;
+                let asked = request(&em(&format!("host{}", turn % 4)), &user, load(1, 1, 1));
+                let Ok(ResultResource::Available(grant)) = client.request_resource(&asked).await else { continue };
+                if turn % 3 == 0 {
+                    client.resource_inited(&inited(&grant, &user, None)).await.unwrap();
+                }
+                if turn % 7 != 0 {
+                    client.resource_released(&release(&grant, &user)).await.unwrap();
+                }
+            }
+        });
+    }
+    for round in 0..6 {
+        let max = [(Dimension::Instances, 50 + round)];
+        first.client.set_limit(&rule(&[("user", None)], &max)).await.unwrap();
+        second.client.set_limit(&rule(&[("creator", Some("IDE")), ("user", None)], &max)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        second.client.delete_limit(&pattern(&[("user", None)])).await.unwrap();
+        first.client.set_limit(&rule(&[("user", Some("user1"))], &[(Dimension::Cores, 20)])).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        first.client.delete_limit(&pattern(&[("user", Some("user1"))])).await.unwrap();
+    }
+    first.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 1_000_000)])).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    stop.store(true, Ordering::Relaxed);
+    callers.join_all().await;
+    second
+        .client
+        .set_limit(&rule(&[("creator", Some("IDE")), ("user", None)], &[(Dimension::Cores, 1_000_000)]))
+        .await
+        .unwrap();
+    assert_eq!(first.client.scopes().await.unwrap().len(), 10);
+    assert!(assert_invariants(&database, &first.client).await > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_label_can_be_limited_in_any_dimension() {
+    let (database, rm) = start().await;
+    let host = em("gpu-host");
+    let gpus = |milli: i64| Resource::special(BTreeMap::from([("gpu_milli".into(), milli)])).unwrap();
+    rm.client.register(registration(host.clone(), gpus(8000))).await.unwrap();
+    let gpu = Dimension::parse_key("special.gpu_milli").unwrap();
+    rm.client.set_limit(&rule(&[("tenant", Some("a,b-c"))], &[(gpu, 1500)])).await.unwrap();
+    let ask = |tenant: &str, milli| {
+        let labels = Labels::parse("labels", BTreeMap::from([("tenant".into(), tenant.into())])).unwrap();
+        linkis_rm::client::ResourceRequest { labels, ..request(&host, "hadoop", gpus(milli)) }
+    };
+    rm.client.request_resource(&ask("a,b-c", 1000)).await.granted();
+    let refusal = rm.client.request_resource(&ask("a,b-c", 1000)).await.refused();
+    assert_eq!((refusal.code, refusal.shortfalls[0].scope.as_str()), (110_022, "tenant=a,b-c"));
+    rm.client.request_resource(&ask("a,b-c", 500)).await.granted();
+    rm.client.request_resource(&ask("other", 4000)).await.granted();
+    rm.client.request_resource(&request(&host, "hadoop", gpus(1000))).await.granted();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_limits_are_refused_by_field() {
+    let (_database, rm) = start().await;
+    let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
+    let good = proto::Limit {
+        labels: BTreeMap::from([("user".into(), "hadoop".into())]),
+        each: vec![],
+        max: BTreeMap::from([("instances".into(), 10)]),
+    };
+    let text = |text: &str| text.to_owned();
+    let cases = [
+        (None, "limit"),
+        (Some(proto::Limit { labels: BTreeMap::new(), ..good.clone() }), "limit.labels"),
+        (Some(proto::Limit { each: (0..8).map(|n| n.to_string()).collect(), ..good.clone() }), "limit.labels"),
+        (Some(proto::Limit { each: vec![text("user")], ..good.clone() }), "limit.each"),
+        (Some(proto::Limit { each: vec![text("")], ..good.clone() }), "limit.each"),
+        (
+            Some(proto::Limit { labels: BTreeMap::from([(text("user"), text(""))]), ..good.clone() }),
+            "limit.labels[\"user\"]",
+        ),
+        (Some(proto::Limit { max: BTreeMap::new(), ..good.clone() }), "limit.max"),
+        (Some(proto::Limit { max: BTreeMap::from([(text("memry"), 1)]), ..good.clone() }), "limit.max"),
+        (Some(proto::Limit { max: BTreeMap::from([(text("special."), 1)]), ..good.clone() }), "limit.max"),
+        (Some(proto::Limit { max: BTreeMap::from([(text("cores"), -1)]), ..good.clone() }), "limit.max"),
+    ];
+    for (limit, field) in cases {
+        let shown = format!("{limit:?}");
+        let status = limits.set_limit(proto::SetLimitRequest { limit }).await.unwrap_err();
+        let violated = status.get_details_bad_request().unwrap().field_violations.remove(0).field;
+        assert_eq!((status.code(), violated.as_str()), (Code::InvalidArgument, field), "{shown}");
+    }
+    assert_eq!(rm.client.limits().await.unwrap(), []);
+    let status = limits.delete_limit(proto::DeleteLimitRequest { limit: Some(good) }).await.unwrap_err();
+    assert_eq!(status.code(), Code::NotFound);
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    for token in ["x", "abc", "é1"] {
+        let call = proto::ListScopesRequest { page_token: token.into(), ..Default::default() };
+        assert_eq!(usage.list_scopes(call).await.unwrap_err().code(), Code::InvalidArgument, "{token}");
+    }
+}
