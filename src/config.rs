@@ -86,16 +86,19 @@ impl Arguments {
     fn check(self) -> Result<Config, ConfigError> {
         let mut mistakes = Vec::new();
         let listen = keep(&mut mistakes, parse_listen(&self.listen, self.insecure));
-        let database = match &self.database_url {
+        let database = match self.database_url.as_deref().filter(|url| !url.is_empty()) {
             None => Some(Database::Embedded(self.data_dir.clone())),
             Some(url) => keep(&mut mistakes, parse_database(url, self.data_dir.is_some())),
         };
-        let lock_ttl = keep(&mut mistakes, parse_duration("--lock-ttl (LINKIS_RM_LOCK_TTL)", &self.lock_ttl));
+        let mut duration = |name: &str, text: &str, least: &str, most: &str| {
+            keep(&mut mistakes, parse_duration(name, text, least, most))
+        };
+        let lock_ttl = duration("--lock-ttl (LINKIS_RM_LOCK_TTL)", &self.lock_ttl, "1ms", "24h");
         let request_timeout =
-            keep(&mut mistakes, parse_duration("--request-timeout (LINKIS_RM_REQUEST_TIMEOUT)", &self.request_timeout));
-        let history = keep(&mut mistakes, parse_duration("--history (LINKIS_RM_HISTORY)", &self.history));
-        let drain_timeout =
-            keep(&mut mistakes, parse_duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout));
+            duration("--request-timeout (LINKIS_RM_REQUEST_TIMEOUT)", &self.request_timeout, "1ms", "1h");
+        // Shorter, and a call that is repeated after an outage would not be known any more.
+        let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
+        let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         match (listen, database, lock_ttl, request_timeout, history, drain_timeout) {
             (
                 Some(listen),
@@ -116,8 +119,9 @@ fn keep<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
 
 fn parse_listen(text: &str, insecure: bool) -> Result<SocketAddr, String> {
     let name = "--listen (LINKIS_RM_LISTEN)";
-    let address: SocketAddr =
-        text.parse().map_err(|_| format!("{name}: {text:?} is not ADDRESS:PORT; for example 127.0.0.1:50051"))?;
+    let address: SocketAddr = text
+        .parse()
+        .map_err(|_| format!("{name}: {text:?} is not a numeric ADDRESS:PORT; for example 127.0.0.1:50051"))?;
     if !address.ip().is_loopback() && !insecure {
         return Err(format!(
             "{name}: {address} can be reached from other machines, and nothing is encrypted or asked for a password; \
@@ -142,14 +146,16 @@ fn parse_database(url: &str, has_data_dir: bool) -> Result<Database, String> {
     })
 }
 
-/// A day is the longest that a lock or a wait makes sense for, but history may be kept for years.
-fn parse_duration(name: &str, text: &str) -> Result<Duration, String> {
-    const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-    match humantime::parse_duration(text) {
-        Ok(duration) if !duration.is_zero() && duration <= LONGEST => Ok(duration),
-        Ok(_) => Err(format!("{name}: {text:?} must be above zero and at most ten years")),
-        Err(_) => Err(format!("{name}: {text:?} is not a duration; for example 500ms, 30s, 10m or 7d")),
+/// A duration between `least` and `most`, which are durations themselves.
+fn parse_duration(name: &str, text: &str, least: &str, most: &str) -> Result<Duration, String> {
+    let wrong = |_| format!("{name}: {text:?} is not a duration; for example 500ms, 30s, 10m or 7d");
+    let duration = humantime::parse_duration(text).map_err(wrong)?;
+    if humantime::parse_duration(least).is_ok_and(|least| duration < least)
+        || humantime::parse_duration(most).is_ok_and(|most| duration > most)
+    {
+        return Err(format!("{name}: {text:?} must be between {least} and {most}"));
     }
+    Ok(duration)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::{error::Error, process::ExitCode};
 
 use linkis_rm::{
     config::{Config, Database},
-    server::{Ending, Options, Server},
+    server::{self, Ending, Options, Server},
     store::embedded::{self, Embedded},
     telemetry,
     transport::resource_manager::Times,
@@ -37,13 +37,14 @@ async fn main() -> ExitCode {
 async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let listener = server::listen(config.listen).await?;
     let (options, private) = database(&config.database).await?;
     let server_options = Options {
         times: Times { lock_ttl: config.lock_ttl, request_timeout: config.request_timeout },
         history: config.history,
         drain_timeout: config.drain_timeout,
     };
-    let server = Server::bind(config.listen, options, server_options).await?;
+    let server = Server::open(listener, options, server_options).await?;
     tracing::info!(address = %server.address()?, "serving");
     let mut died = None;
     let stop = async {
@@ -54,10 +55,11 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         }
     };
     let ending = server.serve(stop).await?;
-    if let Some(status) = died {
-        return Err(format!("the private PostgreSQL ended by itself ({status}); its log says why").into());
-    }
     if let Some(private) = private {
+        if let Some(status) = died {
+            let log = private.log_path();
+            return Err(format!("the private PostgreSQL ended by itself ({status}); {} says why", log.display()).into());
+        }
         tracing::info!("the private PostgreSQL {}", private.stop().await);
     }
     match ending {
@@ -73,6 +75,7 @@ async fn database(database: &Database) -> Result<(PgConnectOptions, Option<Embed
         Database::Embedded(Some(data_dir)) => data_dir.clone(),
         Database::Embedded(None) => embedded::default_data_dir()?,
     };
+    tracing::info!(data_dir = %data_dir.display(), "using a private PostgreSQL");
     let private = Embedded::start(embedded::Settings { data_dir, server_options: vec![] }).await?;
     Ok((private.connect_options(), Some(private)))
 }
@@ -85,8 +88,11 @@ async fn has_died(private: Option<&Embedded>) -> std::process::ExitStatus {
     }
 }
 
-/// An error and what caused it, each once.
+/// An error and what caused it, each once: some libraries repeat the cause in the error.
 fn with_causes(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| match cause.to_string() {
+        cause if text.ends_with(&cause) => text,
+        cause => format!("{text}: {cause}"),
+    })
 }

@@ -4,7 +4,7 @@ use std::{future::Future, net::SocketAddr, time::Duration};
 
 use sqlx::postgres::PgConnectOptions;
 use tokio::{net::TcpListener, sync::mpsc};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::server::{Router, TcpIncoming};
 use tonic_health::server::HealthReporter;
 
@@ -16,6 +16,7 @@ use crate::{
         limits::LimitService,
         request_resource::RequestResourceService,
         retention,
+        tasks::Tasks,
         usage::Usage,
     },
     store::{Store, StoreError},
@@ -67,8 +68,14 @@ pub enum ServerError {
     /// The database cannot be used.
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
+    /// The address is taken.
+    #[error("cannot listen on {address}: it is taken; is another instance running? choose another with --listen")]
+    Taken {
+        /// Which address.
+        address: SocketAddr,
+    },
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}; is another instance running? choose another with --listen")]
+    #[error("cannot listen on {address}; choose another with --listen")]
     Listen {
         /// Which address.
         address: SocketAddr,
@@ -78,6 +85,9 @@ pub enum ServerError {
     /// The transport failed.
     #[error("the gRPC server failed")]
     Transport(#[from] tonic::transport::Error),
+    /// A task that everything depends on has panicked: the process has to start anew.
+    #[error("a defect stopped a part of the service; its log says which")]
+    Defect,
     /// The descriptors of the API cannot be read: a defect of the build.
     #[error("the API's descriptors cannot be read")]
     Reflection(#[from] tonic_reflection::server::Error),
@@ -92,10 +102,21 @@ pub enum Ending {
     CutOff,
 }
 
+/// Takes an address; first of all, because that tells soonest whether another instance has it.
+pub async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        std::io::ErrorKind::AddrInUse => ServerError::Taken { address },
+        _ => ServerError::Listen { address, source },
+    })
+}
+
 impl Server {
-    /// Listens on `address`, and brings the schema of the database up to date.
-    pub async fn bind(address: SocketAddr, database: PgConnectOptions, options: Options) -> Result<Self, ServerError> {
-        let listener = TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })?;
+    /// Brings the schema of the database up to date; calls wait at `listener` meanwhile.
+    pub async fn open(
+        listener: TcpListener,
+        database: PgConnectOptions,
+        options: Options,
+    ) -> Result<Self, ServerError> {
         let store = Store::open(database).await?;
         Ok(Self { listener, store, options })
     }
@@ -108,7 +129,8 @@ impl Server {
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
         let Self { listener, store, options } = self;
-        let (tasks, stopping) = (TaskTracker::new(), CancellationToken::new());
+        let (tasks, stopping) = (Tasks::default(), CancellationToken::new());
+        let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
         let router = assemble(&store, &options, &tasks, &stopping)?.add_service(health_service);
         tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
@@ -117,13 +139,17 @@ impl Server {
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let serving = router.serve_with_incoming_shutdown(incoming, stopping.clone().cancelled_owned());
         tokio::pin!(serving);
-        tokio::select! {
-            failed = &mut serving => failed?,
-            () = stop => {
-                tracing::info!("stopping: finishing the calls under way");
-                stopping.cancel();
-            }
+        let failed = tokio::select! {
+            ended = &mut serving => Some(ended.map_err(ServerError::from)),
+            () = defect.cancelled() => Some(Err(ServerError::Defect)),
+            () = stop => None,
+        };
+        stopping.cancel();
+        if let Some(ended) = failed {
+            store.close().await;
+            return ended.map(|()| Ending::Drained);
         }
+        tracing::info!("stopping: finishing the calls under way");
         let drained = tokio::time::timeout(options.drain_timeout, async {
             let served = serving.await;
             tasks.wait().await;
@@ -142,7 +168,7 @@ impl Server {
 fn assemble(
     store: &Store,
     options: &Options,
-    tasks: &TaskTracker,
+    tasks: &Tasks,
     stopping: &CancellationToken,
 ) -> Result<Router, ServerError> {
     let seen = Seen::default();
@@ -178,13 +204,14 @@ fn assemble(
 
 /// Tells load balancers whether to send calls here: while the database answers, and until the server is told to stop.
 async fn watch_health(health: HealthReporter, store: Store, stopping: CancellationToken) {
+    let mut session = store.session();
     let mut looks = tokio::time::interval(HEALTH_INTERVAL);
     loop {
         let stopped = tokio::select! {
             () = stopping.cancelled() => true,
             _ = looks.tick() => false,
         };
-        if !stopped && store.answers().await {
+        if !stopped && session.answers().await {
             health.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
             health.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
             health.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;

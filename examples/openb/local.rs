@@ -3,7 +3,7 @@
 use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use linkis_rm::{
-    server::{Ending, Options, Server, ServerError},
+    server::{Ending, Options, Server, ServerError, listen},
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
 };
@@ -54,7 +54,8 @@ impl Local {
     async fn serve(
         postgres: &Embedded,
     ) -> Result<(String, CancellationToken, JoinHandle<Result<Ending, ServerError>>), Box<dyn Error>> {
-        let server = Server::bind(ANY_FREE_PORT, postgres.connect_options(), OPTIONS).await?;
+        let listener = listen(ANY_FREE_PORT).await?;
+        let server = Server::open(listener, postgres.connect_options(), OPTIONS).await?;
         let (address, stop) = (format!("http://{}", server.address()?), CancellationToken::new());
         let serving = tokio::spawn(server.serve(stop.clone().cancelled_owned()));
         Ok((address, stop, serving))

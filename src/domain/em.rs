@@ -70,14 +70,25 @@ impl Em {
         Resource::left(&self.total, &self.protected, &self.used, &self.locked)
     }
 
-    /// The part of `asked` that this EM answers for, e.g. the driver of a DriverAndYarn.
+    /// The part of what a ticket holds that is counted here, e.g. the driver of a DriverAndYarn. Also of dimensions that the EM
+    /// has ceased to provide.
+    pub fn share(&self, held: &Resource) -> Result<Resource, ResourceError> {
+        held.project(self.resource_type())
+    }
+
+    /// The part of `asked` that this EM answers for.
     ///
     /// # Errors
-    /// [`ResourceError::Unanswerable`] if a dimension is asked that the EM does not count.
+    /// [`ResourceError::Unanswerable`] or [`ResourceError::UnknownDimension`] if a dimension is asked that the EM does not provide.
     pub fn project(&self, asked: &Resource) -> Result<Resource, ResourceError> {
-        let share = asked.project(self.resource_type())?;
+        let share = self.share(asked)?;
         let unknown = share.amounts().find(|(dimension, _)| !self.total.has(dimension));
         unknown.map_or(Ok(share), |(dimension, _)| Err(ResourceError::UnknownDimension { dimension }))
+    }
+
+    /// Whether its amounts can be compared with `other`'s: the same type, on the same queue.
+    pub fn is_counted_like(&self, other: &Resource) -> bool {
+        self.resource_type() == other.resource_type() && self.total.covers(other).is_ok()
     }
 
     /// Whether `share` (what [`Em::project`] returned) can be granted now; a refusal tells everything that is short.

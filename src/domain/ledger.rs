@@ -3,7 +3,10 @@
 //!
 //! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -30,6 +33,8 @@ pub struct Snapshot {
     pub tickets: HashMap<Uuid, Ticket>,
     /// The tickets that history remembers.
     pub ended: HashMap<Uuid, EndedTicket>,
+    /// Those of the EMs that register which have live tickets.
+    pub inhabited: HashSet<EmInstance>,
     /// The request ids that were used.
     pub request_ids: HashMap<Name, RequestRecord>,
     /// The limits in force.
@@ -81,6 +86,8 @@ impl Deltas {
 pub struct Standing {
     /// The EMs that exist.
     pub ems: Vec<Em>,
+    /// The EMs that went.
+    pub gone: Vec<EmInstance>,
     /// What scopes hold.
     pub scopes: Vec<(Scope, Usage)>,
     /// The limits that were in force.
@@ -105,6 +112,7 @@ pub struct Ledger {
     ems: HashMap<EmInstance, EmSlot>,
     tickets: HashMap<Uuid, TicketSlot>,
     ended: HashMap<Uuid, EndedTicket>,
+    inhabited: HashSet<EmInstance>,
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, ScopeSlot>,
@@ -144,6 +152,7 @@ impl Ledger {
             ems: snapshot.ems.into_iter().map(|(key, em)| (key, em_slot(em))).collect(),
             tickets: snapshot.tickets.into_iter().map(|(id, ticket)| (id, ticket_slot(ticket))).collect(),
             ended: snapshot.ended,
+            inhabited: snapshot.inhabited,
             request_ids: snapshot.request_ids,
             limits: snapshot.limits,
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
@@ -166,13 +175,17 @@ impl Ledger {
     /// What has to be written, and how everything that was read stands after it.
     pub fn finish(mut self) -> (Deltas, Standing) {
         let mut ems = Vec::with_capacity(self.ems.len());
+        let mut gone = Vec::new();
         for (instance, slot) in self.ems {
             ems.extend(slot.current.clone());
             match (slot.stored_version, slot.current) {
                 (Some(version), Some(em)) if slot.registered => self.deltas.ems_updated.push(Em { version, ..em }),
                 (Some(version), Some(em)) if slot.counted => self.deltas.ems_counted.push(Em { version, ..em }),
                 (None, Some(em)) => self.deltas.ems_inserted.push(em),
-                (Some(version), None) => self.deltas.ems_deleted.push((instance, version)),
+                (Some(version), None) => {
+                    gone.push(instance.clone());
+                    self.deltas.ems_deleted.push((instance, version));
+                }
                 _ => {}
             }
         }
@@ -190,7 +203,7 @@ impl Ledger {
             }
             scopes.push((scope, slot.usage));
         }
-        (self.deltas, Standing { ems, scopes, limits: self.limits })
+        (self.deltas, Standing { ems, gone, scopes, limits: self.limits })
     }
 
     fn register(&mut self, op: &Register) -> Result<Outcome, Rejection> {
@@ -209,9 +222,11 @@ impl Ledger {
             },
             Some(em) => em.clone(),
         };
-        let (current, wanted) = (em.resource_type(), op.total.resource_type());
-        if current != wanted {
-            if !em.is_idle() {
+        if !em.is_counted_like(&op.total) {
+            // Not idle counters, but no tickets: one that holds nothing here may hold something of the other kind.
+            let is_inhabited = self.inhabited.contains(&op.em) || self.tickets.values().any(|t| t.ticket.em == op.em);
+            if is_inhabited {
+                let (current, wanted) = (em.resource_type(), op.total.resource_type());
                 return Err(Rejection::EmHasTickets { em: op.em.clone(), current, wanted });
             }
             em.used = op.total.zero_like();
@@ -224,7 +239,7 @@ impl Ledger {
         let micros = i64::try_from(self.now.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
         em.epoch = micros.max(em.epoch.saturating_add(1));
         em.register_time = self.now;
-        em.left().map_err(|source| Rejection::Overflow { source })?;
+        em.left().map_err(|source| Rejection::Overflow { field: "total", source })?;
         slot.registered = true;
         slot.current = Some(em.clone());
         Ok(Outcome::Registered(Box::new(em)))
@@ -267,7 +282,8 @@ impl Ledger {
         })?;
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", op.em), source };
         let on_em = em.current.judge(&share).map_err(inconsistent)?.err();
-        let em_locked = em.current.locked.add(&share).map_err(|source| Rejection::Overflow { source });
+        let overflow = |source| Rejection::Overflow { field: "resource", source };
+        let em_locked = em.current.locked.add(&share).map_err(overflow);
         let scopes = self.limits.scopes(&op.ticket_labels());
         let nothing = op.resource.zero_like();
         if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &nothing, &op.resource)) {
@@ -314,7 +330,7 @@ impl Ledger {
         let scopes = self.limits.scopes(&slot.ticket.ticket_labels());
         let em = live_em(&mut self.ems, &op.em)?;
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", op.em), source };
-        let locked_share = em.current.project(&locked).map_err(inconsistent)?;
+        let locked_share = em.current.share(&locked).map_err(inconsistent)?;
         let used_share = em.current.project(&used).map_err(|source| Rejection::Unanswerable {
             field: "used",
             em: op.em.clone(),
@@ -323,7 +339,7 @@ impl Ledger {
         let mut after = em.current.clone();
         after.locked = after.locked.minus(&locked_share).map_err(inconsistent)?;
         let on_em = after.judge_growth(&locked_share, &used_share).map_err(inconsistent)?.err();
-        after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { source })?;
+        after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
         if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &locked, &used)) {
             return Err(Rejection::NotEnough(Box::new(refusal)));
         }
@@ -370,7 +386,7 @@ impl Ledger {
         let ticket = self.tickets.get(&ticket_id).ok_or_else(not_found)?.ticket.clone();
         let mut em = live_em(&mut self.ems, &ticket.em)?.current.clone();
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
-        let share = em.project(ticket.resource()).map_err(inconsistent)?;
+        let share = em.share(ticket.resource()).map_err(inconsistent)?;
         let held = if ticket.is_locked() { &mut em.locked } else { &mut em.used };
         *held = held.minus(&share).map_err(inconsistent)?;
         let mut counted = HashMap::new();
@@ -414,7 +430,7 @@ impl Ledger {
             let stored = || self.scopes.get(scope).map(|slot| slot.usage.clone()).unwrap_or_default();
             let usage = counted.entry(scope.clone()).or_insert_with(stored);
             change(usage).map_err(|source| match source {
-                ResourceError::Overflow { .. } => Rejection::Overflow { source },
+                ResourceError::Overflow { .. } => Rejection::Overflow { field: "resource", source },
                 _ => Rejection::Inconsistent { what: format!("the scope {scope}"), source },
             })?;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use time::OffsetDateTime;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use super::{
@@ -169,6 +169,14 @@ impl Operation {
         }
     }
 
+    /// The EM that registers.
+    pub fn registers(&self) -> Option<&EmInstance> {
+        match self {
+            Self::Register(op) => Some(&op.em),
+            _ => None,
+        }
+    }
+
     /// The request that it is.
     pub fn request(&self) -> Option<&Request> {
         match self {
@@ -241,7 +249,8 @@ pub enum Rejection {
     EmNotRegistered(EmInstance),
     /// A registration with another type of resource, while tickets live.
     #[error(
-        "the EM {em} has live tickets counted as {current}; release them or unregister it before it registers as {wanted}"
+        "the EM {em} has live tickets counted as {current}; release them or unregister it before it registers as {wanted}, \
+         or on another queue"
     )]
     EmHasTickets {
         /// Which EM.
@@ -301,8 +310,10 @@ pub enum Rejection {
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),
     /// An amount that cannot be added to the counters.
-    #[error("the sum of what is held would be too large to count")]
+    #[error("{field}: the sum of what is held would be too large to count")]
     Overflow {
+        /// The field of the call.
+        field: &'static str,
         /// Which.
         source: ResourceError,
     },
@@ -318,7 +329,12 @@ pub enum Rejection {
 
 fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {
     match ended {
-        Some(ended) => format!("the ticket {ticket_id} {} at {}; ask for a new one", ended.end, ended.at),
-        None => format!("there is no ticket {ticket_id}: the lock on the resource is lost, ask again"),
+        Some(ended) => {
+            let at = ended.at.format(&Rfc3339).unwrap_or_else(|_| ended.at.to_string());
+            format!("the ticket {ticket_id} {} at {at}; an engine that needs one has to ask again", ended.end)
+        }
+        None => format!(
+            "there is no ticket {ticket_id}, nor is one remembered: the lock on the resource is lost, ask again"
+        ),
     }
 }

@@ -103,8 +103,9 @@ impl Tally {
             let sum = sums.get(&dimension).copied().unwrap_or(0);
             let sum = amount.checked_mul(times).and_then(|amount| sum.checked_add(amount));
             let sum = sum.ok_or_else(|| ResourceError::Overflow { dimension: dimension.clone() })?;
-            if sum != 0 {
-                sums.insert(dimension, sum);
+            match sum {
+                0 => drop(sums.remove(&dimension)),
+                _ => drop(sums.insert(dimension, sum)),
             }
         }
         self.0 = sums;

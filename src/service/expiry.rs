@@ -2,7 +2,7 @@
 //!
 //! The deadline in the ticket's row is the truth. Every instance looks ahead for deadlines that come near, whoever granted the
 //! ticket, and sets a timer for each; so the tickets of an instance that died expire as punctually as its own, and a ticket that
-//! is inited in time costs no timer. The roll-back itself is an operation like any other, judged again under the locks.
+//! is inited long before its deadline costs no timer. The roll-back itself is an operation like any other, judged again under the locks.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -14,7 +14,8 @@ use uuid::Uuid;
 use crate::{
     domain::operation::{Operation, Released},
     store::{
-        Store,
+        Store, StoreError,
+        session::{Session, answered},
         user_resource::{self, Due},
     },
 };
@@ -45,22 +46,26 @@ pub async fn run(
 ) {
     let mut watch =
         Watch { committer, timers: DelayQueue::new(), watched: HashSet::new(), rolling_back: JoinSet::new() };
+    // Of its own: whatever else waits for connections, tickets expire.
+    let mut session = store.session();
     let mut sweeps = tokio::time::interval(SWEEP_INTERVAL);
     sweeps.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut reachable = true;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = sweeps.tick() => match user_resource::due(store.pool(), HORIZON, SWEEP_MAX).await {
+            _ = sweeps.tick() => match watch.sweep(&mut session).await {
                 Ok(due) => {
                     reachable = true;
                     due.into_iter().for_each(|due| watch.set_timer(due));
                 }
-                Err(error) if reachable => {
+                Err(error) => {
+                    session.reset();
+                    if reachable {
+                        tracing::warn!(error = &error as &dyn std::error::Error, "cannot look for expired tickets");
+                    }
                     reachable = false;
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot look for expired tickets");
                 }
-                Err(_) => {}
             },
             Some(due) = expiring_soon.recv() => watch.set_timer(due),
             Some(due) = watch.timers.next() => watch.roll_back(due.into_inner()),
@@ -78,6 +83,12 @@ struct Watch {
 }
 
 impl Watch {
+    /// Deadlines that come near and are not watched yet.
+    async fn sweep(&self, session: &mut Session) -> Result<Vec<Due>, StoreError> {
+        let watched = self.watched.iter().copied().collect();
+        answered(user_resource::due(session.get().await?, HORIZON, watched, SWEEP_MAX)).await
+    }
+
     fn set_timer(&mut self, due: Due) {
         if self.watched.insert(due.ticket.ticket_id) {
             self.timers.insert(due.ticket, due.within + SLACK);

@@ -10,7 +10,6 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::task::TaskTracker;
 
 use crate::{
     domain::{
@@ -18,11 +17,12 @@ use crate::{
         ledger::Standing,
         limit::{LimitedScope, Limits},
         name::Name,
-        operation::{Rejection, Request},
+        operation::{Rejection, Request, RequestRecord},
         refusal::{Refusal, ScopeShortage},
         scope::{Scope, Usage},
     },
     error::Error,
+    service::tasks::Tasks,
     store::{
         Store, StoreError, em_resource, label_resource, limit, request_id,
         session::{Session, answered},
@@ -47,6 +47,9 @@ impl Seen {
             // Counters of other label sets would only fill the memory.
             seen.scopes.clear();
             seen.limits = standing.limits;
+        }
+        for gone in &standing.gone {
+            seen.ems.remove(gone);
         }
         seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
         seen.scopes.extend(standing.scopes);
@@ -87,7 +90,7 @@ struct Look {
 
 impl Judge {
     /// Starts the task that looks; it ends when all clones of the judge are gone.
-    pub fn start(store: &Store, seen: Seen, tasks: &TaskTracker) -> Self {
+    pub fn start(store: &Store, seen: Seen, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(run(inbox, seen.clone(), store.session()));
         Self { queue, seen }
@@ -117,7 +120,14 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
         if looks.is_empty() {
             continue;
         }
-        match answered(read(&mut session, &looks, &limits)).await {
+        let reused = session.is_open();
+        let mut state = answered(read(&mut session, &looks, &limits)).await;
+        if reused && state.is_err() {
+            // A connection that broke while it was idle costs no more than a new one.
+            session.reset();
+            state = answered(read(&mut session, &looks, &limits)).await;
+        }
+        match state {
             Ok(state) => {
                 limits = state.limits.clone();
                 for look in looks.drain(..) {
@@ -146,13 +156,18 @@ struct State {
     ems: HashMap<EmInstance, Em>,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, Usage>,
-    used_request_ids: HashSet<Name>,
+    request_ids: HashMap<Name, RequestRecord>,
 }
 
 impl State {
     fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
-        if request.request_id.as_ref().is_some_and(|id| self.used_request_ids.contains(&id.id)) {
-            return Ok(Verdict::Fits);
+        if let Some(asked) = &request.request_id
+            && let Some(record) = self.request_ids.get(&asked.id)
+        {
+            return match record.request_id == *asked {
+                true => Ok(Verdict::Fits),
+                false => Err(Rejection::RequestIdReused(asked.id.to_string())),
+            };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
         let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: request.em.clone(), source };
@@ -171,7 +186,7 @@ impl State {
 
     fn into_standing(self) -> Standing {
         let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
-        Standing { ems, scopes, limits: self.limits }
+        Standing { ems, gone: vec![], scopes, limits: self.limits }
     }
 }
 
@@ -180,9 +195,9 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
     let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
     let ems = em_resource::read(&mut *connection, instances).await?;
     let ids: HashSet<&Name> = looks.iter().filter_map(|look| Some(&look.request.request_id.as_ref()?.id)).collect();
-    let used_request_ids = match ids.is_empty() {
-        true => HashSet::new(),
-        false => request_id::read(&mut *connection, &ids).await?.into_keys().collect(),
+    let request_ids = match ids.is_empty() {
+        true => HashMap::new(),
+        false => request_id::read(&mut *connection, &ids).await?,
     };
     let limits = limit::current(&mut *connection, known).await?;
     let labels = looks.iter().map(|look| look.request.ticket_labels());
@@ -191,5 +206,5 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,
     };
-    Ok(State { ems, limits, scopes, used_request_ids })
+    Ok(State { ems, limits, scopes, request_ids })
 }

@@ -6,6 +6,7 @@
 //! - [`limits`]: who may hold how much;
 //! - [`expiry`]: rolls back what no engine reported in for;
 //! - [`retention`]: forgets what history need not remember;
+//! - [`tasks`]: what all of it runs in;
 //! - [`usage`]: who holds what.
 
 pub mod committer;
@@ -14,4 +15,5 @@ pub mod judge;
 pub mod limits;
 pub mod request_resource;
 pub mod retention;
+pub mod tasks;
 pub mod usage;

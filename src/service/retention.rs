@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::store::{Store, StoreError, action_record, request_id};
+use crate::store::{Store, StoreError, action_record, request_id, session::answered};
 
 /// How often to look.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ pub async fn run(store: Store, history: Duration, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = rounds.tick() => if let Err(error) = round(&store, history).await {
+            _ = rounds.tick() => if let Err(error) = answered(round(&store, history)).await {
                 tracing::warn!(error = &error as &dyn std::error::Error, "cannot remove what is older than the history");
             }
         }

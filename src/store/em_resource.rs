@@ -102,7 +102,8 @@ pub async fn update_counters(connection: &mut PgConnection, ems: &[Em]) -> Resul
         "-- em_resource::update_counters
         UPDATE linkis_em_resource_meta_data e SET
             used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
-            over_committed = d.over_committed, version = e.version + 1
+            -- Only a registration may set it; a grant that over-commits is refused by the constraint.
+            over_committed = e.over_committed AND d.over_committed, version = e.version + 1
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bool[], $7::bigint[])
             AS d (em_application_name, em_instance, used, locked, rest, over_committed, version)
         WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",

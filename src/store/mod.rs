@@ -8,7 +8,7 @@
 //! Functions that change something take a connection: the caller's transaction decides what belongs together. Every write checks
 //! how many rows it touched.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use sqlx::{
     migrate::MigrateError,
@@ -30,6 +30,9 @@ mod rows;
 /// How many connections serve everything but the committer: reads, expiry, and waiting for held keys.
 const POOL_CONNECTIONS_MAX: u32 = 10;
 
+/// How long to wait for connections to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The database, as one instance of the service uses it.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -41,13 +44,16 @@ impl Store {
     /// Prepares to use the database at `options`, and brings its schema up to date. Several instances may do so at once.
     pub async fn open(options: PgConnectOptions) -> Result<Self, StoreError> {
         let options = session::bounded(options);
+        // Directly, because a pool would try until its time is over, and hide why.
+        let connected = session::connect(&session::unbounded(options.clone())).await;
+        let mut migrations =
+            connected.map_err(|error| StoreError::Unreachable { place: place(&options), source: Box::new(error) })?;
         let pool = PgPoolOptions::new()
             .max_connections(POOL_CONNECTIONS_MAX)
             .acquire_timeout(session::CONNECT_TIMEOUT)
             .connect_with(options.clone())
             .await?;
-        // Migrations may wait for one another, and take longer than any request may.
-        let mut migrations = session::connect(&session::unbounded(options.clone())).await?;
+        // May wait for another instance's, and take longer than any request may.
         sqlx::migrate!().run(&mut migrations).await.map_err(StoreError::Migration)?;
         Ok(Self { options, pool })
     }
@@ -62,14 +68,9 @@ impl Store {
         session::Session::new(self.options.clone())
     }
 
-    /// Whether the database answers.
-    pub async fn answers(&self) -> bool {
-        sqlx::query("SELECT 1").execute(&self.pool).await.is_ok()
-    }
-
-    /// Closes what is open.
+    /// Closes what is open; what the database does not answer is left to the end of the process.
     pub async fn close(&self) {
-        self.pool.close().await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pool.close()).await;
     }
 }
 
@@ -79,6 +80,14 @@ pub enum StoreError {
     /// The database refused, or is away.
     #[error("the database could not do it")]
     Database(#[from] sqlx::Error),
+    /// There is no database there, or none that lets us in.
+    #[error("cannot use the PostgreSQL at {place}; check DATABASE_URL")]
+    Unreachable {
+        /// Where it should be.
+        place: String,
+        /// Why not.
+        source: Box<StoreError>,
+    },
     /// The schema could not be brought up to date.
     #[error("the database's schema could not be brought up to date")]
     Migration(#[source] MigrateError),
@@ -120,9 +129,11 @@ impl StoreError {
                 | sqlx::Error::WorkerCrashed => true,
                 sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
                 // 08: connection exceptions; 57P: shutdown, crash, cannot connect now; 25P03: idle in transaction;
-                // 53: too many connections, disk or memory full; 57014: statement_timeout.
+                // 25006: a standby after a failover; 53: too many connections, disk or memory full.
                 _ => self.code().is_some_and(|code| {
-                    code.starts_with("08") || code.starts_with("57") || code.starts_with("53") || code == "25P03"
+                    ["08", "57P", "53"].iter().any(|class| code.starts_with(class))
+                        || code == "25P03"
+                        || code == "25006"
                 }),
             },
             _ => false,
@@ -146,6 +157,15 @@ impl StoreError {
             Self::Database(error) => error.as_database_error()?.code().map(String::from),
             _ => None,
         }
+    }
+}
+
+/// Where a database is, for people.
+fn place(options: &PgConnectOptions) -> String {
+    let database = options.get_database().unwrap_or("its default database");
+    match options.get_socket() {
+        Some(socket) => format!("{} ({database})", socket.display()),
+        None => format!("{}:{} ({database})", options.get_host(), options.get_port()),
     }
 }
 

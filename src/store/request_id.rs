@@ -67,6 +67,9 @@ pub async fn read(
 
 /// Writes records of new grants.
 pub async fn insert(connection: &mut PgConnection, records: &[RequestRecord]) -> Result<(), StoreError> {
+    // In one order: two instances that write the same ids must not wait for each other.
+    let mut records: Vec<&RequestRecord> = records.iter().collect();
+    records.sort_by(|a, b| a.request_id.id.cmp(&b.request_id.id));
     let (application_names, instances) = em_columns(records.iter().map(|record| &record.grant.em));
     let done = sqlx::query(
         "-- request_id::insert

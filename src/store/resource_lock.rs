@@ -4,7 +4,10 @@
 //! commits. Another transaction on the same key blocks on the unique index until the first ends; if its holder dies, the rows
 //! vanish with it. A row that is visible was committed by somebody else: a hold, which lasts until it is deleted.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use sqlx::{Connection as _, PgConnection};
 use time::OffsetDateTime;
@@ -96,10 +99,14 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
 }
 
 /// Which of `keys` others hold right now. Asked after a batch could not get its locks, to tell the contended keys from the rest:
-/// by halving, because a statement that times out does not say which of its keys it waited for.
+/// by halving, because a statement that times out does not say which of its keys it waited for. Of very many, it finds some; the
+/// next batch finds others.
 pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<BTreeSet<LockKey>, StoreError> {
     /// Long enough for a free key, short enough to try one after another.
-    const TRY: Duration = Duration::from_millis(5);
+    const TRY: Duration = Duration::from_millis(2);
+    /// The others wait meanwhile.
+    const ALL_TRIES: Duration = Duration::from_millis(150);
+    let start = Instant::now();
     let mut held = BTreeSet::new();
     let mut transaction = connection.begin().await?;
     sqlx::query("SELECT set_config('lock_timeout', $1, true)")
@@ -108,6 +115,9 @@ pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
         .await?;
     let mut parts = vec![keys.clone()];
     while let Some(part) = parts.pop() {
+        if start.elapsed() > ALL_TRIES && !held.is_empty() {
+            break;
+        }
         let mut attempt = transaction.begin().await?;
         let taken = take(&mut attempt, &part).await;
         attempt.rollback().await?;

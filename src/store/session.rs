@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use sqlx::{
-    ConnectOptions as _,
+    ConnectOptions as _, Connection as _,
     postgres::{PgConnectOptions, PgConnection},
 };
 use tokio::time::Instant;
@@ -27,8 +27,8 @@ const IDLE_IN_TRANSACTION_TIMEOUT: &str = "5s";
 /// if the database cannot be reached at all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long to try to learn how a commit ended whose connection broke.
-const FATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for the end of a transaction whose connection broke: longer than the database lets it sit idle.
+const FATE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// How often to ask.
 const FATE_POLL: Duration = Duration::from_millis(50);
@@ -41,6 +41,8 @@ pub fn bounded(options: PgConnectOptions) -> PgConnectOptions {
         ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT),
         // Notices within this time that its client is gone, also while it waits for a lock.
         ("client_connection_check_interval", "500ms"),
+        // Under a stronger isolation, rows would be read as they were before the wait for the locks.
+        ("default_transaction_isolation", "read committed"),
         ("tcp_keepalives_idle", "5"),
         ("tcp_keepalives_interval", "2"),
         ("tcp_keepalives_count", "3"),
@@ -115,32 +117,52 @@ impl Session {
         self.connection.is_some()
     }
 
-    /// Whether a transaction was committed whose connection broke meanwhile; `None` if the database does not come back in time
-    /// to say so.
-    pub async fn transaction_committed(&mut self, transaction_id: &str) -> Option<bool> {
+    /// Waits until a transaction has ended whose connection broke while it committed; answers with a new connection, or `None` if
+    /// the database does not come back in time.
+    ///
+    /// How it ended is not asked: after a crash of the database, its number may be another's by now.
+    pub async fn settled(&mut self, transaction_id: &str) -> Option<&mut PgConnection> {
         let give_up = Instant::now() + FATE_TIMEOUT;
         while Instant::now() < give_up {
-            if let Ok(connection) = self.get().await {
-                let fate: Result<Option<String>, _> = sqlx::query_scalar(
-                    "-- session::transaction_committed
-                    SELECT pg_xact_status($1::text::xid8)",
-                )
-                .bind(transaction_id)
-                .fetch_one(connection)
-                .await;
-                match fate.as_ref().map(Option::as_deref) {
-                    Ok(Some("committed")) => return Some(true),
-                    Ok(Some("aborted")) => return Some(false),
-                    // Too old to be known: it cannot be this one, so this is another database than before.
-                    Ok(None) => return None,
-                    // In progress: its backend has not yet noticed that its client is gone.
-                    Ok(Some(_)) => {}
-                    Err(_) => self.reset(),
-                }
+            if self.is_over(transaction_id).await {
+                return self.get().await.ok();
             }
             tokio::time::sleep(FATE_POLL).await;
         }
         None
+    }
+
+    async fn is_over(&mut self, transaction_id: &str) -> bool {
+        let Ok(connection) = self.get().await else { return false };
+        let status = sqlx::query_scalar(
+            "-- session::is_over
+            SELECT pg_xact_status($1::text::xid8)",
+        )
+        .bind(transaction_id)
+        .fetch_one(connection);
+        match answered::<Option<String>, sqlx::Error>(status).await {
+            Ok(status) => status.is_none_or(|status| status != "in progress"),
+            // Known to nobody: the database has crashed, and lost it.
+            Err(error) if error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("22023")) => {
+                true
+            }
+            Err(_) => {
+                self.reset();
+                false
+            }
+        }
+    }
+
+    /// Whether the database answers.
+    pub async fn answers(&mut self) -> bool {
+        let alive = match self.get().await {
+            Ok(connection) => answered(connection.ping()).await.is_ok(),
+            Err(_) => false,
+        };
+        if !alive {
+            self.reset();
+        }
+        alive
     }
 
     /// Forgets the connection: after an error that leaves its state in doubt.

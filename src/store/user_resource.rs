@@ -1,6 +1,9 @@
 //! `linkis_user_resource_meta_data`: the live tickets.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
@@ -189,8 +192,13 @@ pub struct Due {
     pub ticket: Released,
 }
 
-/// Up to `limit` locked tickets whose deadline passes within `horizon`, nearest first.
-pub async fn due(executor: impl PgExecutor<'_>, horizon: Duration, limit: i64) -> Result<Vec<Due>, StoreError> {
+/// Up to `limit` locked tickets whose deadline passes within `horizon`, nearest first, but for those that are `known`.
+pub async fn due(
+    executor: impl PgExecutor<'_>,
+    horizon: Duration,
+    known: Vec<Uuid>,
+    limit: i64,
+) -> Result<Vec<Due>, StoreError> {
     #[derive(FromRow)]
     struct DueRow {
         seconds: f64,
@@ -204,23 +212,43 @@ pub async fn due(executor: impl PgExecutor<'_>, horizon: Duration, limit: i64) -
         SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds, ticket_id, "user",
             em_application_name, em_instance
         FROM linkis_user_resource_meta_data
-        WHERE expires_at IS NOT NULL AND expires_at <= now() + make_interval(secs => $1)
+        WHERE expires_at IS NOT NULL AND expires_at <= now() + make_interval(secs => $1) AND ticket_id <> ALL ($3)
         ORDER BY expires_at LIMIT $2"#,
     )
     .bind(horizon.as_secs_f64())
     .bind(limit)
+    .bind(known)
     .fetch_all(executor)
     .await?;
-    rows.into_iter()
-        .map(|row| {
-            let ticket = Released {
-                ticket_id: row.ticket_id,
-                user: TABLE.name("user", &row.user)?,
-                em: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            };
-            Ok(Due { within: Duration::try_from_secs_f64(row.seconds).unwrap_or_default(), ticket })
-        })
-        .collect()
+    let due = |row: DueRow| {
+        let user = TABLE.name("user", &row.user)?;
+        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
+        let within = Duration::try_from_secs_f64(row.seconds).unwrap_or_default();
+        Ok(Due { within, ticket: Released { ticket_id: row.ticket_id, user, em } })
+    };
+    // One row that somebody spoilt must not keep all the others from expiring.
+    let told = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
+    Ok(rows.into_iter().filter_map(|row| due(row).map_err(told).ok()).collect())
+}
+
+/// Those among `ems` that have live tickets.
+pub async fn inhabited<'a>(
+    executor: impl PgExecutor<'_>,
+    ems: impl IntoIterator<Item = &'a EmInstance>,
+) -> Result<HashSet<EmInstance>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- user_resource::inhabited
+        SELECT k.em_application_name, k.em_instance
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
+        WHERE EXISTS (SELECT FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance)",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
 }
 
 /// Writes tickets that were granted.

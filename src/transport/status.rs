@@ -5,7 +5,10 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use crate::{domain::operation::Rejection, error::Error};
+use crate::{
+    domain::{operation::Rejection, refusal::Shortfall},
+    error::Error,
+};
 
 /// The domain of all reasons.
 const DOMAIN: &str = "linkis.rm";
@@ -29,6 +32,13 @@ impl From<Error> for Status {
             Hint::Retry(after) => {
                 details.set_retry_info(Some(after));
             }
+            Hint::Shortfalls(shortfalls) => {
+                for short in shortfalls {
+                    let Shortfall { dimension, requested, available, max, .. } = &short;
+                    let told = format!("{dimension}: requested {requested}, available {available}, max {max}");
+                    details.add_quota_failure_violation(short.scope, told);
+                }
+            }
         }
         Status::with_error_details(code, error.to_string(), details)
     }
@@ -38,6 +48,7 @@ enum Hint {
     None,
     Field(String, String),
     Retry(Duration),
+    Shortfalls(Vec<Shortfall>),
 }
 
 fn classify(error: &Error) -> (Code, &'static str, Hint) {
@@ -70,10 +81,12 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::TicketNotFound { .. } => (Code::NotFound, "TICKET_NOT_FOUND", Hint::None),
         Rejection::TicketNotOwned { .. } => (Code::PermissionDenied, "TICKET_NOT_OWNED", Hint::None),
         Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
-        Rejection::NotEnough(_) => (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::None),
+        Rejection::NotEnough(refusal) => {
+            (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::Shortfalls(refusal.shortfalls.clone()))
+        }
         Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
-        Rejection::Overflow { source } => {
-            (Code::InvalidArgument, "INVALID_FIELD", Hint::Field("resource".into(), source.to_string()))
+        Rejection::Overflow { field, source } => {
+            (Code::InvalidArgument, "INVALID_FIELD", Hint::Field((*field).into(), source.to_string()))
         }
         Rejection::Inconsistent { .. } => (Code::Internal, "INTERNAL", Hint::None),
     }

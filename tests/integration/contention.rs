@@ -245,3 +245,95 @@ async fn what_cannot_be_granted_is_refused_without_locks() {
     let unknown = rm.client.request_resource(&request(&em("nowhere"), "hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(unknown.reason().as_deref(), Some("EM_NOT_REGISTERED"));
 }
+
+/// A call without a deadline of its own is bounded by the server's, however its wait began.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_bounds_every_wait() {
+    let database = Database::fresh().await;
+    let mut options = options();
+    options.times.request_timeout = Duration::from_millis(50);
+    let rm = Instance::start_with(&database, options).await;
+    rm.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
+    sqlx::raw_sql(
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+         VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    for _ in 0..5 {
+        let start = Instant::now();
+        let error = rm.client.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.unwrap_err();
+        assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    }
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+/// Somebody who locks a row by hand, without its resource lock, stalls only those who need that row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_held_without_its_lock_stalls_nobody_else() {
+    let (database, rm) = start().await;
+    for host in ["held", "free"] {
+        rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
+    }
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT * FROM linkis_em_resource_meta_data WHERE em_instance = 'held:9102' FOR UPDATE")
+        .execute(&mut holder)
+        .await
+        .unwrap();
+    let client = rm.client.clone();
+    let waiting =
+        tokio::spawn(
+            async move { client.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.granted() },
+        );
+    let mut calls = JoinSet::new();
+    for n in 0..40 {
+        let client = rm.client.clone();
+        calls.spawn(async move {
+            for _ in 0..5 {
+                let start = Instant::now();
+                client.request_resource(&request(&em("free"), &format!("user{n}"), load(1, 1, 1))).await.granted();
+                assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+            }
+        });
+    }
+    calls.join_all().await;
+    assert!(!waiting.is_finished());
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    waiting.await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 201);
+}
+
+/// Hundreds of held keys cost the others no more than one does, and the database no more connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_held_keys_stall_nobody_else() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("free"), load(10_000, 10_000, 10_000))).await.unwrap();
+    let mut holder = database.connect().await;
+    sqlx::raw_sql(
+        r#"BEGIN; INSERT INTO linkis_resource_lock (scope, "user") SELECT 'user', 'held' || n FROM generate_series(1, 300) n"#,
+    )
+    .execute(&mut holder)
+    .await
+    .unwrap();
+    let mut waiting = JoinSet::new();
+    for n in 1..=300 {
+        let client = rm.client.clone();
+        waiting.spawn(async move {
+            client.request_resource(&request(&em("free"), &format!("held{n}"), load(1, 1, 1))).await.granted();
+        });
+    }
+    for n in 0..100 {
+        let start = Instant::now();
+        rm.client.request_resource(&request(&em("free"), &format!("user{n}"), load(1, 1, 1))).await.granted();
+        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    }
+    assert!(waiting.try_join_next().is_none());
+    let connections = database.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()").await;
+    assert!(connections < 30, "{connections} connections");
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    waiting.join_all().await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 400);
+}

@@ -125,3 +125,26 @@ async fn inited_against_expiry_has_one_winner() {
     let expired = database.count("SELECT count(*) FROM linkis_resource_action_record WHERE action = 'expired'").await;
     assert_eq!(usize::try_from(expired).unwrap(), ends.len() - winners);
 }
+
+/// Tickets that cannot go yet do not hide those that can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overdue_tickets_on_a_held_em_do_not_keep_others_from_expiring() {
+    let (database, rm) = start().await;
+    register(&rm.client).await;
+    let held = em("held");
+    rm.client.register(registration(held.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
+    sqlx::raw_sql(
+        r#"INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+           VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102');
+           INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+               em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
+           SELECT gen_random_uuid(), 'hadoop', 'IDE', '', 'linkis-cg-engineconnmanager', 'held:9102', 'CPU',
+               '{"cores":1}', '{}', now(), now() - interval '1 hour'
+           FROM generate_series(1, 6000)"#,
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let grant = rm.client.request_resource(&short(Duration::from_millis(2500))).await.granted();
+    eventually("it expires", Duration::from_secs(15), || async { !lives(&rm.client, grant.ticket_id).await }).await;
+}

@@ -5,6 +5,7 @@ use std::{
     fs,
     future::Future,
     io::{BufRead as _, BufReader},
+    os::unix::process::CommandExt as _,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
@@ -25,7 +26,7 @@ use linkis_rm::{
         scope::Usage,
         ticket::{EngineInstance, Ticket, TicketState},
     },
-    server::{Ending, Options, Server},
+    server::{Ending, Options, Server, listen},
     service::limits::ScopeUsage,
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
@@ -49,7 +50,9 @@ fn postgres() -> &'static PgConnectOptions {
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
             runtime.block_on(async {
-                let settings = Settings { data_dir: scratch("shared"), server_options: vec![] };
+                let data_dir = scratch("shared");
+                remove_at_end(&data_dir);
+                let settings = Settings { data_dir, server_options: vec![] };
                 let postgres = Embedded::start(settings).await.unwrap();
                 sender.send(postgres.connect_options()).unwrap();
                 panic!("PostgreSQL ended by itself: {}", postgres.died().await);
@@ -57,6 +60,15 @@ fn postgres() -> &'static PgConnectOptions {
         });
         receiver.recv().expect("a PostgreSQL for the tests")
     })
+}
+
+/// Removes a folder once this process and its PostgreSQL are gone.
+fn remove_at_end(folder: &std::path::Path) {
+    let script = r#"(while [ -d "/proc/$1" ] || [ -e "$2/data/postmaster.pid" ]; do sleep 0.2; done; rm -rf "$2") &"#;
+    let pid = std::process::id().to_string();
+    let mut watcher = Command::new("sh");
+    watcher.args(["-c", script, "sh", &pid]).arg(folder).process_group(0);
+    assert!(watcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
 }
 
 /// A folder of this run; those of runs that are over are removed.
@@ -121,7 +133,12 @@ pub fn options() -> Options {
 
 impl Instance {
     pub async fn start(database: &Database) -> Self {
-        let server = Server::bind("127.0.0.1:0".parse().unwrap(), database.options.clone(), options()).await.unwrap();
+        Self::start_with(database, options()).await
+    }
+
+    pub async fn start_with(database: &Database, options: Options) -> Self {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let server = Server::open(listener, database.options.clone(), options).await.unwrap();
         let address = format!("http://{}", server.address().unwrap());
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move { server.serve(async { drop(stopped.await) }).await.unwrap() });

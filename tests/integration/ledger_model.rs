@@ -342,6 +342,7 @@ impl Tables {
             ems: self.ems.clone(),
             tickets: self.tickets.clone(),
             ended: self.ended.clone(),
+            inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             request_ids: self.request_ids.clone(),
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),

@@ -325,3 +325,58 @@ async fn a_caller_that_is_gone_keeps_nothing() {
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
+
+/// A ticket that holds nothing on its EM may hold something once the EM counts other things.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_em_with_tickets_keeps_its_kind_even_if_they_hold_nothing_there() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    let queue =
+        |name: &str, cores| YarnAmounts { queue_name: name.into(), queue_cores: cores, ..YarnAmounts::default() };
+    let on_queue = |name: &str, cores| Resource::from_parts(Parts::Yarn(queue(name, cores))).unwrap();
+    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    let nothing_here =
+        Resource::from_parts(Parts::DriverAndYarn(LoadInstanceAmounts::default(), queue("q", 5))).unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", nothing_here)).await.granted();
+    assert!(rm.client.em(&host).await.unwrap().is_idle());
+    let error = rm.client.register(registration(host.clone(), on_queue("q", 10))).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("EM_HAS_TICKETS"));
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+
+    rm.client.register(registration(host.clone(), on_queue("q", 10))).await.unwrap();
+    rm.client.request_resource(&request(&host, "hadoop", on_queue("q", 4))).await.granted();
+    let error = rm.client.register(registration(host.clone(), on_queue("other", 10))).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("EM_HAS_TICKETS"), "another queue is another kind");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+/// What an EM has ceased to provide can still be given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dimension_that_an_em_dropped_is_given_back() {
+    let (_database, rm) = start().await;
+    let host = em("host1");
+    let special =
+        |name: &str, amount| Resource::special(std::collections::BTreeMap::from([(name.to_owned(), amount)])).unwrap();
+    rm.client.register(registration(host.clone(), special("gpu", 4))).await.unwrap();
+    let one = rm.client.request_resource(&request(&host, "hadoop", special("gpu", 2))).await.granted();
+    let other = rm.client.request_resource(&request(&host, "hadoop", special("gpu", 1))).await.granted();
+    rm.client.register(registration(host.clone(), special("fpga", 1))).await.unwrap();
+    rm.client.resource_inited(&inited(&other, "hadoop", None)).await.unwrap_err();
+    for grant in [one, other] {
+        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    }
+    assert!(rm.client.em(&host).await.unwrap().is_idle());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dry_run_knows_request_ids() {
+    let (_database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
+    let mut asked = request(&host, "hadoop", load(1, 1, 1));
+    asked.request_id = Some("job".into());
+    rm.client.request_resource(&asked).await.granted();
+    rm.client.dry_run(&asked).await.granted();
+    asked.creator = name("other");
+    assert_eq!(rm.client.dry_run(&asked).await.unwrap_err().reason().as_deref(), Some("REQUEST_ID_REUSED"));
+}

@@ -100,6 +100,20 @@ async fn the_database_refuses_counters_that_cannot_be() {
     }
 }
 
+/// A ledger that over-commits is stopped by the database: only a registration may say that an EM is over-committed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_database_refuses_a_grant_that_over_commits() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let mut connection = database.connect().await;
+    let mut em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
+    em.locked = load(11, 1, 1);
+    let refused = em_resource::update_counters(&mut connection, &[em]).await.unwrap_err();
+    let cause = std::error::Error::source(&refused).unwrap().to_string();
+    assert!(cause.contains("never_over_committed"), "{cause}");
+}
+
 /// Whoever waits for a key holds none that comes behind it: so nobody can wait for him in turn.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_are_taken_in_one_order() {

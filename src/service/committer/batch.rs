@@ -7,6 +7,7 @@ use std::{
 
 use sqlx::{Connection as _, PgConnection};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use crate::{
     domain::{
@@ -15,7 +16,7 @@ use crate::{
         limit::Limits,
         operation::{LockKey, Operation, Outcome, Rejection},
         scope::Scope,
-        ticket::Ticket,
+        ticket::{End, Ticket},
     },
     store::{
         StoreError, action_record, em_resource, label_resource, limit, request_id, resource_lock, session::answered,
@@ -39,10 +40,12 @@ pub(super) enum BatchError {
     Held,
     /// The store could not do it; nothing was committed.
     Store(StoreError),
-    /// The connection broke while it committed: only the transaction's own fate tells what holds.
+    /// The connection broke while it committed: only what it left tells what holds.
     Unknown {
-        /// The transaction, for [`crate::store::session::Session::transaction_committed`].
+        /// The transaction.
         transaction_id: String,
+        /// What it left, if it was committed.
+        evidence: Evidence,
         /// What holds if it was committed.
         committed: Committed,
     },
@@ -50,13 +53,60 @@ pub(super) enum BatchError {
 
 impl From<StoreError> for BatchError {
     fn from(error: StoreError) -> Self {
-        if error.is_lock_timeout() { Self::Held } else { Self::Store(error) }
+        Self::Store(error)
     }
 }
 
 impl From<sqlx::Error> for BatchError {
     fn from(error: sqlx::Error) -> Self {
         StoreError::from(error).into()
+    }
+}
+
+/// Something that a committed batch has left, and that nobody else writes: as it was committed all or nothing, one will do.
+#[derive(Debug)]
+pub(super) enum Evidence {
+    /// A ticket was granted: it lives, or it is remembered.
+    Granted(Uuid),
+    /// A ticket ended: it is remembered.
+    Ended(Uuid),
+    /// A ticket's engine reported in: it is used, or it ended later, but did not expire.
+    Inited(Uuid),
+    /// An EM registered: it has this epoch, or a later one.
+    Registered(EmInstance, i64),
+    /// An EM went: it is not there.
+    Unregistered(EmInstance),
+}
+
+impl Evidence {
+    fn of(deltas: &Deltas) -> Option<Self> {
+        let registered = || deltas.ems_updated.first().or(deltas.ems_inserted.first());
+        None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
+            .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
+            .or_else(|| deltas.inited.first().map(|ticket| Self::Inited(ticket.id)))
+            .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
+            .or_else(|| deltas.ems_deleted.first().map(|(em, _)| Self::Unregistered(em.clone())))
+    }
+
+    /// Whether it is there.
+    pub async fn holds(&self, connection: &mut PgConnection) -> Result<bool, StoreError> {
+        let (id, em) = match self {
+            Self::Granted(id) | Self::Ended(id) | Self::Inited(id) => (Some(*id), None),
+            Self::Registered(em, _) | Self::Unregistered(em) => (None, Some(em)),
+        };
+        let ids: Vec<Uuid> = id.into_iter().collect();
+        let ticket = user_resource::read(&mut *connection, &ids).await?.into_values().next();
+        let ended = action_record::read(&mut *connection, &ids).await?.into_values().next();
+        let em = em_resource::read(&mut *connection, em).await?.into_values().next();
+        Ok(match self {
+            Self::Granted(_) => ticket.is_some() || ended.is_some(),
+            Self::Ended(_) => ended.is_some(),
+            Self::Inited(_) => {
+                ticket.is_some_and(|ticket| !ticket.is_locked()) || ended.is_some_and(|ended| ended.end != End::Expired)
+            }
+            Self::Registered(_, epoch) => em.is_some_and(|em| em.epoch >= *epoch),
+            Self::Unregistered(_) => em.is_none(),
+        })
     }
 }
 
@@ -75,7 +125,7 @@ pub(super) async fn run(
 ) -> Result<Committed, BatchError> {
     let mut transaction = answered(connection.begin()).await?;
     let prepared = answered(prepare(&mut transaction, operations, limits)).await?;
-    let Some(transaction_id) = prepared.to_commit else {
+    let Some((transaction_id, evidence)) = prepared.to_commit else {
         answered(transaction.rollback()).await?;
         return Ok(prepared.committed);
     };
@@ -84,15 +134,15 @@ pub(super) async fn run(
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, transaction_id, "the connection broke while committing");
-            Err(BatchError::Unknown { transaction_id, committed: prepared.committed })
+            Err(BatchError::Unknown { transaction_id, evidence, committed: prepared.committed })
         }
     }
 }
 
 /// A transaction that is ready to be committed.
 struct Prepared {
-    /// The transaction, if it has written anything.
-    to_commit: Option<String>,
+    /// The transaction, and what it will have left, if it has written anything.
+    to_commit: Option<(String, Evidence)>,
     /// What will hold then.
     committed: Committed,
 }
@@ -104,7 +154,12 @@ async fn prepare(
     limits: &Arc<Limits>,
 ) -> Result<Prepared, BatchError> {
     let keys = lock_keys(operations.iter().copied());
-    let locks = resource_lock::take(&mut *connection, &keys).await?.ok_or(BatchError::Held)?;
+    let locks = match resource_lock::take(&mut *connection, &keys).await {
+        Ok(Some(locks)) => locks,
+        Ok(None) => return Err(BatchError::Held),
+        Err(error) if error.is_lock_timeout() => return Err(BatchError::Held),
+        Err(error) => return Err(error.into()),
+    };
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
     // In statements of their own: each sees what was committed before it, and so before the locks were free.
     let snapshot = read(&mut *connection, operations, limits, now).await?;
@@ -114,9 +169,10 @@ async fn prepare(
     if deltas.is_empty() {
         return Ok(Prepared { to_commit: None, committed: Committed { answers, standing } });
     }
+    let evidence = Evidence::of(&deltas).ok_or_else(|| StoreError::inconsistent("a batch", "it leaves no trace"))?;
     write(&mut *connection, &deltas, now).await?;
     resource_lock::drop_all(&mut *connection, locks).await?;
-    Ok(Prepared { to_commit: Some(transaction_id), committed: Committed { answers, standing } })
+    Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed: Committed { answers, standing } })
 }
 
 /// Reads everything that `operations` touch, and locks the scopes that their tickets count in.
@@ -141,13 +197,18 @@ async fn read(
     if !going.is_empty() {
         tickets.extend(user_resource::read_on(&mut *connection, going).await?);
     }
+    let registering: HashSet<_> = operations.iter().filter_map(|operation| operation.registers()).collect();
+    let inhabited = match registering.is_empty() {
+        true => HashSet::new(),
+        false => user_resource::inhabited(&mut *connection, registering).await?,
+    };
     let ids: HashSet<_> = operations.iter().filter_map(|operation| Some(&operation.request_id()?.id)).collect();
     let request_ids = if ids.is_empty() { HashMap::new() } else { request_id::read(&mut *connection, &ids).await? };
     let limits = limit::current(&mut *connection, known).await?;
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
-    Ok(Snapshot { now, ems, tickets, ended, request_ids, limits, scopes })
+    Ok(Snapshot { now, ems, tickets, ended, inhabited, request_ids, limits, scopes })
 }
 
 /// All scopes that the tickets of a batch count in, those that live and those that are asked for.

@@ -9,14 +9,16 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Semaphore;
-use tokio_util::task::TaskTracker;
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     domain::operation::LockKey,
+    error::Error,
+    service::tasks::Tasks,
     store::{
         Store,
         resource_lock::{self, Obstacle},
+        session::answered,
     },
 };
 
@@ -26,10 +28,13 @@ use super::{
 };
 
 /// How many lanes wait in the database at once, each on a connection; the others take turns.
-const LANES_ACTIVE_MAX: usize = 4;
+const LANES_ACTIVE_MAX: u32 = 4;
 
 /// How long a lane waits in the database before it lets another have its turn, and looks who still waits in it.
 const TURN: Duration = Duration::from_millis(200);
+
+/// The least that a turn is worth.
+const TURN_MIN: Duration = Duration::from_millis(10);
 
 /// How often a lane looks whether a committed row, which nobody can wait for, is gone.
 const HOLD_POLL: Duration = Duration::from_millis(50);
@@ -43,12 +48,12 @@ pub(super) struct Lanes {
     answers: Arc<Answers>,
     waiting: Mutex<HashMap<LockKey, Vec<Pending>>>,
     active: Semaphore,
-    tasks: TaskTracker,
+    tasks: Tasks,
 }
 
 impl Lanes {
-    pub fn new(store: Store, answers: Arc<Answers>, tasks: TaskTracker) -> Self {
-        Self { store, answers, waiting: Mutex::default(), active: Semaphore::new(LANES_ACTIVE_MAX), tasks }
+    pub fn new(store: Store, answers: Arc<Answers>, tasks: Tasks) -> Self {
+        Self { store, answers, waiting: Mutex::default(), active: Semaphore::new(LANES_ACTIVE_MAX as usize), tasks }
     }
 
     pub fn answers(&self) -> Arc<Answers> {
@@ -91,9 +96,10 @@ impl Lanes {
             let Ok(turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
                 continue;
             };
-            let obstacle = match worker.session().get().await {
-                Ok(connection) => resource_lock::wait(connection, &key, TURN).await,
-                Err(error) => Err(error),
+            let mut pause = Duration::ZERO;
+            let obstacle = match self.store.pool().acquire().await {
+                Ok(mut connection) => answered(resource_lock::wait(&mut connection, &key, self.turn())).await,
+                Err(error) => Err(error.into()),
             };
             match obstacle {
                 Ok(Obstacle::None) => {
@@ -101,18 +107,23 @@ impl Lanes {
                     self.set_all_aside(worker.commit(batch).await);
                 }
                 Ok(Obstacle::Transaction) => {}
-                Ok(Obstacle::Hold) => {
-                    drop(turn);
-                    tokio::time::sleep(HOLD_POLL).await;
-                }
+                Ok(Obstacle::Hold) => pause = HOLD_POLL,
                 Err(error) => {
-                    drop(turn);
                     tracing::warn!(error = &error as &dyn std::error::Error, ?key, "cannot wait for a resource lock");
-                    worker.session().reset();
-                    tokio::time::sleep(ERROR_PAUSE).await;
+                    pause = ERROR_PAUSE;
                 }
             }
+            // Only lanes whose turn it is have a connection, however many there are.
+            worker.session().reset();
+            drop(turn);
+            tokio::time::sleep(pause).await;
         }
+    }
+
+    /// How long a turn is: the shorter, the more lanes take turns.
+    fn turn(&self) -> Duration {
+        let lanes = u32::try_from(self.waiting().len()).unwrap_or(u32::MAX).max(1);
+        (TURN * LANES_ACTIVE_MAX / lanes).clamp(TURN_MIN, TURN)
     }
 
     fn set_all_aside(self: &Arc<Self>, aside: SetAside) {
@@ -125,7 +136,14 @@ impl Lanes {
     fn is_wanted(&self, key: &LockKey) -> bool {
         let mut waiting = self.waiting();
         let Some(lane) = waiting.get_mut(key) else { return false };
-        lane.retain(Pending::is_wanted);
+        let now = Instant::now();
+        let waits = std::mem::take(lane).into_iter().filter(Pending::is_wanted);
+        let (overdue, rest): (Vec<_>, Vec<_>) = waits.partition(|pending| pending.deadline <= now);
+        *lane = rest;
+        for pending in overdue {
+            // Its caller could not give up by itself: its transaction seemed to run when its time was over.
+            pending.answer(Err(Error::LockTimeout));
+        }
         let wanted = !lane.is_empty();
         if !wanted {
             waiting.remove(key);

@@ -18,7 +18,6 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
-use tokio_util::task::TaskTracker;
 
 use crate::{
     domain::operation::{Operation, Outcome},
@@ -26,7 +25,7 @@ use crate::{
     store::{Store, user_resource::Due},
 };
 
-use super::judge::Seen;
+use super::{judge::Seen, tasks::Tasks};
 
 mod batch;
 mod lanes;
@@ -55,7 +54,7 @@ pub struct AfterCommit {
 
 impl Committer {
     /// Starts the committer's task; it ends when all clones of the committer are gone and everything is answered.
-    pub fn start(store: Store, after_commit: AfterCommit, tasks: &TaskTracker) -> Self {
+    pub fn start(store: Store, after_commit: AfterCommit, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let answers = worker::Answers::new(after_commit, queue.downgrade());
         let lanes = lanes::Lanes::new(store.clone(), Arc::new(answers), tasks.clone());
@@ -140,5 +139,10 @@ impl Pending {
     /// Whether somebody still waits for it.
     fn is_wanted(&self) -> bool {
         !self.reply.is_closed() && self.progress.0.load(Ordering::Acquire) != ABANDONED
+    }
+
+    /// Answers the caller; false if it is gone.
+    fn answer(self, answer: Result<Outcome, Error>) -> bool {
+        self.reply.send(answer).is_ok()
     }
 }

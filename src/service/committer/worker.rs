@@ -14,16 +14,23 @@ use crate::{
     },
     error::Error,
     service::expiry,
-    store::{Store, StoreError, resource_lock, session::Session, user_resource::Due},
+    store::{
+        Store, StoreError, resource_lock,
+        session::{Session, answered},
+        user_resource::Due,
+    },
 };
 
 use super::{
     AfterCommit, Pending, Progress,
-    batch::{self, BatchError, Committed},
+    batch::{self, BatchError, Committed, Evidence},
 };
 
-/// How often a batch is tried again that found that somebody else had written the same rows.
+/// How often a batch is tried again that met somebody who wrote the same rows, or who held them.
 const RETRIES_MAX: u32 = 5;
+
+/// How often a batch is tried again that waited for rows somebody holds without their lock, before it is halved.
+const WAITS_MAX: u32 = 2;
 
 /// How long an operation without a caller may take.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,6 +46,39 @@ pub(super) struct Worker {
     limits: Arc<Limits>,
 }
 
+/// Operations that are tried together, and how often they were.
+struct Part {
+    operations: Vec<Pending>,
+    tries: u32,
+}
+
+impl Part {
+    fn again(self) -> Self {
+        Self { tries: self.tries + 1, ..self }
+    }
+
+    /// Answers those whose time is over, and forgets those that nobody waits for.
+    fn drop_overdue(&mut self) {
+        let now = Instant::now();
+        let wanted = std::mem::take(&mut self.operations).into_iter().filter(|pending| !pending.reply.is_closed());
+        let (overdue, rest) = wanted.partition(|pending| pending.deadline <= now);
+        self.operations = rest;
+        answer_all(overdue, &Error::LockTimeout);
+    }
+
+    /// In two halves, or as it is if it is only one operation.
+    fn halves(mut self) -> Vec<Self> {
+        let rest = self.operations.split_off(self.operations.len() / 2);
+        let of = |operations| Self { operations, tries: WAITS_MAX };
+        [self.operations, rest].into_iter().filter(|operations| !operations.is_empty()).map(of).collect()
+    }
+
+    fn singles(self) -> Vec<Self> {
+        let of = |pending| Self { operations: vec![pending], tries: self.tries };
+        self.operations.into_iter().map(of).collect()
+    }
+}
+
 impl Worker {
     pub fn new(store: &Store, answers: Arc<Answers>) -> Self {
         Self { session: store.session(), answers, limits: Arc::default() }
@@ -52,36 +92,29 @@ impl Worker {
     /// hold, which wait again.
     pub async fn commit(&mut self, batch: Vec<Pending>) -> SetAside {
         let mut aside = SetAside::new();
-        let mut parts = vec![(batch.into_iter().filter(Pending::begin).collect::<Vec<_>>(), 0)];
-        while let Some((part, tries)) = parts.pop() {
-            if part.is_empty() {
+        let mut parts = vec![Part { operations: batch.into_iter().filter(Pending::begin).collect(), tries: 0 }];
+        while let Some(mut part) = parts.pop() {
+            part.drop_overdue();
+            if part.operations.is_empty() {
                 continue;
             }
             let reused = self.session.is_open();
-            match self.run(&part).await {
-                Ok(committed) => self.answers.committed(part, committed),
-                Err(BatchError::Held) => match self.split(part, &mut aside).await {
-                    Ok(rest) => parts.push((rest, tries)),
-                    Err(()) => self.session.reset(),
-                },
-                Err(BatchError::Unknown { transaction_id, committed }) => {
-                    self.session.reset();
-                    match self.session.transaction_committed(&transaction_id).await {
-                        Some(true) => self.answers.committed(part, committed),
-                        Some(false) => parts.push((part, tries)),
-                        None => answer_all(part, &Error::CommitUnknown),
+            match self.run(&part.operations).await {
+                Ok(committed) => self.answers.committed(part.operations, committed),
+                Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
+                Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
+                    match self.was_committed(&transaction_id, &evidence).await {
+                        Some(true) => self.answers.committed(part.operations, committed),
+                        Some(false) if part.tries < RETRIES_MAX => parts.push(part.again()),
+                        _ => answer_all(part.operations, &Error::CommitUnknown),
                     }
                 }
-                // Nothing was committed, so a connection that broke while it was idle costs no more than a new one.
-                Err(BatchError::Store(error)) if reused && error.is_unavailable() => {
-                    self.session.reset();
-                    parts.push((part, tries));
+                Err(BatchError::Store(error)) if error.is_lock_timeout() => {
+                    parts.extend(after_wait(part, &error, &mut aside));
                 }
                 Err(BatchError::Store(error)) => {
                     self.session.reset();
-                    if let Some(retry) = after_error(part, tries, error) {
-                        parts.extend(retry);
-                    }
+                    parts.extend(after_error(part, error, reused));
                 }
             }
         }
@@ -95,61 +128,91 @@ impl Worker {
         Ok(committed)
     }
 
+    /// Whether a transaction was committed whose connection broke meanwhile; `None` if the database does not say in time.
+    async fn was_committed(&mut self, transaction_id: &str, evidence: &Evidence) -> Option<bool> {
+        self.session.reset();
+        let connection = self.session.settled(transaction_id).await?;
+        let holds = answered(evidence.holds(connection)).await;
+        if let Err(error) = &holds {
+            tracing::error!(error = error as &dyn std::error::Error, "cannot find out how a commit ended");
+            self.session.reset();
+        }
+        holds.ok()
+    }
+
     /// Finds out which keys others hold, and sets the operations on them aside; answers with the rest.
-    async fn split(&mut self, part: Vec<Pending>, aside: &mut SetAside) -> Result<Vec<Pending>, ()> {
-        let keys = batch::lock_keys(part.iter().map(|pending| &pending.operation));
+    async fn split(&mut self, part: Part, aside: &mut SetAside) -> Option<Part> {
+        let keys = batch::lock_keys(part.operations.iter().map(|pending| &pending.operation));
         let held = match self.session.get().await {
-            Ok(connection) => resource_lock::held(connection, &keys).await,
+            Ok(connection) => answered(resource_lock::held(connection, &keys)).await,
             Err(error) => Err(error),
         };
         let held = match held {
             Ok(held) => held,
             Err(error) => {
-                answer_all(part, &error.into());
-                return Err(());
+                self.session.reset();
+                answer_all(part.operations, &error.into());
+                return None;
             }
         };
-        let mut rest = Vec::with_capacity(part.len());
-        for pending in part {
+        let mut rest = Vec::with_capacity(part.operations.len());
+        for pending in part.operations {
             match pending.operation.lock_keys().find(|key| held.contains(key)) {
-                Some(key) => {
-                    pending.set_aside();
-                    aside.entry(key).or_default().push(pending);
-                }
-                None if pending.reply.is_closed() => {}
-                None if pending.deadline <= Instant::now() => answer_all(vec![pending], &Error::LockTimeout),
+                Some(key) => set_aside(aside, key, pending),
                 None => rest.push(pending),
             }
         }
-        Ok(rest)
+        Some(Part { operations: rest, tries: part.tries })
     }
 }
 
-/// What to do about a batch that the store failed: the parts to try again, after their number of tries.
-fn after_error(part: Vec<Pending>, tries: u32, error: StoreError) -> Option<Vec<(Vec<Pending>, u32)>> {
-    if error.is_race() && tries < RETRIES_MAX {
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            tries,
-            "somebody else wrote the same rows; trying again"
-        );
-        return Some(vec![(part, tries + 1)]);
+fn set_aside(aside: &mut SetAside, key: LockKey, pending: Pending) {
+    pending.set_aside();
+    aside.entry(key).or_default().push(pending);
+}
+
+/// What to do about a batch that waited for rows which somebody holds without their lock, so that nobody knows for which: halve it
+/// until the one operation is left that has to wait, and set that aside.
+fn after_wait(part: Part, error: &StoreError, aside: &mut SetAside) -> Vec<Part> {
+    tracing::warn!(%error, operations = part.operations.len(), tries = part.tries, "somebody holds rows without their lock");
+    match part.operations.len() {
+        _ if part.tries < WAITS_MAX => vec![part.again()],
+        1 => {
+            for pending in part.operations {
+                if let Some(key) = pending.operation.lock_keys().next() {
+                    set_aside(aside, key, pending);
+                }
+            }
+            vec![]
+        }
+        _ => part.halves(),
     }
-    if !error.is_unavailable() && part.len() > 1 {
+}
+
+/// What to do about a batch that the store failed, and that changed nothing: the parts to try again.
+fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
+    if reused && error.is_unavailable() {
+        // A connection that broke while it was idle costs no more than a new one.
+        return vec![part];
+    }
+    if error.is_race() && part.tries < RETRIES_MAX {
+        tracing::warn!(error = &error as &dyn std::error::Error, "somebody else wrote the same rows; trying again");
+        return vec![part.again()];
+    }
+    if !error.is_unavailable() && part.operations.len() > 1 {
         // One operation must not fail its neighbours: each on its own tells which one it was.
-        tracing::warn!(error = &error as &dyn std::error::Error, operations = part.len(), "a batch failed; one by one");
-        return Some(part.into_iter().map(|pending| (vec![pending], tries)).collect());
+        tracing::warn!(error = &error as &dyn std::error::Error, "a batch failed; trying its operations one by one");
+        return part.singles();
     }
     let error = Error::from(error);
-    tracing::error!(error = &error as &dyn std::error::Error, operations = part.len(), "operations failed");
-    answer_all(part, &error);
-    None
+    tracing::error!(error = &error as &dyn std::error::Error, operations = part.operations.len(), "operations failed");
+    answer_all(part.operations, &error);
+    vec![]
 }
 
 fn answer_all(part: Vec<Pending>, error: &Error) {
     for pending in part {
-        // A caller that is gone needs no answer: nothing was changed for it.
-        let _ = pending.reply.send(Err(error.clone()));
+        pending.answer(Err(error.clone()));
     }
 }
 
@@ -171,8 +234,8 @@ impl Answers {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(request, grant),
                 _ => None,
             };
-            let gone = pending.reply.send(answer.map_err(Error::from)).is_err();
-            if let (true, Some(release)) = (gone, undo) {
+            let delivered = pending.answer(answer.map_err(Error::from));
+            if let (false, Some(release)) = (delivered, undo) {
                 self.submit_detached(Operation::Released(release));
             }
         }

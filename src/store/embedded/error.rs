@@ -11,7 +11,7 @@ pub enum EmbeddedError {
     #[error("this user has no home directory to keep the data in: choose a directory with --data-dir")]
     NoHome,
     /// A file or directory of the state directory cannot be created, read or changed.
-    #[error("cannot use {}: set it right, or choose another directory with --data-dir", path.display())]
+    #[error("cannot use {}: make it a folder that this account can write, or choose another with --data-dir", path.display())]
     Directory {
         /// What was being used.
         path: PathBuf,
