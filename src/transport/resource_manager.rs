@@ -1,6 +1,6 @@
 //! `ResourceManagerService`: the five calls.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
@@ -11,6 +11,7 @@ use crate::{
     domain::{
         name::{FieldError, Labels, Name, check_text},
         operation::{self, Operation, Outcome, RequestId},
+        scope::{CREATOR, ENGINE_TYPE, USER},
     },
     error::Error,
     service::{committer::Committer, judge::Verdict, request_resource::RequestResourceService},
@@ -79,7 +80,7 @@ impl ResourceManager {
             creator: Name::parse("creator", &message.creator)?,
             engine_type: message.engine_type.clone(),
             resource,
-            labels: Labels::parse("labels", message.labels.clone())?,
+            labels: request_labels(&message.labels)?,
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
         })
@@ -92,6 +93,14 @@ impl ResourceManager {
             return Err(FieldError::new("lock_ttl", "must be above zero and at most 24h"));
         }
         Ok(ttl)
+    }
+}
+
+/// The labels of a request, which must not say again, and perhaps otherwise, what its own fields say.
+fn request_labels(labels: &BTreeMap<String, String>) -> Result<Labels, FieldError> {
+    match [USER, CREATOR, ENGINE_TYPE].into_iter().find(|key| labels.contains_key(*key)) {
+        Some(key) => Err(FieldError::new("labels", format!("has {key:?}, which is a field of its own: set that"))),
+        None => Labels::parse("labels", labels.clone()),
     }
 }
 

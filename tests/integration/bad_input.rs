@@ -131,6 +131,7 @@ async fn requests() {
         ),
         (change(|r| r.resource = json("LoadInstance", "{")), bad_field("resource.json.document")),
         (change(|r| r.resource = json("Presto", "{}")), bad_field("resource.json.resource_type")),
+        (change(|r| r.labels = BTreeMap::from([("user".into(), "eve".into())])), bad_field("labels")),
         (change(|r| r.labels = (0..33).map(|n| (n.to_string(), "v".into())).collect()), bad_field("labels")),
         (change(|r| r.lock_ttl = Some(prost_types::Duration { seconds: -1, nanos: 0 })), bad_field("lock_ttl")),
         (change(|r| r.lock_ttl = Some(prost_types::Duration { seconds: 0, nanos: 0 })), bad_field("lock_ttl")),
