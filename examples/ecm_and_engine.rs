@@ -67,7 +67,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     let request = ResourceRequest {
         engine_type: "spark-3.2.1".into(),
         request_id: Some(Uuid::new_v4().to_string()),
-        ..ResourceRequest::new(em.clone(), user.clone(), creator, Resource::load_instance(8 * GIB, 4, 1)?)
+        ..ResourceRequest::new(Some(em.clone()), user.clone(), creator, Resource::load_instance(8 * GIB, 4, 1)?)
     };
     let ResultResource::Available(grant) = client.request_resource(&request).await? else {
         return Err(format!("{em} is full: were tickets left on it? restart the service, or try another one").into());

@@ -41,8 +41,8 @@ pub struct RmClient {
 /// What an engine to be started will need.
 #[derive(Clone, Debug)]
 pub struct ResourceRequest {
-    /// Where to start it.
-    pub em: EmInstance,
+    /// Where to start it; `None` leaves the choice to the service.
+    pub em: Option<EmInstance>,
     /// For whom.
     pub user: Name,
     /// By which application of the user.
@@ -61,7 +61,7 @@ pub struct ResourceRequest {
 
 impl ResourceRequest {
     /// A request with what every request needs.
-    pub fn new(em: EmInstance, user: Name, creator: Name, resource: Resource) -> Self {
+    pub fn new(em: Option<EmInstance>, user: Name, creator: Name, resource: Resource) -> Self {
         let labels = Labels::default();
         Self { em, user, creator, engine_type: String::new(), resource, labels, lock_ttl: None, request_id: None }
     }
@@ -188,7 +188,7 @@ impl RmClient {
     async fn ask(&self, request: &ResourceRequest, dry_run: bool) -> Result<ResultResource> {
         let lock_ttl = request.lock_ttl.map(prost_types::Duration::try_from).transpose();
         let message = proto::RequestResourceRequest {
-            em: Some(answer::em_message(&request.em)),
+            em: request.em.as_ref().map(answer::em_message),
             user: request.user.to_string(),
             creator: request.creator.to_string(),
             engine_type: request.engine_type.clone(),

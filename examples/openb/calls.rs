@@ -83,7 +83,7 @@ impl Engine {
             engine_type: task.qos.clone(),
             lock_ttl: Some(LOCK_TTL),
             request_id: Some(format!("{replay}/{}", task.name)),
-            ..ResourceRequest::new(em_instance(node)?, user, creator, task.need().to_resource()?)
+            ..ResourceRequest::new(Some(em_instance(node)?), user, creator, task.need().to_resource()?)
         };
         let instance = EngineInstance::parse("engine", APPLICATION, &task.name)?;
         Ok(Self { request, instance, grant: OnceLock::new() })

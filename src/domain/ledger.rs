@@ -265,7 +265,7 @@ impl Ledger {
     }
 
     fn request(&mut self, op: &Request) -> Result<Outcome, Rejection> {
-        if let Some(request_id) = &op.request_id
+        if let Some(request_id) = &op.ask.request_id
             && let Some(record) = self.request_ids.get(&request_id.id)
         {
             return if record.request_id.body_hash == request_id.body_hash {
@@ -275,7 +275,7 @@ impl Ledger {
             };
         }
         let em = live_em(&mut self.ems, &op.em)?;
-        let share = em.current.project(&op.resource).map_err(|source| Rejection::Unanswerable {
+        let share = em.current.project(&op.ask.resource).map_err(|source| Rejection::Unanswerable {
             field: "resource",
             em: op.em.clone(),
             source,
@@ -284,25 +284,25 @@ impl Ledger {
         let on_em = em.current.judge(&share).map_err(inconsistent)?.err();
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow);
-        let scopes = self.limits.scopes(&op.ticket_labels());
-        let nothing = op.resource.zero_like();
-        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &nothing, &op.resource)) {
+        let scopes = self.limits.scopes(&op.ask.ticket_labels());
+        let nothing = op.ask.resource.zero_like();
+        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &nothing, &op.ask.resource)) {
             return Ok(Outcome::Refused(Box::new(refusal)));
         }
         let em_locked = em_locked?;
         let mut counted = HashMap::new();
-        self.count(&mut counted, &scopes, |usage| usage.locked.add(&op.resource, 1))?;
+        self.count(&mut counted, &scopes, |usage| usage.locked.add(&op.ask.resource, 1))?;
         self.keep(counted);
         let em = live_em(&mut self.ems, &op.em)?;
         em.current.locked = em_locked;
         *em.counted = true;
         let grant =
-            Grant { ticket_id: op.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
+            Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
         self.tickets.insert(
-            op.ticket_id,
+            op.ask.ticket_id,
             TicketSlot { ticket: ticket(op, self.now, grant.expires_at), stored: false, changed: false },
         );
-        if let Some(request_id) = &op.request_id {
+        if let Some(request_id) = &op.ask.request_id {
             let record = RequestRecord { request_id: request_id.clone(), grant: grant.clone(), create_time: self.now };
             self.request_ids.insert(request_id.id.clone(), record.clone());
             self.deltas.request_ids.push(record);
@@ -489,18 +489,18 @@ fn check_owner(ticket_id: Uuid, owner: (&Name, &EmInstance), caller: (&Name, &Em
 }
 
 fn duration(op: &Request) -> time::Duration {
-    time::Duration::try_from(op.lock_ttl).unwrap_or(time::Duration::MAX)
+    time::Duration::try_from(op.ask.lock_ttl).unwrap_or(time::Duration::MAX)
 }
 
 fn ticket(op: &Request, now: OffsetDateTime, expires_at: OffsetDateTime) -> Ticket {
     Ticket {
-        id: op.ticket_id,
-        user: op.user.clone(),
-        creator: op.creator.clone(),
-        engine_type: op.engine_type.clone(),
+        id: op.ask.ticket_id,
+        user: op.ask.user.clone(),
+        creator: op.ask.creator.clone(),
+        engine_type: op.ask.engine_type.clone(),
         em: op.em.clone(),
-        labels: op.labels.clone(),
+        labels: op.ask.labels.clone(),
         locked_time: now,
-        state: TicketState::Locked { resource: op.resource.clone(), expires_at },
+        state: TicketState::Locked { resource: op.ask.resource.clone(), expires_at },
     }
 }

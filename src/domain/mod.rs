@@ -7,6 +7,7 @@
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
+//! - [`placement`]: proposes an EM;
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 pub mod em;
@@ -14,6 +15,7 @@ pub mod ledger;
 pub mod limit;
 pub mod name;
 pub mod operation;
+pub mod placement;
 pub mod refusal;
 pub mod resource;
 pub mod scope;

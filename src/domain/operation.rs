@@ -44,13 +44,20 @@ pub struct Register {
     pub labels: Labels,
 }
 
-/// Resources are asked for.
+/// Resources are asked for on an EM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// The name that the ticket will have if it is granted.
-    pub ticket_id: Uuid,
     /// Where.
     pub em: EmInstance,
+    /// What.
+    pub ask: Ask,
+}
+
+/// Resources are asked for, wherever they may be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ask {
+    /// The name that the ticket will have if it is granted.
+    pub ticket_id: Uuid,
     /// For whom.
     pub user: Name,
     /// By which application of the user.
@@ -67,7 +74,7 @@ pub struct Request {
     pub request_id: Option<RequestId>,
 }
 
-impl Request {
+impl Ask {
     /// The labels that decide in which scopes it counts.
     pub fn ticket_labels(&self) -> TicketLabels<'_> {
         TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels)
@@ -146,7 +153,7 @@ impl Operation {
     pub fn user(&self) -> Option<&Name> {
         match self {
             Self::Register(_) | Self::Unregister(_) => None,
-            Self::Request(op) => Some(&op.user),
+            Self::Request(op) => Some(&op.ask.user),
             Self::Inited(op) => Some(&op.user),
             Self::Released(op) | Self::Expire(op) => Some(&op.user),
         }
@@ -187,7 +194,7 @@ impl Operation {
 
     /// The request id that it carries.
     pub fn request_id(&self) -> Option<&RequestId> {
-        self.request()?.request_id.as_ref()
+        self.request()?.ask.request_id.as_ref()
     }
 
     /// The locks that it takes.
@@ -247,6 +254,9 @@ pub enum Rejection {
     /// There is no such EM.
     #[error("the EM {0} is not registered; register it first, or check its application name and instance")]
     EmNotRegistered(EmInstance),
+    /// No EM serves the labels of a request that leaves the choice to the service.
+    #[error("no registered EM has the labels {0}; register one that has, or leave them out")]
+    NoEmMatches(String),
     /// A registration with another type of resource, while tickets live.
     #[error(
         "the EM {em} has live tickets counted as {current}; release them or unregister it before it registers as {wanted}, \

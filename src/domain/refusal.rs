@@ -97,6 +97,11 @@ impl Refusal {
         Some(Self { shortfalls, code, reason, never_fits })
     }
 
+    /// Whether no limit has a part in it, so that another EM may grant it.
+    pub fn is_of_em_alone(&self) -> bool {
+        self.shortfalls.iter().all(|short| short.rule.is_empty())
+    }
+
     /// All that is short on an EM and in scopes; the headline is the EM's, if it is short.
     pub fn first_of(on_em: Option<Self>, in_scopes: Option<Self>) -> Option<Self> {
         match (on_em, in_scopes) {

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -17,7 +18,8 @@ use crate::{
         ledger::Standing,
         limit::{LimitedScope, Limits},
         name::Name,
-        operation::{Rejection, Request, RequestRecord},
+        operation::{Ask, Rejection, Request, RequestRecord},
+        placement,
         refusal::{Refusal, ScopeShortage},
         scope::{Scope, Usage},
     },
@@ -34,6 +36,9 @@ const QUEUE_MAX: usize = 16_384;
 
 /// How many looks share one read.
 const BATCH_MAX: usize = 1024;
+
+/// How many EMs one statement reads when all are seen anew.
+const SEE_ALL_PAGE: i64 = 1000;
 
 /// How things stood when they were last seen, by this instance.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +66,17 @@ impl Seen {
         matches!(seen.verdict(request), Ok(Verdict::Fits))
     }
 
+    /// Makes `ems` all the EMs there are.
+    fn replace_ems(&self, ems: Vec<Em>) {
+        let ems = ems.into_iter().map(|em| (em.instance.clone(), em)).collect();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).ems = ems;
+    }
+
+    /// Looks at all EMs that are remembered.
+    fn over_ems<T>(&self, look: impl FnOnce(std::collections::hash_map::Values<'_, EmInstance, Em>) -> T) -> T {
+        look(self.0.lock().unwrap_or_else(PoisonError::into_inner).ems.values())
+    }
+
     fn forget(&self, em: &EmInstance) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).ems.remove(em);
     }
@@ -80,6 +96,9 @@ pub enum Verdict {
 pub struct Judge {
     queue: mpsc::Sender<Look>,
     seen: Seen,
+    store: Store,
+    /// When all EMs were last seen.
+    seen_all: Arc<tokio::sync::Mutex<Option<Instant>>>,
 }
 
 #[derive(Debug)]
@@ -89,11 +108,43 @@ struct Look {
 }
 
 impl Judge {
+    /// Sees all EMs anew, if that was last done longer than `age` ago. Many who ask at once share one read.
+    pub async fn see_all(&self, age: Duration) -> Result<(), Error> {
+        let asked = Instant::now();
+        let mut seen_all = self.seen_all.lock().await;
+        if seen_all.is_some_and(|last| last + age >= asked) {
+            return Ok(());
+        }
+        let (start, mut ems) = (Instant::now(), Vec::new());
+        loop {
+            let after = ems.last().map(|em: &Em| em.instance.clone());
+            let page = em_resource::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE).await?;
+            let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
+            ems.extend(page);
+            if is_last {
+                break;
+            }
+        }
+        self.seen.replace_ems(ems);
+        *seen_all = Some(start);
+        Ok(())
+    }
+
+    /// Up to `most` EMs on which the request fitted when they were last seen, the best first.
+    pub fn candidates(&self, ask: &Ask, most: usize) -> Vec<EmInstance> {
+        self.seen.over_ems(|ems| placement::candidates(ems, ask, most))
+    }
+
+    /// The EM that tells best why the request fits nowhere.
+    pub fn closest(&self, ask: &Ask) -> Option<EmInstance> {
+        self.seen.over_ems(|ems| placement::closest(ems, ask))
+    }
+
     /// Starts the task that looks; it ends when all clones of the judge are gone.
     pub fn start(store: &Store, seen: Seen, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(run(inbox, seen.clone(), store.session()));
-        Self { queue, seen }
+        Self { queue, seen, store: store.clone(), seen_all: Arc::default() }
     }
 
     /// Whether a fresh look is due before the request goes to the committer.
@@ -161,7 +212,7 @@ struct State {
 
 impl State {
     fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
-        if let Some(asked) = &request.request_id
+        if let Some(asked) = &request.ask.request_id
             && let Some(record) = self.request_ids.get(&asked.id)
         {
             return match record.request_id == *asked {
@@ -171,15 +222,15 @@ impl State {
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
         let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: request.em.clone(), source };
-        let share = em.project(&request.resource).map_err(unanswerable)?;
+        let share = em.project(&request.ask.resource).map_err(unanswerable)?;
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", request.em), source };
         let on_em = em.judge(&share).map_err(inconsistent)?.err();
-        let (nobody, nothing) = (Usage::default(), request.resource.zero_like());
+        let (nobody, nothing) = (Usage::default(), request.ask.resource.zero_like());
         let short = |limited: LimitedScope| {
             let usage = self.scopes.get(&limited.scope).unwrap_or(&nobody);
-            ScopeShortage::of(&limited, usage, &nothing, &request.resource)
+            ScopeShortage::of(&limited, usage, &nothing, &request.ask.resource)
         };
-        let in_scopes = self.limits.scopes(&request.ticket_labels()).into_iter().map(short).collect();
+        let in_scopes = self.limits.scopes(&request.ask.ticket_labels()).into_iter().map(short).collect();
         let refusal = Refusal::first_of(on_em, Refusal::of_scopes(in_scopes));
         Ok(refusal.map_or(Verdict::Fits, |refusal| Verdict::Refused(Box::new(refusal))))
     }
@@ -194,13 +245,13 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
     let connection = session.get().await?;
     let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
     let ems = em_resource::read(&mut *connection, instances).await?;
-    let ids: HashSet<&Name> = looks.iter().filter_map(|look| Some(&look.request.request_id.as_ref()?.id)).collect();
+    let ids: HashSet<&Name> = looks.iter().filter_map(|look| Some(&look.request.ask.request_id.as_ref()?.id)).collect();
     let request_ids = match ids.is_empty() {
         true => HashMap::new(),
         false => request_id::read(&mut *connection, &ids).await?,
     };
     let limits = limit::current(&mut *connection, known).await?;
-    let labels = looks.iter().map(|look| look.request.ticket_labels());
+    let labels = looks.iter().map(|look| look.request.ask.ticket_labels());
     let scopes: BTreeSet<Scope> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.scope).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),

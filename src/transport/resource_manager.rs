@@ -9,8 +9,9 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        em::EmInstance,
         name::{FieldError, Labels, Name, check_text},
-        operation::{self, Operation, Outcome, RequestId},
+        operation::{Ask, Operation, Outcome, RequestId},
         scope::{CREATOR, ENGINE_TYPE, USER},
     },
     error::Error,
@@ -54,10 +55,8 @@ impl ResourceManager {
         self.committer.submit(operation, deadline::of_call(call.metadata(), self.times.request_timeout)).await
     }
 
-    fn parse_request(&self, message: &proto::RequestResourceRequest) -> Result<operation::Request, Error> {
-        if message.em.is_none() {
-            return Err(FieldError::new("em", "is required: this version does not choose an EM").into());
-        }
+    fn parse_request(&self, message: &proto::RequestResourceRequest) -> Result<(Option<EmInstance>, Ask), Error> {
+        let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
         let wait = message.wait_timeout.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
         if wait.is_some_and(|wait| !wait.is_zero()) {
             return Err(Error::Unsupported(
@@ -73,9 +72,8 @@ impl ResourceManager {
             "" => None,
             id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(message) }),
         };
-        Ok(operation::Request {
+        let ask = Ask {
             ticket_id: Uuid::now_v7(),
-            em: convert::request::em_instance("em", message.em.clone())?,
             user: Name::parse("user", &message.user)?,
             creator: Name::parse("creator", &message.creator)?,
             engine_type: message.engine_type.clone(),
@@ -83,7 +81,8 @@ impl ResourceManager {
             labels: request_labels(&message.labels)?,
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
-        })
+        };
+        Ok((em, ask))
     }
 
     fn lock_ttl(&self, asked: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
@@ -152,17 +151,18 @@ impl ResourceManagerService for ResourceManager {
         call: Request<proto::RequestResourceRequest>,
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let message = call.get_ref();
-        let request = self.parse_request(message)?;
+        let (em, ask) = self.parse_request(message)?;
         let answer = if message.dry_run {
-            match self.request_resource.dry_run(request).await? {
-                Verdict::Fits => {
-                    Answer::Available(proto::AvailableResource { em: message.em.clone(), ..Default::default() })
-                }
-                Verdict::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
+            match self.request_resource.dry_run(em, ask).await? {
+                (em, Verdict::Fits) => Answer::Available(proto::AvailableResource {
+                    em: Some(convert::answer::em_message(&em)),
+                    ..Default::default()
+                }),
+                (_, Verdict::Refused(refusal)) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
             }
         } else {
             let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
-            match self.request_resource.request(request, deadline).await? {
+            match self.request_resource.request(em, ask, deadline).await? {
                 Outcome::Granted(grant) => Answer::Available(convert::answer::available(&grant)),
                 Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
                 other => return Err(unexpected(&other)),

@@ -98,7 +98,6 @@ async fn requests() {
         request
     };
     let cases = [
-        (change(|r| r.em = None), bad_field("em")),
         (change(|r| r.em = em_of("", "h")), bad_field("em.application_name")),
         (change(|r| r.em = em_of("a", "h\n")), bad_field("em.instance")),
         (change(|r| r.em = em_of("a", &"h".repeat(256))), bad_field("em.instance")),

@@ -185,7 +185,7 @@ pub fn registration(em: EmInstance, total: Resource) -> Register {
 }
 
 pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
-    let request = ResourceRequest::new(em.clone(), name(user), name("IDE"), resource);
+    let request = ResourceRequest::new(Some(em.clone()), name(user), name("IDE"), resource);
     ResourceRequest { engine_type: "spark-3.2.1".into(), ..request }
 }
 

@@ -11,7 +11,7 @@ use linkis_rm::domain::{
     ledger::{Deltas, Ledger, Snapshot},
     limit::{Limits, Pattern, Rule},
     name::Name,
-    operation::{Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord},
+    operation::{Ask, Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord},
     resource::{Dimension, Resource},
     scope::{Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
@@ -286,16 +286,20 @@ impl Model {
             }
             Step::Unregister { em } => Operation::Unregister(instance(em)),
             Step::Request { em, user: number, amount: cores, ttl, request_id } => Operation::Request(Request {
-                ticket_id: new_id,
                 em: instance(em),
-                user: user(number),
-                creator: name("IDE"),
-                engine_type: String::new(),
-                resource: amount(cores),
-                labels: Default::default(),
-                lock_ttl: Duration::from_secs(ttl),
-                request_id: request_id
-                    .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(em, number, cores, ttl) }),
+                ask: Ask {
+                    ticket_id: new_id,
+                    user: user(number),
+                    creator: name("IDE"),
+                    engine_type: String::new(),
+                    resource: amount(cores),
+                    labels: Default::default(),
+                    lock_ttl: Duration::from_secs(ttl),
+                    request_id: request_id.map(|id| RequestId {
+                        id: name(&id.to_string()),
+                        body_hash: body_hash(em, number, cores, ttl),
+                    }),
+                },
             }),
             Step::Inited { ago, used, user: number } => {
                 let (ticket_id, em) = named(ago);

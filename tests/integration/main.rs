@@ -3,6 +3,7 @@
 mod ambiguous;
 mod api;
 mod bad_input;
+mod choosing;
 mod conformance;
 mod contention;
 mod crash;

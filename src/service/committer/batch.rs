@@ -220,7 +220,8 @@ fn scopes<'a>(
     if limits.is_empty() {
         return BTreeSet::new();
     }
-    let asked = operations.iter().filter_map(|operation| operation.request()).map(|request| request.ticket_labels());
+    let asked =
+        operations.iter().filter_map(|operation| operation.request()).map(|request| request.ask.ticket_labels());
     let held = tickets.map(|ticket| ticket.ticket_labels());
     asked.chain(held).flat_map(|labels| limits.scopes(&labels)).map(|limited| limited.scope).collect()
 }

@@ -244,13 +244,13 @@ impl Answers {
     /// Has the expiry of a grant watched, and answers how to undo it if its caller is gone: nothing is granted to such a one,
     /// unless a request id lets it come back for the ticket.
     fn granted(&self, request: &Request, grant: &Grant) -> Option<Released> {
-        let ticket = grant.released(request.user.clone());
-        if request.lock_ttl <= expiry::HORIZON {
-            let due = Due { within: request.lock_ttl, ticket: ticket.clone() };
+        let ticket = grant.released(request.ask.user.clone());
+        if request.ask.lock_ttl <= expiry::HORIZON {
+            let due = Due { within: request.ask.lock_ttl, ticket: ticket.clone() };
             // Without a listener the server is shutting down; another instance's sweep will find it.
             let _ = self.after_commit.expiring_soon.send(due);
         }
-        request.request_id.is_none().then_some(ticket)
+        request.ask.request_id.is_none().then_some(ticket)
     }
 
     /// Queues an operation that nobody waits for.

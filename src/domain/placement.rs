@@ -1,0 +1,169 @@
+//! Choosing the EM for a request that names none: by what was last seen, so only a proposal; the ledger decides.
+
+use std::{
+    cmp::Ordering,
+    collections::BTreeSet,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+};
+
+use super::{
+    em::{Em, EmInstance},
+    operation::Ask,
+    resource::{Left, Resource},
+};
+
+/// Up to `most` EMs on which the request fits, the best first: those with the largest free share of the dimension that the request
+/// takes the most of. Ties are spread, differently for each ticket.
+pub fn candidates<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask, most: usize) -> Vec<EmInstance> {
+    let keys = label_keys(ems.clone());
+    let mut found: Vec<_> = ems
+        .filter(|em| matches(em, ask, &keys))
+        .filter_map(|em| {
+            let share = em.project(&ask.resource).ok()?;
+            let left = em.left().ok()?;
+            left.covers(&share).then(|| (free_share(em, &left, &share), spread(em, ask), &em.instance))
+        })
+        .collect();
+    let best = |a: &(f64, u64, _), b: &(f64, u64, _)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+    if found.len() > most {
+        found.select_nth_unstable_by(most, best);
+        found.truncate(most);
+    }
+    found.sort_by(best);
+    found.into_iter().map(|(.., instance)| instance.clone()).collect()
+}
+
+/// The EM that tells best why the request fits nowhere: of those that match it, one that could answer for it, with the largest
+/// free share. `None` if no EM matches.
+pub fn closest<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask) -> Option<EmInstance> {
+    let keys = label_keys(ems.clone());
+    let nearness = |em: &Em| {
+        let share = em.project(&ask.resource).ok()?;
+        let left = em.left().ok()?;
+        // One that is too small for ever says less than one that is only full.
+        let fits_when_empty = !matches!(em.judge(&share), Ok(Err(refusal)) if refusal.never_fits);
+        Some((fits_when_empty, free_share(em, &left, &share)))
+    };
+    let by_nearness = |a: &(&Em, Option<(bool, f64)>), b: &(&Em, Option<(bool, f64)>)| match (a.1, b.1) {
+        (Some(a), Some(b)) => a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)),
+        (a, b) => a.is_some().cmp(&b.is_some()),
+    };
+    let matching = ems.filter(|em| matches(em, ask, &keys)).map(|em| (em, nearness(em)));
+    matching.max_by(by_nearness).map(|(em, _)| em.instance.clone())
+}
+
+/// The labels that some EM carries: those decide where a request may go. Others are for limits alone.
+fn label_keys<'a>(ems: impl Iterator<Item = &'a Em>) -> BTreeSet<&'a str> {
+    ems.flat_map(|em| em.labels.as_map().keys()).map(String::as_str).collect()
+}
+
+/// Whether EM and request say the same: an EM labelled tenant=a serves only tenant a, and tenant a is served only there.
+fn matches(em: &Em, ask: &Ask, keys: &BTreeSet<&str>) -> bool {
+    keys.iter().all(|key| em.labels.as_map().get(*key) == ask.labels.as_map().get(*key))
+}
+
+/// How much of the dimension that the request takes the most of is free, as a share of what can be granted in all.
+#[expect(clippy::cast_precision_loss, reason = "a rank among EMs, not an amount")]
+fn free_share(em: &Em, left: &Left, share: &Resource) -> f64 {
+    let shares = share.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, asked)| {
+        let capacity = em.total.get(&dimension) - em.protected.get(&dimension);
+        let of_capacity = |amount: i64| if capacity > 0 { amount as f64 / capacity as f64 } else { f64::NEG_INFINITY };
+        (asked as f64 / capacity.max(1) as f64, of_capacity(left.get(&dimension)))
+    });
+    let dominant = shares.max_by(|a, b| a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal));
+    dominant.map_or(1.0, |(_, free)| free)
+}
+
+fn spread(em: &Em, ask: &Ask) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (ask.ticket_id, &em.instance).hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use time::OffsetDateTime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::name::{Labels, Name};
+
+    fn name(text: &str) -> Name {
+        Name::parse("name", text).unwrap()
+    }
+
+    fn labels(tenant: &str) -> Labels {
+        let pairs = (!tenant.is_empty()).then(|| ("tenant".to_owned(), tenant.to_owned()));
+        Labels::parse("labels", pairs.into_iter().collect::<BTreeMap<_, _>>()).unwrap()
+    }
+
+    fn em(host: &str, total: (i64, i64), locked: (i64, i64), tenant: &str) -> Em {
+        let load = |(memory, cores)| Resource::load(memory, cores).unwrap();
+        Em {
+            instance: EmInstance { application_name: name("ecm"), instance: name(host) },
+            total: load(total),
+            protected: load((0, 0)),
+            used: load((0, 0)),
+            locked: load(locked),
+            labels: labels(tenant),
+            epoch: 1,
+            register_time: OffsetDateTime::UNIX_EPOCH,
+            version: 1,
+        }
+    }
+
+    fn ask(number: u128, memory: i64, cores: i64, tenant: &str) -> Ask {
+        Ask {
+            ticket_id: Uuid::from_u128(number),
+            user: name("hadoop"),
+            creator: name("IDE"),
+            engine_type: String::new(),
+            resource: Resource::load(memory, cores).unwrap(),
+            labels: labels(tenant),
+            lock_ttl: Duration::from_secs(1),
+            request_id: None,
+        }
+    }
+
+    fn hosts(ems: &[Em], ask: &Ask, most: usize) -> Vec<String> {
+        candidates(ems.iter(), ask, most).into_iter().map(|em| em.instance.to_string()).collect()
+    }
+
+    #[test]
+    fn the_freest_in_the_dominant_dimension_comes_first_and_full_ones_never() {
+        let ems = [
+            em("half", (100, 100), (50, 50), ""),
+            em("full", (100, 100), (95, 0), ""),
+            em("memory", (100, 100), (10, 90), ""),
+            em("cores", (100, 100), (85, 0), ""),
+        ];
+        assert_eq!(hosts(&ems, &ask(1, 10, 1, ""), 9), ["memory", "half", "cores"], "memory dominates");
+        assert_eq!(hosts(&ems, &ask(1, 1, 20, ""), 9)[2], "half", "cores dominate, and two have all of theirs");
+        assert_eq!(hosts(&ems, &ask(1, 10, 1, ""), 1), ["memory"]);
+    }
+
+    #[test]
+    fn labels_have_to_say_the_same() {
+        let ems = [em("a", (9, 9), (0, 0), "a"), em("b", (9, 9), (0, 0), "b"), em("none", (9, 9), (0, 0), "")];
+        assert_eq!(hosts(&ems, &ask(1, 1, 1, "a"), 9), ["a"]);
+        assert_eq!(hosts(&ems, &ask(1, 1, 1, ""), 9), ["none"]);
+        assert_eq!(hosts(&ems, &ask(1, 1, 1, "c"), 9), [""; 0]);
+        assert_eq!(closest(ems.iter(), &ask(1, 99, 1, "c")), None);
+        assert_eq!(hosts(&ems[2..], &ask(1, 1, 1, "c"), 9), ["none"], "no EM has tenants: the label is for limits");
+    }
+
+    #[test]
+    fn ties_are_spread() {
+        let ems: Vec<Em> = (0..10).map(|n| em(&format!("host{n}"), (100, 100), (0, 0), "")).collect();
+        let first: BTreeSet<String> = (0..100).flat_map(|n| hosts(&ems, &ask(n, 1, 1, ""), 1)).collect();
+        assert_eq!(first.len(), 10);
+    }
+
+    #[test]
+    fn the_closest_is_full_rather_than_too_small() {
+        let ems = [em("small", (10, 10), (0, 0), ""), em("full", (100, 100), (90, 90), "")];
+        assert_eq!(closest(ems.iter(), &ask(1, 50, 50, "")).unwrap().instance.as_str(), "full");
+    }
+}
