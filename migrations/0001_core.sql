@@ -90,24 +90,30 @@ CREATE TABLE linkis_request_id (
 -- Retention.
 CREATE INDEX linkis_request_id_create_time ON linkis_request_id (create_time);
 
--- How tickets ended. Append-only, but for retention.
+-- The history: one row per change, written with it. Append-only, but for retention.
 CREATE TABLE linkis_resource_action_record (
+    -- In the order of time, within an EM and a user.
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    ticket_id uuid NOT NULL,
     action text NOT NULL,
-    "user" text COLLATE "C" NOT NULL,
+    -- Not of an EM that registers or goes.
+    ticket_id uuid,
+    "user" text COLLATE "C",
     em_application_name text COLLATE "C" NOT NULL,
     em_instance text COLLATE "C" NOT NULL,
     resource_type text NOT NULL,
-    -- What the ticket held when it ended.
+    -- What the ticket holds after it, or held when it ended; of an EM, what it provides.
     resource jsonb NOT NULL,
     action_time timestamptz NOT NULL,
-    CONSTRAINT linkis_resource_action_record_action CHECK (action IN ('released', 'expired', 'unregistered'))
+    CONSTRAINT linkis_resource_action_record_action CHECK (
+        (ticket_id IS NOT NULL AND "user" IS NOT NULL AND action IN ('granted', 'inited', 'released', 'expired', 'unregistered'))
+        OR (ticket_id IS NULL AND "user" IS NULL AND action IN ('registered', 'unregistered'))
+    )
 );
+-- The life of a ticket.
+CREATE INDEX linkis_resource_action_record_ticket ON linkis_resource_action_record (ticket_id, id) WHERE ticket_id IS NOT NULL;
 -- A ticket ends once.
-CREATE UNIQUE INDEX linkis_resource_action_record_ticket ON linkis_resource_action_record (ticket_id);
--- Retention.
-CREATE INDEX linkis_resource_action_record_time ON linkis_resource_action_record (action_time);
+CREATE UNIQUE INDEX linkis_resource_action_record_end ON linkis_resource_action_record (ticket_id)
+    WHERE action IN ('released', 'expired', 'unregistered') AND ticket_id IS NOT NULL;
 
 -- Resource locks: one row per key that a transaction touches, inserted first and deleted before it commits, so that the unique
 -- constraint makes others wait and no row is ever seen. A row that *is* seen is a hold put there by an operator's hand.

@@ -53,7 +53,7 @@ pub struct Deltas {
     /// EMs that are new.
     pub ems_inserted: Vec<Em>,
     /// EMs that went, with the version that was read.
-    pub ems_deleted: Vec<(EmInstance, i64)>,
+    pub ems_deleted: Vec<Em>,
     /// Tickets whose engine reported in.
     pub inited: Vec<Ticket>,
     /// Tickets that ended.
@@ -122,6 +122,8 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct EmSlot {
     stored_version: Option<i64>,
+    /// As it was before it went.
+    before: Option<Em>,
     current: Option<Em>,
     registered: bool,
     counted: bool,
@@ -143,8 +145,7 @@ struct TicketSlot {
 impl Ledger {
     /// Starts from what was read.
     pub fn new(snapshot: Snapshot) -> Self {
-        let em_slot =
-            |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), registered: false, counted: false };
+        let em_slot = |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), ..EmSlot::default() };
         let scope_slot = |usage| ScopeSlot { usage, changed: false };
         let ticket_slot = |ticket| TicketSlot { ticket, stored: true, changed: false };
         Self {
@@ -183,8 +184,8 @@ impl Ledger {
                 (Some(version), Some(em)) if slot.counted => self.deltas.ems_counted.push(Em { version, ..em }),
                 (None, Some(em)) => self.deltas.ems_inserted.push(em),
                 (Some(version), None) => {
-                    gone.push(instance.clone());
-                    self.deltas.ems_deleted.push((instance, version));
+                    gone.push(instance);
+                    self.deltas.ems_deleted.extend(slot.before.map(|em| Em { version, ..em }));
                 }
                 _ => {}
             }
@@ -259,7 +260,7 @@ impl Ledger {
             self.forget(ticket.id, End::Unregistered);
         }
         if let Some(slot) = self.ems.get_mut(instance) {
-            slot.current = None;
+            slot.before = slot.current.take();
         }
         Ok(Outcome::Unregistered { removed_tickets: gone.len() })
     }

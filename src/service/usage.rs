@@ -4,6 +4,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        action::ActionRecord,
         em::{Em, EmInstance},
         operation::Rejection,
         ticket::Ticket,
@@ -45,6 +46,11 @@ impl Usage {
         }
         let ended = action_record::read(self.store.pool(), &[ticket_id]).await?.remove(&ticket_id).map(Box::new);
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
+    }
+
+    /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all.
+    pub async fn actions(&self, ticket_id: Option<Uuid>, after: i64, limit: i64) -> Result<Vec<ActionRecord>, Error> {
+        Ok(action_record::list(self.store.pool(), ticket_id, after, limit).await?)
     }
 
     /// Up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first).

@@ -1,4 +1,4 @@
-//! `linkis_resource_action_record`: how tickets ended, so that a late or repeated call can be answered truthfully.
+//! `linkis_resource_action_record`: the history, one row per change; also what a late or repeated call is answered by.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,8 +7,11 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    ledger::EndedDelta,
-    ticket::{End, EndedTicket},
+    action::{Action, ActionRecord},
+    em::{Em, EmInstance},
+    ledger::Deltas,
+    resource::Resource,
+    ticket::{End, EndedTicket, Ticket},
 };
 
 use super::{
@@ -50,7 +53,8 @@ pub async fn read(
     let rows: Vec<EndedRow> = sqlx::query_as(
         r#"-- action_record::read
         SELECT ticket_id, action, "user", em_application_name, em_instance, action_time
-        FROM linkis_resource_action_record WHERE ticket_id = ANY ($1)"#,
+        FROM linkis_resource_action_record
+        WHERE ticket_id = ANY ($1) AND action IN ('released', 'expired', 'unregistered')"#,
     )
     .bind(ticket_ids)
     .fetch_all(executor)
@@ -58,41 +62,114 @@ pub async fn read(
     rows.into_iter().map(|row| EndedTicket::try_from(row).map(|ended| (ended.id, ended))).collect()
 }
 
-/// Remembers tickets that ended at `now`.
-pub async fn insert(
-    connection: &mut PgConnection,
-    ended: &[EndedDelta],
-    now: OffsetDateTime,
-) -> Result<(), StoreError> {
-    let (application_names, instances) = em_columns(ended.iter().map(|ended| &ended.ticket.em));
+/// What a record says, beside what and where.
+struct Record<'a> {
+    action: Action,
+    ticket: Option<(Uuid, &'a str)>,
+    em: &'a EmInstance,
+    resource: &'a Resource,
+}
+
+impl<'a> Record<'a> {
+    fn of_em(action: Action, em: &'a Em) -> Self {
+        Self { action, ticket: None, em: &em.instance, resource: &em.total }
+    }
+
+    fn of_ticket(action: Action, ticket: &'a Ticket) -> Self {
+        let (id, user) = (ticket.id, ticket.user.as_str());
+        Self { action, ticket: Some((id, user)), em: &ticket.em, resource: ticket.resource() }
+    }
+}
+
+/// Remembers what a batch does at `now`.
+pub async fn insert(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTime) -> Result<(), StoreError> {
+    let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
+    let records: Vec<Record<'_>> = (registered.map(|em| Record::of_em(Action::Registered, em)))
+        .chain(deltas.granted.iter().map(|ticket| Record::of_ticket(Action::Granted, ticket)))
+        .chain(deltas.inited.iter().map(|ticket| Record::of_ticket(Action::Inited, ticket)))
+        .chain(deltas.ended.iter().map(|ended| Record::of_ticket(Action::Ended(ended.end), &ended.ticket)))
+        .chain(deltas.ems_deleted.iter().map(|em| Record::of_em(Action::Ended(End::Unregistered), em)))
+        .collect();
+    let (application_names, instances) = em_columns(records.iter().map(|record| record.em));
     let done = sqlx::query(
         r#"-- action_record::insert
-        INSERT INTO linkis_resource_action_record (ticket_id, action, "user", em_application_name, em_instance,
+        INSERT INTO linkis_resource_action_record (action, ticket_id, "user", em_application_name, em_instance,
             resource_type, resource, action_time)
-        SELECT ticket_id, action, "user", em_application_name, em_instance, resource_type, resource::jsonb, $8
-        FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
-            AS d (ticket_id, action, "user", em_application_name, em_instance, resource_type, resource)"#,
+        SELECT action, ticket_id, "user", em_application_name, em_instance, resource_type, resource::jsonb, $8
+        FROM unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
+            AS d (action, ticket_id, "user", em_application_name, em_instance, resource_type, resource)"#,
     )
-    .bind(ended.iter().map(|ended| ended.ticket.id).collect::<Vec<_>>())
-    .bind(ended.iter().map(|ended| ended.end.as_str()).collect::<Vec<_>>())
-    .bind(ended.iter().map(|ended| ended.ticket.user.as_str()).collect::<Vec<_>>())
+    .bind(records.iter().map(|record| record.action.as_str()).collect::<Vec<_>>())
+    .bind(records.iter().map(|record| record.ticket.map(|(id, _)| id)).collect::<Vec<_>>())
+    .bind(records.iter().map(|record| record.ticket.map(|(_, user)| user)).collect::<Vec<_>>())
     .bind(application_names)
     .bind(instances)
-    .bind(ended.iter().map(|ended| ended.ticket.resource_type().as_str()).collect::<Vec<_>>())
-    .bind(ended.iter().map(|ended| ended.ticket.resource().to_json()).collect::<Vec<_>>())
+    .bind(records.iter().map(|record| record.resource.resource_type().as_str()).collect::<Vec<_>>())
+    .bind(records.iter().map(|record| record.resource.to_json()).collect::<Vec<_>>())
     .bind(now)
     .execute(connection)
     .await?;
-    expect_rows(TABLE.0, ended.len(), done.rows_affected())
+    expect_rows(TABLE.0, records.len(), done.rows_affected())
 }
 
-/// Removes up to `limit` records older than `history`; true if there may be more.
+#[derive(FromRow)]
+struct ActionRow {
+    id: i64,
+    action: String,
+    ticket_id: Option<Uuid>,
+    user: Option<String>,
+    em_application_name: String,
+    em_instance: String,
+    resource_type: String,
+    resource: String,
+    action_time: OffsetDateTime,
+}
+
+impl TryFrom<ActionRow> for ActionRecord {
+    type Error = StoreError;
+
+    fn try_from(row: ActionRow) -> Result<Self, StoreError> {
+        let resource_type = TABLE.resource_type(&row.resource_type)?;
+        let user = row.user.map(|user| TABLE.name("user", &user)).transpose()?;
+        Ok(Self {
+            number: row.id,
+            action: Action::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?,
+            ticket: row.ticket_id.zip(user),
+            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            resource: TABLE.resource("resource", resource_type, &row.resource)?,
+            at: row.action_time,
+        })
+    }
+}
+
+/// Up to `limit` records, oldest first, from behind number `after`; of one ticket, or of all.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    ticket_id: Option<Uuid>,
+    after: i64,
+    limit: i64,
+) -> Result<Vec<ActionRecord>, StoreError> {
+    // One text each, so that each is planned for its own index.
+    let sql = if ticket_id.is_some() {
+        r#"-- action_record::list, of a ticket
+        SELECT id, action, ticket_id, "user", em_application_name, em_instance, resource_type, resource::text, action_time
+        FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
+    } else {
+        r#"-- action_record::list, all
+        SELECT id, action, ticket_id, "user", em_application_name, em_instance, resource_type, resource::text, action_time
+        FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
+    };
+    let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;
+    rows.into_iter().map(ActionRecord::try_from).collect()
+}
+
+/// Removes up to `limit` records older than `history`, the oldest first; true if there may be more.
 pub async fn forget(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- action_record::forget
         DELETE FROM linkis_resource_action_record WHERE id = ANY (ARRAY (
-            SELECT id FROM linkis_resource_action_record WHERE action_time < now() - make_interval(secs => $1)
-            ORDER BY action_time LIMIT $2))",
+            SELECT id FROM linkis_resource_action_record ORDER BY id LIMIT $2))
+            AND action_time < now() - make_interval(secs => $1)",
     )
     .bind(history.as_secs_f64())
     .bind(limit)

@@ -169,9 +169,9 @@ pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
 }
 
 /// Removes EMs, each with the version that was read.
-pub async fn delete(connection: &mut PgConnection, ems: &[(EmInstance, i64)]) -> Result<(), StoreError> {
-    let (application_names, instances) = em_columns(ems.iter().map(|(em, _)| em));
-    let versions: Vec<i64> = ems.iter().map(|(_, version)| *version).collect();
+pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
+    let (application_names, instances) = em_columns(ems.iter().map(|em| &em.instance));
+    let versions: Vec<i64> = ems.iter().map(|em| em.version).collect();
     let done = sqlx::query(
         "-- em_resource::delete
         DELETE FROM linkis_em_resource_meta_data e

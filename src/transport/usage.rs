@@ -139,6 +139,27 @@ impl UsageService for Usage {
         Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
     }
 
+    async fn list_actions(
+        &self,
+        call: Request<proto::ListActionsRequest>,
+    ) -> Result<Response<proto::ListActionsResponse>, Status> {
+        let message = call.get_ref();
+        let limit = page_size(message.page_size).map_err(Error::from)?;
+        let after = match message.page_token.as_str() {
+            "" => 0,
+            token => token.parse().map_err(|_| Error::from(bad_token()))?,
+        };
+        let ticket_id = match message.ticket_id.as_str() {
+            "" => None,
+            id => Some(convert::request::ticket_id("ticket_id", id).map_err(Error::from)?),
+        };
+        let mut actions = self.usage.actions(ticket_id, after, limit + 1).await?;
+        let more = cut_page(&mut actions, limit);
+        let next_page_token = actions.last().filter(|_| more).map(|last| last.number.to_string()).unwrap_or_default();
+        let actions = actions.iter().map(convert::answer::action).collect();
+        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token }))
+    }
+
     async fn list_scopes(
         &self,
         call: Request<proto::ListScopesRequest>,

@@ -116,6 +116,59 @@ async fn lists_come_in_pages() {
     assert_eq!(count(proto::ListTicketsRequest { state: "locked".into(), ..both }).await, 0);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn history_tells_every_change() {
+    let (_database, rm) = start().await;
+    let (host, short) = (em("host1"), Duration::from_millis(50));
+    rm.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
+    let lived = rm.client.request_resource(&request(&host, "hadoop", load(4, 2, 1))).await.granted();
+    rm.client.request_resource(&request(&host, "hadoop", load(99, 2, 1))).await.refused();
+    rm.client.resource_inited(&inited(&lived, "hadoop", Some(load(3, 1, 1)))).await.unwrap();
+    for _ in 0..2 {
+        rm.client.resource_released(&release(&lived, "hadoop")).await.unwrap();
+    }
+    let asked = linkis_rm::client::ResourceRequest { lock_ttl: Some(short), ..request(&host, "alice", load(1, 1, 1)) };
+    let expired = rm.client.request_resource(&asked).await.granted();
+    eventually("it expires", Duration::from_secs(5), || async { !lives(&rm.client, expired.ticket_id).await }).await;
+    rm.client.register(registration(host.clone(), load(20, 8, 10))).await.unwrap();
+    let gone = rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    rm.client.unregister(&host).await.unwrap();
+
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let mut told = Vec::new();
+    let mut page_token = String::new();
+    while told.is_empty() || !page_token.is_empty() {
+        let call = proto::ListActionsRequest { page_size: 4, page_token, ..Default::default() };
+        let page = usage.list_actions(call).await.unwrap().into_inner();
+        told.extend(page.actions.into_iter().map(|action| (action.action, action.ticket_id, action.user)));
+        page_token = page.next_page_token;
+    }
+    let line = |action: &str, grant: &linkis_rm::domain::operation::Grant, user: &str| {
+        (action.to_owned(), grant.ticket_id.to_string(), user.to_owned())
+    };
+    let of_em = |action: &str| (action.to_owned(), String::new(), String::new());
+    assert_eq!(
+        told,
+        [
+            of_em("registered"),
+            line("granted", &lived, "hadoop"),
+            line("inited", &lived, "hadoop"),
+            line("released", &lived, "hadoop"),
+            line("granted", &expired, "alice"),
+            line("expired", &expired, "alice"),
+            of_em("registered"),
+            line("granted", &gone, "alice"),
+            line("unregistered", &gone, "alice"),
+            of_em("unregistered"),
+        ]
+    );
+    let call = proto::ListActionsRequest { ticket_id: lived.ticket_id.to_string(), ..Default::default() };
+    let life = usage.list_actions(call).await.unwrap().into_inner().actions;
+    assert_eq!(life.len(), 3);
+    let call = proto::ListActionsRequest { ticket_id: "42".into(), ..Default::default() };
+    assert_eq!(usage.list_actions(call).await.unwrap_err().code(), tonic::Code::InvalidArgument);
+}
+
 /// With sequential scans discouraged, one that happens all the same means that an index is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_statement_scans_a_table() {

@@ -95,7 +95,7 @@ async fn after_kill_nine_nothing_is_stuck_lost_or_counted_twice() {
 }
 
 async fn ended(database: &Database) -> HashSet<Uuid> {
-    let sql = "SELECT ticket_id FROM linkis_resource_action_record";
+    let sql = "SELECT ticket_id FROM linkis_resource_action_record WHERE action IN ('released', 'expired')";
     sqlx::query_scalar(sql).fetch_all(&database.pool).await.unwrap().into_iter().collect()
 }
 

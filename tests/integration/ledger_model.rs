@@ -383,8 +383,8 @@ impl Tables {
         for em in deltas.ems_inserted {
             assert!(self.ems.insert(em.instance.clone(), em).is_none(), "inserted rows are new");
         }
-        for (instance, version) in deltas.ems_deleted {
-            assert_eq!(self.ems.remove(&instance).unwrap().version, version);
+        for em in deltas.ems_deleted {
+            assert_eq!(self.ems.remove(&em.instance).unwrap().version, em.version);
         }
         for ticket in deltas.inited {
             assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");

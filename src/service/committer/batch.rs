@@ -85,7 +85,7 @@ impl Evidence {
             .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
             .or_else(|| deltas.inited.first().map(|ticket| Self::Inited(ticket.id)))
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
-            .or_else(|| deltas.ems_deleted.first().map(|(em, _)| Self::Unregistered(em.clone())))
+            .or_else(|| deltas.ems_deleted.first().map(|em| Self::Unregistered(em.instance.clone())))
     }
 
     /// Whether it is there.
@@ -248,7 +248,6 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     }
     if !deltas.ended.is_empty() {
         user_resource::delete(connection, &deltas.ended).await?;
-        action_record::insert(connection, &deltas.ended, now).await?;
     }
     if !deltas.granted.is_empty() {
         user_resource::insert(connection, &deltas.granted).await?;
@@ -256,5 +255,5 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;
     }
-    Ok(())
+    action_record::insert(connection, deltas, now).await
 }

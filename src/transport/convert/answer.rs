@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        action::ActionRecord,
         em::{Em, EmInstance},
         name::{FieldError, Labels, Name},
         operation::Grant,
@@ -84,6 +85,20 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
         }
     }
     message
+}
+
+/// A line of the history.
+pub fn action(record: &ActionRecord) -> proto::Action {
+    let (ticket_id, user) =
+        record.ticket.as_ref().map(|(id, user)| (id.to_string(), user.to_string())).unwrap_or_default();
+    proto::Action {
+        action: record.action.as_str().into(),
+        ticket_id,
+        user,
+        em: Some(em_message(&record.em)),
+        resource: Some(resource::message(record.resource.parts())),
+        action_time: Some(timestamp(record.at)),
+    }
 }
 
 /// A grant.

@@ -1,0 +1,62 @@
+//! The history: what was done to tickets and EMs.
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{em::EmInstance, name::Name, resource::Resource, ticket::End};
+
+/// What was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// An EM registered, for the first time or again.
+    Registered,
+    /// A ticket was granted.
+    Granted,
+    /// Its engine reported in.
+    Inited,
+    /// It ended; or an EM went (then [`End::Unregistered`]).
+    Ended(End),
+}
+
+impl Action {
+    const ALL: [Self; 6] = [
+        Self::Registered,
+        Self::Granted,
+        Self::Inited,
+        Self::Ended(End::Released),
+        Self::Ended(End::Expired),
+        Self::Ended(End::Unregistered),
+    ];
+
+    /// As it stands in `linkis_resource_action_record.action`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Registered => "registered",
+            Self::Granted => "granted",
+            Self::Inited => "inited",
+            Self::Ended(end) => end.as_str(),
+        }
+    }
+
+    /// The reverse of [`Action::as_str`].
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|action| action.as_str() == text)
+    }
+}
+
+/// One line of the history.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ActionRecord {
+    /// Its number: it grows with time.
+    pub number: i64,
+    /// What was done.
+    pub action: Action,
+    /// To which ticket, and whose that is; `None` if it was done to the EM.
+    pub ticket: Option<(Uuid, Name)>,
+    /// Where.
+    pub em: EmInstance,
+    /// What the ticket held after it, or when it ended; of an EM, what it provides.
+    pub resource: Resource,
+    /// When, by the database's clock.
+    pub at: OffsetDateTime,
+}
