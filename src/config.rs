@@ -1,9 +1,15 @@
 //! Settings: by flag and environment, read once into typed values, all mistakes reported together.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Parser;
 use sqlx::postgres::PgConnectOptions;
+
+use crate::{domain::limit::Rule, limits_file};
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
@@ -26,6 +32,10 @@ struct Arguments {
     /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
     #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
     data_dir: Option<PathBuf>,
+
+    /// A TOML file with all limits; the server starts with exactly these. Without it, limits are left as they are.
+    #[arg(long, env = "LINKIS_RM_LIMITS", value_name = "FILE")]
+    limits: Option<PathBuf>,
 
     /// How long a grant stays locked without its engine reporting in, if the request does not say.
     #[arg(long, env = "LINKIS_RM_LOCK_TTL", default_value = "10m", value_name = "DURATION")]
@@ -51,6 +61,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Which PostgreSQL to use.
     pub database: Database,
+    /// All limits to start with; `None` to leave them as they are.
+    pub limits: Option<Vec<Rule>>,
     /// How long a grant stays locked if the request does not say.
     pub lock_ttl: Duration,
     /// How long a call may wait for resource locks.
@@ -90,6 +102,8 @@ impl Arguments {
             None => Some(Database::Embedded(self.data_dir.clone())),
             Some(url) => keep(&mut mistakes, parse_database(url, self.data_dir.is_some())),
         };
+        let limits = self.limits.as_deref().map(read_limits).transpose();
+        let limits = keep(&mut mistakes, limits);
         let mut duration = |name: &str, text: &str, least: &str, most: &str| {
             keep(&mut mistakes, parse_duration(name, text, least, most))
         };
@@ -99,15 +113,16 @@ impl Arguments {
         // Shorter, and a call that is repeated after an outage would not be known any more.
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
-        match (listen, database, lock_ttl, request_timeout, history, drain_timeout) {
+        match (listen, database, limits, lock_ttl, request_timeout, history, drain_timeout) {
             (
                 Some(listen),
                 Some(database),
+                Some(limits),
                 Some(lock_ttl),
                 Some(request_timeout),
                 Some(history),
                 Some(drain_timeout),
-            ) => Ok(Config { listen, database, lock_ttl, request_timeout, history, drain_timeout }),
+            ) => Ok(Config { listen, database, limits, lock_ttl, request_timeout, history, drain_timeout }),
             _ => Err(ConfigError(mistakes)),
         }
     }
@@ -144,6 +159,19 @@ fn parse_database(url: &str, has_data_dir: bool) -> Result<Database, String> {
         "--database-url (DATABASE_URL): is not a PostgreSQL URL; for example postgres://user:password@host/database"
             .into()
     })
+}
+
+/// The largest limits file that is read: tens of thousands of limits.
+const LIMITS_BYTES_MAX: u64 = 4 << 20;
+
+fn read_limits(path: &Path) -> Result<Vec<Rule>, String> {
+    let name = format!("--limits (LINKIS_RM_LIMITS): {}", path.display());
+    let size = std::fs::metadata(path).map_err(|error| format!("{name}: {error}"))?.len();
+    if size > LIMITS_BYTES_MAX {
+        return Err(format!("{name}: has {size} bytes; at most {LIMITS_BYTES_MAX} are read"));
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
+    limits_file::parse(&text).map_err(|error| format!("{name}:\n{}", error.to_string().replace("line ", "    line ")))
 }
 
 /// A duration between `least` and `most`, which are durations themselves.

@@ -9,7 +9,7 @@
 //! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
 //! - [`server`]: puts an instance together, serves it, and takes it down;
 //! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
-//! - [`config`], [`telemetry`], [`error`]: settings, logs, and why a call failed.
+//! - [`config`], [`limits_file`], [`telemetry`], [`error`]: settings, limits in version control, logs, and why a call failed.
 //!
 //! `main → server → transport → service → store → domain`: nothing reaches back.
 //!
@@ -32,6 +32,7 @@ pub mod client;
 pub mod config;
 pub mod domain;
 pub mod error;
+pub mod limits_file;
 pub mod server;
 pub mod service;
 pub mod store;

@@ -45,6 +45,10 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         drain_timeout: config.drain_timeout,
     };
     let server = Server::open(listener, options, server_options).await?;
+    if let Some(rules) = &config.limits {
+        server.replace_limits(rules).await?;
+        tracing::info!(limits = rules.len(), "the limits are those of the file");
+    }
     tracing::info!(address = %server.address()?, "serving");
     let mut died = None;
     let stop = async {

@@ -9,6 +9,8 @@ use tonic::transport::server::{Router, TcpIncoming};
 use tonic_health::server::HealthReporter;
 
 use crate::{
+    domain::limit::Rule,
+    error::Error,
     service::{
         committer::{AfterCommit, Committer},
         expiry,
@@ -119,6 +121,11 @@ impl Server {
     ) -> Result<Self, ServerError> {
         let store = Store::open(database).await?;
         Ok(Self { listener, store, options })
+    }
+
+    /// Makes `rules` all the limits there are.
+    pub async fn replace_limits(&self, rules: &[Rule]) -> Result<(), Error> {
+        LimitService::new(self.store.clone()).replace(rules).await
     }
 
     /// Where it listens.

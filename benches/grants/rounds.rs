@@ -16,6 +16,9 @@ use crate::{
 /// How many of the numbers of clients are measured again in every round.
 const CLIENTS_KEPT: usize = 2;
 
+/// How many calls are in flight where limits are set.
+const LIMITED_CALLERS: [u64; 2] = [256, 1024];
+
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subject {
@@ -23,6 +26,8 @@ pub(crate) enum Subject {
     ForUpdate,
     /// The service.
     Service,
+    /// The service, with limits, so that every grant counts in three scopes.
+    Limited,
     /// The server whose handler answers at once.
     Empty,
 }
@@ -59,7 +64,7 @@ pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) 
     let empty = Load::connect(empty_server.url()).await?;
     let mut bench = Bench { floors, service, empty, series: Vec::new(), seconds_left: 0.0 };
 
-    let per_workload = CLIENTS_KEPT + 1 + CALLERS.len();
+    let per_workload = CLIENTS_KEPT + 1 + CALLERS.len() + LIMITED_CALLERS.len();
     let per_round = workloads.len() * per_workload + CALLERS.len();
     let measurements = per_round as u64 * arguments.rounds;
     bench.seconds_left = seconds(arguments.window() + WARM_UP) * measurements as f64;
@@ -70,6 +75,7 @@ pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) 
     for workload in &workloads {
         steps.extend(bench.scout(*workload, scouting).await?);
         steps.extend(CALLERS.map(|callers| (Subject::Service, *workload, callers)));
+        steps.extend(LIMITED_CALLERS.map(|callers| (Subject::Limited, *workload, callers)));
     }
     // It does not look at what is asked of it, so that one workload is enough.
     steps.extend(CALLERS.map(|callers| (Subject::Empty, workloads[0], callers)));
@@ -116,6 +122,12 @@ impl Bench {
         let sample = match subject {
             Subject::ForUpdate => self.floors.measure(workload, callers, window).await?,
             Subject::Service => self.service.measure(workload, callers, window).await?,
+            Subject::Limited => {
+                self.service.set_limits().await?;
+                let sample = self.service.measure(workload, callers, window).await?;
+                self.service.delete_limits().await?;
+                sample
+            }
             Subject::Empty => self.empty.measure(workload, callers, window).await?.0,
         };
         let known = self.series.iter_mut().find(|s| (s.subject, s.workload, s.callers) == step);
@@ -131,6 +143,7 @@ impl Bench {
         let what = match subject {
             Subject::ForUpdate => "for_update",
             Subject::Service => "linkis-rm",
+            Subject::Limited => "linkis-rm with limits",
             Subject::Empty => "empty handler",
         };
         eprintln!("{:>5.0} s left, {when}: {what}, {}, {callers} at once", self.seconds_left, workload.name());

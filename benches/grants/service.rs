@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use linkis_rm::store::embedded::Embedded;
+use linkis_rm::{
+    store::embedded::Embedded,
+    transport::proto::{self, limit_service_client::LimitServiceClient},
+};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+use tonic::transport::Channel;
 
 use crate::{
     Failure, Sample, Workload,
@@ -16,6 +20,7 @@ use crate::{
 pub(crate) struct Service {
     _server: Server,
     load: Load,
+    limits: LimitServiceClient<Channel>,
     database: PgConnectOptions,
     granted: u64,
 }
@@ -33,7 +38,24 @@ impl Service {
         for workload in workloads {
             load.register(*workload).await?;
         }
-        Ok(Self { _server: server, load, database, granted: 0 })
+        let limits = LimitServiceClient::connect(server.url()).await?;
+        Ok(Self { _server: server, load, limits, database, granted: 0 })
+    }
+
+    /// Limits every user, every creator, and every pair of them, so high that nothing is refused.
+    pub async fn set_limits(&mut self) -> Result<(), Failure> {
+        for limit in limits() {
+            self.limits.set_limit(proto::SetLimitRequest { limit: Some(limit) }).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the limits away again.
+    pub async fn delete_limits(&mut self) -> Result<(), Failure> {
+        for limit in limits() {
+            self.limits.delete_limit(proto::DeleteLimitRequest { limit: Some(limit) }).await?;
+        }
+        Ok(())
     }
 
     /// Grants for `window`, with so many calls in flight.
@@ -82,6 +104,15 @@ impl Service {
             "checked: {grants} grants answered = tickets stored; counters = sums over tickets on all EMs; no resource lock is left"
         ))
     }
+}
+
+fn limits() -> impl Iterator<Item = proto::Limit> {
+    let labels: [&[&str]; 3] = [&["user"], &["creator"], &["user", "creator"]];
+    labels.into_iter().map(|each| proto::Limit {
+        each: each.iter().map(ToString::to_string).collect(),
+        max: ["memory", "cores", "instances"].map(|dimension| (dimension.to_owned(), i64::MAX)).into(),
+        ..Default::default()
+    })
 }
 
 /// EMs whose counters are not what their tickets say.

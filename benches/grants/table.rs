@@ -32,6 +32,7 @@ fn row(results: &Results, series: &Series) -> String {
     let (what, place) = match series.subject {
         Subject::ForUpdate => ("for_update", series.workload.name()),
         Subject::Service => ("linkis-rm", series.workload.name()),
+        Subject::Limited => ("with limits", series.workload.name()),
         Subject::Empty => ("empty handler", "-"),
     };
     let rates = || series.samples.iter().map(|sample| sample.rate);
@@ -75,6 +76,11 @@ fn headlines(results: &Results, workload: Workload) -> Option<String> {
         empty.callers
     )
     .ok()?;
+    if let Some(limited) = results.best(Subject::Limited, workload) {
+        let share = 100.0 * limited.rate() / best.rate();
+        writeln!(text, "  with three limited scopes: {}/s, {share:.0} % of that without", thousands(limited.rate()))
+            .ok()?;
+    }
     writeln!(text, "  {MANY} callers: {:.2} x the rate of {SOME}", many.rate() / some.rate()).ok()?;
     let (p50, floor_p50) = (alone.p50()?, alone_floor.p50()?);
     writeln!(

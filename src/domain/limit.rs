@@ -16,6 +16,12 @@ use super::{
     scope::{CREATOR, ENGINE_TYPE, Scope, TicketLabels, USER},
 };
 
+/// How many labels a limit may name.
+pub const LABELS_MAX: usize = 8;
+
+/// How many dimensions a limit may name.
+pub const DIMENSIONS_MAX: usize = 64;
+
 /// Which tickets a rule is for: its labels, each with a value, or `None` for each value on its own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pattern(BTreeMap<String, Option<String>>);

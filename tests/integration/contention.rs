@@ -14,6 +14,18 @@ use tonic::Code;
 
 use crate::harness::*;
 
+/// Holds the EM on host "held".
+const HOLD_EM: &str = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+    VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')";
+
+/// A foreign transaction that holds it.
+async fn hold_em(database: &Database) -> sqlx::PgConnection {
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
+    sqlx::raw_sql(HOLD_EM).execute(&mut holder).await.unwrap();
+    holder
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_instances_grant_exactly_what_there_is() {
     let (database, first) = start().await;
@@ -122,14 +134,7 @@ async fn a_held_em_stalls_nobody_else_and_its_requests_wait_for_it() {
     };
     let calm = run(Duration::from_secs(1)).await;
 
-    let mut holder = database.connect().await;
-    sqlx::raw_sql(
-        "BEGIN; INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-         VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
-    )
-    .execute(&mut holder)
-    .await
-    .unwrap();
+    let mut holder = hold_em(&database).await;
     let served = Arc::new(AtomicU32::new(0));
     let mut waiting = JoinSet::new();
     for n in 0..20 {
@@ -205,13 +210,7 @@ async fn a_committed_lock_row_is_respected() {
     for host in ["held", "free"] {
         rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
     }
-    sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-         VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    sqlx::raw_sql(HOLD_EM).execute(&database.pool).await.unwrap();
     let hurried = linkis_rm::client::RmClient::new(&rm.address, Duration::from_millis(400)).unwrap();
     let error = hurried.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
@@ -232,14 +231,7 @@ async fn a_committed_lock_row_is_respected() {
 async fn what_cannot_be_granted_is_refused_without_locks() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
-    let mut holder = database.connect().await;
-    sqlx::raw_sql(
-        "BEGIN; INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-         VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
-    )
-    .execute(&mut holder)
-    .await
-    .unwrap();
+    let _holder = hold_em(&database).await;
     let refusal = rm.client.request_resource(&request(&em("held"), "hadoop", load(11, 1, 1))).await.refused();
     assert!(refusal.never_fits);
     let unknown = rm.client.request_resource(&request(&em("nowhere"), "hadoop", load(1, 1, 1))).await.unwrap_err();
@@ -254,13 +246,7 @@ async fn the_server_bounds_every_wait() {
     options.times.request_timeout = Duration::from_millis(50);
     let rm = Instance::start_with(&database, options).await;
     rm.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
-    sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-         VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    sqlx::raw_sql(HOLD_EM).execute(&database.pool).await.unwrap();
     for _ in 0..5 {
         let start = Instant::now();
         let error = rm.client.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.unwrap_err();

@@ -256,3 +256,39 @@ async fn bad_limits_are_refused_by_field() {
         assert_eq!(usage.list_scopes(call).await.unwrap_err().code(), Code::InvalidArgument, "{token}");
     }
 }
+
+/// The file's limits are all there are: what it does not name goes. With mistakes, nothing is changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_holds_all_limits() {
+    let (database, rm) = start().await;
+    rm.client.set_limit(&rule(&[("tenant", None)], &[(Dimension::Cores, 1)])).await.unwrap();
+    let folder = scratch("limits");
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("limits.toml");
+    let arguments = ["--database-url", &database.url(), "--limits", file.to_str().unwrap()];
+
+    std::fs::write(&file, "[[limit]]\neach = [\"user\"]\nmax = { memry = 1 }\n\n[[limit]]\nmax = { cores = -1 }\n")
+        .unwrap();
+    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_linkis-rm")).args(arguments).output().unwrap();
+    assert_eq!(refused.status.code(), Some(64));
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    for mistake in ["line 3: max", "memry", "line 5: labels", "line 6: max"] {
+        assert!(told.contains(mistake), "{mistake} in {told}");
+    }
+    assert_eq!(rm.client.limits().await.unwrap().len(), 1);
+
+    let wanted = [
+        rule(&[("user", None)], &[(Dimension::Instances, 10)]),
+        rule(&[("user", Some("hadoop")), ("creator", Some("IDE"))], &[(Dimension::Memory, 20 * GB)]),
+    ];
+    std::fs::write(
+        &file,
+        "[[limit]]\neach = [\"user\"]\nmax = { instances = 10 }\n\n[[limit]]\n\
+         labels = { user = \"hadoop\", creator = \"IDE\" }\nmax = { memory = \"20g\" }\n",
+    )
+    .unwrap();
+    let process = Process::start(&arguments);
+    assert_eq!(rm.client.limits().await.unwrap(), wanted);
+    assert_eq!(process.terminate(), Some(0));
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -5,9 +5,9 @@
 //! batch of one, and under load hundreds share the cost of a commit. The transaction runs in the committer's task, so a call
 //! that is cancelled cannot leave one half done.
 //!
-//! - [`batch`]: one transaction: lock, read, decide, write, unlock, commit;
-//! - [`worker`]: carries a batch out whatever happens to the transaction;
-//! - [`lanes`]: where operations on keys that others hold wait, so that they stall nobody else.
+//! - `batch`: one transaction: lock, read, decide, write, unlock, commit;
+//! - `worker`: carries a batch out whatever happens to the transaction;
+//! - `lanes`: where operations on keys that others hold wait, so that they stall nobody else.
 
 use std::sync::{
     Arc,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     domain::{
-        limit::{LimitedScope, Pattern, Rule},
+        limit::{DIMENSIONS_MAX, LABELS_MAX, LimitedScope, Pattern, Rule},
         name::{FieldError, Name},
         resource::Dimension,
         scope::{Scope, Tally, Usage},
@@ -12,12 +12,6 @@ use crate::{
     service::limits::ScopeUsage,
     transport::proto,
 };
-
-/// How many labels a limit may name.
-const LABELS_MAX: usize = 8;
-
-/// How many dimensions a limit may name.
-const DIMENSIONS_MAX: usize = 64;
 
 /// The labels of a limit that stands in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
