@@ -109,3 +109,19 @@ async fn limits_request_ids_and_dry_runs_hold_without_an_em() {
     let error = rm.client.request_resource(&anywhere("hadoop", unanswerable)).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"));
 }
+
+/// Nothing is refused by an old view: room that another instance learned of a moment ago is found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn room_that_is_new_is_found_at_once() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    register(&first, 1, 1).await;
+    first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+    for n in 1..4 {
+        first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.refused();
+        let new = em(&format!("host{n}"));
+        second.client.register(registration(new.clone(), load(10, 10, 1))).await.unwrap();
+        assert_eq!(first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, new);
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, 4);
+}
