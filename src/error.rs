@@ -20,7 +20,7 @@ pub enum Error {
     #[error("{0}")]
     Unsupported(String),
     /// Somebody else held a resource lock until the caller's deadline.
-    #[error("somebody else held the resource lock of the EM or the user until the call's deadline; try again")]
+    #[error("somebody else held what the call needs, an EM, a user or the limits, until its deadline; try again")]
     LockTimeout,
     /// Too many calls wait in this server.
     #[error("too many calls are waiting in this server; try again, or ask another instance")]
@@ -47,6 +47,9 @@ impl From<Rejection> for Error {
 
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
+        if error.is_lock_timeout() {
+            return Self::LockTimeout;
+        }
         let unavailable = error.is_unavailable();
         let error = Arc::new(error);
         if unavailable { Self::Unavailable(error) } else { Self::Internal(error) }

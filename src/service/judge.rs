@@ -173,6 +173,11 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
         }
         let reused = session.is_open();
         let mut state = answered(read(&mut session, &looks, &limits)).await;
+        while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
+        {
+            // The limits are being changed: soon there will be others to look by.
+            state = answered(read(&mut session, &looks, &limits)).await;
+        }
         if reused && state.is_err() {
             // A connection that broke while it was idle costs no more than a new one.
             session.reset();

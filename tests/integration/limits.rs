@@ -292,3 +292,35 @@ async fn a_file_holds_all_limits() {
     assert_eq!(process.terminate(), Some(0));
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// While limits are being changed, calls of every kind wait, and are then served: none fails, and none is set aside for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_wait_while_limits_are_being_changed() {
+    let (database, rm) = start().await;
+    register(&rm, 2).await;
+    let seen = rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+    let mut changing = database.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut changing)
+        .await
+        .unwrap();
+    let mut calls = JoinSet::new();
+    for n in 0..60 {
+        let client = rm.client.clone();
+        calls.spawn(async move {
+            // On an EM that was seen, and on one that has to be looked at first.
+            let host = em(&format!("host{}", n % 2));
+            client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
+        });
+    }
+    let (client, released) = (rm.client.clone(), release(&seen, "hadoop"));
+    calls.spawn(async move { client.resource_released(&released).await.unwrap() });
+    eventually("they wait", Duration::from_secs(5), || is_waiting(&database)).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(calls.try_join_next().is_none());
+    sqlx::raw_sql("ROLLBACK").execute(&mut changing).await.unwrap();
+    let freed = std::time::Instant::now();
+    calls.join_all().await;
+    assert!(freed.elapsed() < Duration::from_secs(2), "{:?}", freed.elapsed());
+    assert_eq!(assert_invariants(&database, &rm.client).await, 60);
+}

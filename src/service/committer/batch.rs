@@ -38,6 +38,8 @@ pub(super) struct Committed {
 pub(super) enum BatchError {
     /// Others hold some of its keys.
     Held,
+    /// The limits are being changed.
+    Fenced,
     /// The store could not do it; nothing was committed.
     Store(StoreError),
     /// The connection broke while it committed: only what it left tells what holds.
@@ -161,6 +163,11 @@ async fn prepare(
         Err(error) => return Err(error.into()),
     };
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
+    let limits = match limit::current(&mut *connection, limits).await {
+        Ok(limits) => limits,
+        Err(error) if error.is_lock_timeout() => return Err(BatchError::Fenced),
+        Err(error) => return Err(error.into()),
+    };
     // In statements of their own: each sees what was committed before it, and so before the locks were free.
     let snapshot = read(&mut *connection, operations, limits, now).await?;
     let mut ledger = Ledger::new(snapshot);
@@ -179,7 +186,7 @@ async fn prepare(
 async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
-    known: &Arc<Limits>,
+    limits: Arc<Limits>,
     now: OffsetDateTime,
 ) -> Result<Snapshot, StoreError> {
     let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
@@ -204,7 +211,6 @@ async fn read(
     };
     let ids: HashSet<_> = operations.iter().filter_map(|operation| Some(&operation.request_id()?.id)).collect();
     let request_ids = if ids.is_empty() { HashMap::new() } else { request_id::read(&mut *connection, &ids).await? };
-    let limits = limit::current(&mut *connection, known).await?;
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };

@@ -102,6 +102,8 @@ impl Worker {
             match self.run(&part.operations).await {
                 Ok(committed) => self.answers.committed(part.operations, committed),
                 Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
+                // Whoever changes them waits for nobody but those before us, and is soon done.
+                Err(BatchError::Fenced) => parts.push(part),
                 Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
                     match self.was_committed(&transaction_id, &evidence).await {
                         Some(true) => self.answers.committed(part.operations, committed),
