@@ -116,10 +116,6 @@ fn unexpected(outcome: &Outcome) -> Status {
     Status::internal("a defect of the service; its log says which")
 }
 
-fn em_resource(em: &crate::domain::em::Em) -> Result<Option<proto::EmResource>, Status> {
-    convert::answer::em_resource(em).map(Some).map_err(|error| Status::internal(error.to_string()))
-}
-
 #[tonic::async_trait]
 impl ResourceManagerService for ResourceManager {
     async fn register(
@@ -128,7 +124,10 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::RegisterResponse>, Status> {
         let operation = Operation::Register(convert::request::register(call.get_ref().clone()).map_err(Error::from)?);
         match self.submit(&call, operation).await? {
-            Outcome::Registered(em) => Ok(Response::new(proto::RegisterResponse { em: em_resource(&em)? })),
+            Outcome::Registered(em) => {
+                let em = Some(convert::answer::em_resource(&em)?);
+                Ok(Response::new(proto::RegisterResponse { em }))
+            }
             other => Err(unexpected(&other)),
         }
     }

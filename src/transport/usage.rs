@@ -74,10 +74,6 @@ fn parse_scope_token(token: &str) -> Option<Vec<u8>> {
     if is_hex { (0..token.len()).step_by(2).map(byte).collect() } else { None }
 }
 
-fn em_resource(em: &crate::domain::em::Em) -> Result<proto::EmResource, Status> {
-    convert::answer::em_resource(em).map_err(|error| Status::internal(error.to_string()))
-}
-
 fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
     Ok(Filter {
         em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
@@ -98,7 +94,7 @@ fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
 impl UsageService for Usage {
     async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
         let em = convert::request::em_instance("em", call.into_inner().em).map_err(Error::from)?;
-        let em = em_resource(&self.usage.em(&em).await?)?;
+        let em = convert::answer::em_resource(&self.usage.em(&em).await?)?;
         Ok(Response::new(proto::GetEmResponse { em: Some(em) }))
     }
 
@@ -108,7 +104,7 @@ impl UsageService for Usage {
         let mut ems = self.usage.ems(after.as_ref(), limit + 1).await?;
         let more = cut_page(&mut ems, limit);
         let next_page_token = ems.last().filter(|_| more).map(|em| em_token(&em.instance)).unwrap_or_default();
-        let ems = ems.iter().map(em_resource).collect::<Result<_, _>>()?;
+        let ems = ems.iter().map(convert::answer::em_resource).collect::<Result<_, _>>()?;
         Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
     }
 

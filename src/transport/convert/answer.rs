@@ -2,6 +2,7 @@
 
 use prost_types::Timestamp;
 use time::OffsetDateTime;
+use tonic::Status;
 use uuid::Uuid;
 
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
         name::{FieldError, Labels, Name},
         operation::Grant,
         refusal::{Refusal, Shortfall},
-        resource::ResourceError,
         ticket::{EngineInstance, Ticket, TicketState},
     },
     transport::proto,
@@ -45,14 +45,15 @@ pub fn time(timestamp: Timestamp) -> Option<OffsetDateTime> {
 }
 
 /// An EM with its counters.
-pub fn em_resource(em: &Em) -> Result<proto::EmResource, ResourceError> {
+pub fn em_resource(em: &Em) -> Result<proto::EmResource, Status> {
+    let left = em.left().map_err(|error| Status::internal(error.to_string()))?;
     Ok(proto::EmResource {
         em: Some(em_message(&em.instance)),
         total: Some(resource::message(em.total.parts())),
         protected: Some(resource::message(em.protected.parts())),
         used: Some(resource::message(em.used.parts())),
         locked: Some(resource::message(em.locked.parts())),
-        left: Some(resource::message(em.left()?.parts())),
+        left: Some(resource::message(left.parts())),
         labels: em.labels.as_map().clone(),
         epoch: em.epoch,
         register_time: Some(timestamp(em.register_time)),
