@@ -53,6 +53,8 @@ pub struct ResourceRequest {
     pub resource: Resource,
     /// Kept with the ticket.
     pub labels: Labels,
+    /// How long to wait in line if there is not enough now; zero is not at all.
+    pub wait_timeout: Duration,
     /// How long the grant stays locked; `None` for the server's default.
     pub lock_ttl: Option<Duration>,
     /// Makes the request repeatable: set one whenever a lost answer is to be asked for again.
@@ -62,8 +64,17 @@ pub struct ResourceRequest {
 impl ResourceRequest {
     /// A request with what every request needs.
     pub fn new(em: Option<EmInstance>, user: Name, creator: Name, resource: Resource) -> Self {
-        let labels = Labels::default();
-        Self { em, user, creator, engine_type: String::new(), resource, labels, lock_ttl: None, request_id: None }
+        Self {
+            em,
+            user,
+            creator,
+            engine_type: String::new(),
+            resource,
+            labels: Labels::default(),
+            wait_timeout: Duration::ZERO,
+            lock_ttl: None,
+            request_id: None,
+        }
     }
 }
 
@@ -137,7 +148,8 @@ impl ClientError {
 type Result<T> = std::result::Result<T, ClientError>;
 
 impl RmClient {
-    /// Connects to the service, e.g. at `http://127.0.0.1:50051`, when the first call needs it. No call takes longer than `timeout`.
+    /// Connects to the service, e.g. at `http://127.0.0.1:50051`, when the first call needs it. No call takes longer than `timeout`, and
+    /// what its request is ready to wait in line.
     pub fn new(address: &str, timeout: Duration) -> Result<Self> {
         let endpoint = Endpoint::from_shared(address.to_owned()).ok();
         let endpoint = endpoint.filter(|endpoint| endpoint.uri().scheme_str() == Some("http"));
@@ -186,7 +198,8 @@ impl RmClient {
     }
 
     async fn ask(&self, request: &ResourceRequest, dry_run: bool) -> Result<ResultResource> {
-        let lock_ttl = request.lock_ttl.map(prost_types::Duration::try_from).transpose();
+        let lock_ttl = request.lock_ttl.map(|ttl| duration("lock_ttl", ttl)).transpose()?;
+        let wait_timeout = duration("wait_timeout", request.wait_timeout)?;
         let message = proto::RequestResourceRequest {
             em: request.em.as_ref().map(answer::em_message),
             user: request.user.to_string(),
@@ -194,12 +207,14 @@ impl RmClient {
             engine_type: request.engine_type.clone(),
             resource: Some(resource::message(request.resource.parts())),
             labels: request.labels.as_map().clone(),
-            wait_timeout: None,
-            lock_ttl: lock_ttl.map_err(|_| FieldError::new("lock_ttl", "is too long"))?,
+            wait_timeout: Some(wait_timeout),
+            lock_ttl,
             request_id: request.request_id.clone().unwrap_or_default(),
             dry_run,
         };
-        let answer = self.manager.clone().request_resource(self.call(message)).await?.into_inner();
+        let mut call = self.call(message);
+        call.set_timeout(self.timeout.saturating_add(request.wait_timeout));
+        let answer = self.manager.clone().request_resource(call).await?.into_inner();
         match answer.result {
             Some(Answer::Available(available)) => Ok(ResultResource::Available(answer::read_available(available)?)),
             Some(Answer::NotEnough(refusal)) => Ok(ResultResource::NotEnough(answer::read_not_enough(refusal))),
@@ -317,4 +332,8 @@ impl RmClient {
             }
         }
     }
+}
+
+fn duration(field: &str, duration: Duration) -> Result<prost_types::Duration> {
+    Ok(duration.try_into().map_err(|_| FieldError::new(field, "is too long"))?)
 }

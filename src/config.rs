@@ -45,6 +45,10 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_REQUEST_TIMEOUT", default_value = "30s", value_name = "DURATION")]
     request_timeout: String,
 
+    /// How long a request may wait in line for resources.
+    #[arg(long, env = "LINKIS_RM_MAX_WAIT", default_value = "10m", value_name = "DURATION")]
+    max_wait: String,
+
     /// How long ended tickets and request ids are remembered.
     #[arg(long, env = "LINKIS_RM_HISTORY", default_value = "7d", value_name = "DURATION")]
     history: String,
@@ -67,6 +71,8 @@ pub struct Config {
     pub lock_ttl: Duration,
     /// How long a call may wait for resource locks.
     pub request_timeout: Duration,
+    /// How long a request may wait in line for resources.
+    pub max_wait: Duration,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when the server stops.
@@ -110,19 +116,21 @@ impl Arguments {
         let lock_ttl = duration("--lock-ttl (LINKIS_RM_LOCK_TTL)", &self.lock_ttl, "1ms", "24h");
         let request_timeout =
             duration("--request-timeout (LINKIS_RM_REQUEST_TIMEOUT)", &self.request_timeout, "1ms", "1h");
+        let max_wait = duration("--max-wait (LINKIS_RM_MAX_WAIT)", &self.max_wait, "1s", "24h");
         // Shorter, and a call that is repeated after an outage would not be known any more.
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
-        match (listen, database, limits, lock_ttl, request_timeout, history, drain_timeout) {
+        match (listen, database, limits, lock_ttl, request_timeout, max_wait, history, drain_timeout) {
             (
                 Some(listen),
                 Some(database),
                 Some(limits),
                 Some(lock_ttl),
                 Some(request_timeout),
+                Some(max_wait),
                 Some(history),
                 Some(drain_timeout),
-            ) => Ok(Config { listen, database, limits, lock_ttl, request_timeout, history, drain_timeout }),
+            ) => Ok(Config { listen, database, limits, lock_ttl, request_timeout, max_wait, history, drain_timeout }),
             _ => Err(ConfigError(mistakes)),
         }
     }

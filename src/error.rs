@@ -16,9 +16,6 @@ pub enum Error {
     /// The ledger rejected it.
     #[error(transparent)]
     Rejected(Box<Rejection>),
-    /// Something that this version cannot do.
-    #[error("{0}")]
-    Unsupported(String),
     /// Somebody else held a resource lock until the caller's deadline.
     #[error("somebody else held what the call needs, an EM, a user or the limits, until its deadline; try again")]
     LockTimeout,

@@ -40,7 +40,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let listener = server::listen(config.listen).await?;
     let (options, private) = database(&config.database).await?;
     let server_options = Options {
-        times: Times { lock_ttl: config.lock_ttl, request_timeout: config.request_timeout },
+        times: Times { lock_ttl: config.lock_ttl, request_timeout: config.request_timeout, max_wait: config.max_wait },
         history: config.history,
         drain_timeout: config.drain_timeout,
     };

@@ -20,6 +20,7 @@ use crate::{
         retention,
         tasks::Tasks,
         usage::Usage,
+        waiting::{self, WaitingLine},
     },
     store::{Store, StoreError},
     transport::{
@@ -180,12 +181,17 @@ fn assemble(
 ) -> Result<Router, ServerError> {
     let seen = Seen::default();
     let (expiring_soon, expiring) = mpsc::unbounded_channel();
-    let committer = Committer::start(store.clone(), AfterCommit { seen: seen.clone(), expiring_soon }, tasks);
+    let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
+    let after_commit = AfterCommit { seen: seen.clone(), expiring_soon, abandoned: line.leaving() };
+    let committer = Committer::start(store.clone(), after_commit, tasks);
     let judge = Judge::start(store, seen, tasks);
     tasks.spawn(expiry::run(store.clone(), committer.clone(), expiring, stopping.clone()));
     tasks.spawn(retention::run(store.clone(), options.history, stopping.clone()));
 
-    let request_resource = RequestResourceService::new(judge, committer.clone());
+    tasks.spawn(waiting::keep(line.clone(), leaving));
+    tasks.spawn(waiting::listen(line.clone(), judge.clone()));
+
+    let request_resource = RequestResourceService::new(judge, committer.clone(), line);
     let manager = ResourceManager::new(committer, request_resource, options.times);
     let limits = LimitService::new(store.clone());
     let usage = transport::usage::Usage::new(Usage::new(store.clone()), limits.clone());

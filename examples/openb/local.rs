@@ -15,7 +15,11 @@ const ANY_FREE_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net:
 
 /// What the `linkis-rm` program has by default.
 const OPTIONS: Options = Options {
-    times: Times { lock_ttl: Duration::from_secs(600), request_timeout: Duration::from_secs(30) },
+    times: Times {
+        lock_ttl: Duration::from_secs(600),
+        request_timeout: Duration::from_secs(30),
+        max_wait: Duration::from_secs(600),
+    },
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
 };

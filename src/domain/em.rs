@@ -8,6 +8,7 @@ use super::{
     name::{FieldError, Labels, Name},
     refusal::Refusal,
     resource::{Dimension, Left, Resource, ResourceError, ResourceType},
+    scope::Tally,
 };
 
 /// The name of a host that starts engines. The two parts are never joined into one string.
@@ -91,16 +92,22 @@ impl Em {
         self.resource_type() == other.resource_type() && self.total.covers(other).is_ok()
     }
 
-    /// Whether `share` (what [`Em::project`] returned) can be granted now; a refusal tells everything that is short.
-    pub fn judge(&self, share: &Resource) -> Result<Result<(), Refusal>, ResourceError> {
-        self.judge_growth(&share.zero_like(), share)
+    /// Whether `share` (what [`Em::project`] returned) can be granted now, while `ahead` is kept for others; a refusal tells
+    /// everything that is short.
+    pub fn judge(&self, share: &Resource, ahead: &Tally) -> Result<Result<(), Refusal>, ResourceError> {
+        self.judge_growth(&share.zero_like(), share, ahead)
     }
 
     /// Whether a share that was `from`, and is not counted any more, can become `to`. What does not grow is never short: it
     /// was granted before.
-    pub fn judge_growth(&self, from: &Resource, to: &Resource) -> Result<Result<(), Refusal>, ResourceError> {
+    pub fn judge_growth(
+        &self,
+        from: &Resource,
+        to: &Resource,
+        ahead: &Tally,
+    ) -> Result<Result<(), Refusal>, ResourceError> {
         let grows = |dimension: &Dimension| to.get(dimension) > from.get(dimension);
-        let mut shortages = self.left()?.shortages(to);
+        let mut shortages = self.left()?.shortages_behind(to, |dimension| ahead.get(dimension));
         shortages.retain(|short| grows(&short.dimension));
         if shortages.is_empty() {
             return Ok(Ok(()));

@@ -4,7 +4,7 @@
 //! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -13,12 +13,14 @@ use uuid::Uuid;
 
 use super::{
     em::{Em, EmInstance},
+    judgement::{Short, judge},
     limit::{LimitedScope, Limits},
+    line::{Line, Place, Spot, Spots, Stand},
     name::Name,
-    operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
+    operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord, Waiting},
     refusal::{Refusal, ScopeShortage},
     resource::{Resource, ResourceError},
-    scope::{Scope, Usage},
+    scope::{Scope, Tally, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
 };
 
@@ -41,6 +43,17 @@ pub struct Snapshot {
     pub limits: Arc<Limits>,
     /// What the scopes hold that the operations' tickets count in; one that is missing holds nothing.
     pub scopes: HashMap<Scope, Usage>,
+    /// Who waits where.
+    pub line: LineView,
+}
+
+/// A part of the waiting line.
+#[derive(Debug, Default)]
+pub struct LineView {
+    /// Who stands at the spots that were looked at; and all spots of those who are in the batch themselves.
+    pub line: Line,
+    /// The spots that were looked at; `None` if nobody waits anywhere.
+    pub spots: Option<BTreeSet<Spot>>,
 }
 
 /// What has to be written. The fields stand in the order in which they have to be written.
@@ -64,6 +77,14 @@ pub struct Deltas {
     pub request_ids: Vec<RequestRecord>,
     /// What scopes hold that changed.
     pub scopes: Vec<(Scope, Usage)>,
+    /// Requests that are new in line.
+    pub waiting: Vec<WaitingDelta>,
+    /// Requests that now stand elsewhere.
+    pub moved: Vec<MovedDelta>,
+    /// Requests that left the line, by their tickets.
+    pub left_line: Vec<Uuid>,
+    /// Where there is more room now, or a place less ahead: nothing to write, but something to tell those who wait.
+    pub freed: BTreeSet<Spot>,
 }
 
 impl Deltas {
@@ -78,6 +99,9 @@ impl Deltas {
             && self.granted.is_empty()
             && self.request_ids.is_empty()
             && self.scopes.is_empty()
+            && self.waiting.is_empty()
+            && self.moved.is_empty()
+            && self.left_line.is_empty()
     }
 }
 
@@ -92,6 +116,30 @@ pub struct Standing {
     pub scopes: Vec<(Scope, Usage)>,
     /// The limits that were in force.
     pub limits: Arc<Limits>,
+    /// Who waits where.
+    pub line: LineView,
+}
+
+/// A request that is new in line.
+#[derive(Debug)]
+pub struct WaitingDelta {
+    /// Its place.
+    pub place: Place,
+    /// What it asks for, where and how it waits.
+    pub request: Request,
+    /// Where it stands.
+    pub spots: Spots,
+}
+
+/// A request that stands elsewhere than before.
+#[derive(Debug)]
+pub struct MovedDelta {
+    /// Its place.
+    pub place: Place,
+    /// The EM where it was judged last.
+    pub em: EmInstance,
+    /// Where it stands.
+    pub spots: Spots,
 }
 
 /// A ticket that ended.
@@ -116,6 +164,7 @@ pub struct Ledger {
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, ScopeSlot>,
+    line: LineView,
     deltas: Deltas,
 }
 
@@ -157,6 +206,7 @@ impl Ledger {
             request_ids: snapshot.request_ids,
             limits: snapshot.limits,
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
+            line: snapshot.line,
             deltas: Deltas::default(),
         }
     }
@@ -204,7 +254,7 @@ impl Ledger {
             }
             scopes.push((scope, slot.usage));
         }
-        (self.deltas, Standing { ems, gone, scopes, limits: self.limits })
+        (self.deltas, Standing { ems, gone, scopes, limits: self.limits, line: self.line })
     }
 
     fn register(&mut self, op: &Register) -> Result<Outcome, Rejection> {
@@ -243,6 +293,7 @@ impl Ledger {
         em.left().map_err(|source| Rejection::Overflow { field: "total", source })?;
         slot.registered = true;
         slot.current = Some(em.clone());
+        self.free(&op.em, &[]);
         Ok(Outcome::Registered(Box::new(em)))
     }
 
@@ -255,6 +306,8 @@ impl Ledger {
             let scopes = self.limits.scopes(&ticket.ticket_labels());
             self.count(&mut counted, &scopes, |usage| give_back(usage, ticket))?;
         }
+        self.deltas.freed.extend(counted.keys().cloned().map(Spot::Scope));
+        self.free(instance, &[]);
         self.keep(counted);
         for ticket in &gone {
             self.forget(ticket.id, End::Unregistered);
@@ -269,28 +322,23 @@ impl Ledger {
         if let Some(request_id) = &op.ask.request_id
             && let Some(record) = self.request_ids.get(&request_id.id)
         {
-            return if record.request_id.body_hash == request_id.body_hash {
-                Ok(Outcome::Granted(record.grant.clone()))
-            } else {
-                Err(Rejection::RequestIdReused(request_id.id.to_string()))
-            };
+            if record.request_id.body_hash != request_id.body_hash {
+                return Err(Rejection::RequestIdReused(request_id.id.to_string()));
+            }
+            let grant = record.grant.clone();
+            self.leave_line(op, Spots::new());
+            return Ok(Outcome::Granted(grant));
         }
+        let place = self.place(op)?;
         let em = live_em(&mut self.ems, &op.em)?;
-        let share = em.current.project(&op.ask.resource).map_err(|source| Rejection::Unanswerable {
-            field: "resource",
-            em: op.em.clone(),
-            source,
-        })?;
-        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", op.em), source };
-        let on_em = em.current.judge(&share).map_err(inconsistent)?.err();
-        let overflow = |source| Rejection::Overflow { field: "resource", source };
-        let em_locked = em.current.locked.add(&share).map_err(overflow);
         let scopes = self.limits.scopes(&op.ask.ticket_labels());
-        let nothing = op.ask.resource.zero_like();
-        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &nothing, &op.ask.resource)) {
-            return Ok(Outcome::Refused(Box::new(refusal)));
-        }
-        let em_locked = em_locked?;
+        let usage = |scope: &Scope| self.scopes.get(scope).map(|slot| &slot.usage);
+        let share = match judge(em.current, &scopes, usage, &self.line.line, place, &op.ask)? {
+            Ok(share) => share,
+            Err(short) => return Ok(self.wait_or_refuse(op, place, *short)),
+        };
+        let overflow = |source| Rejection::Overflow { field: "resource", source };
+        let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |usage| usage.locked.add(&op.ask.resource, 1))?;
         self.keep(counted);
@@ -308,7 +356,64 @@ impl Ledger {
             self.request_ids.insert(request_id.id.clone(), record.clone());
             self.deltas.request_ids.push(record);
         }
+        let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.scope));
+        let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).map(|spot| (spot, false));
+        self.leave_line(op, granted_at.collect());
         Ok(Outcome::Granted(grant))
+    }
+
+    /// The place in line that a request has, if any.
+    fn place(&self, op: &Request) -> Result<Option<Place>, Rejection> {
+        let place = op.wait.as_ref().and_then(|wait| wait.place);
+        match place {
+            Some(place) if self.line.line.spots_of(place).is_empty() => Err(Rejection::PlaceLost),
+            place => Ok(place),
+        }
+    }
+
+    /// Puts a request that does not fit into line, or back to where it stands; or refuses it.
+    fn wait_or_refuse(&mut self, op: &Request, place: Option<Place>, short: Short) -> Outcome {
+        let Short { refusal, spots } = short;
+        if op.wait.is_none() || refusal.never_fits {
+            self.leave_line(op, Spots::new());
+            return Outcome::Refused(Box::new(refusal));
+        }
+        let line = &mut self.line.line;
+        let new = Place { since: self.now, ticket_id: op.ask.ticket_id };
+        let before = place.map(|place| line.spots_of(place)).unwrap_or_default();
+        let place = place.unwrap_or(new);
+        let spots = line.stand(place, &spots);
+        if before.is_empty() {
+            self.deltas.waiting.push(WaitingDelta { place, request: op.clone(), spots: spots.clone() });
+        } else if before != spots {
+            self.deltas.moved.push(MovedDelta { place, em: op.em.clone(), spots: spots.clone() });
+            self.deltas.freed.extend(before.into_keys().filter(|spot| !spots.contains_key(spot)));
+        }
+        line.remove(place);
+        for (spot, is_short) in &spots {
+            let stand = Stand { resource: op.ask.resource.clone(), is_short: *is_short };
+            line.insert(spot.clone(), place, stand);
+        }
+        Outcome::Waiting(Box::new(Waiting { place, spots, refusal }))
+    }
+
+    /// Takes a request out of the line, if it stands there; it makes room wherever it does not stay as a ticket.
+    fn leave_line(&mut self, op: &Request, stays_at: Spots) {
+        let Some(place) = op.wait.as_ref().and_then(|wait| wait.place) else { return };
+        let spots = self.line.line.spots_of(place);
+        if spots.is_empty() {
+            return;
+        }
+        self.line.line.remove(place);
+        self.deltas.left_line.push(place.ticket_id);
+        self.deltas.freed.extend(spots.into_keys().filter(|spot| !stays_at.contains_key(spot)));
+    }
+
+    /// Notes where there is more room now.
+    fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope]) {
+        self.deltas.freed.insert(Spot::Em(em.clone()));
+        let limited = scopes.iter().filter(|limited| limited.rule.is_some());
+        self.deltas.freed.extend(limited.map(|limited| Spot::Scope(limited.scope.clone())));
     }
 
     fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
@@ -337,11 +442,13 @@ impl Ledger {
             em: op.em.clone(),
             source,
         })?;
+        // An engine that runs does not wait in line.
+        let nobody_ahead = Tally::default();
         let mut after = em.current.clone();
         after.locked = after.locked.minus(&locked_share).map_err(inconsistent)?;
-        let on_em = after.judge_growth(&locked_share, &used_share).map_err(inconsistent)?.err();
+        let on_em = after.judge_growth(&locked_share, &used_share, &nobody_ahead).map_err(inconsistent)?.err();
         after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
-        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &locked, &used)) {
+        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &locked, &used, &nobody_ahead)) {
             return Err(Rejection::NotEnough(Box::new(refusal)));
         }
         let mut counted = HashMap::new();
@@ -353,6 +460,9 @@ impl Ledger {
         let em = live_em(&mut self.ems, &op.em)?;
         *em.current = after;
         *em.counted = true;
+        if used != locked {
+            self.free(&op.em, &scopes);
+        }
         let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
         slot.ticket.state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
         slot.changed = true;
@@ -397,6 +507,7 @@ impl Ledger {
         let slot = live_em(&mut self.ems, &ticket.em)?;
         *slot.current = em;
         *slot.counted = true;
+        self.free(&ticket.em, &scopes);
         self.forget(ticket_id, end);
         Ok(())
     }
@@ -411,11 +522,17 @@ impl Ledger {
     }
 
     /// What is short in the scopes for a resource that was `from` to become `to`.
-    fn short_in_scopes(&self, scopes: &[LimitedScope], from: &Resource, to: &Resource) -> Option<Refusal> {
+    fn short_in_scopes(
+        &self,
+        scopes: &[LimitedScope],
+        from: &Resource,
+        to: &Resource,
+        ahead: &Tally,
+    ) -> Option<Refusal> {
         let nothing = Usage::default();
         let short = |limited: &LimitedScope| {
             let usage = self.scopes.get(&limited.scope).map_or(&nothing, |slot| &slot.usage);
-            ScopeShortage::of(limited, usage, from, to)
+            ScopeShortage::of(limited, usage, from, to, ahead)
         };
         Refusal::of_scopes(scopes.iter().map(short).collect())
     }

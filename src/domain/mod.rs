@@ -6,6 +6,8 @@
 //! - [`ticket`]: one grant and its life;
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
+//! - [`line`]: who waits where, and what the places ahead keep for themselves;
+//! - [`judgement`]: whether a request can be granted;
 //! - [`action`]: the history of what was done;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`placement`]: proposes an EM;
@@ -13,8 +15,10 @@
 
 pub mod action;
 pub mod em;
+pub mod judgement;
 pub mod ledger;
 pub mod limit;
+pub mod line;
 pub mod name;
 pub mod operation;
 pub mod placement;

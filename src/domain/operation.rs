@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{
     em::{Em, EmInstance},
+    line::{Place, Spots},
     name::{Labels, Name},
     refusal::Refusal,
     resource::{Resource, ResourceError, ResourceType},
@@ -51,6 +52,21 @@ pub struct Request {
     pub em: EmInstance,
     /// What.
     pub ask: Ask,
+    /// How it waits in line if it does not fit; `None` to be refused then.
+    pub wait: Option<Wait>,
+}
+
+/// How a request waits in line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wait {
+    /// The instance of the service where its caller waits.
+    pub instance_id: Uuid,
+    /// For how much longer at most.
+    pub remaining: Duration,
+    /// Whether any EM will do: it stands at one, and may be granted on another.
+    pub any_em: bool,
+    /// Where it stands in line already.
+    pub place: Option<Place>,
 }
 
 /// Resources are asked for, wherever they may be.
@@ -217,12 +233,25 @@ pub enum Outcome {
     Granted(Grant),
     /// The request was not granted.
     Refused(Box<Refusal>),
+    /// The request stands in line.
+    Waiting(Box<Waiting>),
     /// The ticket as it now stands.
     Inited(Box<Ticket>),
     /// The ticket holds nothing any more.
     Released,
     /// The deadline had passed and the ticket was rolled back; false if there was nothing to do.
     Expired(bool),
+}
+
+/// A request that stands in line, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    /// Its place.
+    pub place: Place,
+    /// Where it stands.
+    pub spots: Spots,
+    /// What it would be answered now.
+    pub refusal: Refusal,
 }
 
 /// What a caller is told of a grant.
@@ -289,6 +318,9 @@ pub enum Rejection {
     /// The request id stands for another request.
     #[error("the request id {0:?} was used with another body; use a new id for a new request")]
     RequestIdReused(String),
+    /// A request that stood in line does so no more: its instance was thought dead.
+    #[error("the request has lost its place in line; ask again")]
+    PlaceLost,
     /// There is no such live ticket.
     #[error("{}", ticket_not_found(*.ticket_id, .ended.as_deref()))]
     TicketNotFound {

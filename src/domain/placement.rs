@@ -10,6 +10,7 @@ use super::{
     em::{Em, EmInstance},
     operation::Ask,
     resource::{Left, Resource},
+    scope::Tally,
 };
 
 /// Up to `most` EMs on which the request fits, the best first: those with the largest free share of the dimension that the request
@@ -41,7 +42,7 @@ pub fn closest<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask) -> Opti
         let share = em.project(&ask.resource).ok()?;
         let left = em.left().ok()?;
         // One that is too small for ever says less than one that is only full.
-        let fits_when_empty = !matches!(em.judge(&share), Ok(Err(refusal)) if refusal.never_fits);
+        let fits_when_empty = !matches!(em.judge(&share, &Tally::default()), Ok(Err(refusal)) if refusal.never_fits);
         Some((fits_when_empty, free_share(em, &left, &share)))
     };
     let by_nearness = |a: &(&Em, Option<(bool, f64)>), b: &(&Em, Option<(bool, f64)>)| match (a.1, b.1) {

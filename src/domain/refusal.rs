@@ -5,8 +5,8 @@ use std::fmt;
 use super::{
     em::Em,
     limit::{LimitedScope, Rule},
-    resource::{Dimension, Resource, Shortage, whole_gb},
-    scope::Usage,
+    resource::{Dimension, Resource, Shortage, behind, whole_gb},
+    scope::{Tally, Usage},
 };
 
 /// Why a request cannot be granted. [`Refusal::shortfalls`] is never empty; its first one is the headline.
@@ -33,6 +33,8 @@ pub struct Shortfall {
     pub requested: i64,
     /// How much could have been granted; negative while a capacity that was lowered drains.
     pub available: i64,
+    /// How much is kept for requests that wait in line before this one; it is not available.
+    pub ahead: i64,
     /// How much there is in all.
     pub max: i64,
     /// The limit that decided, for people; empty for an EM.
@@ -49,16 +51,18 @@ pub struct ScopeShortage {
 }
 
 impl ScopeShortage {
-    /// What is short in a limited scope for a resource that is counted as `from` to become `to`. What does not grow is never
-    /// short.
-    pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource) -> Self {
+    /// What is short in a limited scope for a resource that is counted as `from` to become `to`, while `ahead` is kept for others.
+    /// What does not grow is never short.
+    pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
         let mut found = Self::default();
         let Some(rule) = &limited.rule else { return found };
         for (dimension, &max) in &rule.max {
             let requested = to.get(dimension);
             // Both are sums of amounts that were granted, which together fit.
             let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
-            let available = max.saturating_sub(held).saturating_add(from.get(dimension));
+            let left = max.saturating_sub(held).saturating_add(from.get(dimension));
+            let ahead = ahead.get(dimension);
+            let available = behind(left, ahead);
             if requested > from.get(dimension) && requested > available {
                 found.never_fits |= requested > max;
                 found.shortfalls.push(Shortfall {
@@ -66,6 +70,7 @@ impl ScopeShortage {
                     dimension: dimension.clone(),
                     requested,
                     available,
+                    ahead,
                     max,
                     rule: rule.to_string(),
                 });
@@ -73,6 +78,11 @@ impl ScopeShortage {
         }
         found.shortfalls.sort_by_key(|short| short.dimension.precedence());
         found
+    }
+
+    /// Whether nothing is short.
+    pub fn is_none(&self) -> bool {
+        self.shortfalls.is_empty()
     }
 }
 
@@ -125,6 +135,7 @@ impl Refusal {
                 dimension: short.dimension,
                 requested: short.requested,
                 available: short.available,
+                ahead: short.ahead,
                 rule: String::new(),
             })
             .collect();
@@ -183,7 +194,7 @@ mod tests {
     use super::*;
 
     fn short(dimension: Dimension, requested: i64, available: i64, max: i64) -> Shortfall {
-        Shortfall { scope: String::new(), dimension, requested, available, max, rule: String::new() }
+        Shortfall { scope: String::new(), dimension, requested, available, ahead: 0, max, rule: String::new() }
     }
 
     /// The vector of Linkis's own test of its message.

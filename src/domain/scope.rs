@@ -112,6 +112,14 @@ impl Tally {
         Ok(())
     }
 
+    /// Counts a resource in, as far as numbers go: for what is only kept free, never for what is held.
+    pub fn add_up(&mut self, resource: &Resource) {
+        for (dimension, amount) in resource.amounts().filter(|(_, amount)| *amount != 0) {
+            let sum = self.0.entry(dimension).or_default();
+            *sum = sum.saturating_add(amount);
+        }
+    }
+
     /// Counts a resource out.
     ///
     /// # Errors

@@ -15,19 +15,23 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        ledger::Standing,
-        limit::{LimitedScope, Limits},
+        judgement::{self, Short, judge},
+        ledger::{LineView, Standing},
+        limit::Limits,
+        line::Line,
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
         placement,
-        refusal::{Refusal, ScopeShortage},
         scope::{Scope, Usage},
     },
     error::Error,
     service::tasks::Tasks,
     store::{
-        Store, StoreError, em_resource, label_resource, limit, request_id,
+        Store, StoreError, em_resource, label_resource,
+        limit::{self, InForce},
+        request_id,
         session::{Session, answered},
+        waiting,
     },
 };
 
@@ -58,6 +62,10 @@ impl Seen {
         }
         seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
         seen.scopes.extend(standing.scopes);
+        match standing.line.spots {
+            Some(spots) => seen.line.line.replace(spots, &standing.line.line),
+            None => seen.line.line = Line::default(),
+        }
     }
 
     /// Whether the request fitted when what it needs was last seen.
@@ -70,6 +78,11 @@ impl Seen {
     fn replace_ems(&self, ems: Vec<Em>) {
         let ems = ems.into_iter().map(|em| (em.instance.clone(), em)).collect();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).ems = ems;
+    }
+
+    /// Remembers how some EMs stand.
+    fn take_over(&self, ems: HashMap<EmInstance, Em>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).ems.extend(ems);
     }
 
     /// Looks at all EMs that are remembered.
@@ -88,7 +101,7 @@ pub enum Verdict {
     /// It can be granted, if nobody is faster.
     Fits,
     /// It cannot be granted now.
-    Refused(Box<Refusal>),
+    Refused(Box<Short>),
 }
 
 /// The way to have requests looked at.
@@ -127,6 +140,13 @@ impl Judge {
         }
         self.seen.replace_ems(ems);
         *seen_all = Some(start);
+        Ok(())
+    }
+
+    /// Sees some EMs anew.
+    pub async fn see(&self, ems: &[EmInstance]) -> Result<(), Error> {
+        let found = em_resource::read(self.store.pool(), ems).await?;
+        self.seen.take_over(found);
         Ok(())
     }
 
@@ -213,6 +233,7 @@ struct State {
     limits: Arc<Limits>,
     scopes: HashMap<Scope, Usage>,
     request_ids: HashMap<Name, RequestRecord>,
+    line: LineView,
 }
 
 impl State {
@@ -226,23 +247,23 @@ impl State {
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: request.em.clone(), source };
-        let share = em.project(&request.ask.resource).map_err(unanswerable)?;
-        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", request.em), source };
-        let on_em = em.judge(&share).map_err(inconsistent)?.err();
-        let (nobody, nothing) = (Usage::default(), request.ask.resource.zero_like());
-        let short = |limited: LimitedScope| {
-            let usage = self.scopes.get(&limited.scope).unwrap_or(&nobody);
-            ScopeShortage::of(&limited, usage, &nothing, &request.ask.resource)
-        };
-        let in_scopes = self.limits.scopes(&request.ask.ticket_labels()).into_iter().map(short).collect();
-        let refusal = Refusal::first_of(on_em, Refusal::of_scopes(in_scopes));
-        Ok(refusal.map_or(Verdict::Fits, |refusal| Verdict::Refused(Box::new(refusal))))
+        let place = request.wait.as_ref().and_then(|wait| wait.place);
+        let scopes = self.limits.scopes(&request.ask.ticket_labels());
+        let usage = |scope: &Scope| self.scopes.get(scope);
+        Ok(match judge(em, &scopes, usage, &self.line.line, place, &request.ask)? {
+            Ok(_) => Verdict::Fits,
+            Err(mut short) => {
+                if let Some(place) = place {
+                    short.spots = self.line.line.stand(place, &short.spots);
+                }
+                Verdict::Refused(short)
+            }
+        })
     }
 
     fn into_standing(self) -> Standing {
         let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
-        Standing { ems, gone: vec![], scopes, limits: self.limits }
+        Standing { ems, gone: vec![], scopes, limits: self.limits, line: self.line }
     }
 }
 
@@ -255,12 +276,20 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => HashMap::new(),
         false => request_id::read(&mut *connection, &ids).await?,
     };
-    let limits = limit::current(&mut *connection, known).await?;
+    let InForce { limits, anybody_waits } = limit::current(&mut *connection, known).await?;
     let labels = looks.iter().map(|look| look.request.ask.ticket_labels());
     let scopes: BTreeSet<Scope> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.scope).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,
     };
-    Ok(State { ems, limits, scopes, request_ids })
+    let line = match anybody_waits {
+        true => {
+            let requests = looks.iter().map(|look| &look.request);
+            let spots = requests.flat_map(|request| judgement::spots(&request.em, &limits, &request.ask)).collect();
+            LineView { line: waiting::line(&mut *connection, &spots, &[]).await?, spots: Some(spots) }
+        }
+        false => LineView::default(),
+    };
+    Ok(State { ems, limits, scopes, request_ids, line })
 }

@@ -16,7 +16,10 @@ use crate::{
         scope::{Scope, Usage},
     },
     error::Error,
-    store::{Store, StoreError, label_resource, limit, session, user_resource},
+    store::{
+        Store, StoreError, label_resource, limit, session, user_resource,
+        waiting::{self, Freed},
+    },
 };
 
 /// How many scopes over their limit an answer names.
@@ -89,7 +92,7 @@ impl LimitService {
     /// The rules in force.
     pub async fn current(&self) -> Result<Arc<Limits>, Error> {
         let mut connection = self.store.pool().acquire().await?;
-        Ok(limit::current(&mut connection, &Arc::default()).await?)
+        Ok(limit::current(&mut connection, &Arc::default()).await?.limits)
     }
 
     /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
@@ -112,7 +115,7 @@ impl LimitService {
         session::patient(&mut transaction).await?;
         let before = limit::lock(&mut transaction).await?;
         change(&mut transaction, &before).await?;
-        let after = limit::current(&mut transaction, &Arc::default()).await?;
+        let after = limit::current(&mut transaction, &Arc::default()).await?.limits;
         let sets = |limits: &Limits| limits.label_sets().cloned().collect::<BTreeSet<_>>();
         let (before, after) = (sets(&before), sets(&after));
         for keys in before.difference(&after) {
@@ -123,6 +126,7 @@ impl LimitService {
             let usages = true_sums(&mut transaction, &new).await?;
             label_resource::insert(&mut transaction, usages.into_iter().collect()).await?;
         }
+        waiting::notify(&mut *transaction, &Freed::anywhere()).await?;
         transaction.commit().await?;
         Ok(())
     }

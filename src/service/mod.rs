@@ -7,7 +7,8 @@
 //! - [`expiry`]: rolls back what no engine reported in for;
 //! - [`retention`]: forgets what history need not remember;
 //! - [`tasks`]: what all of it runs in;
-//! - [`usage`]: who holds what.
+//! - [`usage`]: who holds what;
+//! - [`waiting`]: whose callers wait in line, and who wakes them.
 
 pub mod committer;
 pub mod expiry;
@@ -17,3 +18,4 @@ pub mod request_resource;
 pub mod retention;
 pub mod tasks;
 pub mod usage;
+pub mod waiting;

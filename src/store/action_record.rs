@@ -90,6 +90,9 @@ pub async fn insert(connection: &mut PgConnection, deltas: &Deltas, now: OffsetD
         .chain(deltas.ended.iter().map(|ended| Record::of_ticket(Action::Ended(ended.end), &ended.ticket)))
         .chain(deltas.ems_deleted.iter().map(|em| Record::of_em(Action::Ended(End::Unregistered), em)))
         .collect();
+    if records.is_empty() {
+        return Ok(());
+    }
     let (application_names, instances) = em_columns(records.iter().map(|record| record.em));
     let done = sqlx::query(
         r#"-- action_record::insert

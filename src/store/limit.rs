@@ -17,18 +17,29 @@ use super::{
 
 const TABLE: &str = "linkis_resource_limit";
 
+/// What every batch has to know first.
+#[derive(Debug)]
+pub struct InForce {
+    /// The limits.
+    pub limits: Arc<Limits>,
+    /// Whether anybody waits in line, anywhere.
+    pub anybody_waits: bool,
+}
+
 /// The limits in force: `known`, if they have not changed since. In a transaction they then stay in force until it ends.
-pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<Arc<Limits>, StoreError> {
-    let version: i64 = sqlx::query_scalar(
+pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<InForce, StoreError> {
+    let (version, anybody_waits): (i64, bool) = sqlx::query_as(
         "-- limit::current
-        SELECT version FROM linkis_resource_limit_version WHERE only_row",
+        SELECT version, EXISTS (SELECT FROM linkis_resource_waiting)
+        FROM linkis_resource_limit_version WHERE only_row",
     )
     .fetch_one(&mut *connection)
     .await?;
-    if version == known.version() {
-        return Ok(known.clone());
-    }
-    Ok(Arc::new(Limits::new(version, read(connection).await?)))
+    let limits = match version == known.version() {
+        true => known.clone(),
+        false => Arc::new(Limits::new(version, read(connection).await?)),
+    };
+    Ok(InForce { limits, anybody_waits })
 }
 
 async fn read(connection: &mut PgConnection) -> Result<Vec<Rule>, StoreError> {

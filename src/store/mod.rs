@@ -1,7 +1,7 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
-//! - [`em_resource`], [`user_resource`], [`label_resource`], [`limit`], [`request_id`], [`action_record`], [`resource_lock`]: the
-//!   tables;
+//! - [`em_resource`], [`user_resource`], [`label_resource`], [`limit`], [`request_id`], [`action_record`], [`resource_lock`],
+//!   [`waiting`]: the tables;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -24,6 +24,7 @@ pub mod request_id;
 pub mod resource_lock;
 pub mod session;
 pub mod user_resource;
+pub mod waiting;
 
 mod rows;
 
@@ -66,6 +67,11 @@ impl Store {
     /// A connection of its own for one task.
     pub fn session(&self) -> session::Session {
         session::Session::new(self.options.clone())
+    }
+
+    /// One connection that is kept for listening, opened when it is first needed.
+    pub fn listening(&self) -> PgPool {
+        PgPoolOptions::new().max_connections(1).connect_lazy_with(self.options.clone())
     }
 
     /// Closes what is open; what the database does not answer is left to the end of the process.

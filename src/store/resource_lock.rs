@@ -57,17 +57,19 @@ pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
     Ok(Some(Locks { now, transaction_id, places }))
 }
 
-/// Drops the locks again: the rows were never visible to anyone.
-pub async fn drop_all(connection: &mut PgConnection, locks: Locks) -> Result<(), StoreError> {
+/// Drops the locks again: the rows were never visible to anyone. Answers whether anybody waits in line, for free.
+pub async fn drop_all(connection: &mut PgConnection, locks: Locks) -> Result<bool, StoreError> {
     // By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
-    let done = sqlx::query(
+    let (dropped, anybody_waits): (i64, bool) = sqlx::query_as(
         "-- resource_lock::drop_all
-        DELETE FROM linkis_resource_lock WHERE ctid = ANY ($1::text[]::tid[])",
+        WITH dropped AS (DELETE FROM linkis_resource_lock WHERE ctid = ANY ($1::text[]::tid[]) RETURNING 1)
+        SELECT (SELECT count(*) FROM dropped), EXISTS (SELECT FROM linkis_resource_waiting)",
     )
     .bind(&locks.places)
-    .execute(connection)
+    .fetch_one(connection)
     .await?;
-    super::expect_rows("linkis_resource_lock", locks.places.len(), done.rows_affected())
+    super::expect_rows("linkis_resource_lock", locks.places.len(), dropped.unsigned_abs())?;
+    Ok(anybody_waits)
 }
 
 /// What stands in the way of a key.

@@ -15,7 +15,11 @@ use crate::{
         scope::{CREATOR, ENGINE_TYPE, USER},
     },
     error::Error,
-    service::{committer::Committer, judge::Verdict, request_resource::RequestResourceService},
+    service::{
+        committer::Committer,
+        judge::Verdict,
+        request_resource::{Patience, RequestResourceService},
+    },
 };
 
 use super::{
@@ -35,6 +39,8 @@ pub struct Times {
     pub lock_ttl: Duration,
     /// How long a call waits for resource locks at most.
     pub request_timeout: Duration,
+    /// How long a request may wait in line for resources.
+    pub max_wait: Duration,
 }
 
 /// The five calls.
@@ -57,12 +63,6 @@ impl ResourceManager {
 
     fn parse_request(&self, message: &proto::RequestResourceRequest) -> Result<(Option<EmInstance>, Ask), Error> {
         let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
-        let wait = message.wait_timeout.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
-        if wait.is_some_and(|wait| !wait.is_zero()) {
-            return Err(Error::Unsupported(
-                "wait_timeout: this version does not wait for resources; leave it unset and ask again later".into(),
-            ));
-        }
         check_text("engine_type", &message.engine_type)?;
         let resource = convert::resource::required("resource", message.resource.clone())?;
         if resource.is_zero() {
@@ -83,6 +83,21 @@ impl ResourceManager {
             request_id,
         };
         Ok((em, ask))
+    }
+
+    /// How long the caller of a request has patience.
+    fn patience(&self, call: &Request<proto::RequestResourceRequest>) -> Result<Patience, FieldError> {
+        let asked = call.get_ref().wait_timeout;
+        let wait = asked.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
+        if wait.is_some_and(|wait| wait > self.times.max_wait) {
+            let most = humantime::format_duration(self.times.max_wait);
+            return Err(FieldError::new(
+                "wait_timeout",
+                format!("must be at most {most}, which is all that this server allows"),
+            ));
+        }
+        let until = |longest| deadline::of_call(call.metadata(), longest);
+        Ok(Patience { locks: until(self.times.request_timeout), line: wait.filter(|wait| !wait.is_zero()).map(until) })
     }
 
     fn lock_ttl(&self, asked: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
@@ -151,17 +166,17 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let message = call.get_ref();
         let (em, ask) = self.parse_request(message)?;
+        let patience = self.patience(&call).map_err(Error::from)?;
         let answer = if message.dry_run {
             match self.request_resource.dry_run(em, ask).await? {
                 (em, Verdict::Fits) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
                     ..Default::default()
                 }),
-                (_, Verdict::Refused(refusal)) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
+                (_, Verdict::Refused(short)) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
             }
         } else {
-            let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
-            match self.request_resource.request(em, ask, deadline).await? {
+            match self.request_resource.request(em, ask, patience).await? {
                 Outcome::Granted(grant) => Answer::Available(convert::answer::available(&grant)),
                 Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
                 other => return Err(unexpected(&other)),

@@ -57,7 +57,6 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field(field.field.clone(), field.problem.clone()))
         }
         Error::Rejected(rejection) => classify_rejection(rejection),
-        Error::Unsupported(_) => (Code::Unimplemented, "UNSUPPORTED", Hint::None),
         Error::LockTimeout => (Code::Aborted, "LOCK_TIMEOUT", Hint::Retry(RETRY_SOON)),
         Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
         Error::Unavailable(_) => (Code::Unavailable, "DATABASE_UNAVAILABLE", Hint::Retry(RETRY_LATER)),
@@ -79,6 +78,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("used".into(), source.to_string()))
         }
         Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
+        Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
         Rejection::TicketNotFound { .. } => (Code::NotFound, "TICKET_NOT_FOUND", Hint::None),
         Rejection::TicketNotOwned { .. } => (Code::PermissionDenied, "TICKET_NOT_OWNED", Hint::None),
         Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),

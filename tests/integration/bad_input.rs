@@ -137,8 +137,8 @@ async fn requests() {
         (change(|r| r.lock_ttl = Some(prost_types::Duration { seconds: 86_401, nanos: 0 })), bad_field("lock_ttl")),
         (change(|r| r.wait_timeout = Some(prost_types::Duration { seconds: -1, nanos: 0 })), bad_field("wait_timeout")),
         (
-            change(|r| r.wait_timeout = Some(prost_types::Duration { seconds: 1, nanos: 0 })),
-            (Code::Unimplemented, "UNSUPPORTED".into(), String::new()),
+            change(|r| r.wait_timeout = Some(prost_types::Duration { seconds: 600, nanos: 1 })),
+            bad_field("wait_timeout"),
         ),
         (
             change(|r| r.em = em_of("linkis-cg-engineconnmanager", "host2:9102")),

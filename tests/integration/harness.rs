@@ -127,7 +127,11 @@ pub struct Instance {
 }
 
 pub fn options() -> Options {
-    let times = Times { lock_ttl: Duration::from_secs(600), request_timeout: Duration::from_secs(30) };
+    let times = Times {
+        lock_ttl: Duration::from_secs(600),
+        request_timeout: Duration::from_secs(30),
+        max_wait: Duration::from_secs(600),
+    };
     Options { times, history: Duration::from_secs(3600), drain_timeout: Duration::from_secs(5) }
 }
 

@@ -1,17 +1,18 @@
 //! The ledger against a plain reference model: random operations, in batches of random size, through a store of maps.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
 
 use linkis_rm::domain::{
     em::EmInstance,
-    ledger::{Deltas, Ledger, Snapshot},
+    ledger::{Deltas, Ledger, LineView, Snapshot},
     limit::{Limits, Pattern, Rule},
+    line::{Line, Place, Spot, Spots, Stand},
     name::Name,
-    operation::{Ask, Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord},
+    operation::{Ask, Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord, Wait},
     resource::{Dimension, Resource},
     scope::{Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
@@ -42,6 +43,12 @@ enum Step {
         amount: i64,
         ttl: u64,
         request_id: Option<u8>,
+        wait: bool,
+    },
+    /// A request that waits, or has waited, is tried again; perhaps on another EM.
+    Retry {
+        ago: usize,
+        em: Option<usize>,
     },
     Inited {
         ago: usize,
@@ -59,6 +66,10 @@ enum Step {
     Commit {
         seconds: u64,
     },
+    /// The batch ends, and the caller of a request that waits goes away.
+    Leave {
+        ago: usize,
+    },
     /// The batch ends, and a user's limit (or that of each user) is set or removed.
     Limit {
         user: Option<usize>,
@@ -72,8 +83,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (em.clone(), 0..40i64, 0..10i64)
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
         1 => em.clone().prop_map(|em| Step::Unregister { em }),
-        8 => (em, user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8))
-            .prop_map(|(em, user, amount, ttl, request_id)| Step::Request { em, user, amount, ttl, request_id }),
+        8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
+            .prop_map(|(em, user, amount, ttl, request_id, wait)| Step::Request { em, user, amount, ttl, request_id, wait }),
+        6 => (0..6usize, prop::option::weighted(0.2, em)).prop_map(|(ago, em)| Step::Retry { ago, em }),
+        1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone())
             .prop_map(|(ago, used, user)| Step::Inited { ago, used, user }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
@@ -102,6 +115,7 @@ enum Answer {
     Done,
     Granted(Uuid),
     Refused { available: i64 },
+    Waiting { available: i64 },
     Removed,
     Rolled(bool),
     No(&'static str),
@@ -112,9 +126,11 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Released) => Answer::Done,
         Ok(Outcome::Granted(grant)) => Answer::Granted(grant.ticket_id),
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
+        Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
         Ok(Outcome::Unregistered { .. }) => Answer::Removed,
         Ok(Outcome::Expired(rolled)) => Answer::Rolled(rolled),
         Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
+        Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
@@ -124,7 +140,7 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
 }
 
 /// The reference: no counters, only tickets; every sum is made anew.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Model {
     now: u64,
     ems: BTreeMap<usize, (i64, i64)>,
@@ -132,8 +148,45 @@ struct Model {
     request_ids: BTreeMap<u8, (usize, usize, i64, u64, Uuid)>,
     /// By user; `None` for each user that has none of his own.
     limits: BTreeMap<Option<usize>, i64>,
+    /// All that ever waited, the first in line first.
+    waiting: Vec<ModelWaiting>,
 }
 
+#[derive(Clone, Debug)]
+struct ModelWaiting {
+    id: Uuid,
+    since: u64,
+    em: usize,
+    user: usize,
+    amount: i64,
+    ttl: u64,
+    request_id: Option<u8>,
+    in_line: bool,
+    /// Which EM it stands at, if any, and whether it is short there.
+    at_em: Option<(usize, bool)>,
+    /// Whether it stands at its user's limit, and whether it is short there.
+    at_user: Option<bool>,
+}
+
+/// What is available to a request on an EM and of its user's limit, and what there is in all.
+struct Available {
+    em: (i64, i64),
+    user: Option<(i64, i64)>,
+}
+
+impl Available {
+    /// What the headline of a refusal says; `None` if the request fits.
+    fn short(&self, amount: i64) -> Option<i64> {
+        let short = |(available, _): (i64, i64)| (amount > available).then_some(available);
+        short(self.em).or_else(|| self.user.and_then(short))
+    }
+
+    fn never_fits(&self, amount: i64) -> bool {
+        amount > self.em.1 || self.user.is_some_and(|(_, max)| amount > max)
+    }
+}
+
+#[derive(Clone)]
 struct ModelTicket {
     id: Uuid,
     em: usize,
@@ -165,6 +218,95 @@ impl Model {
         Some(max - self.sum_of_user(user, true) - self.sum_of_user(user, false))
     }
 
+    /// What a request can get on an EM behind the first `ahead` of those who wait.
+    fn available(&self, em: usize, user: usize, ahead: usize) -> Option<Available> {
+        let (total, protected) = self.ems.get(&em)?;
+        let before = || self.waiting[..ahead].iter().filter(|w| w.in_line);
+        let at_em: i64 = before().filter(|w| w.at_em.is_some_and(|(at, _)| at == em)).map(|w| w.amount).sum();
+        let at_user: i64 = before().filter(|w| w.user == user && w.at_user.is_some()).map(|w| w.amount).sum();
+        let behind = |left: i64, ahead: i64| if left < 0 { left } else { (left - ahead).max(0) };
+        let max = self.limits.get(&Some(user)).or(self.limits.get(&None));
+        let of_user = self.left_of_user(user).map(|left| behind(left, at_user)).zip(max.copied());
+        Some(Available { em: (behind(self.left(em)?, at_em), total - protected), user: of_user })
+    }
+
+    /// Judges a request; `number` is its place among those who wait, if it has one.
+    fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
+        if let Some((e, u, a, t, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
+            if (e, u, a, t) != (ask.em, ask.user, ask.amount, ask.ttl) {
+                return Answer::No("request id");
+            }
+            self.leave(number);
+            return Answer::Granted(id);
+        }
+        if number.is_some_and(|number| !self.waiting[number].in_line) {
+            return Answer::No("place");
+        }
+        let ahead = number.unwrap_or(self.waiting.len());
+        let Some(available) = self.available(ask.em, ask.user, ahead) else { return Answer::No("em") };
+        let Some(short) = available.short(ask.amount) else {
+            self.leave(number);
+            self.grant(ask);
+            return Answer::Granted(ask.id);
+        };
+        if !may_wait || available.never_fits(ask.amount) {
+            self.leave(number);
+            return Answer::Refused { available: short };
+        }
+        let em_short = ask.amount > available.em.0;
+        let user_short = available.user.is_some_and(|(left, _)| ask.amount > left);
+        let others = || self.waiting[..ahead].iter().filter(|w| w.in_line);
+        let first_at_em = em_short && !others().any(|w| w.at_em == Some((ask.em, true)));
+        let first_at_user = user_short && !others().any(|w| w.user == ask.user && w.at_user == Some(true));
+        let keeps_all = first_at_em || first_at_user;
+        let at_em = (em_short || keeps_all).then_some((ask.em, em_short));
+        let at_user = (user_short || keeps_all && available.user.is_some()).then_some(user_short);
+        let standing = ModelWaiting { in_line: true, at_em, at_user, ..ask.clone() };
+        match number {
+            Some(number) => self.waiting[number] = standing,
+            None => self.waiting.push(ModelWaiting { since: self.now, ..standing }),
+        }
+        Answer::Waiting { available: short }
+    }
+
+    fn leave(&mut self, number: Option<usize>) {
+        if let Some(number) = number {
+            self.waiting[number].in_line = false;
+        }
+    }
+
+    fn grant(&mut self, ask: &ModelWaiting) {
+        let deadline = self.now + ask.ttl;
+        let (id, em, user, held) = (ask.id, ask.em, ask.user, ask.amount);
+        self.tickets.push(ModelTicket { id, em, user, held, used: false, deadline, alive: true });
+        if let Some(request_id) = ask.request_id {
+            self.request_ids.insert(request_id, (em, user, held, ask.ttl, id));
+        }
+    }
+
+    /// Those in line who need not try again: they would only stand where they do.
+    fn settled(&self) -> Vec<usize> {
+        let is_settled = |number: &usize| {
+            let w = &self.waiting[*number];
+            let mut later = self.clone();
+            w.in_line
+                && matches!(later.request(w, Some(*number), true), Answer::Waiting { .. })
+                && (later.waiting[*number].at_em, later.waiting[*number].at_user) == (w.at_em, w.at_user)
+        };
+        (0..self.waiting.len()).filter(is_settled).collect()
+    }
+
+    fn is_servable(&self, number: usize) -> bool {
+        let w = &self.waiting[number];
+        let available = self.available(w.em, w.user, number);
+        w.in_line && available.is_some_and(|available| available.short(w.amount).is_none())
+    }
+
+    /// The number of the request that began to wait so long ago.
+    fn waiter(&self, ago: usize) -> Option<usize> {
+        self.waiting.len().checked_sub(ago + 1)
+    }
+
     /// The number of the ticket that was asked for so long ago.
     fn ticket(&self, ago: usize) -> Option<usize> {
         self.tickets.len().checked_sub(ago + 1)
@@ -183,32 +325,17 @@ impl Model {
                 self.tickets.iter_mut().filter(|t| t.em == em).for_each(|t| t.alive = false);
                 Answer::Removed
             }
-            Step::Request { em, user, amount, ttl, request_id } => {
-                if let Some((e, u, a, t, id)) = request_id.and_then(|id| self.request_ids.get(&id)) {
-                    let same = (*e, *u, *a, *t) == (em, user, amount, ttl);
-                    return if same { Answer::Granted(*id) } else { Answer::No("request id") };
-                }
-                let Some(available) = self.left(em) else { return Answer::No("em") };
-                if amount > available {
-                    return Answer::Refused { available };
-                }
-                if let Some(available) = self.left_of_user(user).filter(|available| amount > *available) {
-                    return Answer::Refused { available };
-                }
-                let deadline = self.now + ttl;
-                self.tickets.push(ModelTicket {
-                    id: new_id,
-                    em,
-                    user,
-                    held: amount,
-                    used: false,
-                    deadline,
-                    alive: true,
-                });
-                if let Some(request_id) = request_id {
-                    self.request_ids.insert(request_id, (em, user, amount, ttl, new_id));
-                }
-                Answer::Granted(new_id)
+            Step::Request { em, user, amount, ttl, request_id, wait } => {
+                self.request(&asked(new_id, em, user, amount, ttl, request_id), None, wait)
+            }
+            Step::Retry { ago, em } => {
+                let Some(number) = self.waiter(ago) else { return Answer::No("place") };
+                let before = self.waiting[number].clone();
+                self.request(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(number), true)
+            }
+            Step::Leave { ago } => {
+                self.leave(self.waiter(ago));
+                Answer::Done
             }
             Step::Inited { ago, used, user } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
@@ -285,22 +412,15 @@ impl Model {
                 Operation::Register(register)
             }
             Step::Unregister { em } => Operation::Unregister(instance(em)),
-            Step::Request { em, user: number, amount: cores, ttl, request_id } => Operation::Request(Request {
-                em: instance(em),
-                ask: Ask {
-                    ticket_id: new_id,
-                    user: user(number),
-                    creator: name("IDE"),
-                    engine_type: String::new(),
-                    resource: amount(cores),
-                    labels: Default::default(),
-                    lock_ttl: Duration::from_secs(ttl),
-                    request_id: request_id.map(|id| RequestId {
-                        id: name(&id.to_string()),
-                        body_hash: body_hash(em, number, cores, ttl),
-                    }),
-                },
-            }),
+            Step::Request { em, user, amount, ttl, request_id, wait } => {
+                operation(&asked(new_id, em, user, amount, ttl, request_id), wait.then_some(None))
+            }
+            Step::Retry { ago, em } => {
+                let nobody = asked(Uuid::nil(), 0, 0, 1, 1, None);
+                let before = self.waiter(ago).map_or(nobody, |number| self.waiting[number].clone());
+                let place = Place { since: time_of(before.since), ticket_id: before.id };
+                operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(place)))
+            }
             Step::Inited { ago, used, user: number } => {
                 let (ticket_id, em) = named(ago);
                 let used = used.map(amount);
@@ -314,9 +434,35 @@ impl Model {
                 let (ticket_id, em) = named(ago);
                 Operation::Expire(Released { ticket_id, user: user(0), em: instance(em) })
             }
-            Step::Commit { .. } | Step::Limit { .. } => return None,
+            Step::Commit { .. } | Step::Limit { .. } | Step::Leave { .. } => return None,
         })
     }
+}
+
+fn asked(id: Uuid, em: usize, user: usize, amount: i64, ttl: u64, request_id: Option<u8>) -> ModelWaiting {
+    ModelWaiting { id, since: 0, em, user, amount, ttl, request_id, in_line: false, at_em: None, at_user: None }
+}
+
+/// A request; `place` is its place in line if it waits, and has one.
+fn operation(ask: &ModelWaiting, place: Option<Option<Place>>) -> Operation {
+    let remaining = Duration::from_secs(60);
+    Operation::Request(Request {
+        em: instance(ask.em),
+        ask: Ask {
+            ticket_id: ask.id,
+            user: user(ask.user),
+            creator: name("IDE"),
+            engine_type: String::new(),
+            resource: amount(ask.amount),
+            labels: Default::default(),
+            lock_ttl: Duration::from_secs(ask.ttl),
+            request_id: ask.request_id.map(|id| RequestId {
+                id: name(&id.to_string()),
+                body_hash: body_hash(ask.em, ask.user, ask.amount, ask.ttl),
+            }),
+        },
+        wait: place.map(|place| Wait { instance_id: Uuid::nil(), remaining, any_em: true, place }),
+    })
 }
 
 fn body_hash(em: usize, user: usize, cores: i64, ttl: u64) -> [u8; 32] {
@@ -337,6 +483,7 @@ struct Tables {
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, Usage>,
+    waiting: HashMap<Place, (Resource, Spots)>,
 }
 
 impl Tables {
@@ -350,7 +497,22 @@ impl Tables {
             request_ids: self.request_ids.clone(),
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
+            line: self.line(),
         }
+    }
+
+    fn line(&self) -> LineView {
+        let mut line = Line::default();
+        for (place, (resource, spots)) in &self.waiting {
+            for (spot, is_short) in spots {
+                line.insert(spot.clone(), *place, Stand { resource: resource.clone(), is_short: *is_short });
+            }
+        }
+        LineView { line, spots: None }
+    }
+
+    fn leave(&mut self, ticket_id: Uuid) {
+        self.waiting.retain(|place, _| place.ticket_id != ticket_id);
     }
 
     /// Other rules: counters of a label set that is new start from the true sums, those of one that is gone go.
@@ -397,6 +559,17 @@ impl Tables {
         for ticket in deltas.granted {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
+        for new in deltas.waiting {
+            let before = self.waiting.insert(new.place, (new.request.ask.resource, new.spots));
+            assert_eq!(before, None, "inserted rows are new");
+        }
+        for moved in deltas.moved {
+            self.waiting.get_mut(&moved.place).expect("updated rows exist").1 = moved.spots;
+        }
+        for ticket_id in deltas.left_line {
+            assert!(self.waiting.keys().any(|place| place.ticket_id == ticket_id), "deleted rows exist");
+            self.leave(ticket_id);
+        }
         for record in deltas.request_ids {
             assert!(self.request_ids.insert(record.request_id.id.clone(), record).is_none());
         }
@@ -418,24 +591,49 @@ impl Tables {
             alive += 1;
         }
         for number in 0..USERS {
-            let scope = Scope::new(BTreeMap::from([("user".into(), user(number).to_string())]));
-            let usage = self.scopes.get(&scope).cloned().unwrap_or_default();
+            let usage = self.scopes.get(&scope_of(number)).cloned().unwrap_or_default();
             let counted = [usage.used, usage.locked].map(|tally| tally.get(&Dimension::Cores));
             let expected = [model.sum_of_user(number, true), model.sum_of_user(number, false)];
             assert_eq!(counted, if model.limits.is_empty() { [0, 0] } else { expected });
         }
         assert_eq!(self.tickets.len(), alive);
+        let in_line = model.waiting.iter().filter(|w| w.in_line);
+        let mut stands = 0;
+        for w in in_line {
+            let spots = &self.waiting[&Place { since: time_of(w.since), ticket_id: w.id }].1;
+            let at_em = w.at_em.map(|(em, is_short)| (Spot::Em(instance(em)), is_short));
+            let at_user = w.at_user.map(|is_short| (Spot::Scope(scope_of(w.user)), is_short));
+            assert_eq!(*spots, at_em.into_iter().chain(at_user).collect());
+            stands += 1;
+        }
+        assert_eq!(self.waiting.len(), stands);
         assert_eq!(self.ended.len(), model.tickets.len() - alive);
     }
+}
+
+fn scope_of(number: usize) -> Scope {
+    Scope::new(BTreeMap::from([("user".into(), user(number).to_string())]))
 }
 
 fn time_of(seconds: u64) -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000 + i64::try_from(seconds).unwrap()).unwrap()
 }
 
+/// Who can be served after a batch, and could not before, is told of it where it is short.
+fn assert_woken(model: &Model, settled: &[usize], freed: &BTreeSet<Spot>) {
+    for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
+        let w = &model.waiting[number];
+        let at_em = w.at_em.filter(|(_, is_short)| *is_short).map(|(em, _)| Spot::Em(instance(em)));
+        let at_user = w.at_user.filter(|is_short| *is_short).map(|_| Spot::Scope(scope_of(w.user)));
+        let told = at_em.into_iter().chain(at_user).any(|spot| freed.contains(&spot));
+        assert!(told, "nobody wakes {w:?}, freed {freed:?}");
+    }
+}
+
 fn run(steps: Vec<Step>) {
     let (mut model, mut tables) = (Model::default(), Tables::default());
     let mut ledger = Ledger::new(tables.snapshot(time_of(0)));
+    let mut settled = model.settled();
     for (number, step) in steps.iter().chain([&Step::Commit { seconds: 0 }]).enumerate() {
         let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
         match model.operation(step, new_id) {
@@ -445,13 +643,22 @@ fn run(steps: Vec<Step>) {
                 assert_eq!(answer(ledger.apply(&operation)), expected, "step {number}: {step:?}, left {held_before:?}");
             }
             None => {
-                tables.write(ledger.finish().0, time_of(model.now));
+                let deltas = ledger.finish().0;
+                let freed = deltas.freed.clone();
+                tables.write(deltas, time_of(model.now));
                 tables.check(&model);
+                assert_woken(&model, &settled, &freed);
                 model.step(step, new_id);
+                if let Step::Leave { ago } = step
+                    && let Some(number) = model.waiter(*ago)
+                {
+                    tables.leave(model.waiting[number].id);
+                }
                 if matches!(step, Step::Limit { .. }) {
                     tables.set_limits(model.rules());
                 }
                 ledger = Ledger::new(tables.snapshot(time_of(model.now)));
+                settled = model.settled();
             }
         }
     }

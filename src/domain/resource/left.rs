@@ -23,6 +23,8 @@ pub struct Shortage {
     pub requested: i64,
     /// What is left, below what is asked and perhaps below zero.
     pub available: i64,
+    /// What is kept for others, and so is not left.
+    pub ahead: i64,
 }
 
 impl Resource {
@@ -93,7 +95,7 @@ impl Left {
     /// Whether nothing that is asked is short: exactly when [`Left::shortages`] is empty.
     #[must_use]
     pub fn covers(&self, asked: &Resource) -> bool {
-        self.missing(asked).next().is_none()
+        self.missing(asked, |_| 0).next().is_none()
     }
 
     /// Every dimension in which more is asked than is left, in Linkis's order for messages: cores, memory, instances,
@@ -103,7 +105,13 @@ impl Left {
     /// does not exist here has nothing left; project what is asked first if only a part of it counts.
     #[must_use]
     pub fn shortages(&self, asked: &Resource) -> Vec<Shortage> {
-        let mut shortages: Vec<_> = self.missing(asked).collect();
+        self.shortages_behind(asked, |_| 0)
+    }
+
+    /// The same, while so much of each dimension as `ahead` tells is kept for others.
+    #[must_use]
+    pub fn shortages_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> Vec<Shortage> {
+        let mut shortages: Vec<_> = self.missing(asked, ahead).collect();
         shortages.sort_by(|a, b| {
             let precedence = a.dimension.precedence().cmp(&b.dimension.precedence());
             precedence.then_with(|| a.dimension.cmp(&b.dimension))
@@ -111,13 +119,23 @@ impl Left {
         shortages
     }
 
-    fn missing<'a>(&'a self, asked: &'a Resource) -> impl Iterator<Item = Shortage> + 'a {
-        asked.amounts().filter_map(|(dimension, requested)| {
+    fn missing<'a>(
+        &'a self,
+        asked: &'a Resource,
+        ahead: impl Fn(&Dimension) -> i64 + 'a,
+    ) -> impl Iterator<Item = Shortage> + 'a {
+        asked.amounts().filter_map(move |(dimension, requested)| {
             let elsewhere = dimension.is_external() && self.place != asked.place;
-            let available = if elsewhere { 0 } else { self.get(&dimension) };
-            (requested > 0 && requested > available).then_some(Shortage { dimension, requested, available })
+            let ahead = ahead(&dimension);
+            let available = behind(if elsewhere { 0 } else { self.get(&dimension) }, ahead);
+            (requested > 0 && requested > available).then_some(Shortage { dimension, requested, available, ahead })
         })
     }
+}
+
+/// What is left for those behind `ahead`. Below zero only if nothing was left for anybody.
+pub fn behind(left: i64, ahead: i64) -> i64 {
+    left.saturating_sub(ahead).max(left.min(0))
 }
 
 #[cfg(test)]
@@ -141,7 +159,7 @@ mod tests {
         assert_eq!(left.parts(), Parts::LoadInstance(LoadInstanceAmounts { memory: -2, cores: 1, instances: 0 }));
         assert!(left.is_negative_anywhere());
         assert_eq!(left.to_json(), r#"{"memory":-2,"cores":1,"instances":0,"instance":0}"#);
-        let shortage = |dimension, requested, available| Shortage { dimension, requested, available };
+        let shortage = |dimension, requested, available| Shortage { dimension, requested, available, ahead: 0 };
         assert_eq!(
             left.shortages(&li(1, 2, 1)),
             [
@@ -172,7 +190,7 @@ mod tests {
         assert!(left.covers(&yarn(4, "q")));
         assert!(left.covers(&yarn(0, "r")));
         let dimension = Dimension::QueueMemory;
-        assert_eq!(left.shortages(&yarn(1, "r")), [Shortage { dimension, requested: 1, available: 0 }]);
+        assert_eq!(left.shortages(&yarn(1, "r")), [Shortage { dimension, requested: 1, available: 0, ahead: 0 }]);
         assert!(Resource::left(&yarn(5, "q"), &zero, &yarn(1, "r"), &zero).is_err());
         assert!(Resource::left(&zero, &yarn(5, "q"), &yarn(1, "r"), &zero).is_err());
         let Parts::Yarn(parts) = Resource::left(&zero, &yarn(5, "q"), &zero, &zero).unwrap().parts() else {

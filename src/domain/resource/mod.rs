@@ -35,7 +35,7 @@ use std::sync::Arc;
 use self::amounts::Amounts;
 pub use self::dimension::Dimension;
 pub use self::error::ResourceError;
-pub use self::left::{Left, Shortage};
+pub use self::left::{Left, Shortage, behind};
 pub use self::parts::{KubernetesAmounts, LoadInstanceAmounts, Parts, YarnAmounts};
 pub use self::resource_type::ResourceType;
 pub use self::size::{format_size, parse_size, whole_gb};

@@ -12,17 +12,25 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::EmInstance,
-        ledger::{Deltas, Ledger, Snapshot, Standing},
+        judgement,
+        ledger::{Deltas, Ledger, LineView, Snapshot, Standing},
         limit::Limits,
+        line::{Line, Spot},
         operation::{LockKey, Operation, Outcome, Rejection},
         scope::Scope,
-        ticket::{End, Ticket},
+        ticket::Ticket,
     },
     store::{
-        StoreError, action_record, em_resource, label_resource, limit, request_id, resource_lock, session::answered,
+        StoreError, action_record, em_resource, label_resource,
+        limit::{self, InForce},
+        request_id, resource_lock,
+        session::answered,
         user_resource,
+        waiting::{self, Freed},
     },
 };
+
+use super::evidence::Evidence;
 
 /// What a batch that was committed did.
 #[derive(Debug)]
@@ -62,53 +70,6 @@ impl From<StoreError> for BatchError {
 impl From<sqlx::Error> for BatchError {
     fn from(error: sqlx::Error) -> Self {
         StoreError::from(error).into()
-    }
-}
-
-/// Something that a committed batch has left, and that nobody else writes: as it was committed all or nothing, one will do.
-#[derive(Debug)]
-pub(super) enum Evidence {
-    /// A ticket was granted: it lives, or it is remembered.
-    Granted(Uuid),
-    /// A ticket ended: it is remembered.
-    Ended(Uuid),
-    /// A ticket's engine reported in: it is used, or it ended later, but did not expire.
-    Inited(Uuid),
-    /// An EM registered: it has this epoch, or a later one.
-    Registered(EmInstance, i64),
-    /// An EM went: it is not there.
-    Unregistered(EmInstance),
-}
-
-impl Evidence {
-    fn of(deltas: &Deltas) -> Option<Self> {
-        let registered = || deltas.ems_updated.first().or(deltas.ems_inserted.first());
-        None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
-            .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
-            .or_else(|| deltas.inited.first().map(|ticket| Self::Inited(ticket.id)))
-            .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
-            .or_else(|| deltas.ems_deleted.first().map(|em| Self::Unregistered(em.instance.clone())))
-    }
-
-    /// Whether it is there.
-    pub async fn holds(&self, connection: &mut PgConnection) -> Result<bool, StoreError> {
-        let (id, em) = match self {
-            Self::Granted(id) | Self::Ended(id) | Self::Inited(id) => (Some(*id), None),
-            Self::Registered(em, _) | Self::Unregistered(em) => (None, Some(em)),
-        };
-        let ids: Vec<Uuid> = id.into_iter().collect();
-        let ticket = user_resource::read(&mut *connection, &ids).await?.into_values().next();
-        let ended = action_record::read(&mut *connection, &ids).await?.into_values().next();
-        let em = em_resource::read(&mut *connection, em).await?.into_values().next();
-        Ok(match self {
-            Self::Granted(_) => ticket.is_some() || ended.is_some(),
-            Self::Ended(_) => ended.is_some(),
-            Self::Inited(_) => {
-                ticket.is_some_and(|ticket| !ticket.is_locked()) || ended.is_some_and(|ended| ended.end != End::Expired)
-            }
-            Self::Registered(_, epoch) => em.is_some_and(|em| em.epoch >= *epoch),
-            Self::Unregistered(_) => em.is_none(),
-        })
     }
 }
 
@@ -163,13 +124,13 @@ async fn prepare(
         Err(error) => return Err(error.into()),
     };
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
-    let limits = match limit::current(&mut *connection, limits).await {
-        Ok(limits) => limits,
+    let in_force = match limit::current(&mut *connection, limits).await {
+        Ok(in_force) => in_force,
         Err(error) if error.is_lock_timeout() => return Err(BatchError::Fenced),
         Err(error) => return Err(error.into()),
     };
     // In statements of their own: each sees what was committed before it, and so before the locks were free.
-    let snapshot = read(&mut *connection, operations, limits, now).await?;
+    let snapshot = read(&mut *connection, operations, in_force, now).await?;
     let mut ledger = Ledger::new(snapshot);
     let answers: Vec<_> = operations.iter().map(|operation| ledger.apply(operation)).collect();
     let (deltas, standing) = ledger.finish();
@@ -178,7 +139,10 @@ async fn prepare(
     }
     let evidence = Evidence::of(&deltas).ok_or_else(|| StoreError::inconsistent("a batch", "it leaves no trace"))?;
     write(&mut *connection, &deltas, now).await?;
-    resource_lock::drop_all(&mut *connection, locks).await?;
+    let anybody_waits = resource_lock::drop_all(&mut *connection, locks).await?;
+    if anybody_waits && !deltas.freed.is_empty() {
+        waiting::notify(&mut *connection, &Freed::at(&deltas.freed)).await?;
+    }
     Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed: Committed { answers, standing } })
 }
 
@@ -186,9 +150,10 @@ async fn prepare(
 async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
-    limits: Arc<Limits>,
+    in_force: InForce,
     now: OffsetDateTime,
 ) -> Result<Snapshot, StoreError> {
+    let limits = in_force.limits;
     let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
     let ems = em_resource::read(&mut *connection, instances).await?;
     let mut ticket_ids: Vec<_> = operations.iter().filter_map(|operation| operation.ticket_id()).collect();
@@ -214,7 +179,29 @@ async fn read(
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
-    Ok(Snapshot { now, ems, tickets, ended, inhabited, request_ids, limits, scopes })
+    let line = match in_force.anybody_waits {
+        true => line(&mut *connection, operations, &limits).await?,
+        false => LineView::default(),
+    };
+    Ok(Snapshot { now, ems, tickets, ended, inhabited, request_ids, limits, scopes, line })
+}
+
+/// Who waits where requests are judged.
+async fn line(
+    connection: &mut PgConnection,
+    operations: &[&Operation],
+    limits: &Limits,
+) -> Result<LineView, StoreError> {
+    let requests = || operations.iter().filter_map(|operation| operation.request());
+    let spots: BTreeSet<Spot> =
+        requests().flat_map(|request| judgement::spots(&request.em, limits, &request.ask)).collect();
+    let places = requests().filter_map(|request| request.wait.as_ref()?.place);
+    let in_line: Vec<Uuid> = places.map(|place| place.ticket_id).collect();
+    let line = match spots.is_empty() {
+        true => Line::default(),
+        false => waiting::line(connection, &spots, &in_line).await?,
+    };
+    Ok(LineView { line, spots: Some(spots) })
 }
 
 /// All scopes that the tickets of a batch count in, those that live and those that are asked for.
@@ -260,6 +247,15 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;
+    }
+    if !deltas.waiting.is_empty() {
+        waiting::insert(connection, &deltas.waiting).await?;
+    }
+    if !deltas.moved.is_empty() {
+        waiting::update(connection, &deltas.moved).await?;
+    }
+    if !deltas.left_line.is_empty() {
+        waiting::delete(connection, &deltas.left_line).await?;
     }
     action_record::insert(connection, deltas, now).await
 }

@@ -6,6 +6,7 @@
 //! that is cancelled cannot leave one half done.
 //!
 //! - `batch`: one transaction: lock, read, decide, write, unlock, commit;
+//! - `evidence`: whether a batch was committed whose connection broke;
 //! - `worker`: carries a batch out whatever happens to the transaction;
 //! - `lanes`: where operations on keys that others hold wait, so that they stall nobody else.
 
@@ -18,6 +19,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
+use uuid::Uuid;
 
 use crate::{
     domain::operation::{Operation, Outcome},
@@ -28,6 +30,7 @@ use crate::{
 use super::{judge::Seen, tasks::Tasks};
 
 mod batch;
+mod evidence;
 mod lanes;
 mod worker;
 
@@ -50,6 +53,8 @@ pub struct AfterCommit {
     pub seen: Seen,
     /// Grants that expire before the next sweep would find them.
     pub expiring_soon: mpsc::UnboundedSender<Due>,
+    /// Requests that stand in line although their callers are gone.
+    pub abandoned: mpsc::UnboundedSender<Uuid>,
 }
 
 impl Committer {

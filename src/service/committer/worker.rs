@@ -7,6 +7,8 @@ use tokio::{
     time::{Duration, Instant},
 };
 
+use uuid::Uuid;
+
 use crate::{
     domain::{
         limit::Limits,
@@ -23,7 +25,8 @@ use crate::{
 
 use super::{
     AfterCommit, Pending, Progress,
-    batch::{self, BatchError, Committed, Evidence},
+    batch::{self, BatchError, Committed},
+    evidence::Evidence,
 };
 
 /// How often a batch is tried again that met somebody who wrote the same rows, or who held them.
@@ -218,6 +221,14 @@ fn answer_all(part: Vec<Pending>, error: &Error) {
     }
 }
 
+/// What to do about an answer whose caller is gone.
+enum Undo {
+    /// Nothing is granted to such a one.
+    Release(Released),
+    /// Nor does such a one wait.
+    Leave(Uuid),
+}
+
 /// Tells callers, and the rest of the service, what was committed.
 pub(super) struct Answers {
     after_commit: AfterCommit,
@@ -234,25 +245,29 @@ impl Answers {
         for (pending, answer) in part.into_iter().zip(committed.answers) {
             let undo = match (&pending.operation, &answer) {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(request, grant),
+                (_, Ok(Outcome::Waiting(waiting))) => Some(Undo::Leave(waiting.place.ticket_id)),
                 _ => None,
             };
             let delivered = pending.answer(answer.map_err(Error::from));
-            if let (false, Some(release)) = (delivered, undo) {
-                self.submit_detached(Operation::Released(release));
+            match undo {
+                Some(Undo::Release(release)) if !delivered => self.submit_detached(Operation::Released(release)),
+                // Without a listener the server has shut down; other instances sweep what it left.
+                Some(Undo::Leave(ticket_id)) if !delivered => drop(self.after_commit.abandoned.send(ticket_id)),
+                _ => {}
             }
         }
     }
 
     /// Has the expiry of a grant watched, and answers how to undo it if its caller is gone: nothing is granted to such a one,
     /// unless a request id lets it come back for the ticket.
-    fn granted(&self, request: &Request, grant: &Grant) -> Option<Released> {
+    fn granted(&self, request: &Request, grant: &Grant) -> Option<Undo> {
         let ticket = grant.released(request.ask.user.clone());
         if request.ask.lock_ttl <= expiry::HORIZON {
             let due = Due { within: request.ask.lock_ttl, ticket: ticket.clone() };
             // Without a listener the server is shutting down; another instance's sweep will find it.
             let _ = self.after_commit.expiring_soon.send(due);
         }
-        request.ask.request_id.is_none().then_some(ticket)
+        request.ask.request_id.is_none().then_some(Undo::Release(ticket))
     }
 
     /// Queues an operation that nobody waits for.

@@ -121,6 +121,7 @@ pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
             dimension: short.dimension.to_string(),
             requested: short.requested,
             available: short.available,
+            waiting_ahead: short.ahead,
             max: short.max,
             rule: short.rule.clone(),
         })
@@ -132,6 +133,7 @@ pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
         requested: first.requested,
         available: first.available,
         max: first.max,
+        waiting_ahead: first.waiting_ahead,
         rule: first.rule,
         code: refusal.code,
         reason: refusal.reason.clone(),
@@ -203,6 +205,7 @@ pub fn read_not_enough(message: proto::NotEnoughResource) -> Refusal {
         dimension: short.dimension.as_str().into(),
         requested: short.requested,
         available: short.available,
+        ahead: short.waiting_ahead,
         max: short.max,
         rule: short.rule,
     });

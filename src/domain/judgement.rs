@@ -1,0 +1,86 @@
+//! Whether a request can be granted: by its EM and by every limited scope, behind those who stand in line before it.
+
+use super::{
+    em::{Em, EmInstance},
+    limit::{LimitedScope, Limits},
+    line::{Line, Place, Spot, Spots},
+    operation::{Ask, Rejection},
+    refusal::{Refusal, ScopeShortage},
+    resource::Resource,
+    scope::{Scope, Tally, Usage},
+};
+
+/// Why a request cannot be granted now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Short {
+    /// For its caller.
+    pub refusal: Refusal,
+    /// Everywhere where it is judged; true where it is short.
+    pub spots: Spots,
+}
+
+/// Judges a request. `usage` tells what a scope holds; `place` is where it stands in line, if it does.
+///
+/// Answers with what the EM would count of it.
+///
+/// # Errors
+/// [`Rejection::Unanswerable`], [`Rejection::Inconsistent`].
+pub fn judge<'a>(
+    em: &Em,
+    scopes: &[LimitedScope],
+    usage: impl Fn(&Scope) -> Option<&'a Usage>,
+    line: &Line,
+    place: Option<Place>,
+    ask: &Ask,
+) -> Result<Result<Resource, Box<Short>>, Rejection> {
+    let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
+    let share = em.project(&ask.resource).map_err(unanswerable)?;
+    let ahead = ahead_on(em, line, place);
+    let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
+    let on_em = em.judge(&share, &ahead).map_err(inconsistent)?.err();
+
+    let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
+    let in_scope = |limited: &LimitedScope| {
+        let ahead = ahead_in(&limited.scope, line, place);
+        ScopeShortage::of(limited, usage(&limited.scope).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
+    };
+    let shortages: Vec<ScopeShortage> = scopes.iter().map(in_scope).collect();
+
+    if on_em.is_none() && shortages.iter().all(ScopeShortage::is_none) {
+        return Ok(Ok(share));
+    }
+    let mut spots = Spots::from([(Spot::Em(em.instance.clone()), on_em.is_some())]);
+    for (limited, shortage) in scopes.iter().zip(&shortages).filter(|(limited, _)| limited.rule.is_some()) {
+        spots.insert(Spot::Scope(limited.scope.clone()), !shortage.is_none());
+    }
+    match Refusal::first_of(on_em, Refusal::of_scopes(shortages)) {
+        Some(refusal) => Ok(Err(Box::new(Short { refusal, spots }))),
+        None => Ok(Ok(share)),
+    }
+}
+
+/// Everywhere where a request is judged on `em`.
+pub fn spots(em: &EmInstance, limits: &Limits, ask: &Ask) -> impl Iterator<Item = Spot> + use<> {
+    let limited = limits.scopes(&ask.ticket_labels()).into_iter().filter(|limited| limited.rule.is_some());
+    [Spot::Em(em.clone())].into_iter().chain(limited.map(|limited| Spot::Scope(limited.scope)))
+}
+
+/// What those ahead at an EM wait for, as far as the EM counts it.
+fn ahead_on(em: &Em, line: &Line, place: Option<Place>) -> Tally {
+    let mut ahead = Tally::default();
+    if !line.is_empty() {
+        for share in line.ahead(&Spot::Em(em.instance.clone()), place).flat_map(|other| em.share(&other.resource)) {
+            ahead.add_up(&share);
+        }
+    }
+    ahead
+}
+
+/// What those ahead at a scope wait for.
+fn ahead_in(scope: &Scope, line: &Line, place: Option<Place>) -> Tally {
+    let mut ahead = Tally::default();
+    if !line.is_empty() {
+        line.ahead(&Spot::Scope(scope.clone()), place).for_each(|other| ahead.add_up(&other.resource));
+    }
+    ahead
+}

@@ -1,0 +1,166 @@
+//! The waiting line: who stands where, and how much the places ahead keep for themselves.
+//!
+//! A waiting request stands at every spot (an EM, or a limited scope) where it is short. Whoever comes later, waiting or not, is
+//! judged as if the requests ahead at its spots were granted already: so it passes only where it takes nothing that they are
+//! waiting for, and a big request gets what is given back until it fits.
+//!
+//! At other spots a waiting request keeps nothing, so that one user who waits for a limit of his own does not block an EM for all
+//! others; but for the first in line at some spot: that one stands at all of its spots, and so its turn comes.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+};
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{em::EmInstance, resource::Resource, scope::Scope};
+
+/// Where one can stand in line.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Spot {
+    /// At an EM.
+    Em(EmInstance),
+    /// At a limited scope.
+    Scope(Scope),
+}
+
+/// For people: not to be taken apart again.
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Em(em) => write!(f, "em={em}"),
+            Self::Scope(scope) => scope.fmt(f),
+        }
+    }
+}
+
+/// A place in line, the same at all spots: who came first stands first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Since when, by the database's clock, read under the locks.
+    pub since: OffsetDateTime,
+    /// The ticket that will be granted.
+    pub ticket_id: Uuid,
+}
+
+/// How somebody stands at a spot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stand {
+    /// What is waited for.
+    pub resource: Resource,
+    /// Whether the spot is what it waits for; otherwise it only keeps its room there.
+    pub is_short: bool,
+}
+
+/// The spots where a request stands; true where it is short.
+pub type Spots = BTreeMap<Spot, bool>;
+
+/// Who stands at some spots.
+#[derive(Debug, Clone, Default)]
+pub struct Line(HashMap<Spot, BTreeMap<Place, Stand>>);
+
+impl Line {
+    /// Those before `place` at a spot, or all if there is no place yet; the first in line first.
+    pub fn ahead(&self, spot: &Spot, place: Option<Place>) -> impl Iterator<Item = &Stand> {
+        let standing = self.0.get(spot).into_iter().flatten();
+        standing.take_while(move |(other, _)| place.is_none_or(|place| **other < place)).map(|(_, standing)| standing)
+    }
+
+    /// Where a request stands that is short at some of its `spots`.
+    pub fn stand(&self, place: Place, spots: &Spots) -> Spots {
+        let is_first = |spot: &Spot| !self.ahead(spot, Some(place)).any(|other| other.is_short);
+        let keeps_all = spots.iter().any(|(spot, is_short)| *is_short && is_first(spot));
+        spots
+            .iter()
+            .filter(|(_, is_short)| **is_short || keeps_all)
+            .map(|(spot, short)| (spot.clone(), *short))
+            .collect()
+    }
+
+    /// Where somebody stands; empty for one who is not in line.
+    pub fn spots_of(&self, place: Place) -> Spots {
+        let standing = self.0.iter().filter_map(|(spot, places)| Some((spot.clone(), places.get(&place)?.is_short)));
+        standing.collect()
+    }
+
+    /// Somebody stands at a spot.
+    pub fn insert(&mut self, spot: Spot, place: Place, stand: Stand) {
+        self.0.entry(spot).or_default().insert(place, stand);
+    }
+
+    /// Somebody leaves all spots.
+    pub fn remove(&mut self, place: Place) {
+        for places in self.0.values_mut() {
+            places.remove(&place);
+        }
+        self.0.retain(|_, places| !places.is_empty());
+    }
+
+    /// Takes over how `other` looked at `spots`.
+    pub fn replace(&mut self, spots: impl IntoIterator<Item = Spot>, other: &Self) {
+        for spot in spots {
+            match other.0.get(&spot) {
+                Some(places) => drop(self.0.insert(spot, places.clone())),
+                None => drop(self.0.remove(&spot)),
+            }
+        }
+    }
+
+    /// Whether nobody is known to stand anywhere.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(number: u128) -> Place {
+        Place { since: OffsetDateTime::UNIX_EPOCH, ticket_id: Uuid::from_u128(number) }
+    }
+
+    fn em(host: &str) -> Spot {
+        Spot::Em(EmInstance::parse("em", "ecm", host).unwrap())
+    }
+
+    fn user(name: &str) -> Spot {
+        Spot::Scope(Scope::new(BTreeMap::from([("user".to_owned(), name.to_owned())])))
+    }
+
+    /// Stands where it has to, as it says, and asks for as many cores as its number.
+    fn stand(line: &mut Line, number: u128, spots: &[(Spot, bool)]) -> Spots {
+        let stands = line.stand(place(number), &spots.iter().cloned().collect());
+        let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
+        for (spot, is_short) in &stands {
+            line.insert(spot.clone(), place(number), Stand { resource: resource.clone(), is_short: *is_short });
+        }
+        stands
+    }
+
+    #[test]
+    fn only_the_first_in_line_keeps_room_where_it_is_not_short() {
+        let mut line = Line::default();
+        let spots = [(em("a"), false), (user("u"), true)];
+        assert_eq!(stand(&mut line, 1, &spots).len(), 2, "the first at user=u");
+        assert_eq!(stand(&mut line, 2, &spots), BTreeMap::from([(user("u"), true)]));
+        assert_eq!(line.ahead(&em("a"), None).count(), 1, "one place's worth, however many wait for the user's limit");
+        line.remove(place(1));
+        assert_eq!(stand(&mut line, 2, &spots).len(), 2, "now the first");
+    }
+
+    #[test]
+    fn places_are_in_order_and_nobody_stands_before_himself() {
+        let mut line = Line::default();
+        for number in [3, 1, 2] {
+            stand(&mut line, number, &[(em("a"), true)]);
+        }
+        let ahead = |number| line.ahead(&em("a"), Some(place(number))).map(|s| s.resource.clone()).collect::<Vec<_>>();
+        assert_eq!(ahead(3), [Resource::cpu(1).unwrap(), Resource::cpu(2).unwrap()]);
+        assert_eq!(ahead(1), []);
+        assert_eq!(line.ahead(&em("a"), None).count(), 3);
+        assert_eq!(line.ahead(&em("b"), None).count(), 0);
+    }
+}

@@ -1,0 +1,64 @@
+//! What a batch leaves behind, by which its commit can be told when the connection broke meanwhile.
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::{em::EmInstance, ledger::Deltas, line::Spots, ticket::End},
+    store::{StoreError, action_record, em_resource, user_resource, waiting},
+};
+
+/// Something that a committed batch has left, and that nobody else writes: as it was committed all or nothing, one will do.
+#[derive(Debug)]
+pub(super) enum Evidence {
+    /// A ticket was granted: it lives, or it is remembered.
+    Granted(Uuid),
+    /// A ticket ended: it is remembered.
+    Ended(Uuid),
+    /// A ticket's engine reported in: it is used, or it ended later, but did not expire.
+    Inited(Uuid),
+    /// An EM registered: it has this epoch, or a later one.
+    Registered(EmInstance, i64),
+    /// An EM went: it is not there.
+    Unregistered(EmInstance),
+    /// A request stands in line there: only its own instance moves it.
+    Waits(Uuid, Spots),
+    /// A request left the line: it is not there.
+    LeftLine(Uuid),
+}
+
+impl Evidence {
+    pub fn of(deltas: &Deltas) -> Option<Self> {
+        let registered = || deltas.ems_updated.first().or(deltas.ems_inserted.first());
+        None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
+            .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
+            .or_else(|| deltas.inited.first().map(|ticket| Self::Inited(ticket.id)))
+            .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
+            .or_else(|| deltas.ems_deleted.first().map(|em| Self::Unregistered(em.instance.clone())))
+            .or_else(|| deltas.waiting.first().map(|new| Self::Waits(new.place.ticket_id, new.spots.clone())))
+            .or_else(|| deltas.moved.first().map(|moved| Self::Waits(moved.place.ticket_id, moved.spots.clone())))
+            .or_else(|| deltas.left_line.first().map(|ticket_id| Self::LeftLine(*ticket_id)))
+    }
+
+    /// Whether it is there.
+    pub async fn holds(&self, connection: &mut PgConnection) -> Result<bool, StoreError> {
+        Ok(match self {
+            Self::Granted(id) => {
+                user_resource::read(&mut *connection, &[*id]).await?.contains_key(id)
+                    || action_record::read(&mut *connection, &[*id]).await?.contains_key(id)
+            }
+            Self::Ended(id) => action_record::read(&mut *connection, &[*id]).await?.contains_key(id),
+            Self::Inited(id) => {
+                let ticket = user_resource::read(&mut *connection, &[*id]).await?.remove(id);
+                let ended = action_record::read(&mut *connection, &[*id]).await?.remove(id);
+                ticket.is_some_and(|ticket| !ticket.is_locked()) || ended.is_some_and(|ended| ended.end != End::Expired)
+            }
+            Self::Registered(em, epoch) => {
+                em_resource::read(&mut *connection, [em]).await?.get(em).is_some_and(|em| em.epoch >= *epoch)
+            }
+            Self::Unregistered(em) => em_resource::read(&mut *connection, [em]).await?.is_empty(),
+            Self::Waits(ticket_id, spots) => waiting::spots_of(&mut *connection, *ticket_id).await? == *spots,
+            Self::LeftLine(ticket_id) => waiting::spots_of(&mut *connection, *ticket_id).await?.is_empty(),
+        })
+    }
+}

@@ -1,0 +1,401 @@
+//! The waiting line of this instance: whose callers wait here, where they stand, and who wakes them.
+//!
+//! The line itself is in the database, and decides who may be granted what. Here is only who looks again, and when: whoever
+//! commits more room, or leaves the line, notifies all instances of the spots, and each wakes the first of its waiters there. One
+//! who is granted wakes the next, so that as many look as can be served, and hardly more. A slow poll is the net below.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sqlx::postgres::PgListener;
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        line::{Place, Spots},
+        operation::{Wait, Waiting},
+    },
+    error::Error,
+    store::{
+        Store, StoreError,
+        session::answered,
+        waiting::{self, Freed, SpotKey},
+    },
+};
+
+use super::judge::Judge;
+
+/// How many callers may wait here at once.
+const WAITERS_MAX: usize = 10_000;
+
+/// How many waiters at a spot look at once when there is more room; each that is granted wakes another.
+const WAKE_MAX: usize = 16;
+
+/// How often an instance with waiters says that it lives, removes what dead ones left, and lets everybody look again.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often an instance without waiters removes what dead ones left, in such intervals.
+const IDLE_POLLS: u32 = 30;
+
+/// How long to wait before listening again after the connection broke.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
+/// The waiters of this instance; clones share them.
+#[derive(Clone, Debug)]
+pub struct WaitingLine {
+    store: Store,
+    instance_id: Uuid,
+    index: Arc<Mutex<Index>>,
+    leaving: mpsc::UnboundedSender<Uuid>,
+    stopping: CancellationToken,
+    kept_alive: Arc<tokio::sync::Mutex<Option<Instant>>>,
+}
+
+/// Who waits where.
+#[derive(Debug, Default)]
+struct Index {
+    /// Who waits, those that have no place yet included.
+    callers: usize,
+    waiters: BTreeMap<Place, Waiter>,
+    at: HashMap<SpotKey, BTreeSet<Place>>,
+    /// Those for whom any EM will do.
+    anywhere: BTreeSet<Place>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    wake: Arc<Notify>,
+    keys: Vec<SpotKey>,
+    awake: bool,
+}
+
+impl Index {
+    fn insert(&mut self, place: Place, wake: Arc<Notify>, spots: &Spots, any_em: bool) {
+        self.remove(place);
+        let short = spots.iter().filter(|(_, is_short)| **is_short);
+        let keys: Vec<SpotKey> = short.map(|(spot, _)| SpotKey::of(spot)).collect();
+        for key in &keys {
+            self.at.entry(*key).or_default().insert(place);
+        }
+        if any_em {
+            self.anywhere.insert(place);
+        }
+        self.waiters.insert(place, Waiter { wake, keys, awake: true });
+    }
+
+    fn remove(&mut self, place: Place) {
+        let Some(waiter) = self.waiters.remove(&place) else { return };
+        for key in waiter.keys {
+            if let Some(places) = self.at.get_mut(&key) {
+                places.remove(&place);
+                if places.is_empty() {
+                    self.at.remove(&key);
+                }
+            }
+        }
+        self.anywhere.remove(&place);
+    }
+
+    fn wake(&mut self, places: &[Place]) {
+        for place in places {
+            if let Some(waiter) = self.waiters.get_mut(place) {
+                waiter.awake = true;
+                waiter.wake.notify_one();
+            }
+        }
+    }
+
+    /// Wakes the first waiters where there is more room.
+    fn wake_at(&mut self, freed: &Freed) {
+        let at = freed.spots.iter().filter_map(|key| self.at.get(key));
+        let any_em = (!freed.ems.is_empty()).then_some(&self.anywhere);
+        let first = at.chain(any_em).flat_map(|places| places.iter().take(WAKE_MAX)).copied().collect::<Vec<_>>();
+        self.wake(&first);
+    }
+
+    fn wake_all(&mut self) {
+        let all: Vec<Place> = self.waiters.keys().copied().collect();
+        self.wake(&all);
+    }
+
+    /// Wakes the next one who sleeps behind `place`, wherever it stands.
+    fn wake_next(&mut self, place: Place) {
+        let Some(waiter) = self.waiters.get(&place) else { return };
+        let behind = |places: &BTreeSet<Place>| {
+            let mut behind = places.range((Bound::Excluded(place), Bound::Unbounded));
+            behind.find(|place| self.waiters.get(place).is_some_and(|waiter| !waiter.awake)).copied()
+        };
+        let anywhere = self.anywhere.contains(&place).then_some(&self.anywhere);
+        let lines = waiter.keys.iter().filter_map(|key| self.at.get(key)).chain(anywhere);
+        let next: Vec<Place> = lines.filter_map(behind).collect();
+        self.wake(&next);
+    }
+}
+
+impl WaitingLine {
+    /// An empty line, and where it hears of those who leave it.
+    pub fn new(store: Store, stopping: CancellationToken) -> (Self, mpsc::UnboundedReceiver<Uuid>) {
+        let (leaving, left) = mpsc::unbounded_channel();
+        let (index, kept_alive) = (Arc::default(), Arc::default());
+        (Self { store, instance_id: Uuid::new_v4(), index, leaving, stopping, kept_alive }, left)
+    }
+
+    /// Where to tell of requests that stand in line although their callers are gone.
+    pub fn leaving(&self) -> mpsc::UnboundedSender<Uuid> {
+        self.leaving.clone()
+    }
+
+    /// A caller that is going to wait until `until`.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if too many wait here.
+    pub fn enter(&self, any_em: bool, until: Instant) -> Result<Caller, Error> {
+        let mut index = self.index();
+        if index.callers >= WAITERS_MAX {
+            return Err(Error::Overloaded);
+        }
+        index.callers += 1;
+        Ok(Caller { line: self.clone(), any_em, until, wake: Arc::default(), stands: None })
+    }
+
+    /// Says that this instance lives, unless it was said just now: who waits on one that does not is not in line.
+    async fn keep_alive(&self) -> Result<(), Error> {
+        let mut kept_alive = self.kept_alive.lock().await;
+        if kept_alive.is_none_or(|last| last.elapsed() >= POLL_INTERVAL) {
+            let now = Instant::now();
+            answered(waiting::keep_alive(self.store.pool(), self.instance_id)).await?;
+            *kept_alive = Some(now);
+        }
+        Ok(())
+    }
+
+    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody who waits. Dropped, he leaves the line.
+#[derive(Debug)]
+pub struct Caller {
+    line: WaitingLine,
+    any_em: bool,
+    until: Instant,
+    wake: Arc<Notify>,
+    stands: Option<(Place, Spots)>,
+}
+
+/// Why a caller need not wait any longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Woken {
+    /// There may be room.
+    Look,
+    /// The time is up.
+    TimeIsUp,
+    /// The server is going down.
+    Stopping,
+}
+
+impl Caller {
+    /// How the request waits, for the ledger.
+    ///
+    /// # Errors
+    /// Those of the database: an instance that cannot say that it lives has nobody in line.
+    pub async fn wait(&self) -> Result<Wait, Error> {
+        self.line.keep_alive().await?;
+        let remaining = self.until.saturating_duration_since(Instant::now());
+        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em, place: self.place() })
+    }
+
+    /// Until when.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Where it stands; empty if it is not in line yet.
+    pub fn spots(&self) -> Spots {
+        self.stands.as_ref().map(|(_, spots)| spots.clone()).unwrap_or_default()
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.stands.as_ref().map(|(place, _)| *place)
+    }
+
+    /// It stands in line there now.
+    pub fn stand(&mut self, waiting: &Waiting) {
+        if self.stands.is_none() {
+            // What was freed between the commit and now woke nobody: look once.
+            self.wake.notify_one();
+        }
+        self.line.index().insert(waiting.place, self.wake.clone(), &waiting.spots, self.any_em);
+        self.stands = Some((waiting.place, waiting.spots.clone()));
+    }
+
+    /// Waits until something has changed that concerns it.
+    pub async fn woken(&self) -> Woken {
+        if let Some(place) = self.place()
+            && let Some(waiter) = self.line.index().waiters.get_mut(&place)
+        {
+            waiter.awake = false;
+        }
+        tokio::select! {
+            () = self.line.stopping.cancelled() => Woken::Stopping,
+            () = tokio::time::sleep_until(self.until) => Woken::TimeIsUp,
+            () = self.wake.notified() => Woken::Look,
+        }
+    }
+
+    /// It was granted, and left the line with that.
+    pub fn granted(mut self) {
+        if let Some((place, _)) = self.stands.take() {
+            let mut index = self.line.index();
+            index.wake_next(place);
+            index.remove(place);
+        }
+    }
+
+    /// The ledger has taken it out of the line, or found that it is not there.
+    pub fn is_out(&mut self) {
+        if let Some((place, _)) = self.stands.take() {
+            self.line.index().remove(place);
+        }
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let mut index = self.line.index();
+        index.callers -= 1;
+        if let Some((place, _)) = self.stands.take() {
+            index.remove(place);
+            // Without a listener the server has shut down; other instances sweep what it left.
+            let _ = self.line.leaving.send(place.ticket_id);
+        }
+    }
+}
+
+/// Takes those out of the line who leave it, keeps the others in it, and lets them look from time to time, until `stopping` and
+/// until everybody has left.
+pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
+    let mut polls = tokio::time::interval(POLL_INTERVAL);
+    polls.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut left, mut idle_polls) = (Vec::new(), 0);
+    loop {
+        let failed = tokio::select! {
+            _ = leaving.recv_many(&mut left, 1000) => leave(&line, &mut left).await.err(),
+            () = line.stopping.cancelled(), if line.index().callers == 0 && leaving.is_empty() => return,
+            _ = polls.tick() => {
+                idle_polls = if line.index().callers == 0 { idle_polls + 1 } else { 0 };
+                if idle_polls % IDLE_POLLS == 0 { poll(&line, idle_polls == 0).await.err() } else { None }
+            }
+        };
+        if let Some(error) = failed {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
+        }
+    }
+}
+
+/// Takes requests out of the line, and tells everybody what they kept for themselves.
+async fn leave(line: &WaitingLine, left: &mut Vec<Uuid>) -> Result<(), Error> {
+    let gone = answered(waiting::leave(line.store.pool(), left)).await?;
+    left.clear();
+    tell(line, gone.spots).await
+}
+
+async fn poll(line: &WaitingLine, has_waiters: bool) -> Result<(), Error> {
+    if has_waiters {
+        line.keep_alive().await?;
+    }
+    let gone = answered(waiting::sweep(line.store.pool())).await?;
+    if gone.requests > 0 {
+        tracing::warn!(requests = gone.requests, "removed what waited on an instance that is gone");
+    }
+    line.index().wake_all();
+    tell(line, gone.spots).await
+}
+
+async fn tell(line: &WaitingLine, spots: BTreeSet<crate::domain::line::Spot>) -> Result<(), Error> {
+    if !spots.is_empty() {
+        answered(waiting::notify(line.store.pool(), &Freed::at(&spots))).await?;
+    }
+    Ok(())
+}
+
+/// Wakes waiters where any instance has made more room, until `stopping`.
+pub async fn listen(line: WaitingLine, judge: Judge) {
+    loop {
+        tokio::select! {
+            () = line.stopping.cancelled() => return,
+            Err(error) = hear(&line, &judge) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot hear of more room; looking from time to time");
+            }
+        }
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+async fn hear(line: &WaitingLine, judge: &Judge) -> Result<(), StoreError> {
+    let mut listener = PgListener::connect_with(&line.store.listening()).await?;
+    listener.listen(waiting::CHANNEL).await?;
+    // What was told while nobody listened.
+    line.index().wake_all();
+    loop {
+        let Some(notification) = listener.try_recv().await? else {
+            line.index().wake_all();
+            continue;
+        };
+        let freed = Freed::parse(notification.payload());
+        if freed.anywhere {
+            line.index().wake_all();
+            continue;
+        }
+        if !line.index().anywhere.is_empty()
+            && let Err(error) = judge.see(&freed.em_instances()).await
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot see where there is more room");
+        }
+        line.index().wake_at(&freed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+
+    use super::*;
+    use crate::domain::{em::EmInstance, line::Spot};
+
+    fn place(number: u128) -> Place {
+        Place { since: OffsetDateTime::UNIX_EPOCH, ticket_id: Uuid::from_u128(number) }
+    }
+
+    fn awake(index: &Index) -> Vec<u128> {
+        index.waiters.iter().filter(|(_, w)| w.awake).map(|(place, _)| place.ticket_id.as_u128()).collect()
+    }
+
+    #[test]
+    fn more_room_wakes_the_first_in_line_and_each_grant_one_more() {
+        let spot = Spot::Em(EmInstance::parse("em", "ecm", "a").unwrap());
+        let elsewhere = Spot::Em(EmInstance::parse("em", "ecm", "b").unwrap());
+        let mut index = Index::default();
+        for number in 0..100 {
+            let spots = Spots::from([(if number == 0 { &elsewhere } else { &spot }.clone(), true)]);
+            index.insert(place(number), Arc::default(), &spots, false);
+        }
+        index.waiters.values_mut().for_each(|waiter| waiter.awake = false);
+        index.wake_at(&Freed::at(&BTreeSet::from([spot])));
+        assert_eq!(awake(&index), (1..=16).collect::<Vec<_>>());
+        index.wake_next(place(1));
+        index.remove(place(1));
+        assert_eq!(awake(&index), (2..=17).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,438 @@
+//! `linkis_resource_waiting` and `linkis_resource_waiting_spot`: the waiting line; `linkis_rm_instance`: who of those who wait
+//! there still has somebody to be answered; and the notifications that wake them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{
+    em::EmInstance,
+    ledger::{MovedDelta, WaitingDelta},
+    line::{Line, Place, Spot, Spots, Stand},
+    name::{Labels, Name},
+    resource::Resource,
+    scope::Scope,
+};
+
+use super::{
+    StoreError, expect_rows,
+    rows::{Table, em_columns, hash, labels_json},
+};
+
+const TABLE: Table = Table("linkis_resource_waiting");
+
+/// Where instances are told that there is more room somewhere.
+pub const CHANNEL: &str = "linkis_rm_freed";
+
+/// How long an instance is taken to live without renewing its row.
+const ALIVE: Duration = Duration::from_secs(5);
+
+/// PostgreSQL takes less than 8000 bytes.
+const PAYLOAD_BYTES_MAX: usize = 7900;
+
+/// A short name for a spot. Two spots may share one: then somebody looks in vain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SpotKey(u64);
+
+impl SpotKey {
+    /// That of a spot.
+    pub fn of(spot: &Spot) -> Self {
+        let hash = spot_hash(spot);
+        Self(hash.iter().take(8).fold(0, |key, byte| key << 8 | u64::from(*byte)))
+    }
+}
+
+/// Where there is more room, as instances tell each other.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Freed {
+    /// Perhaps everywhere.
+    pub anywhere: bool,
+    /// The spots.
+    pub spots: BTreeSet<SpotKey>,
+    /// Those of the spots that are EMs, by name: some wait for any.
+    pub ems: Vec<(String, String)>,
+}
+
+impl Freed {
+    /// At `spots`; of very many, anywhere.
+    pub fn at(spots: &BTreeSet<Spot>) -> Self {
+        let ems = spots.iter().filter_map(|spot| match spot {
+            Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
+            Spot::Scope(_) => None,
+        });
+        let freed = Self { anywhere: false, spots: spots.iter().map(SpotKey::of).collect(), ems: ems.collect() };
+        if freed.payload().len() > PAYLOAD_BYTES_MAX { Self::anywhere() } else { freed }
+    }
+
+    /// Perhaps everywhere.
+    pub fn anywhere() -> Self {
+        Self { anywhere: true, ..Self::default() }
+    }
+
+    /// As another instance told it; what cannot be understood may be about anything.
+    pub fn parse(payload: &str) -> Self {
+        serde_json::from_str(payload).unwrap_or_else(|_| Self::anywhere())
+    }
+
+    fn payload(&self) -> String {
+        serde_json::json!(self).to_string()
+    }
+
+    /// The EMs among the spots.
+    pub fn em_instances(&self) -> Vec<EmInstance> {
+        let parse = |(application_name, instance): &(String, String)| TABLE.em(application_name, instance).ok();
+        self.ems.iter().filter_map(parse).collect()
+    }
+}
+
+/// Tells all instances where there is more room, once the transaction commits, if anybody waits.
+pub async fn notify(executor: impl PgExecutor<'_>, freed: &Freed) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- waiting::notify
+        SELECT pg_notify($1, $2) WHERE EXISTS (SELECT FROM linkis_resource_waiting)",
+    )
+    .bind(CHANNEL)
+    .bind(freed.payload())
+    .execute(executor)
+    .await?;
+    Ok(())
+}
+
+#[derive(FromRow)]
+struct StandRow {
+    spot: String,
+    is_short: bool,
+    ticket_id: Uuid,
+    waiting_since: OffsetDateTime,
+    resource_type: String,
+    resource: String,
+}
+
+impl StandRow {
+    fn parse(self) -> Result<(Spot, Place, Stand), StoreError> {
+        let resource_type = TABLE.resource_type(&self.resource_type)?;
+        let resource = TABLE.resource("resource", resource_type, &self.resource)?;
+        let place = Place { since: self.waiting_since, ticket_id: self.ticket_id };
+        Ok((parse_spot(&self.spot)?, place, Stand { resource, is_short: self.is_short }))
+    }
+}
+
+/// Who stands at `spots`, and where else those of `ticket_ids` stand.
+pub async fn line(
+    executor: impl PgExecutor<'_>,
+    spots: &BTreeSet<Spot>,
+    ticket_ids: &[Uuid],
+) -> Result<Line, StoreError> {
+    let rows: Vec<StandRow> = sqlx::query_as(
+        "-- waiting::line
+        SELECT s.spot::text, s.is_short, w.ticket_id, w.waiting_since, w.resource_type, w.resource::text
+        FROM linkis_resource_waiting_spot s
+        JOIN linkis_resource_waiting w ON w.ticket_id = s.ticket_id
+        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        WHERE s.spot_hash = ANY ($1) OR s.ticket_id = ANY ($2)",
+    )
+    .bind(spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    let mut line = Line::default();
+    for row in rows {
+        let (spot, place, stand) = row.parse()?;
+        line.insert(spot, place, stand);
+    }
+    Ok(line)
+}
+
+/// Where a request stands; empty for one that is not in line.
+pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_id: Uuid) -> Result<Spots, StoreError> {
+    let rows: Vec<(String, bool)> = sqlx::query_as(
+        "-- waiting::spots_of
+        SELECT spot::text, is_short FROM linkis_resource_waiting_spot WHERE ticket_id = $1",
+    )
+    .bind(ticket_id)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(spot, is_short)| Ok((parse_spot(&spot)?, is_short))).collect()
+}
+
+/// Writes requests that are new in line.
+pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> Result<(), StoreError> {
+    let asks = || waiting.iter().map(|delta| &delta.request.ask);
+    let waits = || waiting.iter().map(|delta| delta.request.wait.as_ref());
+    let (application_names, instances) = em_columns(waiting.iter().map(|delta| &delta.request.em));
+    let until = |delta: &WaitingDelta| {
+        let remaining = delta.request.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
+        delta.place.since.saturating_add(time::Duration::try_from(remaining).unwrap_or(time::Duration::MAX))
+    };
+    let done = sqlx::query(
+        r#"-- waiting::insert
+        INSERT INTO linkis_resource_waiting (ticket_id, instance_id, "user", creator, engine_type, em_application_name,
+            em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until)
+        SELECT ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
+            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until
+        FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
+            $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[])
+            AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
+                resource_type, resource, labels, waiting_since, wait_until)"#,
+    )
+    .bind(waiting.iter().map(|delta| delta.place.ticket_id).collect::<Vec<_>>())
+    .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
+    .bind(asks().map(|ask| ask.user.as_str()).collect::<Vec<_>>())
+    .bind(asks().map(|ask| ask.creator.as_str()).collect::<Vec<_>>())
+    .bind(asks().map(|ask| ask.engine_type.as_str()).collect::<Vec<_>>())
+    .bind(application_names)
+    .bind(instances)
+    .bind(waits().map(|wait| wait.is_some_and(|wait| wait.any_em)).collect::<Vec<_>>())
+    .bind(asks().map(|ask| ask.resource.resource_type().as_str()).collect::<Vec<_>>())
+    .bind(asks().map(|ask| ask.resource.to_json()).collect::<Vec<_>>())
+    .bind(asks().map(|ask| labels_json(&ask.labels)).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| delta.place.since).collect::<Vec<_>>())
+    .bind(waiting.iter().map(until).collect::<Vec<_>>())
+    .execute(&mut *connection)
+    .await?;
+    expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
+    insert_spots(connection, waiting.iter().map(|delta| (delta.place.ticket_id, &delta.spots)).collect()).await
+}
+
+/// Writes where requests stand now.
+pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Result<(), StoreError> {
+    let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.place.ticket_id).collect();
+    let (application_names, instances) = em_columns(moved.iter().map(|delta| &delta.em));
+    let done = sqlx::query(
+        "-- waiting::update
+        UPDATE linkis_resource_waiting w SET em_application_name = d.em_application_name, em_instance = d.em_instance
+        FROM unnest($1::uuid[], $2::text[], $3::text[]) AS d (ticket_id, em_application_name, em_instance)
+        WHERE w.ticket_id = d.ticket_id",
+    )
+    .bind(&ticket_ids)
+    .bind(application_names)
+    .bind(instances)
+    .execute(&mut *connection)
+    .await?;
+    expect_rows(TABLE.0, moved.len(), done.rows_affected())?;
+    sqlx::query(
+        "-- waiting::update, the spots
+        DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1)",
+    )
+    .bind(&ticket_ids)
+    .execute(&mut *connection)
+    .await?;
+    insert_spots(connection, moved.iter().map(|delta| (delta.place.ticket_id, &delta.spots)).collect()).await
+}
+
+async fn insert_spots(connection: &mut PgConnection, stands: Vec<(Uuid, &Spots)>) -> Result<(), StoreError> {
+    let rows: Vec<(Uuid, &Spot, bool)> = (stands.iter())
+        .flat_map(|(ticket_id, spots)| spots.iter().map(|(spot, is_short)| (*ticket_id, spot, *is_short)))
+        .collect();
+    let done = sqlx::query(
+        "-- waiting::insert_spots
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, is_short, spot_hash)
+        SELECT spot::jsonb, ticket_id, is_short, spot_hash
+        FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (spot, ticket_id, is_short, spot_hash)",
+    )
+    .bind(rows.iter().map(|(_, spot, _)| spot_json(spot)).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(.., is_short)| *is_short).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(_, spot, _)| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+    .execute(connection)
+    .await?;
+    expect_rows("linkis_resource_waiting_spot", rows.len(), done.rows_affected())
+}
+
+/// Removes requests from the line, all of which have to be there.
+pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
+    let gone = leave(connection, ticket_ids).await?;
+    expect_rows(TABLE.0, ticket_ids.len(), gone.requests)
+}
+
+/// Requests that left the line.
+#[derive(Debug)]
+pub struct Gone {
+    /// How many.
+    pub requests: u64,
+    /// Where they stood.
+    pub spots: BTreeSet<Spot>,
+}
+
+/// Removes those among requests from the line that are there.
+pub async fn leave(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
+    // The request first, as everywhere: so nobody waits for each other.
+    let rows: Vec<(Uuid, Option<String>)> = sqlx::query_as(
+        "-- waiting::leave
+        WITH gone AS (DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING ticket_id),
+            spots AS (DELETE FROM linkis_resource_waiting_spot s USING gone WHERE s.ticket_id = gone.ticket_id
+                RETURNING s.ticket_id, s.spot::text)
+        SELECT gone.ticket_id, spots.spot FROM gone LEFT JOIN spots ON spots.ticket_id = gone.ticket_id",
+    )
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    gone(rows)
+}
+
+/// Removes what waits on instances that are dead, and these.
+pub async fn sweep(executor: impl PgExecutor<'_>) -> Result<Gone, StoreError> {
+    let rows: Vec<(Uuid, Option<String>)> = sqlx::query_as(
+        "-- waiting::sweep
+        WITH dead AS (DELETE FROM linkis_rm_instance WHERE alive_until < clock_timestamp() RETURNING instance_id),
+            gone AS (DELETE FROM linkis_resource_waiting w WHERE w.instance_id IN (SELECT instance_id FROM dead)
+                RETURNING w.ticket_id),
+            spots AS (DELETE FROM linkis_resource_waiting_spot s USING gone WHERE s.ticket_id = gone.ticket_id
+                RETURNING s.ticket_id, s.spot::text)
+        SELECT gone.ticket_id, spots.spot FROM gone LEFT JOIN spots ON spots.ticket_id = gone.ticket_id",
+    )
+    .fetch_all(executor)
+    .await?;
+    gone(rows)
+}
+
+fn gone(rows: Vec<(Uuid, Option<String>)>) -> Result<Gone, StoreError> {
+    let requests = rows.iter().map(|(ticket_id, _)| ticket_id).collect::<BTreeSet<_>>().len() as u64;
+    let spots = rows.iter().filter_map(|(_, spot)| spot.as_deref()).map(parse_spot).collect::<Result<_, _>>()?;
+    Ok(Gone { requests, spots })
+}
+
+/// Says that an instance lives.
+pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- waiting::keep_alive
+        INSERT INTO linkis_rm_instance (instance_id, alive_until)
+        VALUES ($1, clock_timestamp() + make_interval(secs => $2))
+        ON CONFLICT (instance_id) DO UPDATE SET alive_until = excluded.alive_until",
+    )
+    .bind(instance_id)
+    .bind(ALIVE.as_secs_f64())
+    .execute(executor)
+    .await?;
+    Ok(())
+}
+
+/// A request that waits, as it is shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WaitingRequest {
+    /// Its place.
+    pub place: Place,
+    /// For whom.
+    pub user: Name,
+    /// By which application of the user.
+    pub creator: Name,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// Where it was judged last.
+    pub em: EmInstance,
+    /// Whether any EM will do.
+    pub any_em: bool,
+    /// How much it waits for.
+    pub resource: Resource,
+    /// What it says of itself.
+    pub labels: Labels,
+    /// Until when.
+    pub wait_until: OffsetDateTime,
+    /// Where it is short, for people, and how many are short there before it.
+    pub ahead: BTreeMap<String, i64>,
+}
+
+#[derive(FromRow)]
+struct WaitingRow {
+    ticket_id: Uuid,
+    user: String,
+    creator: String,
+    engine_type: String,
+    em_application_name: String,
+    em_instance: String,
+    any_em: bool,
+    resource_type: String,
+    resource: String,
+    labels: String,
+    waiting_since: OffsetDateTime,
+    wait_until: OffsetDateTime,
+    spots: Vec<String>,
+    ahead: Vec<i64>,
+}
+
+impl TryFrom<WaitingRow> for WaitingRequest {
+    type Error = StoreError;
+
+    fn try_from(row: WaitingRow) -> Result<Self, StoreError> {
+        let resource_type = TABLE.resource_type(&row.resource_type)?;
+        let ahead = row.spots.iter().zip(row.ahead).map(|(spot, ahead)| Ok((parse_spot(spot)?.to_string(), ahead)));
+        Ok(Self {
+            place: Place { since: row.waiting_since, ticket_id: row.ticket_id },
+            user: TABLE.name("user", &row.user)?,
+            creator: TABLE.name("creator", &row.creator)?,
+            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            any_em: row.any_em,
+            resource: TABLE.resource("resource", resource_type, &row.resource)?,
+            labels: TABLE.labels(&row.labels)?,
+            engine_type: row.engine_type,
+            wait_until: row.wait_until,
+            ahead: ahead.collect::<Result<_, StoreError>>()?,
+        })
+    }
+}
+
+/// Up to `limit` requests that wait, the first in line first, from behind the place `after`.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    after: Option<Place>,
+    limit: i64,
+) -> Result<Vec<WaitingRequest>, StoreError> {
+    let rows: Vec<WaitingRow> = sqlx::query_as(
+        r#"-- waiting::list
+        WITH living AS (
+            SELECT w.* FROM linkis_resource_waiting w
+            JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()),
+        short AS (
+            SELECT s.ticket_id, s.spot,
+                row_number() OVER (PARTITION BY s.spot_hash ORDER BY w.waiting_since, w.ticket_id) - 1 AS ahead
+            FROM linkis_resource_waiting_spot s JOIN living w ON w.ticket_id = s.ticket_id WHERE s.is_short),
+        page AS (
+            SELECT * FROM living
+            WHERE (waiting_since, ticket_id) > (coalesce($1, '-infinity'::timestamptz), $2)
+            ORDER BY waiting_since, ticket_id LIMIT $3)
+        SELECT p.ticket_id, p."user", p.creator, p.engine_type, p.em_application_name, p.em_instance, p.any_em,
+            p.resource_type, p.resource::text, p.labels::text, p.waiting_since, p.wait_until,
+            ARRAY (SELECT s.spot::text FROM short s WHERE s.ticket_id = p.ticket_id ORDER BY s.spot) AS spots,
+            ARRAY (SELECT s.ahead FROM short s WHERE s.ticket_id = p.ticket_id ORDER BY s.spot) AS ahead
+        FROM page p ORDER BY p.waiting_since, p.ticket_id"#,
+    )
+    .bind(after.map(|place| place.since))
+    .bind(after.map_or(Uuid::nil(), |place| place.ticket_id))
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(WaitingRequest::try_from).collect()
+}
+
+/// How a spot is stored.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SpotJson {
+    Em(String, String),
+    Scope(BTreeMap<String, String>),
+}
+
+fn spot_json(spot: &Spot) -> String {
+    let json = match spot {
+        Spot::Em(em) => SpotJson::Em(em.application_name.to_string(), em.instance.to_string()),
+        Spot::Scope(scope) => SpotJson::Scope(scope.labels().clone()),
+    };
+    serde_json::json!(json).to_string()
+}
+
+fn parse_spot(json: &str) -> Result<Spot, StoreError> {
+    match serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))? {
+        SpotJson::Em(application_name, instance) => Ok(Spot::Em(TABLE.em(&application_name, &instance)?)),
+        SpotJson::Scope(labels) => Ok(Spot::Scope(Scope::new(labels))),
+    }
+}
+
+fn spot_hash(spot: &Spot) -> [u8; 32] {
+    hash(&spot_json(spot))
+}
