@@ -13,6 +13,7 @@ use crate::{
     domain::{
         em::{Em, EmInstance},
         limit::{Pattern, Rule},
+        line::WaitingRequest,
         name::{FieldError, Labels, Name},
         operation::{Grant, Inited, Register, Released},
         refusal::Refusal,
@@ -280,6 +281,23 @@ impl RmClient {
             page_token = page.next_page_token;
             if page_token.is_empty() {
                 return Ok(scopes);
+            }
+        }
+    }
+
+    /// All requests that wait in line, the first in line first.
+    pub async fn waiting(&self) -> Result<Vec<WaitingRequest>> {
+        let mut waiting = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListWaitingRequest { page_size: 1000, page_token };
+            let page = self.usage.clone().list_waiting(self.call(message)).await?.into_inner();
+            for request in page.waiting {
+                waiting.push(answer::read_waiting(request)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(waiting);
             }
         }
     }

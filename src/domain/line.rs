@@ -15,7 +15,12 @@ use std::{
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{em::EmInstance, resource::Resource, scope::Scope};
+use super::{
+    em::EmInstance,
+    name::{Labels, Name},
+    resource::Resource,
+    scope::Scope,
+};
 
 /// Where one can stand in line.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +61,31 @@ pub struct Stand {
 
 /// The spots where a request stands; true where it is short.
 pub type Spots = BTreeMap<Spot, bool>;
+
+/// A request that waits, as it is shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WaitingRequest {
+    /// Its place.
+    pub place: Place,
+    /// For whom.
+    pub user: Name,
+    /// By which application of the user.
+    pub creator: Name,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// Where it was judged last.
+    pub em: EmInstance,
+    /// Whether any EM will do.
+    pub any_em: bool,
+    /// How much it waits for.
+    pub resource: Resource,
+    /// What it says of itself.
+    pub labels: Labels,
+    /// Until when.
+    pub wait_until: OffsetDateTime,
+    /// Where it is short, for people, and how many are short there before it.
+    pub ahead: BTreeMap<String, i64>,
+}
 
 /// Who stands at some spots.
 #[derive(Debug, Clone, Default)]

@@ -6,6 +6,7 @@ use crate::{
     domain::{
         action::ActionRecord,
         em::{Em, EmInstance},
+        line::{Place, WaitingRequest},
         operation::Rejection,
         ticket::Ticket,
     },
@@ -13,6 +14,7 @@ use crate::{
     store::{
         Store, action_record, em_resource,
         user_resource::{self, Filter},
+        waiting,
     },
 };
 
@@ -46,6 +48,11 @@ impl Usage {
         }
         let ended = action_record::read(self.store.pool(), &[ticket_id]).await?.remove(&ticket_id).map(Box::new);
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
+    }
+
+    /// Up to `limit` requests that wait, the first in line first, from behind the place `after`.
+    pub async fn waiting(&self, after: Option<Place>, limit: i64) -> Result<Vec<WaitingRequest>, Error> {
+        Ok(waiting::list(self.store.pool(), after, limit).await?)
     }
 
     /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all.

@@ -46,6 +46,12 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often an instance without waiters removes what dead ones left, in such intervals.
 const IDLE_POLLS: u32 = 30;
 
+/// How many leave the line in one statement.
+const LEAVE_MAX: usize = 1000;
+
+/// How often a server that stops looks whether everybody has left.
+const LEAVE_POLL: Duration = Duration::from_millis(20);
+
 /// How long to wait before listening again after the connection broke.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
@@ -291,8 +297,8 @@ pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>)
     let (mut left, mut idle_polls) = (Vec::new(), 0);
     loop {
         let failed = tokio::select! {
-            _ = leaving.recv_many(&mut left, 1000) => leave(&line, &mut left).await.err(),
-            () = line.stopping.cancelled(), if line.index().callers == 0 && leaving.is_empty() => return,
+            _ = leaving.recv_many(&mut left, LEAVE_MAX) => leave(&line, &mut left).await.err(),
+            () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
                 idle_polls = if line.index().callers == 0 { idle_polls + 1 } else { 0 };
                 if idle_polls % IDLE_POLLS == 0 { poll(&line, idle_polls == 0).await.err() } else { None }
@@ -300,6 +306,14 @@ pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>)
         };
         if let Some(error) = failed {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
+        }
+    }
+    // All callers are being told; the last of them to go is the last to leave.
+    while line.index().callers > 0 || !leaving.is_empty() {
+        if tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut left, LEAVE_MAX)).await.is_ok()
+            && leave(&line, &mut left).await.is_err()
+        {
+            return;
         }
     }
 }

@@ -14,9 +14,7 @@ use uuid::Uuid;
 use crate::domain::{
     em::EmInstance,
     ledger::{MovedDelta, WaitingDelta},
-    line::{Line, Place, Spot, Spots, Stand},
-    name::{Labels, Name},
-    resource::Resource,
+    line::{Line, Place, Spot, Spots, Stand, WaitingRequest},
     scope::Scope,
 };
 
@@ -311,31 +309,6 @@ pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Res
     .execute(executor)
     .await?;
     Ok(())
-}
-
-/// A request that waits, as it is shown.
-#[derive(Debug, Clone, PartialEq)]
-pub struct WaitingRequest {
-    /// Its place.
-    pub place: Place,
-    /// For whom.
-    pub user: Name,
-    /// By which application of the user.
-    pub creator: Name,
-    /// The engine's type; may be empty.
-    pub engine_type: String,
-    /// Where it was judged last.
-    pub em: EmInstance,
-    /// Whether any EM will do.
-    pub any_em: bool,
-    /// How much it waits for.
-    pub resource: Resource,
-    /// What it says of itself.
-    pub labels: Labels,
-    /// Until when.
-    pub wait_until: OffsetDateTime,
-    /// Where it is short, for people, and how many are short there before it.
-    pub ahead: BTreeMap<String, i64>,
 }
 
 #[derive(FromRow)]

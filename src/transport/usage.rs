@@ -1,11 +1,13 @@
 //! `UsageService`: who holds what.
 
+use time::OffsetDateTime;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
     domain::{
         em::EmInstance,
+        line::Place,
         name::{FieldError, Name},
     },
     error::Error,
@@ -72,6 +74,22 @@ fn parse_scope_token(token: &str) -> Option<Vec<u8>> {
     let is_hex = token.bytes().all(|byte| byte.is_ascii_hexdigit());
     let byte = |at| u8::from_str_radix(token.get(at..at + 2)?, 16).ok();
     if is_hex { (0..token.len()).step_by(2).map(byte).collect() } else { None }
+}
+
+/// Tokens of pages of the line: the last place.
+fn place_token(place: Place) -> String {
+    format!("{}_{}", place.since.unix_timestamp_nanos(), place.ticket_id)
+}
+
+fn parse_place_token(token: &str) -> Result<Option<Place>, FieldError> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    let place = token.split_once('_').and_then(|(nanos, ticket_id)| {
+        let since = OffsetDateTime::from_unix_timestamp_nanos(nanos.parse().ok()?).ok()?;
+        Some(Place { since, ticket_id: Uuid::parse_str(ticket_id).ok()? })
+    });
+    place.map(Some).ok_or_else(bad_token)
 }
 
 fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
@@ -154,6 +172,19 @@ impl UsageService for Usage {
         let next_page_token = actions.last().filter(|_| more).map(|last| last.number.to_string()).unwrap_or_default();
         let actions = actions.iter().map(convert::answer::action).collect();
         Ok(Response::new(proto::ListActionsResponse { actions, next_page_token }))
+    }
+
+    async fn list_waiting(
+        &self,
+        call: Request<proto::ListWaitingRequest>,
+    ) -> Result<Response<proto::ListWaitingResponse>, Status> {
+        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
+        let after = parse_place_token(&call.get_ref().page_token).map_err(Error::from)?;
+        let mut waiting = self.usage.waiting(after, limit + 1).await?;
+        let more = cut_page(&mut waiting, limit);
+        let next_page_token = waiting.last().filter(|_| more).map(|last| place_token(last.place)).unwrap_or_default();
+        let waiting = waiting.iter().map(convert::answer::waiting).collect();
+        Ok(Response::new(proto::ListWaitingResponse { waiting, next_page_token }))
     }
 
     async fn list_scopes(

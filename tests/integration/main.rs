@@ -14,3 +14,4 @@ mod lifecycle;
 mod limits;
 mod private_database;
 mod traps;
+mod waiting;

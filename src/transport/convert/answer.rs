@@ -9,6 +9,7 @@ use crate::{
     domain::{
         action::ActionRecord,
         em::{Em, EmInstance},
+        line::{Place, WaitingRequest},
         name::{FieldError, Labels, Name},
         operation::Grant,
         refusal::{Refusal, Shortfall},
@@ -86,6 +87,44 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
         }
     }
     message
+}
+
+/// A request that waits.
+pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
+    let spots = waiting.ahead.iter().map(|(scope, ahead)| proto::WaitingSpot { scope: scope.clone(), ahead: *ahead });
+    proto::WaitingRequest {
+        ticket_id: waiting.place.ticket_id.to_string(),
+        user: waiting.user.to_string(),
+        creator: waiting.creator.to_string(),
+        engine_type: waiting.engine_type.clone(),
+        em: Some(em_message(&waiting.em)),
+        any_em: waiting.any_em,
+        resource: Some(resource::message(waiting.resource.parts())),
+        labels: waiting.labels.as_map().clone(),
+        waiting_since: Some(timestamp(waiting.place.since)),
+        wait_until: Some(timestamp(waiting.wait_until)),
+        spots: spots.collect(),
+    }
+}
+
+/// A request that waits, as the service told it.
+pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, FieldError> {
+    let place = Place {
+        since: read_time("waiting_since", message.waiting_since)?,
+        ticket_id: request::ticket_id("ticket_id", &message.ticket_id)?,
+    };
+    Ok(WaitingRequest {
+        place,
+        user: Name::parse("user", &message.user)?,
+        creator: Name::parse("creator", &message.creator)?,
+        engine_type: message.engine_type,
+        em: request::em_instance("em", message.em)?,
+        any_em: message.any_em,
+        resource: resource::required("resource", message.resource)?,
+        labels: Labels::parse("labels", message.labels)?,
+        wait_until: read_time("wait_until", message.wait_until)?,
+        ahead: message.spots.into_iter().map(|spot| (spot.scope, spot.ahead)).collect(),
+    })
 }
 
 /// A line of the history.

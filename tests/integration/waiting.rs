@@ -1,0 +1,528 @@
+//! Waiting in line: who comes first is served first, through whatever instance, and nobody is forgotten.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    domain::{
+        em::EmInstance,
+        limit::{Pattern, Rule},
+        operation::Grant,
+        resource::{Dimension, Resource},
+    },
+    transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
+};
+use tokio::task::{JoinHandle, JoinSet};
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+/// Longer than any test waits for anything.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Well below the second after which waiters would look again by themselves.
+const AT_ONCE: Duration = Duration::from_millis(700);
+
+fn patient(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
+    ResourceRequest { wait_timeout: LONG, ..request(em, user, resource) }
+}
+
+fn user_limit(user: &str, instances: i64) -> Rule {
+    let pattern = Pattern::new([("user".to_owned(), Some(user.to_owned()))].into());
+    Rule { pattern, max: [(Dimension::Instances, instances)].into() }
+}
+
+/// Asks, and waits for the answer in a task.
+fn ask(client: &RmClient, request: ResourceRequest) -> JoinHandle<Result<ResultResource, ClientError>> {
+    let client = client.clone();
+    tokio::spawn(async move { client.request_resource(&request).await })
+}
+
+/// Asks, and comes back when the request stands in line.
+async fn stand_in_line(client: &RmClient, request: ResourceRequest) -> JoinHandle<Result<ResultResource, ClientError>> {
+    let before = client.waiting().await.unwrap().len();
+    let call = ask(client, request);
+    eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() > before).await;
+    call
+}
+
+async fn nobody_waits(client: &RmClient) {
+    eventually("nobody waits", LONG, async || client.waiting().await.unwrap().is_empty()).await;
+}
+
+async fn granted(call: JoinHandle<Result<ResultResource, ClientError>>) -> Grant {
+    tokio::time::timeout(LONG, call).await.expect("an answer").unwrap().granted()
+}
+
+/// An EM with room for `cores`, all of which a ticket holds.
+async fn full_em(client: &RmClient, host: &str, cores: i64) -> (EmInstance, Grant) {
+    let host = em(host);
+    client.register(registration(host.clone(), Resource::cpu(cores).unwrap())).await.unwrap();
+    let grant = client.request_resource(&request(&host, "first", Resource::cpu(cores).unwrap())).await.granted();
+    (host, grant)
+}
+
+fn cpu(cores: i64) -> Resource {
+    Resource::cpu(cores).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_in_line_are_served_first_and_at_once() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let hosts: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
+    for host in &hosts {
+        first.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    }
+    first.client.set_limit(&user_limit("hadoop", 10)).await.unwrap();
+    let mut held = Vec::new();
+    for n in 0..10 {
+        held.push(first.client.request_resource(&request(&hosts[n % 5], "hadoop", load(1, 1, 1))).await.granted());
+    }
+    let mut calls = JoinSet::new();
+    for n in 0..50 {
+        let (client, host) = ([&first, &second][n % 2].client.clone(), hosts[n % 5].clone());
+        calls.spawn(async move { client.request_resource(&patient(&host, "hadoop", load(1, 1, 1))).await.granted() });
+    }
+    eventually("50 wait", LONG, async || second.client.waiting().await.unwrap().len() == 50).await;
+    let line: Vec<Uuid> = first.client.waiting().await.unwrap().iter().map(|w| w.place.ticket_id).collect();
+
+    // One by one: each time the next in line.
+    for (grant, next) in held.drain(..5).zip(&line) {
+        let start = Instant::now();
+        first.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+        let served = calls.join_next().await.unwrap().unwrap();
+        assert_eq!(served.ticket_id, *next);
+        assert!(start.elapsed() < AT_ONCE, "served after {:?}", start.elapsed());
+    }
+    // Five together: those who are first in line then.
+    let start = Instant::now();
+    let mut releases = JoinSet::new();
+    for grant in held {
+        let client = second.client.clone();
+        releases.spawn(async move { client.resource_released(&release(&grant, "hadoop")).await.unwrap() });
+    }
+    releases.join_all().await;
+    let mut served = Vec::new();
+    for _ in 0..5 {
+        served.push(calls.join_next().await.unwrap().unwrap().ticket_id);
+    }
+    println!("five released together were granted again {:?} later", start.elapsed());
+    assert!(start.elapsed() < AT_ONCE, "served after {:?}", start.elapsed());
+    served.sort();
+    let mut expected = line[5..10].to_vec();
+    expected.sort();
+    assert_eq!(served, expected);
+
+    assert_eq!(first.client.waiting().await.unwrap().len(), 40);
+    assert_eq!(assert_invariants(&database, &first.client).await, 10);
+    calls.shutdown().await;
+    nobody_waits(&first.client).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 10, "who is gone is granted nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_big_request_is_not_starved_by_a_stream_of_small_ones() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    first.client.register(registration(host.clone(), cpu(100))).await.unwrap();
+    let held = first.client.request_resource(&request(&host, "first", cpu(20))).await.granted();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut stream = JoinSet::new();
+    for n in 0..24 {
+        let (client, host, stop) = ([&first, &second][n % 2].client.clone(), host.clone(), stop.clone());
+        stream.spawn(async move {
+            let mut served = 0;
+            while !stop.load(Ordering::Relaxed) {
+                // Some wait themselves, some ask again and again.
+                let small = request(&host, "small", cpu(5));
+                let wait_timeout = if n % 3 == 0 { LONG } else { Duration::ZERO };
+                let answer = client.request_resource(&ResourceRequest { wait_timeout, ..small }).await.unwrap();
+                if let ResultResource::Available(grant) = answer {
+                    tokio::time::sleep(Duration::from_millis(30)).await;
+                    client.resource_released(&release(&grant, "small")).await.unwrap();
+                    served += 1;
+                }
+            }
+            served
+        });
+    }
+    let busy = async || first.client.em(&host).await.unwrap().locked.get(&Dimension::Cores) > 50;
+    eventually("the stream flows", LONG, busy).await;
+    let call = ask(&first.client, patient(&host, "big", cpu(90)));
+    let since = Mutex::new(None);
+    let stands = async || {
+        let line = first.client.waiting().await.unwrap();
+        let big = line.iter().find(|waiting| waiting.user == name("big"));
+        *since.lock().unwrap() = big.map(|big| big.place.since);
+        big.is_some()
+    };
+    eventually("it stands in line", LONG, stands).await;
+    let start = Instant::now();
+    first.client.resource_released(&release(&held, "first")).await.unwrap();
+    let big = granted(call).await;
+    println!(
+        "90 of 100 among a stream of 5s was granted {:?} after the last of those before it gave back",
+        start.elapsed()
+    );
+
+    let since = since.into_inner().unwrap().unwrap();
+    // From the moment it stood in line, nothing was granted to anybody who came later.
+    let passed: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM linkis_resource_action_record later
+         JOIN linkis_resource_action_record big ON big.ticket_id = $1 AND big.action = 'granted'
+         WHERE later.action = 'granted' AND later.id < big.id AND later.action_time > $2",
+    )
+    .bind(big.ticket_id)
+    .bind(since)
+    .fetch_one(&database.pool)
+    .await
+    .unwrap();
+    assert_eq!(passed, 0);
+    assert!(start.elapsed() < AT_ONCE, "as soon as those before it have given back: {:?}", start.elapsed());
+    first.client.resource_released(&release(&big, "big")).await.unwrap();
+    eventually("the stream flows again", LONG, busy).await;
+    stop.store(true, Ordering::Relaxed);
+    assert!(stream.join_all().await.into_iter().sum::<usize>() > 20);
+    assert_eq!(assert_invariants(&database, &first.client).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_request_passes_only_where_it_delays_nobody() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(100, 100, 100))).await.unwrap();
+    let first = rm.client.request_resource(&request(&host, "first", load(50, 1, 1))).await.granted();
+    let big = stand_in_line(&rm.client, patient(&host, "big", load(90, 50, 1))).await;
+
+    let refusal = rm.client.request_resource(&request(&host, "small", load(1, 1, 1))).await.refused();
+    let short = &refusal.shortfalls[0];
+    assert_eq!((&short.dimension, short.available, short.ahead), (&Dimension::Memory, 0, 90 * GB), "50 GB are free");
+    let refusal = rm.client.request_resource(&request(&host, "small", load(0, 60, 1))).await.refused();
+    let short = &refusal.shortfalls[0];
+    assert_eq!((&short.dimension, short.available, short.ahead), (&Dimension::Cores, 49, 50));
+    // It takes no memory, and leaves the cores that the big one needs.
+    let passes = rm.client.request_resource(&request(&host, "small", load(0, 49, 1))).await.granted();
+
+    rm.client.resource_released(&release(&first, "first")).await.unwrap();
+    granted(big).await;
+    assert_eq!(rm.client.ticket(passes.ticket_id).await.unwrap().id, passes.ticket_id);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_limit_of_his_own_blocks_nobody_else() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    rm.client.set_limit(&user_limit("hadoop", 1)).await.unwrap();
+    let first = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let mut calls = Vec::new();
+    for _ in 0..20 {
+        calls.push(stand_in_line(&rm.client, patient(&host, "hadoop", load(1, 1, 1))).await);
+    }
+    // Nine are free on the EM; one of them is kept for the first of those twenty.
+    for _ in 0..8 {
+        rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    }
+    assert_eq!(
+        rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.refused().shortfalls[0].ahead,
+        1
+    );
+    rm.client.resource_released(&release(&first, "hadoop")).await.unwrap();
+    granted(calls.remove(0)).await;
+    // The next in line keeps nothing where nothing is.
+    eventually("the line has moved up", LONG, async || rm.client.waiting().await.unwrap().len() == 19).await;
+    let line = rm.client.waiting().await.unwrap();
+    assert_eq!(line[0].ahead.get("user=hadoop"), Some(&0));
+    assert_eq!(line[18].ahead.get("user=hadoop"), Some(&18));
+    assert_invariants(&database, &rm.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_goes_away_leaves_the_line_at_once_and_is_granted_nothing() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, grant) = full_em(&first.client, "host1", 10).await;
+    let big = stand_in_line(&first.client, patient(&host, "big", cpu(10))).await;
+    let small = stand_in_line(&second.client, patient(&host, "small", cpu(1))).await;
+    big.abort();
+    eventually("it has left", LONG, async || first.client.waiting().await.unwrap().len() == 1).await;
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let start = Instant::now();
+    granted(small).await;
+    assert!(start.elapsed() < AT_ONCE);
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+    let granted = database.count("SELECT count(*) FROM linkis_resource_action_record WHERE \"user\" = 'big'").await;
+    assert_eq!(granted, 0, "never granted, not even for a moment");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_who_leaves_makes_room_for_those_behind() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    first.client.register(registration(host.clone(), cpu(10))).await.unwrap();
+    first.client.request_resource(&request(&host, "first", cpu(5))).await.granted();
+    let big = stand_in_line(&first.client, patient(&host, "big", cpu(10))).await;
+    let small = stand_in_line(&second.client, patient(&host, "small", cpu(5))).await;
+    let start = Instant::now();
+    big.abort();
+    granted(small).await;
+    assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
+    nobody_waits(&first.client).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_wait_ends_with_its_time_or_the_call_s_own() {
+    let (database, rm) = start().await;
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let wait_timeout = Duration::from_millis(300);
+    let start = Instant::now();
+    let refusal = rm
+        .client
+        .request_resource(&ResourceRequest { wait_timeout, ..request(&host, "hadoop", cpu(1)) })
+        .await
+        .refused();
+    assert!(start.elapsed() >= wait_timeout, "it waited {:?}", start.elapsed());
+    assert_eq!((refusal.code, refusal.shortfalls[0].available), (11002, 0));
+    nobody_waits(&rm.client).await;
+
+    // The call's own deadline is shorter: answered in time all the same.
+    let mut manager = ResourceManagerServiceClient::connect(rm.address.clone()).await.unwrap();
+    let mut call = tonic::Request::new(proto::RequestResourceRequest {
+        em: Some(proto::EmInstance {
+            application_name: host.application_name.to_string(),
+            instance: host.instance.to_string(),
+        }),
+        user: "hadoop".into(),
+        creator: "IDE".into(),
+        resource: Some(proto::Resource { kind: Some(proto::resource::Kind::Cpu(proto::CpuResource { cores: 1 })) }),
+        wait_timeout: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+        ..Default::default()
+    });
+    call.set_timeout(Duration::from_millis(400));
+    let answer = manager.request_resource(call).await.unwrap().into_inner();
+    assert!(matches!(answer.result, Some(proto::request_resource_response::Result::NotEnough(_))), "{answer:?}");
+    nobody_waits(&rm.client).await;
+
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0, "nothing is granted to those who are gone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_never_fits_does_not_wait() {
+    let (_database, rm) = start().await;
+    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
+    let refusal = rm.client.request_resource(&patient(&host, "hadoop", cpu(11))).await.refused();
+    assert!(refusal.never_fits);
+    // One that fitted when it came is told as soon as it never will.
+    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    rm.client.register(registration(host.clone(), cpu(9))).await.unwrap();
+    assert!(tokio::time::timeout(LONG, call).await.unwrap().unwrap().refused().never_fits);
+    nobody_waits(&rm.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_makes_room_on_any_instance_wakes_the_first_in_line() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, grant) = full_em(&first.client, "host1", 10).await;
+    let served = async |what: &str, call: JoinHandle<_>, start: Instant| {
+        let grant = granted(call).await;
+        assert!(start.elapsed() < AT_ONCE, "{what}: after {:?}", start.elapsed());
+        grant
+    };
+
+    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(3))).await;
+    let start = Instant::now();
+    second.client.resource_inited(&inited(&grant, "first", Some(cpu(7)))).await.unwrap();
+    served("an engine that uses less than was granted", call, start).await;
+
+    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(5))).await;
+    let start = Instant::now();
+    second.client.register(registration(host.clone(), cpu(15))).await.unwrap();
+    let five = served("a resize", call, start).await;
+
+    second.client.set_limit(&user_limit("alice", 0)).await.unwrap();
+    first.client.register(registration(host.clone(), cpu(1000))).await.unwrap();
+    second.client.resource_released(&release(&five, "hadoop")).await.unwrap();
+    second.client.set_limit(&Rule { max: [(Dimension::Cores, 4)].into(), ..user_limit("alice", 0) }).await.unwrap();
+    first.client.request_resource(&request(&host, "alice", cpu(4))).await.granted();
+    let call = stand_in_line(&first.client, patient(&host, "alice", cpu(2))).await;
+    let start = Instant::now();
+    second.client.set_limit(&Rule { max: [(Dimension::Cores, 6)].into(), ..user_limit("alice", 0) }).await.unwrap();
+    served("a limit that is raised", call, start).await;
+    let call = stand_in_line(&first.client, patient(&host, "alice", cpu(2))).await;
+    let start = Instant::now();
+    second.client.delete_limit(&user_limit("alice", 0).pattern).await.unwrap();
+    served("a limit that is removed", call, start).await;
+
+    let (other, _) = full_em(&first.client, "host2", 10).await;
+    second.client.unregister(&other).await.unwrap();
+    first.client.register(registration(other.clone(), cpu(1))).await.unwrap();
+    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1500)), ..request(&other, "short", cpu(1)) };
+    first.client.request_resource(&short).await.granted();
+    let call = stand_in_line(&first.client, patient(&other, "hadoop", cpu(1))).await;
+    granted(call).await;
+
+    let call = stand_in_line(&first.client, patient(&other, "hadoop", cpu(1))).await;
+    second.client.unregister(&other).await.unwrap();
+    let error = tokio::time::timeout(LONG, call).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"), "its EM went");
+    nobody_waits(&first.client).await;
+    assert_invariants(&database, &first.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_names_no_em_is_served_wherever_there_is_room_first() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let mut grants = Vec::new();
+    for n in 0..3 {
+        grants.push(full_em(&first.client, &format!("host{n}"), 10).await);
+    }
+    let anywhere = |cores| ResourceRequest { em: None, ..patient(&grants[0].0, "hadoop", cpu(cores)) };
+    for (host, grant) in &grants {
+        let call = stand_in_line(&first.client, anywhere(10)).await;
+        assert!(first.client.waiting().await.unwrap()[0].any_em);
+        let start = Instant::now();
+        second.client.resource_released(&release(grant, "first")).await.unwrap();
+        assert_eq!(granted(call).await.em, *host);
+        assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
+    }
+    let call = stand_in_line(&first.client, anywhere(10)).await;
+    let start = Instant::now();
+    second.client.register(registration(em("new"), cpu(10))).await.unwrap();
+    assert_eq!(granted(call).await.em, em("new"));
+    assert!(start.elapsed() < AT_ONCE, "a new EM, after {:?}", start.elapsed());
+    nobody_waits(&first.client).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waited_on_an_instance_that_was_killed_holds_nobody_up_for_long() {
+    let (database, rm) = start().await;
+    let killed = Process::start(&["--database-url", &database.url()]);
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let _lost = stand_in_line(&killed.client, patient(&host, "lost", cpu(10))).await;
+    let behind = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    killed.kill();
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let start = Instant::now();
+    granted(behind).await;
+    println!("granted {:?} after the one before it was lost", start.elapsed());
+    nobody_waits(&rm.client).await;
+    let rows =
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+    eventually("nothing is left of it", LONG, async || database.count(rows).await == 0).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_thought_dead_stands_at_the_end_of_the_line_again() {
+    let (database, rm) = start().await;
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    // As another instance sweeps when this one was frozen for a while.
+    sqlx::raw_sql(
+        "DELETE FROM linkis_rm_instance; DELETE FROM linkis_resource_waiting; DELETE FROM linkis_resource_waiting_spot",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    granted(call).await;
+    nobody_waits(&rm.client).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_is_served_although_nobody_hears() {
+    let (database, rm) = start().await;
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    let deafened = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+    assert_eq!(database.count(deafened).await, 1);
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    granted(call).await;
+    // And hears again.
+    let grant = rm.client.tickets(None).await.unwrap().remove(0);
+    eventually("it listens again", LONG, async || {
+        let listening =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+        database.count(listening).await == 1
+    })
+    .await;
+    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    let start = Instant::now();
+    let ticket = linkis_rm::domain::operation::Released { ticket_id: grant.id, user: grant.user, em: grant.em };
+    rm.client.resource_released(&ticket).await.unwrap();
+    granted(call).await;
+    assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_again_while_he_waits_gets_the_same_ticket() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, grant) = full_em(&first.client, "host1", 10).await;
+    let named = ResourceRequest { request_id: Some("r1".into()), ..patient(&host, "hadoop", cpu(5)) };
+    let one = stand_in_line(&first.client, named.clone()).await;
+    let two = stand_in_line(&second.client, named.clone()).await;
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let (one, two) = (granted(one).await, granted(two).await);
+    assert_eq!(one, two);
+    nobody_waits(&first.client).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stops_tells_those_who_wait() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, _grant) = full_em(&first.client, "host1", 10).await;
+    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(5))).await;
+    let start = Instant::now();
+    assert_eq!(first.stop().await, linkis_rm::server::Ending::Drained);
+    assert!(start.elapsed() < Duration::from_secs(4), "it does not wait for them");
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Unavailable), Some("SHUTTING_DOWN")));
+    assert_eq!(second.client.waiting().await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_line_is_shown_page_by_page() {
+    let (_database, rm) = start().await;
+    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
+    for n in 0..5 {
+        let _waits = stand_in_line(&rm.client, patient(&host, &format!("user{n}"), cpu(5))).await;
+    }
+    let mut usage = proto::usage_service_client::UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let (mut users, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let page =
+            usage.list_waiting(proto::ListWaitingRequest { page_size: 2, page_token }).await.unwrap().into_inner();
+        users.extend(page.waiting.into_iter().map(|w| (w.user, w.spots[0].scope.clone(), w.spots[0].ahead)));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    let expected: Vec<_> = (0..5).map(|n| (format!("user{n}"), format!("em={host}"), n)).collect();
+    assert_eq!(users, expected);
+    for page_token in ["x", "1_x", "_", "99999999999999999999999999_00000000-0000-0000-0000-000000000000"] {
+        let call = proto::ListWaitingRequest { page_size: 2, page_token: page_token.into() };
+        assert_eq!(usage.list_waiting(call).await.unwrap_err().code(), Code::InvalidArgument, "{page_token}");
+    }
+}
