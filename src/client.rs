@@ -16,6 +16,7 @@ use crate::{
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
         operation::{Grant, Inited, Register, Released},
+        policy::Policy,
         refusal::Refusal,
         resource::Resource,
         ticket::Ticket,
@@ -266,6 +267,19 @@ impl RmClient {
     pub async fn limits(&self) -> Result<Vec<Rule>> {
         let answer = self.limits.clone().list_limits(self.call(proto::ListLimitsRequest {})).await?.into_inner();
         answer.limits.iter().map(|message| Ok(limit::rule("limit", Some(message))?)).collect()
+    }
+
+    /// Decides which limits are for the tickets on a kind of EM.
+    pub async fn set_policy(&self, em_kind: &Name, policy: &Policy) -> Result<()> {
+        let message = proto::SetPolicyRequest { policy: Some(limit::policy_message(em_kind, policy)) };
+        self.limits.clone().set_policy(self.call(message)).await?;
+        Ok(())
+    }
+
+    /// The policies of all kinds of EMs, by application name.
+    pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>> {
+        let answer = self.limits.clone().list_policies(self.call(proto::ListPoliciesRequest {})).await?.into_inner();
+        answer.policies.iter().map(|message| Ok(limit::policy("policy", Some(message))?)).collect()
     }
 
     /// What all scopes hold that limits are for.

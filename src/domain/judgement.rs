@@ -61,7 +61,7 @@ pub fn judge<'a>(
 
 /// Everywhere where a request is judged on `em`.
 pub fn spots(em: &EmInstance, limits: &Limits, ask: &Ask) -> impl Iterator<Item = Spot> + use<> {
-    let limited = limits.scopes(&ask.ticket_labels()).into_iter().filter(|limited| limited.rule.is_some());
+    let limited = limits.scopes(&ask.ticket_labels(em)).into_iter().filter(|limited| limited.rule.is_some());
     [Spot::Em(em.clone())].into_iter().chain(limited.map(|limited| Spot::Scope(limited.scope)))
 }
 

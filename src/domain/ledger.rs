@@ -331,7 +331,7 @@ impl Ledger {
         }
         let place = self.place(op)?;
         let em = live_em(&mut self.ems, &op.em)?;
-        let scopes = self.limits.scopes(&op.ask.ticket_labels());
+        let scopes = self.limits.scopes(&op.ask.ticket_labels(&op.em));
         let usage = |scope: &Scope| self.scopes.get(scope).map(|slot| &slot.usage);
         let share = match judge(em.current, &scopes, usage, &self.line.line, place, &op.ask)? {
             Ok(share) => share,

@@ -12,6 +12,8 @@ use std::{
 };
 
 use super::{
+    name::Name,
+    policy::Policy,
     resource::Dimension,
     scope::{CREATOR, ENGINE_TYPE, Scope, TicketLabels, USER},
 };
@@ -106,6 +108,8 @@ pub struct Limits {
     version: i64,
     /// By label set, in the order in which they are checked; each with its rules, the most specific first.
     sets: Vec<(BTreeSet<String>, Vec<Arc<Rule>>)>,
+    /// By the application name of EMs; others have all limits.
+    policies: BTreeMap<Name, Policy>,
 }
 
 /// A scope that a ticket counts in, and the rule that decides there, if any.
@@ -130,7 +134,17 @@ impl Limits {
             rules.sort_by_key(|rule| std::cmp::Reverse(rule.pattern.specificity()));
         }
         sets.sort_by(|(a, _), (b, _)| check_order(a).cmp(&check_order(b)));
-        Self { version, sets }
+        Self { version, sets, policies: BTreeMap::new() }
+    }
+
+    /// The same, with the policies of kinds of EMs.
+    pub fn with_policies(self, policies: BTreeMap<Name, Policy>) -> Self {
+        Self { policies, ..self }
+    }
+
+    /// The policies, by the application name of EMs.
+    pub fn policies(&self) -> &BTreeMap<Name, Policy> {
+        &self.policies
     }
 
     /// Grows with every change.
@@ -155,10 +169,16 @@ impl Limits {
 
     /// The scopes that a ticket with these labels counts in, in the order in which they are checked.
     pub fn scopes(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
-        let in_set = |(keys, rules): &(BTreeSet<String>, Vec<Arc<Rule>>)| {
-            Some(decide(rules, Scope::of(labels, keys.iter().map(String::as_str))?))
-        };
+        let in_set =
+            |(keys, rules): &(BTreeSet<String>, Vec<Arc<Rule>>)| Some(decide(rules, self.scope(labels, keys)?));
         self.sets.iter().filter_map(in_set).collect()
+    }
+
+    /// The scope of a label set that a ticket with these labels counts in, if it does in any.
+    pub fn scope(&self, labels: &TicketLabels<'_>, label_set: &BTreeSet<String>) -> Option<Scope> {
+        let policy = self.policies.get(labels.em_kind());
+        let applies = policy.is_none_or(|policy| policy.applies(label_set));
+        if applies { Scope::of(labels, label_set.iter().map(String::as_str)) } else { None }
     }
 
     /// A scope with the rule that decides there.
@@ -177,7 +197,7 @@ fn decide(rules: &[Arc<Rule>], scope: Scope) -> LimitedScope {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::name::Labels;
+    use crate::domain::{em::EmInstance, name::Labels};
 
     fn rule(labels: &[(&str, Option<&str>)], instances: i64) -> Rule {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
@@ -186,7 +206,8 @@ mod tests {
 
     fn decided(limits: &Limits, user: &str, creator: &str) -> Vec<(String, Option<i64>)> {
         let labels = Labels::default();
-        let scopes = limits.scopes(&TicketLabels::new(user, creator, "", &labels));
+        let em = EmInstance::parse("em", "ecm", "host").unwrap();
+        let scopes = limits.scopes(&TicketLabels::new(user, creator, "", &labels, &em));
         scopes.into_iter().map(|s| (s.scope.to_string(), s.rule.map(|rule| rule.max[&Dimension::Instances]))).collect()
     }
 

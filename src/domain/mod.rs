@@ -5,6 +5,7 @@
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
 //! - [`ticket`]: one grant and its life;
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
+//! - [`policy`]: which limits are for the tickets on a kind of EM;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
 //! - [`line`]: who waits where, and what the places ahead keep for themselves;
 //! - [`judgement`]: whether a request can be granted;
@@ -22,6 +23,7 @@ pub mod line;
 pub mod name;
 pub mod operation;
 pub mod placement;
+pub mod policy;
 pub mod refusal;
 pub mod resource;
 pub mod scope;

@@ -91,9 +91,9 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// The labels that decide in which scopes it counts.
-    pub fn ticket_labels(&self) -> TicketLabels<'_> {
-        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels)
+    /// The labels that decide in which scopes it counts on `em`.
+    pub fn ticket_labels<'a>(&'a self, em: &'a EmInstance) -> TicketLabels<'a> {
+        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels, em)
     }
 }
 

@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::{
-    name::Labels,
+    em::EmInstance,
+    name::{Labels, Name},
     resource::{Dimension, Resource, ResourceError},
 };
 
@@ -14,19 +15,25 @@ pub const CREATOR: &str = "creator";
 /// The label that a ticket has by its engine's type, if it names one.
 pub const ENGINE_TYPE: &str = "engine_type";
 
-/// All labels of a ticket: those of its own fields, and those that came with the request.
+/// All labels of a ticket: those of its own fields, and those that came with the request; and the kind of EM that it is on.
 #[derive(Debug, Clone)]
 pub struct TicketLabels<'a> {
     user: &'a str,
     creator: &'a str,
     engine_type: &'a str,
     labels: &'a Labels,
+    em_kind: &'a Name,
 }
 
 impl<'a> TicketLabels<'a> {
     /// Of a ticket or a request.
-    pub fn new(user: &'a str, creator: &'a str, engine_type: &'a str, labels: &'a Labels) -> Self {
-        Self { user, creator, engine_type, labels }
+    pub fn new(user: &'a str, creator: &'a str, engine_type: &'a str, labels: &'a Labels, em: &'a EmInstance) -> Self {
+        Self { user, creator, engine_type, labels, em_kind: &em.application_name }
+    }
+
+    /// The application name of the EM: its policy decides which limits apply.
+    pub fn em_kind(&self) -> &'a Name {
+        self.em_kind
     }
 
     /// The value of a label, if the ticket carries it.

@@ -76,7 +76,7 @@ pub enum TicketState {
 impl Ticket {
     /// The labels that decide in which scopes it counts.
     pub fn ticket_labels(&self) -> TicketLabels<'_> {
-        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels)
+        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels, &self.em)
     }
 
     /// What it holds, locked or used.

@@ -248,7 +248,7 @@ impl State {
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
         let place = request.wait.as_ref().and_then(|wait| wait.place);
-        let scopes = self.limits.scopes(&request.ask.ticket_labels());
+        let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
         let usage = |scope: &Scope| self.scopes.get(scope);
         Ok(match judge(em, &scopes, usage, &self.line.line, place, &request.ask)? {
             Ok(_) => Verdict::Fits,
@@ -277,7 +277,7 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         false => request_id::read(&mut *connection, &ids).await?,
     };
     let InForce { limits, anybody_waits } = limit::current(&mut *connection, known).await?;
-    let labels = looks.iter().map(|look| look.request.ask.ticket_labels());
+    let labels = looks.iter().map(|look| look.request.ask.ticket_labels(&look.request.em));
     let scopes: BTreeSet<Scope> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.scope).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),

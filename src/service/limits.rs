@@ -2,7 +2,7 @@
 //! ticket is counted by the rules before a change or by those after it, and a counter that is new starts from the true sum.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -11,13 +11,15 @@ use sqlx::{Connection as _, PgConnection};
 use crate::{
     domain::{
         limit::{LimitedScope, Limits, Pattern, Rule},
+        name::Name,
         operation::Rejection,
+        policy::Policy,
         resource::ResourceError,
         scope::{Scope, Usage},
     },
     error::Error,
     store::{
-        Store, StoreError, label_resource, limit, session, user_resource,
+        Store, StoreError, label_resource, limit, policy, session, user_resource,
         waiting::{self, Freed},
     },
 };
@@ -89,6 +91,16 @@ impl LimitService {
         .await
     }
 
+    /// Gives a kind of EMs, by its application name, a policy.
+    pub async fn set_policy(&self, em_kind: &Name, policy: &Policy) -> Result<(), Error> {
+        self.change(async |connection, _| policy::upsert(connection, em_kind, policy).await).await
+    }
+
+    /// The policies of all kinds of EMs there are or were, by application name.
+    pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
+        Ok(policy::read(self.store.pool()).await?)
+    }
+
     /// The rules in force.
     pub async fn current(&self) -> Result<Arc<Limits>, Error> {
         let mut connection = self.store.pool().acquire().await?;
@@ -117,13 +129,16 @@ impl LimitService {
         change(&mut transaction, &before).await?;
         let after = limit::current(&mut transaction, &Arc::default()).await?.limits;
         let sets = |limits: &Limits| limits.label_sets().cloned().collect::<BTreeSet<_>>();
-        let (before, after) = (sets(&before), sets(&after));
-        for keys in before.difference(&after) {
+        let (old, new) = (sets(&before), sets(&after));
+        // Another policy may be about every counter.
+        let stays =
+            |keys: &BTreeSet<String>| before.policies() == after.policies() && old.contains(keys) && new.contains(keys);
+        for keys in old.iter().filter(|keys| !stays(keys)) {
             label_resource::delete_set(&mut transaction, keys).await?;
         }
-        let new: Vec<_> = after.difference(&before).collect();
+        let new: Vec<_> = new.iter().filter(|keys| !stays(keys)).collect();
         if !new.is_empty() {
-            let usages = true_sums(&mut transaction, &new).await?;
+            let usages = true_sums(&mut transaction, &after, &new).await?;
             label_resource::insert(&mut transaction, usages.into_iter().collect()).await?;
         }
         waiting::notify(&mut *transaction, &Freed::anywhere()).await?;
@@ -143,12 +158,13 @@ impl LimitService {
 /// What the live tickets hold in each scope of some label sets.
 async fn true_sums(
     connection: &mut PgConnection,
+    limits: &Limits,
     sets: &[&BTreeSet<String>],
 ) -> Result<HashMap<Scope, Usage>, StoreError> {
     let mut usages: HashMap<Scope, Usage> = HashMap::new();
     for group in user_resource::groups(connection).await? {
         let labels = group.ticket.ticket_labels();
-        for scope in sets.iter().filter_map(|keys| Scope::of(&labels, keys.iter().map(String::as_str))) {
+        for scope in sets.iter().filter_map(|keys| limits.scope(&labels, keys)) {
             let usage = usages.entry(scope).or_default();
             let held = if group.ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
             let overflow = |error: ResourceError| StoreError::inconsistent("linkis_user_resource_meta_data", error);

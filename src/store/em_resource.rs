@@ -1,4 +1,4 @@
-//! `linkis_em_resource_meta_data` and `linkis_em_meta_data`: the EMs and their counters.
+//! `linkis_em_resource_meta_data`: the EMs and their counters.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::domain::{
 };
 
 use super::{
-    StoreError, expect_rows,
+    StoreError, expect_rows, policy,
     rows::{Table, em_columns, labels_json},
 };
 
@@ -140,18 +140,10 @@ pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
-/// Writes EMs that are new, and the kind of each with the checks that its requests go through.
+/// Writes EMs that are new, and their kinds.
 pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let columns = Columns::of(ems)?;
-    sqlx::query(
-        "-- em_resource::insert, the kinds
-        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy)
-        SELECT DISTINCT ON (1) * FROM unnest($1::text[], $2::text[]) ORDER BY 1 ON CONFLICT DO NOTHING",
-    )
-    .bind(&columns.em_application_name)
-    .bind(&columns.resource_type)
-    .execute(&mut *connection)
-    .await?;
+    policy::insert(connection, &columns.em_application_name).await?;
     let insert = sqlx::query(
         "-- em_resource::insert
         INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,

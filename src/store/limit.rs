@@ -11,7 +11,7 @@ use crate::domain::{
 };
 
 use super::{
-    StoreError,
+    StoreError, policy,
     rows::{hash, tally_json},
 };
 
@@ -37,19 +37,20 @@ pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Resu
     .await?;
     let limits = match version == known.version() {
         true => known.clone(),
-        false => Arc::new(Limits::new(version, read(connection).await?)),
+        false => Arc::new(read(connection, version).await?),
     };
     Ok(InForce { limits, anybody_waits })
 }
 
-async fn read(connection: &mut PgConnection) -> Result<Vec<Rule>, StoreError> {
+async fn read(connection: &mut PgConnection, version: i64) -> Result<Limits, StoreError> {
     let rows: Vec<(String, String)> = sqlx::query_as(
         "-- limit::read
         SELECT pattern::text, max_resource::text FROM linkis_resource_limit",
     )
-    .fetch_all(connection)
+    .fetch_all(&mut *connection)
     .await?;
-    rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect()
+    let rules = rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Limits::new(version, rules).with_policies(policy::read(connection).await?))
 }
 
 fn rule(pattern: &str, max: &str) -> Result<Rule, StoreError> {
@@ -70,7 +71,7 @@ pub async fn lock(connection: &mut PgConnection) -> Result<Limits, StoreError> {
     )
     .fetch_one(&mut *connection)
     .await?;
-    Ok(Limits::new(version, read(connection).await?))
+    read(connection, version).await
 }
 
 /// Writes a rule, in place of another with the same pattern.

@@ -1,7 +1,7 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
 //! - [`em_resource`], [`user_resource`], [`label_resource`], [`limit`], [`request_id`], [`action_record`], [`resource_lock`],
-//!   [`waiting`]: the tables;
+//!   [`waiting`], [`policy`]: the tables;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -20,6 +20,7 @@ pub mod em_resource;
 pub mod embedded;
 pub mod label_resource;
 pub mod limit;
+pub mod policy;
 pub mod request_id;
 pub mod resource_lock;
 pub mod session;

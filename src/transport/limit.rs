@@ -48,4 +48,24 @@ impl LimitService for Limit {
         let limits = self.0.current().await?.rules().map(convert::limit::limit).collect();
         Ok(Response::new(proto::ListLimitsResponse { limits }))
     }
+
+    async fn set_policy(
+        &self,
+        call: Request<proto::SetPolicyRequest>,
+    ) -> Result<Response<proto::SetPolicyResponse>, Status> {
+        let (em_kind, policy) =
+            convert::limit::policy("policy", call.get_ref().policy.as_ref()).map_err(Error::from)?;
+        self.0.set_policy(&em_kind, &policy).await?;
+        Ok(Response::new(proto::SetPolicyResponse {}))
+    }
+
+    async fn list_policies(
+        &self,
+        _: Request<proto::ListPoliciesRequest>,
+    ) -> Result<Response<proto::ListPoliciesResponse>, Status> {
+        let policies = self.0.policies().await?;
+        let policies =
+            policies.iter().map(|(em_kind, policy)| convert::limit::policy_message(em_kind, policy)).collect();
+        Ok(Response::new(proto::ListPoliciesResponse { policies }))
+    }
 }

@@ -12,8 +12,10 @@ use std::{
 use linkis_rm::{
     client::ResultResource,
     domain::{
+        em::EmInstance,
         limit::{Pattern, Rule},
         name::Labels,
+        policy::{Check, Policy},
         resource::{Dimension, Resource},
     },
     transport::proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
@@ -323,4 +325,67 @@ async fn calls_wait_while_limits_are_being_changed() {
     calls.join_all().await;
     assert!(freed.elapsed() < Duration::from_secs(2), "{:?}", freed.elapsed());
     assert_eq!(assert_invariants(&database, &rm.client).await, 60);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_decides_which_limits_are_for_a_kind_of_em() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    let session = EmInstance::parse("em", "session-manager", "host1:1").unwrap();
+    register(&rm, 1).await;
+    rm.client.register(registration(session.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let kinds = ["linkis-cg-engineconnmanager", "session-manager"].map(name);
+    assert_eq!(rm.client.policies().await.unwrap(), kinds.clone().map(|kind| (kind, Policy::default())).into());
+    rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 2)])).await.unwrap();
+    rm.client.set_limit(&rule(&[("user", None), ("creator", None)], &[(Dimension::Instances, 3)])).await.unwrap();
+    let on_session = request(&session, "hadoop", load(1, 1, 1));
+    let grant = rm.client.request_resource(&on_session).await.granted();
+    rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&on_session).await.refused();
+
+    // Live tickets are counted by it at once, through every instance, and so are those to come.
+    rm.client.set_policy(&kinds[1], &Policy::new([Check::Labels])).await.unwrap();
+    assert_eq!(second.client.policies().await.unwrap()[&kinds[1]], Policy::new([Check::Labels]));
+    let held = async |scope: &str| {
+        let scopes = second.client.scopes().await.unwrap();
+        let found = scopes.iter().find(|usage| usage.limited.scope.to_string() == scope);
+        found.map_or(0, |usage| usage.usage.locked.get(&Dimension::Instances))
+    };
+    assert_eq!((held("user=hadoop").await, held("creator=IDE,user=hadoop").await), (1, 2));
+    second.client.request_resource(&on_session).await.granted();
+    let refusal = second.client.request_resource(&on_session).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "creator=IDE,user=hadoop");
+    second.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.refused();
+    second.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    second.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+    assert_eq!((held("user=hadoop").await, held("creator=IDE,user=hadoop").await), (2, 3));
+
+    // What the EM has is checked by every policy.
+    rm.client.set_policy(&kinds[1], &Policy::new([])).await.unwrap();
+    assert_eq!((held("user=hadoop").await, held("creator=IDE,user=hadoop").await), (2, 2));
+    rm.client.request_resource(&request(&session, "hadoop", load(1, 1, 998))).await.granted();
+    assert!(rm.client.request_resource(&request(&session, "hadoop", load(1, 1, 2))).await.refused().is_of_em_alone());
+
+    rm.client.set_policy(&kinds[1], &Policy::default()).await.unwrap();
+    let over: Vec<_> = rm.client.scopes().await.unwrap().into_iter().filter(|scope| scope.is_over()).collect();
+    assert_eq!(over.len(), 2, "live tickets keep what they hold");
+    for scope in &over {
+        assert_scope_equals_tickets(scope, &rm.client.tickets(None).await.unwrap());
+    }
+
+    let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
+    let policy = |em_application_name: &str, check| proto::Policy {
+        em_application_name: em_application_name.into(),
+        checks: vec![check],
+    };
+    for (policy, field) in [
+        (None, "policy"),
+        (Some(policy("", 1)), "policy.em_application_name"),
+        (Some(policy("ecm", 0)), "policy.checks"),
+        (Some(policy("ecm", 4)), "policy.checks"),
+    ] {
+        let status = limits.set_policy(proto::SetPolicyRequest { policy }).await.unwrap_err();
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
+    }
+    assert_eq!(rm.client.policies().await.unwrap().len(), 2);
 }

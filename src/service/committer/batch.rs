@@ -213,8 +213,10 @@ fn scopes<'a>(
     if limits.is_empty() {
         return BTreeSet::new();
     }
-    let asked =
-        operations.iter().filter_map(|operation| operation.request()).map(|request| request.ask.ticket_labels());
+    let asked = operations
+        .iter()
+        .filter_map(|operation| operation.request())
+        .map(|request| request.ask.ticket_labels(&request.em));
     let held = tickets.map(|ticket| ticket.ticket_labels());
     asked.chain(held).flat_map(|labels| limits.scopes(&labels)).map(|limited| limited.scope).collect()
 }

@@ -6,6 +6,7 @@ use crate::{
     domain::{
         limit::{DIMENSIONS_MAX, LABELS_MAX, LimitedScope, Pattern, Rule},
         name::{FieldError, Name},
+        policy::{Check, Policy},
         resource::Dimension,
         scope::{Scope, Tally, Usage},
     },
@@ -79,6 +80,34 @@ pub fn limit(rule: &Rule) -> proto::Limit {
     }
     message.max = rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
     message
+}
+
+/// A policy that stands in `field`, and the kind of EM that it is for.
+pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Policy), FieldError> {
+    let policy = policy.ok_or_else(|| FieldError::new(field, "is required"))?;
+    let em_kind = Name::parse(&format!("{field}.em_application_name"), &policy.em_application_name)?;
+    let check = |number: &i32| match proto::Check::try_from(*number) {
+        Ok(proto::Check::Creator) => Ok(Check::Creator),
+        Ok(proto::Check::User) => Ok(Check::User),
+        Ok(proto::Check::Labels) => Ok(Check::Labels),
+        Ok(proto::Check::Unspecified) | Err(_) => {
+            let problem =
+                format!("has the unknown check {number}; known are CHECK_CREATOR, CHECK_USER and CHECK_LABELS");
+            Err(FieldError::new(format!("{field}.checks"), problem))
+        }
+    };
+    Ok((em_kind, Policy::new(policy.checks.iter().map(check).collect::<Result<Vec<_>, _>>()?)))
+}
+
+/// A policy as its administrators write it.
+pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
+    let check = |check| match check {
+        Check::Creator => proto::Check::Creator,
+        Check::User => proto::Check::User,
+        Check::Labels => proto::Check::Labels,
+    };
+    let checks = policy.checks().map(|kind| check(kind).into()).collect();
+    proto::Policy { em_application_name: em_kind.to_string(), checks }
 }
 
 /// A scope and what it holds.

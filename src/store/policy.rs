@@ -1,0 +1,50 @@
+//! `linkis_em_meta_data`: the kinds of EMs, and the policy of each.
+
+use std::collections::BTreeMap;
+
+use sqlx::{PgConnection, PgExecutor};
+
+use crate::domain::{name::Name, policy::Policy};
+
+use super::{StoreError, rows::Table};
+
+const TABLE: Table = Table("linkis_em_meta_data");
+
+/// The policies of all kinds of EMs, by application name.
+pub async fn read(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Name, Policy>, StoreError> {
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- policy::read
+        SELECT em_name, resource_request_policy FROM linkis_em_meta_data",
+    )
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(name, policy)| Ok((TABLE.name("em_name", &name)?, Policy::parse(&policy)))).collect()
+}
+
+/// Gives kinds of EMs that have no policy the one with all limits.
+pub async fn insert(connection: &mut PgConnection, application_names: &[&str]) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- policy::insert
+        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy)
+        SELECT DISTINCT em_name, $2 FROM unnest($1::text[]) AS d (em_name) ORDER BY 1 ON CONFLICT DO NOTHING",
+    )
+    .bind(application_names)
+    .bind(Policy::default().to_string())
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Gives a kind of EMs a policy.
+pub async fn upsert(connection: &mut PgConnection, application_name: &Name, policy: &Policy) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- policy::upsert
+        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy) VALUES ($1, $2)
+        ON CONFLICT (em_name) DO UPDATE SET resource_request_policy = excluded.resource_request_policy",
+    )
+    .bind(application_name.as_str())
+    .bind(policy.to_string())
+    .execute(connection)
+    .await?;
+    Ok(())
+}
