@@ -51,6 +51,8 @@ pub fn bounded(options: PgConnectOptions) -> PgConnectOptions {
         ("enable_seqscan", "off"),
         ("enable_hashjoin", "off"),
         ("enable_mergejoin", "off"),
+        // Pages go along an index, although the plan does not know how short they are.
+        ("enable_sort", "off"),
         ("jit", "off"),
     ])
 }
@@ -62,6 +64,7 @@ pub fn unbounded(options: PgConnectOptions) -> PgConnectOptions {
         ("statement_timeout", "0"),
         ("enable_seqscan", "on"),
         ("enable_hashjoin", "on"),
+        ("enable_sort", "on"),
     ])
 }
 

@@ -156,7 +156,7 @@ pub async fn list(
                 user_used_resource::text, labels::text, locked_time, used_time, expires_at
             FROM linkis_user_resource_meta_data
             WHERE "user" = $6 AND ticket_id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
-                AND ($4::text IS NULL OR em_application_name = $4) AND ($5::text IS NULL OR em_instance = $5)
+                AND $4::text IS NULL AND $5::text IS NULL
             ORDER BY ticket_id LIMIT $2"#
         }
         (None, None) => {
@@ -166,8 +166,7 @@ pub async fn list(
                 user_used_resource::text, labels::text, locked_time, used_time, expires_at
             FROM linkis_user_resource_meta_data
             WHERE ticket_id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
-                AND ($4::text IS NULL OR em_application_name = $4) AND ($5::text IS NULL OR em_instance = $5)
-                AND ($6::text IS NULL OR "user" = $6)
+                AND $4::text IS NULL AND $5::text IS NULL AND $6::text IS NULL
             ORDER BY ticket_id LIMIT $2"#
         }
     };

@@ -12,6 +12,7 @@ mod harness;
 mod ledger_model;
 mod lifecycle;
 mod limits;
+mod plans;
 mod private_database;
 mod traps;
 mod waiting;
