@@ -151,6 +151,25 @@ proptest! {
     }
 
     #[test]
+    fn a_spoilt_document_is_refused_or_read_as_what_it_says(
+        resource in any_resource(),
+        cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..6_usize, "[-0-9a-z\"{}:,. ]{0,3}"), 1..4),
+    ) {
+        let mut document: Vec<char> = resource.to_json().chars().collect();
+        for (at, removed, inserted) in cuts {
+            let from = at.index(document.len() + 1);
+            let to = (from + removed).min(document.len());
+            document.splice(from..to, inserted.chars());
+        }
+        let document: String = document.into_iter().collect();
+        if let Ok(read) = Resource::from_json(resource.resource_type(), &document) {
+            prop_assert!(read.amounts().all(|(_, amount)| amount >= 0), "{document}");
+            let again = Resource::from_json(resource.resource_type(), &read.to_json()).unwrap();
+            prop_assert_eq!(again.parts(), read.parts(), "{}", document);
+        }
+    }
+
+    #[test]
     fn a_printed_size_reads_back_within_its_decimal(bytes in 0..=i64::MAX / 2) {
         let read = parse_size(&format_size(bytes)).unwrap();
         prop_assert!(read.abs_diff(bytes) <= bytes.unsigned_abs() / 20);
