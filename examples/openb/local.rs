@@ -4,6 +4,7 @@ use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use linkis_rm::{
     server::{Ending, Options, Server, ServerError, listen},
+    service::heartbeat::Patience,
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
 };
@@ -16,6 +17,7 @@ const ANY_FREE_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net:
 /// What the `linkis-rm` program has by default.
 const OPTIONS: Options = Options {
     times: Times { lock_ttl: Duration::from_secs(600), request_timeout: Duration::from_secs(30) },
+    patience: Patience::DEFAULT,
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
 };

@@ -6,6 +6,7 @@
 //! - [`ticket`]: one grant and its life;
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
+//! - [`report`]: what EMs report, and what follows for their tickets;
 //! - [`action`]: the history of what was done;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`placement`]: proposes an EM;
@@ -19,6 +20,7 @@ pub mod name;
 pub mod operation;
 pub mod placement;
 pub mod refusal;
+pub mod report;
 pub mod resource;
 pub mod scope;
 pub mod ticket;

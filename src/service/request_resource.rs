@@ -54,7 +54,7 @@ impl RequestResourceService {
             None => {
                 self.judge.see_all(Duration::ZERO).await?;
                 let candidate = self.judge.candidates(&ask, 1).pop();
-                candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| no_em_matches(&ask))?
+                candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?
             }
         };
         let verdict = self.judge.look(Request { em: em.clone(), ask }).await?;
@@ -84,11 +84,7 @@ impl RequestResourceService {
                 }
             }
         }
-        let em = self.judge.closest(&ask).ok_or_else(|| no_em_matches(&ask))?;
+        let em = self.judge.closest(&ask).ok_or_else(|| self.judge.none_for(&ask))?;
         self.request_on(Request { em, ask }, deadline).await
     }
-}
-
-fn no_em_matches(ask: &Ask) -> Error {
-    Rejection::NoEmMatches(format!("{:?}", ask.labels.as_map())).into()
 }

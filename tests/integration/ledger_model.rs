@@ -1,7 +1,7 @@
 //! The ledger against a plain reference model: random operations, in batches of random size, through a store of maps.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -11,7 +11,8 @@ use linkis_rm::domain::{
     ledger::{Deltas, Ledger, Snapshot},
     limit::{Limits, Pattern, Rule},
     name::Name,
-    operation::{Ask, Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord},
+    operation::{Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord},
+    report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
     scope::{Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
@@ -55,6 +56,18 @@ enum Step {
     Expire {
         ago: usize,
     },
+    Lost {
+        ago: usize,
+    },
+    /// By what was known of the EM when the batch began, or by less.
+    Reap {
+        em: usize,
+        known: bool,
+    },
+    /// The batch ends, and an EM reports.
+    Report {
+        em: usize,
+    },
     /// The batch ends, and time passes.
     Commit {
         seconds: u64,
@@ -77,7 +90,10 @@ fn step() -> impl Strategy<Value = Step> {
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone())
             .prop_map(|(ago, used, user)| Step::Inited { ago, used, user }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
-        3 => ago.prop_map(|ago| Step::Expire { ago }),
+        3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
+        3 => ago.prop_map(|ago| Step::Lost { ago }),
+        1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
+        2 => em.clone().prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
         1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, 0..30i64))
             .prop_map(|(user, max)| Step::Limit { user, max }),
@@ -113,7 +129,9 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Ok(Outcome::Granted(grant)) => Answer::Granted(grant.ticket_id),
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         Ok(Outcome::Unregistered { .. }) => Answer::Removed,
-        Ok(Outcome::Expired(rolled)) => Answer::Rolled(rolled),
+        Ok(Outcome::Reaped(Some(_))) => Answer::Removed,
+        Ok(Outcome::Reaped(None)) => Answer::Rolled(false),
+        Ok(Outcome::Expired(rolled) | Outcome::Lost(rolled)) => Answer::Rolled(rolled),
         Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
@@ -132,6 +150,12 @@ struct Model {
     request_ids: BTreeMap<u8, (usize, usize, i64, u64, Uuid)>,
     /// By user; `None` for each user that has none of his own.
     limits: BTreeMap<Option<usize>, i64>,
+    /// EMs that have reported.
+    reported: BTreeSet<usize>,
+    /// EMs that registered since the batch began.
+    registered: BTreeSet<usize>,
+    /// The last signs of life when the batch began.
+    signs: BTreeMap<usize, LastSign>,
 }
 
 struct ModelTicket {
@@ -170,18 +194,35 @@ impl Model {
         self.tickets.len().checked_sub(ago + 1)
     }
 
+    fn remove(&mut self, em: usize) -> Answer {
+        self.ems.remove(&em);
+        self.reported.remove(&em);
+        self.tickets.iter_mut().filter(|t| t.em == em).for_each(|t| t.alive = false);
+        Answer::Removed
+    }
+
     fn step(&mut self, step: &Step, new_id: Uuid) -> Answer {
         match *step {
             Step::Register { em, total, protected } => {
                 self.ems.insert(em, (total, protected));
+                self.registered.insert(em);
                 Answer::Done
             }
             Step::Unregister { em } => {
-                if self.ems.remove(&em).is_none() {
+                if !self.ems.contains_key(&em) {
                     return Answer::No("em");
                 }
-                self.tickets.iter_mut().filter(|t| t.em == em).for_each(|t| t.alive = false);
-                Answer::Removed
+                self.remove(em)
+            }
+            Step::Reap { em, known } => {
+                let silent = known && self.reported.contains(&em) && !self.registered.contains(&em);
+                if silent { self.remove(em) } else { Answer::Rolled(false) }
+            }
+            Step::Report { em } => {
+                if self.ems.contains_key(&em) {
+                    self.reported.insert(em);
+                }
+                Answer::Done
             }
             Step::Request { em, user, amount, ttl, request_id } => {
                 if let Some((e, u, a, t, id)) = request_id.and_then(|id| self.request_ids.get(&id)) {
@@ -252,6 +293,13 @@ impl Model {
                 ticket.alive &= !due;
                 Answer::Rolled(due)
             }
+            Step::Lost { ago } => {
+                let Some(number) = self.ticket(ago) else { return Answer::Rolled(false) };
+                let ticket = &mut self.tickets[number];
+                let lost = ticket.alive && ticket.used;
+                ticket.alive &= !lost;
+                Answer::Rolled(lost)
+            }
             Step::Commit { seconds } => {
                 self.now += seconds;
                 Answer::Done
@@ -314,7 +362,17 @@ impl Model {
                 let (ticket_id, em) = named(ago);
                 Operation::Expire(Released { ticket_id, user: user(0), em: instance(em) })
             }
-            Step::Commit { .. } | Step::Limit { .. } => return None,
+            Step::Lost { ago } => {
+                let (ticket_id, em) = named(ago);
+                Operation::Lost(Released { ticket_id, user: user(0), em: instance(em) })
+            }
+            Step::Reap { em, known } => {
+                let nothing = ReportNumber { epoch: 0, sequence: 0 };
+                let mut last = self.signs.get(&em).copied().unwrap_or(LastSign { registered: 0, reported: nothing });
+                last.reported.sequence -= i64::from(!known);
+                Operation::Reap(Reap { em: instance(em), last })
+            }
+            Step::Commit { .. } | Step::Limit { .. } | Step::Report { .. } => return None,
         })
     }
 }
@@ -337,6 +395,7 @@ struct Tables {
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, Usage>,
+    reports: HashMap<EmInstance, ReportNumber>,
 }
 
 impl Tables {
@@ -347,10 +406,28 @@ impl Tables {
             tickets: self.tickets.clone(),
             ended: self.ended.clone(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
+            reports: self.reports.clone(),
             request_ids: self.request_ids.clone(),
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
         }
+    }
+
+    /// The next report of an EM, if it is registered.
+    fn report(&mut self, instance: EmInstance) {
+        if let Some(em) = self.ems.get(&instance) {
+            let sequence = self.reports.get(&instance).map_or(1, |last| last.sequence + 1);
+            self.reports.insert(instance, ReportNumber { epoch: em.epoch, sequence });
+        }
+    }
+
+    /// The last signs of life of the EMs that have reported.
+    fn signs(&self) -> BTreeMap<usize, LastSign> {
+        let sign = |number: usize| {
+            let (em, reported) = (self.ems.get(&instance(number))?, self.reports.get(&instance(number))?);
+            Some((number, LastSign { registered: em.epoch, reported: *reported }))
+        };
+        (0..EMS).filter_map(sign).collect()
     }
 
     /// Other rules: counters of a label set that is new start from the true sums, those of one that is gone go.
@@ -375,7 +452,7 @@ impl Tables {
     }
 
     fn write(&mut self, deltas: Deltas, now: OffsetDateTime) {
-        for mut em in deltas.ems_counted.into_iter().chain(deltas.ems_updated) {
+        for mut em in deltas.ems_counted.into_iter().chain(deltas.ems_updated).chain(deltas.ems_resized) {
             em.version += 1;
             let before = self.ems.insert(em.instance.clone(), em.clone()).expect("updated rows exist");
             assert_eq!(before.version + 1, em.version, "the version that was read");
@@ -383,8 +460,11 @@ impl Tables {
         for em in deltas.ems_inserted {
             assert!(self.ems.insert(em.instance.clone(), em).is_none(), "inserted rows are new");
         }
-        for em in deltas.ems_deleted {
+        for em in deltas.ems_deleted.into_iter().chain(deltas.ems_lost) {
             assert_eq!(self.ems.remove(&em.instance).unwrap().version, em.version);
+        }
+        for em in deltas.reports_ended {
+            self.reports.remove(&em);
         }
         for ticket in deltas.inited {
             assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");
@@ -405,6 +485,8 @@ impl Tables {
     /// Counters equal the model's sums over its tickets, and the tickets are the model's.
     fn check(&self, model: &Model) {
         assert_eq!(self.ems.len(), model.ems.len());
+        assert_eq!(self.reports.len(), model.reported.len());
+        assert!(model.reported.iter().all(|number| self.reports.contains_key(&instance(*number))));
         for (number, (total, protected)) in &model.ems {
             let em = &self.ems[&instance(*number)];
             let counted = [&em.total, &em.protected, &em.used, &em.locked].map(|r| r.get(&Dimension::Cores));
@@ -451,6 +533,11 @@ fn run(steps: Vec<Step>) {
                 if matches!(step, Step::Limit { .. }) {
                     tables.set_limits(model.rules());
                 }
+                if let Step::Report { em } = step {
+                    tables.report(instance(*em));
+                }
+                model.registered.clear();
+                model.signs = tables.signs();
                 ledger = Ledger::new(tables.snapshot(time_of(model.now)));
             }
         }

@@ -19,8 +19,8 @@ use crate::{
         ticket::{End, Ticket},
     },
     store::{
-        StoreError, action_record, em_resource, label_resource, limit, request_id, resource_lock, session::answered,
-        user_resource,
+        StoreError, action_record, em_report, em_resource, label_resource, limit, request_id, resource_lock,
+        session::answered, user_resource,
     },
 };
 
@@ -82,12 +82,13 @@ pub(super) enum Evidence {
 
 impl Evidence {
     fn of(deltas: &Deltas) -> Option<Self> {
-        let registered = || deltas.ems_updated.first().or(deltas.ems_inserted.first());
+        let registered = || deltas.ems_updated.iter().chain(&deltas.ems_resized).chain(&deltas.ems_inserted).next();
+        let gone = || deltas.ems_deleted.iter().chain(&deltas.ems_lost).next();
         None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
             .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
             .or_else(|| deltas.inited.first().map(|ticket| Self::Inited(ticket.id)))
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
-            .or_else(|| deltas.ems_deleted.first().map(|em| Self::Unregistered(em.instance.clone())))
+            .or_else(|| gone().map(|em| Self::Unregistered(em.instance.clone())))
     }
 
     /// Whether it is there.
@@ -204,6 +205,8 @@ async fn read(
     if !going.is_empty() {
         tickets.extend(user_resource::read_on(&mut *connection, going).await?);
     }
+    let silent: HashSet<_> = operations.iter().filter_map(|operation| operation.reaps()).collect();
+    let reports = if silent.is_empty() { HashMap::new() } else { em_report::lock(&mut *connection, silent).await? };
     let registering: HashSet<_> = operations.iter().filter_map(|operation| operation.registers()).collect();
     let inhabited = match registering.is_empty() {
         true => HashSet::new(),
@@ -214,7 +217,7 @@ async fn read(
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
-    Ok(Snapshot { now, ems, tickets, ended, inhabited, request_ids, limits, scopes })
+    Ok(Snapshot { now, ems, tickets, ended, inhabited, reports, request_ids, limits, scopes })
 }
 
 /// All scopes that the tickets of a batch count in, those that live and those that are asked for.
@@ -240,11 +243,20 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     if !deltas.ems_updated.is_empty() {
         em_resource::update(connection, &deltas.ems_updated).await?;
     }
+    if !deltas.ems_resized.is_empty() {
+        em_resource::update(connection, &deltas.ems_resized).await?;
+    }
     if !deltas.ems_inserted.is_empty() {
         em_resource::insert(connection, &deltas.ems_inserted).await?;
     }
     if !deltas.ems_deleted.is_empty() {
         em_resource::delete(connection, &deltas.ems_deleted).await?;
+    }
+    if !deltas.ems_lost.is_empty() {
+        em_resource::delete(connection, &deltas.ems_lost).await?;
+    }
+    if !deltas.reports_ended.is_empty() {
+        em_report::delete(connection, &deltas.reports_ended).await?;
     }
     if !deltas.scopes.is_empty() {
         label_resource::update(connection, &deltas.scopes).await?;
