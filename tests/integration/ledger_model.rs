@@ -85,7 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (em.clone(), 0..40i64, 0..10i64)
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
         1 => em.clone().prop_map(|em| Step::Unregister { em }),
-        8 => (em, user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8))
+        8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8))
             .prop_map(|(em, user, amount, ttl, request_id)| Step::Request { em, user, amount, ttl, request_id }),
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone())
             .prop_map(|(ago, used, user)| Step::Inited { ago, used, user }),
@@ -93,7 +93,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
         3 => ago.prop_map(|ago| Step::Lost { ago }),
         1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
-        2 => em.clone().prop_map(|em| Step::Report { em }),
+        2 => em.prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
         1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, 0..30i64))
             .prop_map(|(user, max)| Step::Limit { user, max }),
