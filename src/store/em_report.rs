@@ -40,6 +40,9 @@ pub async fn upsert(executor: impl PgExecutor<'_>, report: &Report) -> Result<Op
         report_time: Option<OffsetDateTime>,
         kept: bool,
     }
+    // Nothing is lost if a crash of the database makes it forget the last reports: the next ones come soon. So no report waits for
+    // the disk, where it would keep grants waiting.
+    //
     // The first report of an EM waits for whoever removes that; later ones find that their row is gone. So none is left behind.
     let row: Option<MetRow> = sqlx::query_as(
         "-- em_report::upsert
@@ -65,7 +68,7 @@ pub async fn upsert(executor: impl PgExecutor<'_>, report: &Report) -> Result<Op
             ON CONFLICT DO NOTHING
             RETURNING epoch
         )
-        SELECT em.epoch AS registered, last.epoch, last.sequence, last.report_time,
+        SELECT set_config('synchronous_commit', 'off', true) AS hurry, em.epoch AS registered, last.epoch, last.sequence, last.report_time,
             EXISTS (SELECT FROM later) OR EXISTS (SELECT FROM first) AS kept
         FROM em LEFT JOIN last ON true",
     )
