@@ -287,8 +287,8 @@ pub enum Rejection {
     NoEmMatches(String),
     /// EMs serve the labels of a request that leaves the choice to the service, but none of them can be chosen.
     #[error(
-        "of the EMs, {matching} match the request, but all of them are silent or unhealthy; repair one, or name one to use it all the \
-         same"
+        "no EM can be chosen: {matching} match the request, but all of them are silent or unhealthy; repair one, or name one to use it \
+         all the same"
     )]
     NoEmAvailable {
         /// How many EMs match.
