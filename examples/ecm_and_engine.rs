@@ -10,6 +10,7 @@
 #![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
 
 use std::{
+    collections::HashSet,
     error::Error,
     iter::{once, successors},
     process::ExitCode,
@@ -22,6 +23,7 @@ use linkis_rm::{
         em::{Em, EmInstance},
         name::{Labels, Name},
         operation::{Inited, Register},
+        report::{Health, Report},
         resource::{Dimension, Resource, format_size},
         ticket::{EngineInstance, TicketState},
     },
@@ -90,6 +92,19 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
         );
     }
     step("", &fullness(&client.em(&em).await?)?);
+
+    // The ECM reports that it lives, and which engines it has: what it ceases to name is given up in the end.
+    let report = Report {
+        em: em.clone(),
+        epoch: registered.epoch,
+        sequence: 1,
+        health: Health::Healthy,
+        load: None,
+        tickets: HashSet::from([grant.ticket_id]),
+    };
+    let heartbeat = client.heartbeat(&report).await?;
+    let (unknown, interval) = (heartbeat.unknown_tickets.len(), heartbeat.interval);
+    step("reported", &format!("one engine; {unknown} are unknown, and the next report is wanted within {interval:?}"));
 
     // Too much is not an error but an answer, and it says what is short.
     let too_much = Resource::load_instance(12 * GIB, 6, 1)?;

@@ -18,12 +18,13 @@ use crate::{
         operation::{Grant, Inited, Register, Released},
         policy::Policy,
         refusal::Refusal,
+        report::{EmStatus, Report},
         resource::Resource,
         ticket::Ticket,
     },
-    service::limits::ScopeUsage,
+    service::{heartbeat::UnknownTicket, limits::ScopeUsage},
     transport::{
-        convert::{answer, limit, resource},
+        convert::{answer, limit, request, resource},
         proto::{
             self, limit_service_client::LimitServiceClient, request_resource_response::Result as Answer,
             resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
@@ -87,6 +88,15 @@ pub enum ResultResource {
     Available(Grant),
     /// Not granted, and why.
     NotEnough(Refusal),
+}
+
+/// The answer to a report.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heartbeat {
+    /// Tickets that were reported, but do not live on the EM: their engines have to stop.
+    pub unknown_tickets: Vec<UnknownTicket>,
+    /// How often the service wants a report.
+    pub interval: Duration,
 }
 
 /// Why a call failed.
@@ -248,6 +258,23 @@ impl RmClient {
         Ok(())
     }
 
+    /// Reports that an EM lives, how it is, and which tickets have engines there.
+    pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
+        let message = proto::HeartbeatRequest {
+            em: Some(answer::em_message(&report.em)),
+            epoch: report.epoch,
+            sequence: report.sequence,
+            health: answer::health(report.health).into(),
+            load: report.load.map(answer::load),
+            ticket_ids: report.tickets.iter().map(Uuid::to_string).collect(),
+        };
+        let answer = self.manager.clone().heartbeat(self.call(message)).await?.into_inner();
+        let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);
+        let unknown_tickets = unknown_tickets.collect::<std::result::Result<_, _>>()?;
+        let interval = request::duration("report_interval", answer.report_interval.unwrap_or_default())?;
+        Ok(Heartbeat { unknown_tickets, interval })
+    }
+
     /// Adds a limit, or changes the one with the same pattern. Answers with scopes that hold more than they may.
     pub async fn set_limit(&self, rule: &Rule) -> Result<Vec<ScopeUsage>> {
         let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)) };
@@ -321,6 +348,13 @@ impl RmClient {
         let message = proto::GetEmRequest { em: Some(answer::em_message(em)) };
         let answer = self.usage.clone().get_em(self.call(message)).await?.into_inner();
         Ok(answer::read_em(answer.em.unwrap_or_default())?)
+    }
+
+    /// What is known of an EM by its reports; `None` if it never sent one.
+    pub async fn em_status(&self, em: &EmInstance) -> Result<Option<EmStatus>> {
+        let message = proto::GetEmRequest { em: Some(answer::em_message(em)) };
+        let answer = self.usage.clone().get_em(self.call(message)).await?.into_inner();
+        Ok(answer::read_em_status(&answer.em.unwrap_or_default())?)
     }
 
     /// All EMs.

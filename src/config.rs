@@ -9,7 +9,7 @@ use std::{
 use clap::Parser;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::{domain::limit::Rule, limits_file};
+use crate::{domain::limit::Rule, limits_file, service::heartbeat::Patience};
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
@@ -49,6 +49,18 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_MAX_WAIT", default_value = "10m", value_name = "DURATION")]
     max_wait: String,
 
+    /// How long an EM that reports may be silent before it is not chosen for requests any more.
+    #[arg(long, env = "LINKIS_RM_EM_SILENT_AFTER", default_value = "30s", value_name = "DURATION")]
+    em_silent_after: String,
+
+    /// How long an EM that reports may be silent before it is unregistered with its tickets; at least twice --em-silent-after.
+    #[arg(long, env = "LINKIS_RM_EM_LOST_AFTER", default_value = "5m", value_name = "DURATION")]
+    em_lost_after: String,
+
+    /// In how many reports of its EM in a row a used ticket may be missing before it is given up, counting the last: 1 to 100.
+    #[arg(long, env = "LINKIS_RM_LOST_AFTER_REPORTS", default_value = "3", value_name = "NUMBER")]
+    lost_after_reports: String,
+
     /// How long ended tickets and request ids are remembered.
     #[arg(long, env = "LINKIS_RM_HISTORY", default_value = "7d", value_name = "DURATION")]
     history: String,
@@ -73,6 +85,8 @@ pub struct Config {
     pub request_timeout: Duration,
     /// How long a request may wait in line for resources.
     pub max_wait: Duration,
+    /// How long signs of life of EMs may be missing.
+    pub patience: Patience,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when the server stops.
@@ -120,7 +134,8 @@ impl Arguments {
         // Shorter, and a call that is repeated after an outage would not be known any more.
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
-        match (listen, database, limits, lock_ttl, request_timeout, max_wait, history, drain_timeout) {
+        let patience = self.patience(&mut mistakes);
+        match (listen, database, limits, lock_ttl, request_timeout, max_wait, patience, history, drain_timeout) {
             (
                 Some(listen),
                 Some(database),
@@ -128,12 +143,48 @@ impl Arguments {
                 Some(lock_ttl),
                 Some(request_timeout),
                 Some(max_wait),
+                Some(patience),
                 Some(history),
                 Some(drain_timeout),
-            ) => Ok(Config { listen, database, limits, lock_ttl, request_timeout, max_wait, history, drain_timeout }),
+            ) => Ok(Config {
+                listen,
+                database,
+                limits,
+                lock_ttl,
+                request_timeout,
+                max_wait,
+                patience,
+                history,
+                drain_timeout,
+            }),
             _ => Err(ConfigError(mistakes)),
         }
     }
+
+    fn patience(&self, mistakes: &mut Vec<String>) -> Option<Patience> {
+        let silent = "--em-silent-after (LINKIS_RM_EM_SILENT_AFTER)";
+        let silent_after = keep(mistakes, parse_duration(silent, &self.em_silent_after, "1s", "1d"));
+        let lost = "--em-lost-after (LINKIS_RM_EM_LOST_AFTER)";
+        let lost_after = keep(mistakes, parse_duration(lost, &self.em_lost_after, "2s", "30d"));
+        let reports = keep(mistakes, parse_reports(&self.lost_after_reports));
+        let (silent_after, lost_after) = silent_after.zip(lost_after)?;
+        // So that every EM has the time for a report after the service was away, or after its clock jumped.
+        if lost_after < silent_after * 2 {
+            mistakes.push(format!(
+                "{lost}: {:?} must be at least twice {silent}, which is {:?}",
+                self.em_lost_after, self.em_silent_after
+            ));
+            return None;
+        }
+        Some(Patience { silent_after, lost_after, lost_after_reports: reports? })
+    }
+}
+
+fn parse_reports(text: &str) -> Result<i16, String> {
+    let reports = text.parse().ok().filter(|reports| (1..=100).contains(reports));
+    reports.ok_or_else(|| {
+        format!("--lost-after-reports (LINKIS_RM_LOST_AFTER_REPORTS): {text:?} is not a number from 1 to 100")
+    })
 }
 
 fn keep<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
@@ -207,6 +258,7 @@ mod tests {
         let config = check(&[]).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
         assert_eq!(config.lock_ttl, Duration::from_secs(600));
+        assert_eq!(config.patience, Patience::DEFAULT);
     }
 
     #[test]
@@ -215,6 +267,26 @@ mod tests {
             check(&["--listen", "here", "--lock-ttl", "soon", "--history", "0s", "--database-url", "mysql://x"])
                 .unwrap_err();
         assert_eq!(error.0.len(), 4, "{error}");
+    }
+
+    #[test]
+    fn patience_is_checked() {
+        for (arguments, told) in [
+            (
+                &["--em-silent-after", "3m"][..],
+                "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice",
+            ),
+            (&["--em-silent-after", "0s"], "--em-silent-after"),
+            (&["--lost-after-reports", "0"], "from 1 to 100"),
+            (&["--lost-after-reports", "101"], "from 1 to 100"),
+            (&["--lost-after-reports", "few"], "from 1 to 100"),
+        ] {
+            let error = check(arguments).unwrap_err().to_string();
+            assert!(error.contains(told), "{error}");
+        }
+        let wrong = ["--em-silent-after", "3m", "--lost-after-reports", "0"];
+        assert_eq!(check(&wrong).unwrap_err().0.len(), 2);
+        assert!(check(&["--em-silent-after", "150s"]).is_ok());
     }
 
     #[test]

@@ -19,14 +19,15 @@
 //!    live tickets is the visible exception; nothing that is short is granted until it drains.
 //! 2. Counters equal tickets: an EM's used and locked are the sums over its live tickets.
 //! 3. All or nothing: a ticket and the counters it moves change in one transaction.
-//! 4. Nothing is held for ever: a locked ticket has a deadline in its row; a resource lock dies with its transaction.
+//! 4. Nothing is held for ever: a locked ticket has a deadline in its row; a used one is given up when its EM reports without it or
+//!    falls silent; a resource lock dies with its transaction.
 //! 5. Any instance, same answer: a decision reads the database under its locks, never an instance's memory.
 //! 6. Exactly once per request: a repeated call has the effect of one and gets the same answer.
 //! 7. Every refusal explains itself.
 //!
 //! # What is deliberately absent
 //!
-//! Advisory locks, triggers and stored procedures; a second way to write; a state kept in memory that an answer depends on.
+//! Advisory locks, triggers and stored procedures; a second way to write what is granted; a state kept in memory that an answer depends on.
 
 pub mod client;
 pub mod config;

@@ -41,6 +41,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let (options, private) = database(&config.database).await?;
     let server_options = Options {
         times: Times { lock_ttl: config.lock_ttl, request_timeout: config.request_timeout, max_wait: config.max_wait },
+        patience: config.patience,
         history: config.history,
         drain_timeout: config.drain_timeout,
     };

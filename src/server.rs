@@ -14,17 +14,20 @@ use crate::{
     service::{
         committer::{AfterCommit, Committer},
         expiry,
+        heartbeat::{HeartbeatService, Patience},
         judge::{Judge, Seen},
         limits::LimitService,
         request_resource::RequestResourceService,
-        retention,
+        retention, silence,
         tasks::Tasks,
         usage::Usage,
         waiting::{self, WaitingLine},
     },
     store::{Store, StoreError},
     transport::{
-        self, proto,
+        self,
+        message_size::{Limited, MESSAGE_BYTES_MAX},
+        proto,
         proto::{
             limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
             usage_service_server::UsageServiceServer,
@@ -32,9 +35,6 @@ use crate::{
         resource_manager::{ResourceManager, Times},
     },
 };
-
-/// The largest message that is read: a request has some dozen short fields.
-pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
 /// How many calls one connection may have under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 4096;
@@ -51,6 +51,8 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Options {
     /// What its callers may wait for.
     pub times: Times,
+    /// How long signs of life of its EMs may be missing.
+    pub patience: Patience,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when it stops.
@@ -184,17 +186,19 @@ fn assemble(
     let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
     let after_commit = AfterCommit { seen: seen.clone(), expiring_soon, abandoned: line.leaving() };
     let committer = Committer::start(store.clone(), after_commit, tasks);
-    let judge = Judge::start(store, seen, tasks);
+    let judge = Judge::start(store, seen, options.patience.silent_after, tasks);
     tasks.spawn(expiry::run(store.clone(), committer.clone(), expiring, stopping.clone()));
+    tasks.spawn(silence::run(store.clone(), committer.clone(), options.patience, stopping.clone()));
     tasks.spawn(retention::run(store.clone(), options.history, stopping.clone()));
 
     tasks.spawn(waiting::keep(line.clone(), leaving));
     tasks.spawn(waiting::listen(line.clone(), judge.clone()));
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);
-    let manager = ResourceManager::new(committer, request_resource, options.times);
+    let heartbeat = HeartbeatService::new(store.clone(), committer.clone(), options.patience);
+    let manager = ResourceManager::new(committer, request_resource, heartbeat, options.times);
     let limits = LimitService::new(store.clone());
-    let usage = transport::usage::Usage::new(Usage::new(store.clone()), limits.clone());
+    let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -206,7 +210,7 @@ fn assemble(
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_service(ResourceManagerServiceServer::new(manager).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(Limited::new(manager))
         .add_service(
             LimitServiceServer::new(transport::limit::Limit::new(limits)).max_decoding_message_size(MESSAGE_BYTES_MAX),
         )

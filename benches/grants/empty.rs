@@ -71,4 +71,11 @@ impl ResourceManagerService for Empty {
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
         Err(Status::unimplemented("only RequestResource is answered"))
     }
+
+    async fn heartbeat(
+        &self,
+        _: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatResponse>, Status> {
+        Err(Status::unimplemented("only RequestResource is answered"))
+    }
 }

@@ -4,6 +4,7 @@ use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use linkis_rm::{
     server::{Ending, Options, Server, ServerError, listen},
+    service::heartbeat::Patience,
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
 };
@@ -20,6 +21,7 @@ const OPTIONS: Options = Options {
         request_timeout: Duration::from_secs(30),
         max_wait: Duration::from_secs(600),
     },
+    patience: Patience::DEFAULT,
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
 };

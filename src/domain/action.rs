@@ -8,30 +8,35 @@ use super::{em::EmInstance, name::Name, resource::Resource, ticket::End};
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// An EM registered, for the first time or again.
+    /// An EM registered, for the first time or again with the same amounts.
     Registered,
+    /// An EM registered again with other amounts.
+    Resized,
     /// A ticket was granted.
     Granted,
     /// Its engine reported in.
     Inited,
-    /// It ended; or an EM went (then [`End::Unregistered`]).
+    /// It ended; or an EM went (then [`End::Unregistered`] or [`End::Lost`]).
     Ended(End),
 }
 
 impl Action {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Registered,
+        Self::Resized,
         Self::Granted,
         Self::Inited,
         Self::Ended(End::Released),
         Self::Ended(End::Expired),
         Self::Ended(End::Unregistered),
+        Self::Ended(End::Lost),
     ];
 
     /// As it stands in `linkis_resource_action_record.action`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Registered => "registered",
+            Self::Resized => "resized",
             Self::Granted => "granted",
             Self::Inited => "inited",
             Self::Ended(end) => end.as_str(),

@@ -17,8 +17,11 @@ use super::{
     limit::{LimitedScope, Limits},
     line::{Line, Place, Spot, Spots, Stand},
     name::Name,
-    operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord, Waiting},
+    operation::{
+        Grant, Inited, Operation, Outcome, Reap, Register, Rejection, Released, Request, RequestRecord, Waiting,
+    },
     refusal::{Refusal, ScopeShortage},
+    report::{LastSign, ReportNumber},
     resource::{Resource, ResourceError},
     scope::{Scope, Tally, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
@@ -37,6 +40,8 @@ pub struct Snapshot {
     pub ended: HashMap<Uuid, EndedTicket>,
     /// Those of the EMs that register which have live tickets.
     pub inhabited: HashSet<EmInstance>,
+    /// The last reports of the EMs that may be given up, but for those that never reported.
+    pub reports: HashMap<EmInstance, ReportNumber>,
     /// The request ids that were used.
     pub request_ids: HashMap<Name, RequestRecord>,
     /// The limits in force.
@@ -61,12 +66,18 @@ pub struct LineView {
 pub struct Deltas {
     /// EMs whose counters changed, with the version that was read.
     pub ems_counted: Vec<Em>,
-    /// EMs that registered again, with the version that was read.
+    /// EMs that registered again with the same amounts, with the version that was read.
     pub ems_updated: Vec<Em>,
+    /// EMs that registered again with other amounts, with the version that was read.
+    pub ems_resized: Vec<Em>,
     /// EMs that are new.
     pub ems_inserted: Vec<Em>,
-    /// EMs that went, with the version that was read.
+    /// EMs that were unregistered, with the version that was read.
     pub ems_deleted: Vec<Em>,
+    /// EMs that were given up, with the version that was read.
+    pub ems_lost: Vec<Em>,
+    /// EMs whose reports are over: those that went, also if they came again.
+    pub reports_ended: Vec<EmInstance>,
     /// Tickets whose engine reported in.
     pub inited: Vec<Ticket>,
     /// Tickets that ended.
@@ -92,8 +103,11 @@ impl Deltas {
     pub fn is_empty(&self) -> bool {
         self.ems_counted.is_empty()
             && self.ems_updated.is_empty()
+            && self.ems_resized.is_empty()
             && self.ems_inserted.is_empty()
             && self.ems_deleted.is_empty()
+            && self.ems_lost.is_empty()
+            && self.reports_ended.is_empty()
             && self.inited.is_empty()
             && self.ended.is_empty()
             && self.granted.is_empty()
@@ -161,6 +175,7 @@ pub struct Ledger {
     tickets: HashMap<Uuid, TicketSlot>,
     ended: HashMap<Uuid, EndedTicket>,
     inhabited: HashSet<EmInstance>,
+    reports: HashMap<EmInstance, ReportNumber>,
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, ScopeSlot>,
@@ -174,7 +189,10 @@ struct EmSlot {
     /// As it was before it went.
     before: Option<Em>,
     current: Option<Em>,
+    /// How it went last, if it did.
+    went: Option<End>,
     registered: bool,
+    resized: bool,
     counted: bool,
 }
 
@@ -203,6 +221,7 @@ impl Ledger {
             tickets: snapshot.tickets.into_iter().map(|(id, ticket)| (id, ticket_slot(ticket))).collect(),
             ended: snapshot.ended,
             inhabited: snapshot.inhabited,
+            reports: snapshot.reports,
             request_ids: snapshot.request_ids,
             limits: snapshot.limits,
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
@@ -220,6 +239,8 @@ impl Ledger {
             Operation::Inited(op) => self.inited(op),
             Operation::Released(op) => self.released(op),
             Operation::Expire(op) => self.expire(op),
+            Operation::Lost(op) => self.lost(op),
+            Operation::Reap(op) => self.reap(op),
         }
     }
 
@@ -229,13 +250,21 @@ impl Ledger {
         let mut gone = Vec::new();
         for (instance, slot) in self.ems {
             ems.extend(slot.current.clone());
+            if slot.went.is_some() && slot.stored_version.is_some() {
+                self.deltas.reports_ended.push(instance.clone());
+            }
             match (slot.stored_version, slot.current) {
+                (Some(version), Some(em)) if slot.resized => self.deltas.ems_resized.push(Em { version, ..em }),
                 (Some(version), Some(em)) if slot.registered => self.deltas.ems_updated.push(Em { version, ..em }),
                 (Some(version), Some(em)) if slot.counted => self.deltas.ems_counted.push(Em { version, ..em }),
                 (None, Some(em)) => self.deltas.ems_inserted.push(em),
                 (Some(version), None) => {
                     gone.push(instance);
-                    self.deltas.ems_deleted.extend(slot.before.map(|em| Em { version, ..em }));
+                    let deleted = match slot.went {
+                        Some(End::Lost) => &mut self.deltas.ems_lost,
+                        _ => &mut self.deltas.ems_deleted,
+                    };
+                    deleted.extend(slot.before.map(|em| Em { version, ..em }));
                 }
                 _ => {}
             }
@@ -283,6 +312,7 @@ impl Ledger {
             em.used = op.total.zero_like();
             em.locked = op.total.zero_like();
         }
+        let resized = slot.current.is_some() && (em.total != op.total || em.protected != op.protected);
         em.total = op.total.clone();
         em.protected = op.protected.clone();
         em.labels = op.labels.clone();
@@ -292,12 +322,29 @@ impl Ledger {
         em.register_time = self.now;
         em.left().map_err(|source| Rejection::Overflow { field: "total", source })?;
         slot.registered = true;
+        slot.resized |= resized;
         slot.current = Some(em.clone());
         self.free(&op.em, &[]);
         Ok(Outcome::Registered(Box::new(em)))
     }
 
     fn unregister(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
+        Ok(Outcome::Unregistered { removed_tickets: self.remove_em(instance, End::Unregistered)? })
+    }
+
+    /// Gives an EM up that nothing was heard of since. Whatever was heard wins.
+    fn reap(&mut self, op: &Reap) -> Result<Outcome, Rejection> {
+        let current = self.ems.get(&op.em).and_then(|slot| slot.current.as_ref());
+        let last = current.zip(self.reports.get(&op.em));
+        let last = last.map(|(em, reported)| LastSign { registered: em.epoch, reported: *reported });
+        if last != Some(op.last) {
+            return Ok(Outcome::Reaped(None));
+        }
+        self.remove_em(&op.em, End::Lost).map(|removed| Outcome::Reaped(Some(removed)))
+    }
+
+    /// Takes an EM and its tickets away; answers how many these were.
+    fn remove_em(&mut self, instance: &EmInstance, end: End) -> Result<usize, Rejection> {
         live_em(&mut self.ems, instance)?;
         let gone: Vec<Ticket> =
             self.tickets.values().filter(|slot| slot.ticket.em == *instance).map(|slot| slot.ticket.clone()).collect();
@@ -310,12 +357,15 @@ impl Ledger {
         self.free(instance, &[]);
         self.keep(counted);
         for ticket in &gone {
-            self.forget(ticket.id, End::Unregistered);
+            self.forget(ticket.id, end);
         }
         if let Some(slot) = self.ems.get_mut(instance) {
             slot.before = slot.current.take();
+            slot.went = Some(end);
+            slot.resized = false;
         }
-        Ok(Outcome::Unregistered { removed_tickets: gone.len() })
+        self.reports.remove(instance);
+        Ok(gone.len())
     }
 
     fn request(&mut self, op: &Request) -> Result<Outcome, Rejection> {
@@ -489,6 +539,16 @@ impl Ledger {
             self.end(op.ticket_id, End::Expired)?;
         }
         Ok(Outcome::Expired(due))
+    }
+
+    /// Gives a ticket up that its EM's reports did not name. One that is locked expires.
+    fn lost(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+        let is_used = |ticket: &Ticket| ticket.em == op.em && !ticket.is_locked();
+        let lost = self.tickets.get(&op.ticket_id).is_some_and(|slot| is_used(&slot.ticket));
+        if lost {
+            self.end(op.ticket_id, End::Lost)?;
+        }
+        Ok(Outcome::Lost(lost))
     }
 
     /// Takes back what a live ticket holds.

@@ -9,6 +9,7 @@
 //! - [`refusal`]: "not enough", explained in Linkis's words;
 //! - [`line`]: who waits where, and what the places ahead keep for themselves;
 //! - [`judgement`]: whether a request can be granted;
+//! - [`report`]: what EMs report, and what follows for their tickets;
 //! - [`action`]: the history of what was done;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`placement`]: proposes an EM;
@@ -25,6 +26,7 @@ pub mod operation;
 pub mod placement;
 pub mod policy;
 pub mod refusal;
+pub mod report;
 pub mod resource;
 pub mod scope;
 pub mod ticket;

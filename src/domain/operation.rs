@@ -10,6 +10,7 @@ use super::{
     line::{Place, Spots},
     name::{Labels, Name},
     refusal::Refusal,
+    report::{LastSign, ReportNumber},
     resource::{Resource, ResourceError, ResourceType},
     scope::TicketLabels,
     ticket::{EndedTicket, EngineInstance, Ticket},
@@ -30,6 +31,10 @@ pub enum Operation {
     Released(Released),
     /// A ticket's deadline may have passed.
     Expire(Released),
+    /// A ticket was missing from its EM's reports.
+    Lost(Released),
+    /// An EM fell silent.
+    Reap(Reap),
 }
 
 /// An EM tells what it provides.
@@ -132,7 +137,16 @@ pub struct Inited {
     pub engine: EngineInstance,
 }
 
-/// A ticket is given back, or its deadline may have passed.
+/// An EM is given up, unless something was heard of it since.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reap {
+    /// Which EM.
+    pub em: EmInstance,
+    /// The last that was heard of it.
+    pub last: LastSign,
+}
+
+/// A ticket is given back, or given up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Released {
     /// Which ticket.
@@ -161,33 +175,43 @@ impl Operation {
             Self::Unregister(em) => em,
             Self::Request(op) => &op.em,
             Self::Inited(op) => &op.em,
-            Self::Released(op) | Self::Expire(op) => &op.em,
+            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
+            Self::Reap(op) => &op.em,
         }
     }
 
     /// The user that it is for; registrations have none.
     pub fn user(&self) -> Option<&Name> {
         match self {
-            Self::Register(_) | Self::Unregister(_) => None,
+            Self::Register(_) | Self::Unregister(_) | Self::Reap(_) => None,
             Self::Request(op) => Some(&op.ask.user),
             Self::Inited(op) => Some(&op.user),
-            Self::Released(op) | Self::Expire(op) => Some(&op.user),
+            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(&op.user),
         }
     }
 
     /// The live or ended ticket that it names.
     pub fn ticket_id(&self) -> Option<Uuid> {
         match self {
-            Self::Register(_) | Self::Unregister(_) | Self::Request(_) => None,
+            Self::Register(_) | Self::Unregister(_) | Self::Request(_) | Self::Reap(_) => None,
             Self::Inited(op) => Some(op.ticket_id),
-            Self::Released(op) | Self::Expire(op) => Some(op.ticket_id),
+            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(op.ticket_id),
         }
     }
 
-    /// The EM that goes with it.
+    /// The EM that goes, or may go, with it.
     pub fn unregisters(&self) -> Option<&EmInstance> {
         match self {
             Self::Unregister(em) => Some(em),
+            Self::Reap(op) => Some(&op.em),
+            _ => None,
+        }
+    }
+
+    /// The EM that is given up unless it has reported since.
+    pub fn reaps(&self) -> Option<&EmInstance> {
+        match self {
+            Self::Reap(op) => Some(&op.em),
             _ => None,
         }
     }
@@ -241,6 +265,10 @@ pub enum Outcome {
     Released,
     /// The deadline had passed and the ticket was rolled back; false if there was nothing to do.
     Expired(bool),
+    /// The ticket was given up; false if there was nothing to do.
+    Lost(bool),
+    /// The EM is gone, and so many tickets with it; `None` if it was heard of since, or was gone already.
+    Reaped(Option<usize>),
 }
 
 /// A request that stands in line, and why.
@@ -286,6 +314,25 @@ pub enum Rejection {
     /// No EM serves the labels of a request that leaves the choice to the service.
     #[error("no registered EM has the labels {0}; register one that has, or leave them out")]
     NoEmMatches(String),
+    /// EMs serve the labels of a request that leaves the choice to the service, but none of them can be chosen.
+    #[error(
+        "no EM can be chosen: {matching} match the request, but all of them are silent or unhealthy; repair one, or name one to use it \
+         all the same"
+    )]
+    NoEmAvailable {
+        /// How many EMs match.
+        matching: usize,
+    },
+    /// A report of an older registration, or one that a later report overtook.
+    #[error("{}", stale_report(.em, *.registered, *.last))]
+    StaleReport {
+        /// Which EM.
+        em: EmInstance,
+        /// The epoch of its registration.
+        registered: i64,
+        /// Its last report, if there is one.
+        last: Option<ReportNumber>,
+    },
     /// A registration with another type of resource, while tickets live.
     #[error(
         "the EM {em} has live tickets counted as {current}; release them or unregister it before it registers as {wanted}, \
@@ -369,14 +416,26 @@ pub enum Rejection {
     },
 }
 
+/// How and when a ticket ended, for people.
+pub fn ended_at(ended: &EndedTicket) -> String {
+    format!("{} at {}", ended.end, ended.at.format(&Rfc3339).unwrap_or_else(|_| ended.at.to_string()))
+}
+
 fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {
     match ended {
-        Some(ended) => {
-            let at = ended.at.format(&Rfc3339).unwrap_or_else(|_| ended.at.to_string());
-            format!("the ticket {ticket_id} {} at {at}; an engine that needs one has to ask again", ended.end)
-        }
+        Some(ended) => format!("the ticket {ticket_id} {}; an engine that needs one has to ask again", ended_at(ended)),
         None => format!(
             "there is no ticket {ticket_id}, nor is one remembered: the lock on the resource is lost, ask again"
         ),
     }
+}
+
+fn stale_report(em: &EmInstance, registered: i64, last: Option<ReportNumber>) -> String {
+    let last = match last {
+        Some(last) if last.epoch == registered => format!("has reported with sequence {} since", last.sequence),
+        _ => "has not reported since".to_owned(),
+    };
+    format!(
+        "the EM {em} registered last with epoch {registered} and {last}; report with that epoch and a higher sequence"
+    )
 }

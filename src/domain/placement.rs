@@ -9,23 +9,31 @@ use std::{
 use super::{
     em::{Em, EmInstance},
     operation::Ask,
+    report::{EmStatus, Load, Statuses},
     resource::{Left, Resource},
     scope::Tally,
 };
 
 /// Up to `most` EMs on which the request fits, the best first: those with the largest free share of the dimension that the request
-/// takes the most of. Ties are spread, differently for each ticket.
-pub fn candidates<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask, most: usize) -> Vec<EmInstance> {
+/// takes the most of; of these, those whose hosts are the least busy in tenths, where one that does not tell counts as idle. Ties are
+/// spread, differently for each ticket. EMs that are silent or unhealthy are left out.
+pub fn candidates<'a>(
+    ems: impl Iterator<Item = &'a Em> + Clone,
+    statuses: &Statuses,
+    ask: &Ask,
+    most: usize,
+) -> Vec<EmInstance> {
     let keys = label_keys(ems.clone());
     let mut found: Vec<_> = ems
-        .filter(|em| matches(em, ask, &keys))
+        .filter(|em| matches(em, ask, &keys) && is_available(em, statuses))
         .filter_map(|em| {
             let share = em.project(&ask.resource).ok()?;
             let left = em.left().ok()?;
-            left.covers(&share).then(|| (free_share(em, &left, &share), spread(em, ask), &em.instance))
+            left.covers(&share)
+                .then(|| (free_share(em, &left, &share), busy(em, statuses), spread(em, ask), &em.instance))
         })
         .collect();
-    let best = |a: &(f64, u64, _), b: &(f64, u64, _)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+    let best = |a: &(f64, u8, u64, _), b: &(f64, u8, u64, _)| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2)));
     if found.len() > most {
         found.select_nth_unstable_by(most, best);
         found.truncate(most);
@@ -35,8 +43,8 @@ pub fn candidates<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask, most
 }
 
 /// The EM that tells best why the request fits nowhere: of those that match it, one that could answer for it, with the largest
-/// free share. `None` if no EM matches.
-pub fn closest<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask) -> Option<EmInstance> {
+/// free share. `None` if no EM matches that is neither silent nor unhealthy.
+pub fn closest<'a>(ems: impl Iterator<Item = &'a Em> + Clone, statuses: &Statuses, ask: &Ask) -> Option<EmInstance> {
     let keys = label_keys(ems.clone());
     let nearness = |em: &Em| {
         let share = em.project(&ask.resource).ok()?;
@@ -49,8 +57,24 @@ pub fn closest<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask) -> Opti
         (Some(a), Some(b)) => a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)),
         (a, b) => a.is_some().cmp(&b.is_some()),
     };
-    let matching = ems.filter(|em| matches(em, ask, &keys)).map(|em| (em, nearness(em)));
-    matching.max_by(by_nearness).map(|(em, _)| em.instance.clone())
+    let matching = ems.filter(|em| matches(em, ask, &keys) && is_available(em, statuses));
+    matching.map(|em| (em, nearness(em))).max_by(by_nearness).map(|(em, _)| em.instance.clone())
+}
+
+/// How many EMs match the request, also if they are silent or unhealthy.
+pub fn matching<'a>(ems: impl Iterator<Item = &'a Em> + Clone, ask: &Ask) -> usize {
+    let keys = label_keys(ems.clone());
+    ems.filter(|em| matches(em, ask, &keys)).count()
+}
+
+/// One that never reported is: nothing speaks against it.
+fn is_available(em: &Em, statuses: &Statuses) -> bool {
+    statuses.get(&em.instance).is_none_or(EmStatus::is_available)
+}
+
+fn busy(em: &Em, statuses: &Statuses) -> u8 {
+    let load = statuses.get(&em.instance).and_then(|status| status.load);
+    load.as_ref().map_or(0, Load::tenths)
 }
 
 /// The labels that some EM carries: those decide where a request may go. Others are for limits alone.
@@ -89,7 +113,10 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::domain::name::{Labels, Name};
+    use crate::domain::{
+        name::{Labels, Name},
+        report::Health,
+    };
 
     fn name(text: &str) -> Name {
         Name::parse("name", text).unwrap()
@@ -129,7 +156,7 @@ mod tests {
     }
 
     fn hosts(ems: &[Em], ask: &Ask, most: usize) -> Vec<String> {
-        candidates(ems.iter(), ask, most).into_iter().map(|em| em.instance.to_string()).collect()
+        candidates(ems.iter(), &Statuses::new(), ask, most).into_iter().map(|em| em.instance.to_string()).collect()
     }
 
     #[test]
@@ -151,7 +178,7 @@ mod tests {
         assert_eq!(hosts(&ems, &ask(1, 1, 1, "a"), 9), ["a"]);
         assert_eq!(hosts(&ems, &ask(1, 1, 1, ""), 9), ["none"]);
         assert_eq!(hosts(&ems, &ask(1, 1, 1, "c"), 9), [""; 0]);
-        assert_eq!(closest(ems.iter(), &ask(1, 99, 1, "c")), None);
+        assert_eq!(closest(ems.iter(), &Statuses::new(), &ask(1, 99, 1, "c")), None);
         assert_eq!(hosts(&ems[2..], &ask(1, 1, 1, "c"), 9), ["none"], "no EM has tenants: the label is for limits");
     }
 
@@ -162,9 +189,43 @@ mod tests {
         assert_eq!(first.len(), 10);
     }
 
+    fn status(health: Option<Health>, silent: bool, cpu_permille: i32) -> EmStatus {
+        let load = Load::parse("load", 0, 0, cpu_permille).ok();
+        EmStatus { health, load, last_report_time: OffsetDateTime::UNIX_EPOCH, silent }
+    }
+
+    #[test]
+    fn the_silent_and_the_unhealthy_are_left_out_but_count_as_matching() {
+        let ems: Vec<Em> = ["silent", "sick", "warned", "new"].map(|host| em(host, (9, 9), (0, 0), "")).into();
+        let of = |health, silent| status(health, silent, 0);
+        let told = [of(Some(Health::Healthy), true), of(Some(Health::Unhealthy), false), of(Some(Health::Warn), false)];
+        let statuses: Statuses = ems.iter().map(|em| em.instance.clone()).zip(told).collect();
+        let mut found = candidates(ems.iter(), &statuses, &ask(1, 1, 1, ""), 9);
+        found.sort();
+        assert_eq!(found, [&ems[3], &ems[2]].map(|em| em.instance.clone()));
+        assert_eq!(closest(ems[..2].iter(), &statuses, &ask(1, 99, 1, "")), None);
+        assert_eq!(closest(ems[..3].iter(), &statuses, &ask(1, 99, 1, "")).as_ref(), Some(&ems[2].instance));
+        assert_eq!(matching(ems.iter(), &ask(1, 1, 1, "")), 4);
+    }
+
+    #[test]
+    fn of_equal_shares_the_least_busy_comes_first_and_equally_busy_ones_are_spread() {
+        let ems: Vec<Em> = (0..6).map(|n| em(&format!("host{n}"), (100, 100), (0, 0), "")).collect();
+        let busy = [900, 505, 560, 500, 510, 599].map(|permille| status(None, false, permille));
+        let statuses: Statuses = ems.iter().map(|em| em.instance.clone()).zip(busy).collect();
+        let first = |n| candidates(ems.iter(), &statuses, &ask(n, 1, 1, ""), 6);
+        assert!((0..100).all(|n| first(n)[5] == ems[0].instance));
+        assert_eq!((0..100).map(|n| first(n).swap_remove(0)).collect::<BTreeSet<_>>().len(), 5);
+        let freer = em("freer", (200, 200), (0, 0), "");
+        let busier = Em { locked: Resource::load(1, 1).unwrap(), ..ems[1].clone() };
+        let statuses = Statuses::from([(freer.instance.clone(), status(None, false, 1000))]);
+        let best = candidates([busier, freer.clone()].iter(), &statuses, &ask(1, 1, 1, ""), 1);
+        assert_eq!(best, [freer.instance], "the free share decides first");
+    }
+
     #[test]
     fn the_closest_is_full_rather_than_too_small() {
         let ems = [em("small", (10, 10), (0, 0), ""), em("full", (100, 100), (90, 90), "")];
-        assert_eq!(closest(ems.iter(), &ask(1, 50, 50, "")).unwrap().instance.as_str(), "full");
+        assert_eq!(closest(ems.iter(), &Statuses::new(), &ask(1, 50, 50, "")).unwrap().instance.as_str(), "full");
     }
 }

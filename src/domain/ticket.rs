@@ -106,6 +106,8 @@ pub enum End {
     Expired,
     /// Its EM was unregistered.
     Unregistered,
+    /// Its EM reported without it too often, or fell silent.
+    Lost,
 }
 
 impl End {
@@ -115,12 +117,13 @@ impl End {
             Self::Released => "released",
             Self::Expired => "expired",
             Self::Unregistered => "unregistered",
+            Self::Lost => "lost",
         }
     }
 
     /// The reverse of [`End::as_str`].
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Released, Self::Expired, Self::Unregistered].into_iter().find(|end| end.as_str() == text)
+        [Self::Released, Self::Expired, Self::Unregistered, Self::Lost].into_iter().find(|end| end.as_str() == text)
     }
 }
 
@@ -130,6 +133,7 @@ impl fmt::Display for End {
             Self::Released => "was released",
             Self::Expired => "expired",
             Self::Unregistered => "went when its EM was unregistered",
+            Self::Lost => "was given up as lost",
         })
     }
 }

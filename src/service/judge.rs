@@ -22,12 +22,13 @@ use crate::{
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
         placement,
+        report::Statuses,
         scope::{Scope, Usage},
     },
     error::Error,
     service::tasks::Tasks,
     store::{
-        Store, StoreError, em_resource, label_resource,
+        Store, StoreError, em_report, em_resource, label_resource,
         limit::{self, InForce},
         request_id,
         session::{Session, answered},
@@ -59,6 +60,7 @@ impl Seen {
         }
         for gone in &standing.gone {
             seen.ems.remove(gone);
+            seen.statuses.remove(gone);
         }
         seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
         seen.scopes.extend(standing.scopes);
@@ -74,10 +76,11 @@ impl Seen {
         matches!(seen.verdict(request), Ok(Verdict::Fits))
     }
 
-    /// Makes `ems` all the EMs there are.
-    fn replace_ems(&self, ems: Vec<Em>) {
+    /// Makes `ems` all the EMs there are, and `statuses` what is known of them by their reports.
+    fn replace_ems(&self, ems: Vec<Em>, statuses: Statuses) {
         let ems = ems.into_iter().map(|em| (em.instance.clone(), em)).collect();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).ems = ems;
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (seen.ems, seen.statuses) = (ems, statuses);
     }
 
     /// Remembers how some EMs stand.
@@ -86,8 +89,12 @@ impl Seen {
     }
 
     /// Looks at all EMs that are remembered.
-    fn over_ems<T>(&self, look: impl FnOnce(std::collections::hash_map::Values<'_, EmInstance, Em>) -> T) -> T {
-        look(self.0.lock().unwrap_or_else(PoisonError::into_inner).ems.values())
+    fn over_ems<T>(
+        &self,
+        look: impl FnOnce(std::collections::hash_map::Values<'_, EmInstance, Em>, &Statuses) -> T,
+    ) -> T {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        look(seen.ems.values(), &seen.statuses)
     }
 
     fn forget(&self, em: &EmInstance) {
@@ -110,6 +117,7 @@ pub struct Judge {
     queue: mpsc::Sender<Look>,
     seen: Seen,
     store: Store,
+    silent_after: Duration,
     /// When all EMs were last seen.
     seen_all: Arc<tokio::sync::Mutex<Option<Instant>>>,
 }
@@ -138,7 +146,7 @@ impl Judge {
                 break;
             }
         }
-        self.seen.replace_ems(ems);
+        self.seen.replace_ems(ems, self.statuses().await?);
         *seen_all = Some(start);
         Ok(())
     }
@@ -150,21 +158,43 @@ impl Judge {
         Ok(())
     }
 
+    /// What is known of all EMs by their reports.
+    async fn statuses(&self) -> Result<Statuses, StoreError> {
+        let (mut statuses, mut after) = (Statuses::new(), None);
+        loop {
+            let page = em_report::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE, self.silent_after).await?;
+            let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
+            after = page.last().map(|(em, _)| em.clone());
+            statuses.extend(page);
+            if is_last {
+                return Ok(statuses);
+            }
+        }
+    }
+
     /// Up to `most` EMs on which the request fitted when they were last seen, the best first.
     pub fn candidates(&self, ask: &Ask, most: usize) -> Vec<EmInstance> {
-        self.seen.over_ems(|ems| placement::candidates(ems, ask, most))
+        self.seen.over_ems(|ems, statuses| placement::candidates(ems, statuses, ask, most))
     }
 
     /// The EM that tells best why the request fits nowhere.
     pub fn closest(&self, ask: &Ask) -> Option<EmInstance> {
-        self.seen.over_ems(|ems| placement::closest(ems, ask))
+        self.seen.over_ems(|ems, statuses| placement::closest(ems, statuses, ask))
     }
 
-    /// Starts the task that looks; it ends when all clones of the judge are gone.
-    pub fn start(store: &Store, seen: Seen, tasks: &Tasks) -> Self {
+    /// Why no EM can be chosen for the request.
+    pub fn none_for(&self, ask: &Ask) -> Rejection {
+        match self.seen.over_ems(|ems, _| placement::matching(ems, ask)) {
+            0 => Rejection::NoEmMatches(format!("{:?}", ask.labels.as_map())),
+            matching => Rejection::NoEmAvailable { matching },
+        }
+    }
+
+    /// Starts the task that looks; it ends when all clones of the judge are gone. EMs that report are silent after `silent_after`.
+    pub fn start(store: &Store, seen: Seen, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(run(inbox, seen.clone(), store.session()));
-        Self { queue, seen, store: store.clone(), seen_all: Arc::default() }
+        Self { queue, seen, store: store.clone(), silent_after, seen_all: Arc::default() }
     }
 
     /// Whether a fresh look is due before the request goes to the committer.
@@ -230,6 +260,8 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
 #[derive(Debug, Default)]
 struct State {
     ems: HashMap<EmInstance, Em>,
+    /// Only by a view of all EMs.
+    statuses: Statuses,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, Usage>,
     request_ids: HashMap<Name, RequestRecord>,
@@ -291,5 +323,5 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         }
         false => LineView::default(),
     };
-    Ok(State { ems, limits, scopes, request_ids, line })
+    Ok(State { ems, statuses: Statuses::new(), limits, scopes, request_ids, line })
 }

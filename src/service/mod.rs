@@ -5,6 +5,8 @@
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
 //! - [`limits`]: who may hold how much;
 //! - [`expiry`]: rolls back what no engine reported in for;
+//! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
+//! - [`silence`]: gives up EMs that are not heard of any more;
 //! - [`retention`]: forgets what history need not remember;
 //! - [`tasks`]: what all of it runs in;
 //! - [`usage`]: who holds what;
@@ -12,10 +14,12 @@
 
 pub mod committer;
 pub mod expiry;
+pub mod heartbeat;
 pub mod judge;
 pub mod limits;
 pub mod request_resource;
 pub mod retention;
+pub mod silence;
 pub mod tasks;
 pub mod usage;
 pub mod waiting;

@@ -60,7 +60,7 @@ impl RequestResourceService {
         };
         match (answer, patience.line) {
             (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
-                let em = em.or_else(|| self.judge.closest(&ask)).ok_or_else(|| no_em_matches(&ask))?;
+                let em = em.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?;
                 self.wait(request(em, &ask), self.line.enter(any_em, until)?).await
             }
             (answer, _) => Ok(answer),
@@ -74,7 +74,7 @@ impl RequestResourceService {
             None => {
                 self.judge.see_all(Duration::ZERO).await?;
                 let candidate = self.judge.candidates(&ask, 1).pop();
-                candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| no_em_matches(&ask))?
+                candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?
             }
         };
         let verdict = self.judge.look(request(em.clone(), &ask)).await?;
@@ -104,7 +104,7 @@ impl RequestResourceService {
                 }
             }
         }
-        let em = self.judge.closest(ask).ok_or_else(|| no_em_matches(ask))?;
+        let em = self.judge.closest(ask).ok_or_else(|| self.judge.none_for(ask))?;
         self.request_on(request(em, ask), deadline).await
     }
 
@@ -172,7 +172,7 @@ impl RequestResourceService {
             Ok(Verdict::Refused(short)) if stands_well(&short) => Ok(None),
             Ok(_) => Ok(Some(request.em.clone())),
             Err(Error::Rejected(rejection)) if any_em && matches!(*rejection, Rejection::EmNotRegistered(_)) => {
-                Ok(Some(self.judge.closest(&request.ask).ok_or_else(|| no_em_matches(&request.ask))?))
+                Ok(Some(self.judge.closest(&request.ask).ok_or_else(|| self.judge.none_for(&request.ask))?))
             }
             Err(error) => Err(error),
         }
@@ -181,8 +181,4 @@ impl RequestResourceService {
 
 fn request(em: EmInstance, ask: &Ask) -> Request {
     Request { em, ask: ask.clone(), wait: None }
-}
-
-fn no_em_matches(ask: &Ask) -> Error {
-    Rejection::NoEmMatches(format!("{:?}", ask.labels.as_map())).into()
 }

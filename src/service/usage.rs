@@ -1,5 +1,7 @@
 //! Who holds what: plain reads, without locks.
 
+use std::time::Duration;
+
 use uuid::Uuid;
 
 use crate::{
@@ -8,11 +10,12 @@ use crate::{
         em::{Em, EmInstance},
         line::{Place, WaitingRequest},
         operation::Rejection,
+        report::{EmStatus, Statuses},
         ticket::Ticket,
     },
     error::Error,
     store::{
-        Store, action_record, em_resource,
+        Store, action_record, em_report, em_resource,
         user_resource::{self, Filter},
         waiting,
     },
@@ -22,23 +25,35 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Usage {
     store: Store,
+    silent_after: Duration,
 }
 
 impl Usage {
-    /// On top of the store.
-    pub fn new(store: Store) -> Self {
-        Self { store }
+    /// On top of the store. EMs that report are silent after `silent_after`.
+    pub fn new(store: Store, silent_after: Duration) -> Self {
+        Self { store, silent_after }
     }
 
-    /// One EM.
-    pub async fn em(&self, instance: &EmInstance) -> Result<Em, Error> {
+    /// One EM, and what is known of it by its reports.
+    pub async fn em(&self, instance: &EmInstance) -> Result<(Em, Option<EmStatus>), Error> {
         let mut found = em_resource::read(self.store.pool(), [instance]).await?;
-        found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()).into())
+        let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
+        Ok((em, self.statuses([instance]).await?.remove(instance)))
     }
 
-    /// Up to `limit` EMs, in the order of their keys, from behind `after`.
-    pub async fn ems(&self, after: Option<&EmInstance>, limit: i64) -> Result<Vec<Em>, Error> {
-        Ok(em_resource::list(self.store.pool(), after, limit).await?)
+    /// Up to `limit` EMs, in the order of their keys, from behind `after`, and what is known of each by its reports.
+    pub async fn ems(&self, after: Option<&EmInstance>, limit: i64) -> Result<Vec<(Em, Option<EmStatus>)>, Error> {
+        let ems = em_resource::list(self.store.pool(), after, limit).await?;
+        let mut statuses = self.statuses(ems.iter().map(|em| &em.instance)).await?;
+        let with_status = |em: Em| {
+            let status = statuses.remove(&em.instance);
+            (em, status)
+        };
+        Ok(ems.into_iter().map(with_status).collect())
+    }
+
+    async fn statuses(&self, instances: impl IntoIterator<Item = &EmInstance>) -> Result<Statuses, Error> {
+        Ok(em_report::read(self.store.pool(), instances, self.silent_after).await?)
     }
 
     /// One live ticket.

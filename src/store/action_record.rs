@@ -54,7 +54,7 @@ pub async fn read(
         r#"-- action_record::read
         SELECT ticket_id, action, "user", em_application_name, em_instance, action_time
         FROM linkis_resource_action_record
-        WHERE ticket_id = ANY ($1) AND action IN ('released', 'expired', 'unregistered')"#,
+        WHERE ticket_id = ANY ($1) AND action IN ('released', 'expired', 'unregistered', 'lost')"#,
     )
     .bind(ticket_ids)
     .fetch_all(executor)
@@ -85,10 +85,12 @@ impl<'a> Record<'a> {
 pub async fn insert(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTime) -> Result<(), StoreError> {
     let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
     let records: Vec<Record<'_>> = (registered.map(|em| Record::of_em(Action::Registered, em)))
+        .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em)))
         .chain(deltas.granted.iter().map(|ticket| Record::of_ticket(Action::Granted, ticket)))
         .chain(deltas.inited.iter().map(|ticket| Record::of_ticket(Action::Inited, ticket)))
         .chain(deltas.ended.iter().map(|ended| Record::of_ticket(Action::Ended(ended.end), &ended.ticket)))
         .chain(deltas.ems_deleted.iter().map(|em| Record::of_em(Action::Ended(End::Unregistered), em)))
+        .chain(deltas.ems_lost.iter().map(|em| Record::of_em(Action::Ended(End::Lost), em)))
         .collect();
     if records.is_empty() {
         return Ok(());

@@ -1,7 +1,7 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
-//! - [`em_resource`], [`user_resource`], [`label_resource`], [`limit`], [`request_id`], [`action_record`], [`resource_lock`],
-//!   [`waiting`], [`policy`]: the tables;
+//! - [`em_resource`], [`em_report`], [`user_resource`], [`label_resource`], [`limit`], [`policy`], [`request_id`],
+//!   [`action_record`], [`resource_lock`], [`waiting`]: the tables;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -16,6 +16,7 @@ use sqlx::{
 };
 
 pub mod action_record;
+pub mod em_report;
 pub mod em_resource;
 pub mod embedded;
 pub mod label_resource;

@@ -14,6 +14,7 @@ use crate::domain::{
     ledger::EndedDelta,
     name::Name,
     operation::Released,
+    report::{LiveTicket, Report},
     ticket::{EngineInstance, Ticket, TicketState},
 };
 
@@ -115,6 +116,51 @@ pub async fn read_on<'a>(
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+}
+
+/// The live tickets of an EM, as far as its reports concern them.
+pub async fn living(executor: impl PgExecutor<'_>, em: &EmInstance) -> Result<Vec<LiveTicket>, StoreError> {
+    let rows: Vec<(Uuid, Option<OffsetDateTime>, i16)> = sqlx::query_as(
+        "-- user_resource::living
+        SELECT ticket_id, used_time, missed_reports FROM linkis_user_resource_meta_data
+        WHERE em_application_name = $1 AND em_instance = $2",
+    )
+    .bind(em.application_name.as_str())
+    .bind(em.instance.as_str())
+    .fetch_all(executor)
+    .await?;
+    let ticket = |(id, used_time, missed_reports)| LiveTicket { id, used_time, missed_reports };
+    Ok(rows.into_iter().map(ticket).collect())
+}
+
+/// Writes in how many reports in a row used tickets were missing, if `report` is still the last one of its EM. Tickets that are
+/// just being changed are left out: it waits for nobody, and so nobody for ever for it.
+pub async fn update_missed(
+    executor: impl PgExecutor<'_>,
+    report: &Report,
+    missed: &[(Uuid, i16)],
+) -> Result<(), StoreError> {
+    let (ids, counts): (Vec<Uuid>, Vec<i16>) = missed.iter().copied().unzip();
+    sqlx::query(
+        "-- user_resource::update_missed
+        UPDATE linkis_user_resource_meta_data t SET missed_reports = d.missed
+        FROM (SELECT u.ticket_id, k.missed
+            FROM unnest($1::uuid[], $2::smallint[]) AS k (ticket_id, missed)
+            JOIN linkis_user_resource_meta_data u ON u.ticket_id = k.ticket_id
+            WHERE u.used_time IS NOT NULL AND EXISTS (SELECT FROM linkis_em_report
+                WHERE em_application_name = $3 AND em_instance = $4 AND epoch = $5 AND sequence = $6)
+            FOR NO KEY UPDATE OF u SKIP LOCKED) AS d
+        WHERE t.ticket_id = d.ticket_id",
+    )
+    .bind(ids)
+    .bind(counts)
+    .bind(report.em.application_name.as_str())
+    .bind(report.em.instance.as_str())
+    .bind(report.epoch)
+    .bind(report.sequence)
+    .execute(executor)
+    .await?;
+    Ok(())
 }
 
 /// Which tickets to list.

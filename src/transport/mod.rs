@@ -9,6 +9,7 @@
 pub mod convert;
 pub mod deadline;
 pub mod limit;
+pub mod message_size;
 pub mod resource_manager;
 pub mod status;
 pub mod usage;

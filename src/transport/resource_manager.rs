@@ -1,4 +1,4 @@
-//! `ResourceManagerService`: the five calls.
+//! `ResourceManagerService`: the calls of EMs, of those who ask for them, and of engines.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,6 +17,7 @@ use crate::{
     error::Error,
     service::{
         committer::Committer,
+        heartbeat::HeartbeatService,
         judge::Verdict,
         request_resource::{Patience, RequestResourceService},
     },
@@ -32,6 +33,9 @@ use super::{
 /// The longest that a grant may stay locked.
 const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// How many tickets one heartbeat may name.
+pub const TICKETS_MAX: usize = 100_000;
+
 /// What a server lets its callers wait for.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
@@ -43,18 +47,24 @@ pub struct Times {
     pub max_wait: Duration,
 }
 
-/// The five calls.
+/// All calls of the service.
 #[derive(Debug)]
 pub struct ResourceManager {
     committer: Committer,
     request_resource: RequestResourceService,
+    heartbeat: HeartbeatService,
     times: Times,
 }
 
 impl ResourceManager {
     /// On top of the services of this instance.
-    pub fn new(committer: Committer, request_resource: RequestResourceService, times: Times) -> Self {
-        Self { committer, request_resource, times }
+    pub fn new(
+        committer: Committer,
+        request_resource: RequestResourceService,
+        heartbeat: HeartbeatService,
+        times: Times,
+    ) -> Self {
+        Self { committer, request_resource, heartbeat, times }
     }
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
@@ -140,7 +150,7 @@ impl ResourceManagerService for ResourceManager {
         let operation = Operation::Register(convert::request::register(call.get_ref().clone()).map_err(Error::from)?);
         match self.submit(&call, operation).await? {
             Outcome::Registered(em) => {
-                let em = Some(convert::answer::em_resource(&em)?);
+                let em = Some(convert::answer::em_resource(&em, None)?);
                 Ok(Response::new(proto::RegisterResponse { em }))
             }
             other => Err(unexpected(&other)),
@@ -207,5 +217,18 @@ impl ResourceManagerService for ResourceManager {
             Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
             other => Err(unexpected(&other)),
         }
+    }
+
+    async fn heartbeat(
+        &self,
+        call: Request<proto::HeartbeatRequest>,
+    ) -> Result<Response<proto::HeartbeatResponse>, Status> {
+        let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
+        let report = convert::request::report(call.into_inner()).map_err(Error::from)?;
+        let unknown = self.heartbeat.report(&report, deadline).await?;
+        Ok(Response::new(proto::HeartbeatResponse {
+            unknown_tickets: unknown.into_iter().map(convert::answer::unknown_ticket).collect(),
+            report_interval: prost_types::Duration::try_from(self.heartbeat.interval()).ok(),
+        }))
     }
 }

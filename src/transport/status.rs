@@ -70,6 +70,8 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
     match rejection {
         Rejection::EmNotRegistered(_) => (Code::NotFound, "EM_NOT_REGISTERED", Hint::None),
         Rejection::NoEmMatches(_) => (Code::NotFound, "NO_EM_MATCHES", Hint::None),
+        Rejection::NoEmAvailable { .. } => (Code::NotFound, "NO_EM_AVAILABLE", Hint::None),
+        Rejection::StaleReport { .. } => (Code::FailedPrecondition, "STALE_REPORT", Hint::None),
         Rejection::EmHasTickets { .. } => (Code::FailedPrecondition, "EM_HAS_TICKETS", Hint::None),
         Rejection::Unanswerable { field, source, .. } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field((*field).into(), source.to_string()))

@@ -6,9 +6,10 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        em::EmInstance,
+        em::{Em, EmInstance},
         line::Place,
         name::{FieldError, Name},
+        report::EmStatus,
     },
     error::Error,
     service::{limits::LimitService, usage},
@@ -112,8 +113,9 @@ fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
 impl UsageService for Usage {
     async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
         let em = convert::request::em_instance("em", call.into_inner().em).map_err(Error::from)?;
-        let em = convert::answer::em_resource(&self.usage.em(&em).await?)?;
-        Ok(Response::new(proto::GetEmResponse { em: Some(em) }))
+        let (em, status) = self.usage.em(&em).await?;
+        let em = Some(convert::answer::em_resource(&em, status.as_ref())?);
+        Ok(Response::new(proto::GetEmResponse { em }))
     }
 
     async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
@@ -121,8 +123,9 @@ impl UsageService for Usage {
         let after = parse_em_token(&call.get_ref().page_token).map_err(Error::from)?;
         let mut ems = self.usage.ems(after.as_ref(), limit + 1).await?;
         let more = cut_page(&mut ems, limit);
-        let next_page_token = ems.last().filter(|_| more).map(|em| em_token(&em.instance)).unwrap_or_default();
-        let ems = ems.iter().map(convert::answer::em_resource).collect::<Result<_, _>>()?;
+        let next_page_token = ems.last().filter(|_| more).map(|(em, _)| em_token(&em.instance)).unwrap_or_default();
+        let message = |(em, status): &(Em, Option<EmStatus>)| convert::answer::em_resource(em, status.as_ref());
+        let ems = ems.iter().map(message).collect::<Result<_, _>>()?;
         Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
     }
 

@@ -1,9 +1,14 @@
 //! What every gRPC client expects of a service: reflection, health, pages; and that hot statements use their indexes.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
 
 use linkis_rm::{
+    domain::report::{Health, Report},
     server::Ending,
+    store::{Store, em_report, user_resource},
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use tonic::transport::Channel;
@@ -130,7 +135,12 @@ async fn history_tells_every_change() {
     let asked = linkis_rm::client::ResourceRequest { lock_ttl: Some(short), ..request(&host, "alice", load(1, 1, 1)) };
     let expired = rm.client.request_resource(&asked).await.granted();
     eventually("it expires", Duration::from_secs(5), || async { !lives(&rm.client, expired.ticket_id).await }).await;
-    rm.client.register(registration(host.clone(), load(20, 8, 10))).await.unwrap();
+    for _ in 0..2 {
+        rm.client.register(registration(host.clone(), load(20, 8, 10))).await.unwrap();
+    }
+    let mut protected = registration(host.clone(), load(20, 8, 10));
+    protected.protected = load(1, 0, 0);
+    rm.client.register(protected).await.unwrap();
     let gone = rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
     rm.client.unregister(&host).await.unwrap();
 
@@ -156,7 +166,9 @@ async fn history_tells_every_change() {
             line("released", &lived, "hadoop"),
             line("granted", &expired, "alice"),
             line("expired", &expired, "alice"),
+            of_em("resized"),
             of_em("registered"),
+            of_em("resized"),
             line("granted", &gone, "alice"),
             line("unregistered", &gone, "alice"),
             of_em("unregistered"),
@@ -174,8 +186,9 @@ async fn history_tells_every_change() {
 async fn no_statement_scans_a_table() {
     let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    for _ in 0..10 {
+    let epoch = rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap().epoch;
+    let store = Store::open(database.options.clone()).await.unwrap();
+    for sequence in 1..=10 {
         let mut asked = request(&host, "hadoop", load(1, 1, 1));
         asked.request_id = Some(uuid::Uuid::new_v4().to_string());
         let grant = rm.client.request_resource(&asked).await.granted();
@@ -184,9 +197,16 @@ async fn no_statement_scans_a_table() {
         rm.client.tickets(None).await.unwrap();
         rm.client.ticket(grant.ticket_id).await.unwrap();
         rm.client.ems().await.unwrap();
+        let (health, tickets) = (Health::Healthy, HashSet::from([grant.ticket_id, uuid::Uuid::new_v4()]));
+        let report = Report { em: host.clone(), epoch, sequence, health, load: None, tickets };
+        assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
+        user_resource::update_missed(store.pool(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
+        assert_eq!(em_report::silent(store.pool(), Duration::ZERO).await.unwrap().len(), 1);
+        assert_eq!(em_report::list(store.pool(), None, 9, Duration::ZERO).await.unwrap().len(), 1);
         rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     }
     rm.client.unregister(&host).await.unwrap();
+    store.close().await;
     rm.stop().await;
     eventually("statistics are written", Duration::from_secs(10), || async {
         let used =

@@ -231,6 +231,65 @@ async fn tickets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heartbeats() {
+    let good = || proto::HeartbeatRequest { em: host(), epoch: 1, sequence: 1, ..Default::default() };
+    let change = |change: fn(&mut proto::HeartbeatRequest)| {
+        let mut request = good();
+        change(&mut request);
+        request
+    };
+    let load = |memory_used, memory_max, cpu_permille| {
+        let load = Some(proto::Load { memory_used, memory_max, cpu_permille });
+        proto::HeartbeatRequest { load, ..good() }
+    };
+    let cases = [
+        (change(|r| r.em = None), bad_field("em")),
+        (change(|r| r.em = em_of("a", "")), bad_field("em.instance")),
+        (change(|r| r.epoch = 0), bad_field("epoch")),
+        (change(|r| r.epoch = -1), bad_field("epoch")),
+        (change(|r| r.epoch = i64::MAX), bad_field("epoch")),
+        (change(|r| r.sequence = 0), bad_field("sequence")),
+        (change(|r| r.sequence = -1), bad_field("sequence")),
+        (change(|r| r.health = 4), bad_field("health")),
+        (change(|r| r.health = -1), bad_field("health")),
+        (load(-1, 1, 0), bad_field("load.memory_used")),
+        (load(2, 1, 0), bad_field("load.memory_used")),
+        (load(0, -1, 0), bad_field("load.memory_max")),
+        (load(0, 1, -1), bad_field("load.cpu_permille")),
+        (load(0, 1, 1001), bad_field("load.cpu_permille")),
+        (change(|r| r.ticket_ids = vec![Uuid::nil().to_string(), "42".into()]), bad_field("ticket_ids[1]")),
+        (change(|r| r.ticket_ids = vec![String::new()]), bad_field("ticket_ids[0]")),
+        (change(|r| r.ticket_ids = vec![Uuid::nil().to_string(); 100_001]), bad_field("ticket_ids")),
+        (change(|_| {}), (Code::FailedPrecondition, "STALE_REPORT".into(), String::new())),
+        (
+            change(|r| r.em = em_of("linkis-cg-engineconnmanager", "host2:9102")),
+            (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()),
+        ),
+    ];
+    unchanged_by(async |mut manager: Manager, _| {
+        for (request, expected) in cases {
+            let shown = format!("{:?}", proto::HeartbeatRequest { ticket_ids: vec![], ..request.clone() });
+            assert_eq!(told(manager.heartbeat(request).await), expected, "{shown}");
+        }
+        let status = manager.heartbeat(change(|r| r.ticket_ids = vec!["x".repeat(5_000_000)])).await.unwrap_err();
+        assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_heartbeat_of_many_tickets_is_taken() {
+    let (_database, rm) = start().await;
+    let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
+    let epoch = manager.register(good_registration()).await.unwrap().into_inner().em.unwrap().epoch;
+    let ticket_ids = (0..100_000).map(|n| Uuid::from_u128(n).to_string()).collect();
+    let heartbeat = proto::HeartbeatRequest { em: host(), epoch, sequence: 1, ticket_ids, ..Default::default() };
+    let unknown = manager.heartbeat(heartbeat).await.unwrap().into_inner().unknown_tickets;
+    assert_eq!(unknown.len(), 1000);
+    assert_eq!(unknown[999].ticket_id, Uuid::from_u128(999).to_string());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn questions() {
     let (_database, rm) = start().await;
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();

@@ -314,7 +314,7 @@ async fn many_held_keys_stall_nobody_else() {
     for n in 0..100 {
         let start = Instant::now();
         rm.client.request_resource(&request(&em("free"), &format!("user{n}"), load(1, 1, 1))).await.granted();
-        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
     assert!(waiting.try_join_next().is_none());
     let connections = database.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()").await;

@@ -27,7 +27,7 @@ use linkis_rm::{
         ticket::{EngineInstance, Ticket, TicketState},
     },
     server::{Ending, Options, Server, listen},
-    service::limits::ScopeUsage,
+    service::{heartbeat::Patience, limits::ScopeUsage},
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
 };
@@ -132,7 +132,8 @@ pub fn options() -> Options {
         request_timeout: Duration::from_secs(30),
         max_wait: Duration::from_secs(600),
     };
-    Options { times, history: Duration::from_secs(3600), drain_timeout: Duration::from_secs(5) }
+    let patience = Patience::DEFAULT;
+    Options { times, patience, history: Duration::from_secs(3600), drain_timeout: Duration::from_secs(5) }
 }
 
 impl Instance {

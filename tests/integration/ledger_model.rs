@@ -12,7 +12,8 @@ use linkis_rm::domain::{
     limit::{Limits, Pattern, Rule},
     line::{Line, Place, Spot, Spots, Stand},
     name::Name,
-    operation::{Ask, Inited, Operation, Outcome, Rejection, Released, Request, RequestId, RequestRecord, Wait},
+    operation::{Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Wait},
+    report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
     scope::{Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
@@ -62,6 +63,18 @@ enum Step {
     Expire {
         ago: usize,
     },
+    Lost {
+        ago: usize,
+    },
+    /// By what was known of the EM when the batch began, or by less.
+    Reap {
+        em: usize,
+        known: bool,
+    },
+    /// The batch ends, and an EM reports.
+    Report {
+        em: usize,
+    },
     /// The batch ends, and time passes.
     Commit {
         seconds: u64,
@@ -85,12 +98,15 @@ fn step() -> impl Strategy<Value = Step> {
         1 => em.clone().prop_map(|em| Step::Unregister { em }),
         8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
             .prop_map(|(em, user, amount, ttl, request_id, wait)| Step::Request { em, user, amount, ttl, request_id, wait }),
-        6 => (0..6usize, prop::option::weighted(0.2, em)).prop_map(|(ago, em)| Step::Retry { ago, em }),
+        6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone())
             .prop_map(|(ago, used, user)| Step::Inited { ago, used, user }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
-        3 => ago.prop_map(|ago| Step::Expire { ago }),
+        3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
+        3 => ago.prop_map(|ago| Step::Lost { ago }),
+        1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
+        2 => em.prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
         1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, 0..30i64))
             .prop_map(|(user, max)| Step::Limit { user, max }),
@@ -128,7 +144,9 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
         Ok(Outcome::Unregistered { .. }) => Answer::Removed,
-        Ok(Outcome::Expired(rolled)) => Answer::Rolled(rolled),
+        Ok(Outcome::Reaped(Some(_))) => Answer::Removed,
+        Ok(Outcome::Reaped(None)) => Answer::Rolled(false),
+        Ok(Outcome::Expired(rolled) | Outcome::Lost(rolled)) => Answer::Rolled(rolled),
         Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
@@ -150,6 +168,12 @@ struct Model {
     limits: BTreeMap<Option<usize>, i64>,
     /// All that ever waited, the first in line first.
     waiting: Vec<ModelWaiting>,
+    /// EMs that have reported.
+    reported: BTreeSet<usize>,
+    /// EMs that registered since the batch began.
+    registered: BTreeSet<usize>,
+    /// The last signs of life when the batch began.
+    signs: BTreeMap<usize, LastSign>,
 }
 
 #[derive(Clone, Debug)]
@@ -312,18 +336,35 @@ impl Model {
         self.tickets.len().checked_sub(ago + 1)
     }
 
+    fn remove(&mut self, em: usize) -> Answer {
+        self.ems.remove(&em);
+        self.reported.remove(&em);
+        self.tickets.iter_mut().filter(|t| t.em == em).for_each(|t| t.alive = false);
+        Answer::Removed
+    }
+
     fn step(&mut self, step: &Step, new_id: Uuid) -> Answer {
         match *step {
             Step::Register { em, total, protected } => {
                 self.ems.insert(em, (total, protected));
+                self.registered.insert(em);
                 Answer::Done
             }
             Step::Unregister { em } => {
-                if self.ems.remove(&em).is_none() {
+                if !self.ems.contains_key(&em) {
                     return Answer::No("em");
                 }
-                self.tickets.iter_mut().filter(|t| t.em == em).for_each(|t| t.alive = false);
-                Answer::Removed
+                self.remove(em)
+            }
+            Step::Reap { em, known } => {
+                let silent = known && self.reported.contains(&em) && !self.registered.contains(&em);
+                if silent { self.remove(em) } else { Answer::Rolled(false) }
+            }
+            Step::Report { em } => {
+                if self.ems.contains_key(&em) {
+                    self.reported.insert(em);
+                }
+                Answer::Done
             }
             Step::Request { em, user, amount, ttl, request_id, wait } => {
                 self.request(&asked(new_id, em, user, amount, ttl, request_id), None, wait)
@@ -378,6 +419,13 @@ impl Model {
                 let due = ticket.alive && !ticket.used && ticket.deadline <= now;
                 ticket.alive &= !due;
                 Answer::Rolled(due)
+            }
+            Step::Lost { ago } => {
+                let Some(number) = self.ticket(ago) else { return Answer::Rolled(false) };
+                let ticket = &mut self.tickets[number];
+                let lost = ticket.alive && ticket.used;
+                ticket.alive &= !lost;
+                Answer::Rolled(lost)
             }
             Step::Commit { seconds } => {
                 self.now += seconds;
@@ -434,7 +482,17 @@ impl Model {
                 let (ticket_id, em) = named(ago);
                 Operation::Expire(Released { ticket_id, user: user(0), em: instance(em) })
             }
-            Step::Commit { .. } | Step::Limit { .. } | Step::Leave { .. } => return None,
+            Step::Lost { ago } => {
+                let (ticket_id, em) = named(ago);
+                Operation::Lost(Released { ticket_id, user: user(0), em: instance(em) })
+            }
+            Step::Reap { em, known } => {
+                let nothing = ReportNumber { epoch: 0, sequence: 0 };
+                let mut last = self.signs.get(&em).copied().unwrap_or(LastSign { registered: 0, reported: nothing });
+                last.reported.sequence -= i64::from(!known);
+                Operation::Reap(Reap { em: instance(em), last })
+            }
+            Step::Commit { .. } | Step::Limit { .. } | Step::Leave { .. } | Step::Report { .. } => return None,
         })
     }
 }
@@ -484,6 +542,7 @@ struct Tables {
     limits: Arc<Limits>,
     scopes: HashMap<Scope, Usage>,
     waiting: HashMap<Place, (Resource, Spots)>,
+    reports: HashMap<EmInstance, ReportNumber>,
 }
 
 impl Tables {
@@ -494,6 +553,7 @@ impl Tables {
             tickets: self.tickets.clone(),
             ended: self.ended.clone(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
+            reports: self.reports.clone(),
             request_ids: self.request_ids.clone(),
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
@@ -513,6 +573,23 @@ impl Tables {
 
     fn leave(&mut self, ticket_id: Uuid) {
         self.waiting.retain(|place, _| place.ticket_id != ticket_id);
+    }
+
+    /// The next report of an EM, if it is registered.
+    fn report(&mut self, instance: EmInstance) {
+        if let Some(em) = self.ems.get(&instance) {
+            let sequence = self.reports.get(&instance).map_or(1, |last| last.sequence + 1);
+            self.reports.insert(instance, ReportNumber { epoch: em.epoch, sequence });
+        }
+    }
+
+    /// The last signs of life of the EMs that have reported.
+    fn signs(&self) -> BTreeMap<usize, LastSign> {
+        let sign = |number: usize| {
+            let (em, reported) = (self.ems.get(&instance(number))?, self.reports.get(&instance(number))?);
+            Some((number, LastSign { registered: em.epoch, reported: *reported }))
+        };
+        (0..EMS).filter_map(sign).collect()
     }
 
     /// Other rules: counters of a label set that is new start from the true sums, those of one that is gone go.
@@ -537,7 +614,7 @@ impl Tables {
     }
 
     fn write(&mut self, deltas: Deltas, now: OffsetDateTime) {
-        for mut em in deltas.ems_counted.into_iter().chain(deltas.ems_updated) {
+        for mut em in deltas.ems_counted.into_iter().chain(deltas.ems_updated).chain(deltas.ems_resized) {
             em.version += 1;
             let before = self.ems.insert(em.instance.clone(), em.clone()).expect("updated rows exist");
             assert_eq!(before.version + 1, em.version, "the version that was read");
@@ -545,8 +622,11 @@ impl Tables {
         for em in deltas.ems_inserted {
             assert!(self.ems.insert(em.instance.clone(), em).is_none(), "inserted rows are new");
         }
-        for em in deltas.ems_deleted {
+        for em in deltas.ems_deleted.into_iter().chain(deltas.ems_lost) {
             assert_eq!(self.ems.remove(&em.instance).unwrap().version, em.version);
+        }
+        for em in deltas.reports_ended {
+            self.reports.remove(&em);
         }
         for ticket in deltas.inited {
             assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");
@@ -578,6 +658,8 @@ impl Tables {
     /// Counters equal the model's sums over its tickets, and the tickets are the model's.
     fn check(&self, model: &Model) {
         assert_eq!(self.ems.len(), model.ems.len());
+        assert_eq!(self.reports.len(), model.reported.len());
+        assert!(model.reported.iter().all(|number| self.reports.contains_key(&instance(*number))));
         for (number, (total, protected)) in &model.ems {
             let em = &self.ems[&instance(*number)];
             let counted = [&em.total, &em.protected, &em.used, &em.locked].map(|r| r.get(&Dimension::Cores));
@@ -657,6 +739,11 @@ fn run(steps: Vec<Step>) {
                 if matches!(step, Step::Limit { .. }) {
                     tables.set_limits(model.rules());
                 }
+                if let Step::Report { em } = step {
+                    tables.report(instance(*em));
+                }
+                model.registered.clear();
+                model.signs = tables.signs();
                 ledger = Ledger::new(tables.snapshot(time_of(model.now)));
                 settled = model.settled();
             }

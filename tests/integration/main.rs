@@ -9,6 +9,7 @@ mod contention;
 mod crash;
 mod expiry;
 mod harness;
+mod heartbeat;
 mod ledger_model;
 mod lifecycle;
 mod limits;

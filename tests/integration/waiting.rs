@@ -175,11 +175,12 @@ async fn a_big_request_is_not_starved_by_a_stream_of_small_ones() {
     );
 
     let since = since.into_inner().unwrap().unwrap();
-    // From the moment it stood in line, nothing was granted to anybody who came later.
+    // From the moment it stood in line, nothing was granted to anybody who asked later: tickets are named in the order of time.
     let passed: i64 = sqlx::query_scalar(
         "SELECT count(*) FROM linkis_resource_action_record later
          JOIN linkis_resource_action_record big ON big.ticket_id = $1 AND big.action = 'granted'
-         WHERE later.action = 'granted' AND later.id < big.id AND later.action_time > $2",
+         WHERE later.action = 'granted' AND later.id < big.id AND later.ticket_id > $1
+             AND later.action_time > $2",
     )
     .bind(big.ticket_id)
     .bind(since)

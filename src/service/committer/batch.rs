@@ -21,7 +21,7 @@ use crate::{
         ticket::Ticket,
     },
     store::{
-        StoreError, action_record, em_resource, label_resource,
+        StoreError, action_record, em_report, em_resource, label_resource,
         limit::{self, InForce},
         request_id, resource_lock,
         session::answered,
@@ -169,6 +169,8 @@ async fn read(
     if !going.is_empty() {
         tickets.extend(user_resource::read_on(&mut *connection, going).await?);
     }
+    let silent: HashSet<_> = operations.iter().filter_map(|operation| operation.reaps()).collect();
+    let reports = if silent.is_empty() { HashMap::new() } else { em_report::lock(&mut *connection, silent).await? };
     let registering: HashSet<_> = operations.iter().filter_map(|operation| operation.registers()).collect();
     let inhabited = match registering.is_empty() {
         true => HashSet::new(),
@@ -183,7 +185,7 @@ async fn read(
         true => line(&mut *connection, operations, &limits).await?,
         false => LineView::default(),
     };
-    Ok(Snapshot { now, ems, tickets, ended, inhabited, request_ids, limits, scopes, line })
+    Ok(Snapshot { now, ems, tickets, ended, inhabited, reports, request_ids, limits, scopes, line })
 }
 
 /// Who waits where requests are judged.
@@ -229,11 +231,20 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     if !deltas.ems_updated.is_empty() {
         em_resource::update(connection, &deltas.ems_updated).await?;
     }
+    if !deltas.ems_resized.is_empty() {
+        em_resource::update(connection, &deltas.ems_resized).await?;
+    }
     if !deltas.ems_inserted.is_empty() {
         em_resource::insert(connection, &deltas.ems_inserted).await?;
     }
     if !deltas.ems_deleted.is_empty() {
         em_resource::delete(connection, &deltas.ems_deleted).await?;
+    }
+    if !deltas.ems_lost.is_empty() {
+        em_resource::delete(connection, &deltas.ems_lost).await?;
+    }
+    if !deltas.reports_ended.is_empty() {
+        em_report::delete(connection, &deltas.reports_ended).await?;
     }
     if !deltas.scopes.is_empty() {
         label_resource::update(connection, &deltas.scopes).await?;

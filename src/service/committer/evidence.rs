@@ -29,12 +29,13 @@ pub(super) enum Evidence {
 
 impl Evidence {
     pub fn of(deltas: &Deltas) -> Option<Self> {
-        let registered = || deltas.ems_updated.first().or(deltas.ems_inserted.first());
+        let registered = || deltas.ems_updated.iter().chain(&deltas.ems_resized).chain(&deltas.ems_inserted).next();
+        let gone = || deltas.ems_deleted.iter().chain(&deltas.ems_lost).next();
         None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
             .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
             .or_else(|| deltas.inited.first().map(|ticket| Self::Inited(ticket.id)))
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
-            .or_else(|| deltas.ems_deleted.first().map(|em| Self::Unregistered(em.instance.clone())))
+            .or_else(|| gone().map(|em| Self::Unregistered(em.instance.clone())))
             .or_else(|| deltas.waiting.first().map(|new| Self::Waits(new.place.ticket_id, new.spots.clone())))
             .or_else(|| deltas.moved.first().map(|moved| Self::Waits(moved.place.ticket_id, moved.spots.clone())))
             .or_else(|| deltas.left_line.first().map(|ticket_id| Self::LeftLine(*ticket_id)))

@@ -13,8 +13,10 @@ use crate::{
         name::{FieldError, Labels, Name},
         operation::Grant,
         refusal::{Refusal, Shortfall},
+        report::{EmStatus, Health, Load},
         ticket::{EngineInstance, Ticket, TicketState},
     },
+    service::heartbeat::UnknownTicket,
     transport::proto,
 };
 
@@ -45,8 +47,31 @@ pub fn time(timestamp: Timestamp) -> Option<OffsetDateTime> {
     OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()
 }
 
-/// An EM with its counters.
-pub fn em_resource(em: &Em) -> Result<proto::EmResource, Status> {
+/// How an EM says it is.
+pub fn health(health: Health) -> proto::Health {
+    match health {
+        Health::Healthy => proto::Health::Healthy,
+        Health::Warn => proto::Health::Warn,
+        Health::Unhealthy => proto::Health::Unhealthy,
+    }
+}
+
+/// How busy a host is.
+pub fn load(load: Load) -> proto::Load {
+    proto::Load {
+        memory_used: load.memory_used(),
+        memory_max: load.memory_max(),
+        cpu_permille: load.cpu_permille().into(),
+    }
+}
+
+/// A ticket that does not live where it was reported.
+pub fn unknown_ticket(unknown: UnknownTicket) -> proto::UnknownTicket {
+    proto::UnknownTicket { ticket_id: unknown.id.to_string(), reason: unknown.reason }
+}
+
+/// An EM with its counters, and what is known of it by its reports.
+pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResource, Status> {
     let left = em.left().map_err(|error| Status::internal(error.to_string()))?;
     Ok(proto::EmResource {
         em: Some(em_message(&em.instance)),
@@ -58,6 +83,10 @@ pub fn em_resource(em: &Em) -> Result<proto::EmResource, Status> {
         labels: em.labels.as_map().clone(),
         epoch: em.epoch,
         register_time: Some(timestamp(em.register_time)),
+        health: status.and_then(|status| status.health).map_or(proto::Health::Unspecified, health).into(),
+        load: status.and_then(|status| status.load).map(load),
+        last_report_time: status.map(|status| timestamp(status.last_report_time)),
+        silent: status.is_some_and(|status| status.silent),
     })
 }
 
@@ -198,6 +227,28 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
         register_time: read_time("register_time", message.register_time)?,
         version: 0,
     })
+}
+
+/// What is known of an EM by its reports, as the service told it; `None` if it never reported.
+pub fn read_em_status(message: &proto::EmResource) -> Result<Option<EmStatus>, FieldError> {
+    let Some(last_report_time) = message.last_report_time else { return Ok(None) };
+    let health = match message.health() {
+        proto::Health::Unspecified => None,
+        proto::Health::Healthy => Some(Health::Healthy),
+        proto::Health::Warn => Some(Health::Warn),
+        proto::Health::Unhealthy => Some(Health::Unhealthy),
+    };
+    Ok(Some(EmStatus {
+        health,
+        load: message.load.map(|load| request::load("load", load)).transpose()?,
+        last_report_time: read_time("last_report_time", Some(last_report_time))?,
+        silent: message.silent,
+    }))
+}
+
+/// A ticket that does not live where it was reported, as the service told it.
+pub fn read_unknown_ticket(message: proto::UnknownTicket) -> Result<UnknownTicket, FieldError> {
+    Ok(UnknownTicket { id: request::ticket_id("ticket_id", &message.ticket_id)?, reason: message.reason })
 }
 
 /// A ticket as the service told it.

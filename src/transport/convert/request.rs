@@ -9,9 +9,10 @@ use crate::{
         em::EmInstance,
         name::{FieldError, Labels, Name},
         operation::{Inited, Register, Released},
+        report::{Health, Load, Report},
         ticket::EngineInstance,
     },
-    transport::proto,
+    transport::{proto, resource_manager::TICKETS_MAX},
 };
 
 use super::resource;
@@ -88,4 +89,38 @@ pub fn released(request: proto::ResourceReleasedRequest) -> Result<Released, Fie
         user: Name::parse("user", &request.user)?,
         em: em_instance("em", request.em)?,
     })
+}
+
+/// How an EM says it is; unset is healthy.
+fn health(field: &str, number: i32) -> Result<Health, FieldError> {
+    match proto::Health::try_from(number) {
+        Ok(proto::Health::Unspecified | proto::Health::Healthy) => Ok(Health::Healthy),
+        Ok(proto::Health::Warn) => Ok(Health::Warn),
+        Ok(proto::Health::Unhealthy) => Ok(Health::Unhealthy),
+        Err(_) => Err(FieldError::new(field, format!("is {number}, which stands for nothing"))),
+    }
+}
+
+/// A load that stands in `field`.
+pub fn load(field: &str, load: proto::Load) -> Result<Load, FieldError> {
+    Load::parse(field, load.memory_used, load.memory_max, load.cpu_permille)
+}
+
+/// A report of an EM.
+pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
+    let em = em_instance("em", request.em)?;
+    for (field, number) in [("epoch", request.epoch), ("sequence", request.sequence)] {
+        if number <= 0 {
+            return Err(FieldError::new(field, "must be above zero"));
+        }
+    }
+    let load = request.load.map(|message| load("load", message)).transpose()?;
+    let named = request.ticket_ids.len();
+    if named > TICKETS_MAX {
+        return Err(FieldError::new("ticket_ids", format!("has {named} tickets; at most {TICKETS_MAX} are allowed")));
+    }
+    let ticket = |(number, id): (usize, &String)| ticket_id(&format!("ticket_ids[{number}]"), id);
+    let tickets = request.ticket_ids.iter().enumerate().map(ticket).collect::<Result<_, _>>()?;
+    let health = health("health", request.health)?;
+    Ok(Report { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets })
 }

@@ -1,0 +1,226 @@
+//! Silence: an EM that used to report and is not heard of any more is given up, with its tickets.
+//!
+//! Whether an EM is silent is told by the database's clock; that alone is never enough to give it up, because a clock can jump, and
+//! because nobody can report while the service or its database is away. So every instance also watches for itself: only an EM of
+//! which it saw the same last sign, look after look without a gap, for as long as `lost_after` exceeds `silent_after`, is given up.
+//! As that is at least `silent_after`, every EM had the time to report to a service that was there. The removal itself is an
+//! operation like any other, judged again under the locks; so it does not matter how many instances propose it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use tokio::{
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        operation::{Operation, Outcome, Reap},
+        report::LastSign,
+    },
+    store::{
+        Store, StoreError, em_report,
+        session::{Session, answered},
+    },
+};
+
+use super::{committer::Committer, heartbeat::Patience};
+
+/// How often to look.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Two looks further apart than this are no unbroken watch: the instance itself was away.
+const GAP_MAX: Duration = Duration::from_secs(5);
+
+/// How many EMs are being given up at once; later looks take the rest.
+const REAPS_MAX: usize = 16;
+
+/// How long giving one up may wait for its locks; the next look tries again.
+const REAP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Gives silent EMs up until `stop`.
+pub async fn run(store: Store, committer: Committer, patience: Patience, stop: CancellationToken) {
+    let mut reaper = Reaper { committer, reaping: HashSet::new(), under_way: JoinSet::new() };
+    let mut watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
+    let mut session = store.session();
+    let mut looks = tokio::time::interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut reachable = true;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = looks.tick() => match look(&mut session, patience.silent_after).await {
+                Ok(silent) => {
+                    reachable = true;
+                    let lost = watch.look(Instant::now(), silent);
+                    lost.into_iter().for_each(|reap| reaper.reap(reap));
+                }
+                Err(error) => {
+                    session.reset();
+                    watch.clear();
+                    if reachable {
+                        tracing::warn!(error = &error as &dyn std::error::Error, "cannot look for silent EMs");
+                    }
+                    reachable = false;
+                }
+            },
+            Some(done) = reaper.under_way.join_next() => reaper.forget(done),
+        }
+    }
+}
+
+async fn look(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
+    answered(em_report::silent(session.get().await?, silent_after)).await
+}
+
+/// What one instance has seen of silent EMs, without a gap.
+#[derive(Debug)]
+struct Watch {
+    /// How long the same has to be seen of an EM.
+    patience: Duration,
+    /// The last sign of each, and since when it is seen.
+    seen: HashMap<EmInstance, (LastSign, Instant)>,
+    last_look: Option<Instant>,
+}
+
+impl Watch {
+    fn new(patience: Duration) -> Self {
+        Self { patience, seen: HashMap::new(), last_look: None }
+    }
+
+    /// The look failed, or what was seen does not count any more: the watch begins anew.
+    fn clear(&mut self) {
+        self.seen.clear();
+    }
+
+    /// Sees, at `now`, which EMs are silent; answers with those that were for long enough.
+    fn look(&mut self, now: Instant, silent: Vec<(EmInstance, LastSign)>) -> Vec<Reap> {
+        if self.last_look.is_some_and(|last| now.saturating_duration_since(last) > GAP_MAX) {
+            self.clear();
+        }
+        self.last_look = Some(now);
+        let before = std::mem::take(&mut self.seen);
+        let since = |em: &EmInstance, sign| match before.get(em) {
+            Some((last, since)) if *last == sign => *since,
+            _ => now,
+        };
+        self.seen = silent.into_iter().map(|(em, sign)| (em.clone(), (sign, since(&em, sign)))).collect();
+        let is_lost = |since: Instant| now.saturating_duration_since(since) >= self.patience;
+        let lost = self.seen.iter().filter(|(_, (_, since))| is_lost(*since));
+        lost.map(|(em, (last, _))| Reap { em: em.clone(), last: *last }).collect()
+    }
+}
+
+struct Reaper {
+    committer: Committer,
+    reaping: HashSet<EmInstance>,
+    under_way: JoinSet<EmInstance>,
+}
+
+impl Reaper {
+    fn reap(&mut self, reap: Reap) {
+        if self.under_way.len() >= REAPS_MAX || !self.reaping.insert(reap.em.clone()) {
+            return;
+        }
+        let committer = self.committer.clone();
+        self.under_way.spawn(async move {
+            let em = reap.em.clone();
+            match committer.submit(Operation::Reap(reap), Instant::now() + REAP_TIMEOUT).await {
+                Ok(Outcome::Reaped(Some(removed_tickets))) => {
+                    tracing::warn!(%em, removed_tickets, "an EM is lost: it was silent for too long, and is unregistered");
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::warn!(%em, error, "a silent EM could not be given up yet");
+                }
+            }
+            em
+        });
+    }
+
+    fn forget(&mut self, done: Result<EmInstance, JoinError>) {
+        match done {
+            Ok(em) => {
+                self.reaping.remove(&em);
+            }
+            // Which one is not known: without marks, the next look finds what is still there.
+            Err(_) => self.reaping.clear(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::report::ReportNumber;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn em(host: &str) -> EmInstance {
+        EmInstance::parse("em", "ecm", host).unwrap()
+    }
+
+    fn sign(registered: i64, sequence: i64) -> LastSign {
+        LastSign { registered, reported: ReportNumber { epoch: 1, sequence } }
+    }
+
+    /// Looks each second and always sees `sign` of one EM; answers at which look it is lost.
+    fn lost_at(watch: &mut Watch, start: Instant, looks: std::ops::Range<u64>, sign: LastSign) -> Option<u64> {
+        looks.into_iter().find(|second| {
+            let reaps = watch.look(start + Duration::from_secs(*second), vec![(em("a"), sign)]);
+            assert!(reaps.iter().all(|reap| *reap == Reap { em: em("a"), last: sign }));
+            !reaps.is_empty()
+        })
+    }
+
+    #[test]
+    fn the_same_sign_has_to_be_seen_for_long_enough() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        assert_eq!(lost_at(&mut watch, start, 0..100, sign(1, 1)), Some(10));
+        assert_eq!(lost_at(&mut watch, start, 11..100, sign(1, 1)), Some(11), "until it is done");
+    }
+
+    #[test]
+    fn any_sign_of_life_begins_the_watch_anew() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        assert_eq!(lost_at(&mut watch, start, 0..9, sign(1, 1)), None);
+        assert_eq!(lost_at(&mut watch, start, 9..18, sign(1, 2)), None, "a report");
+        assert_eq!(lost_at(&mut watch, start, 18..27, sign(2, 2)), None, "a registration");
+        assert!(watch.look(start + Duration::from_secs(27), vec![]).is_empty(), "not silent for a moment");
+        assert_eq!(lost_at(&mut watch, start, 28..100, sign(2, 2)), Some(38));
+    }
+
+    #[test]
+    fn a_look_that_fails_begins_the_watch_anew() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        assert_eq!(lost_at(&mut watch, start, 0..10, sign(1, 1)), None);
+        watch.clear();
+        assert_eq!(lost_at(&mut watch, start, 10..100, sign(1, 1)), Some(20));
+    }
+
+    #[test]
+    fn a_gap_between_looks_begins_the_watch_anew() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        assert_eq!(lost_at(&mut watch, start, 0..5, sign(1, 1)), None);
+        assert_eq!(lost_at(&mut watch, start, 60..100, sign(1, 1)), Some(70));
+    }
+
+    #[test]
+    fn each_em_is_watched_for_itself() {
+        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        for second in 0..10 {
+            let mut silent = vec![(em("a"), sign(1, 1))];
+            silent.extend((second >= 5).then(|| (em("b"), sign(1, 1))));
+            assert!(watch.look(start + Duration::from_secs(second), silent).is_empty());
+        }
+        let both = vec![(em("a"), sign(1, 1)), (em("b"), sign(1, 1))];
+        let reaps = watch.look(start + PATIENCE, both);
+        assert_eq!(reaps, [Reap { em: em("a"), last: sign(1, 1) }]);
+    }
+}

@@ -1,0 +1,67 @@
+//! How large a message may be that is read: a heartbeat names all tickets of a host, every other call has some dozen short fields.
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tonic::{
+    body::Body,
+    codegen::{BoxFuture, Service, http},
+    server::NamedService,
+};
+
+use super::{
+    proto::resource_manager_service_server::{ResourceManagerService, ResourceManagerServiceServer},
+    resource_manager::TICKETS_MAX,
+};
+
+/// The largest message that is read, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
+
+/// The largest heartbeat that is read, in bytes: each ticket takes 38, and the rest is as in any message.
+pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * 38 + MESSAGE_BYTES_MAX;
+
+/// Serves `ResourceManagerService`, each call with the limit that is right for it: before it is read, and not only after.
+#[derive(Debug)]
+pub struct Limited<T> {
+    heartbeats: ResourceManagerServiceServer<T>,
+    others: ResourceManagerServiceServer<T>,
+}
+
+impl<T: ResourceManagerService> Limited<T> {
+    /// In front of `manager`.
+    pub fn new(manager: T) -> Self {
+        let manager = Arc::new(manager);
+        let with = |bytes| ResourceManagerServiceServer::from_arc(manager.clone()).max_decoding_message_size(bytes);
+        Self { heartbeats: with(HEARTBEAT_BYTES_MAX), others: with(MESSAGE_BYTES_MAX) }
+    }
+}
+
+impl<T> Clone for Limited<T> {
+    fn clone(&self) -> Self {
+        Self { heartbeats: self.heartbeats.clone(), others: self.others.clone() }
+    }
+}
+
+impl<T: ResourceManagerService> Service<http::Request<Body>> for Limited<T> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, call: http::Request<Body>) -> Self::Future {
+        match call.uri().path().ends_with("/Heartbeat") {
+            true => self.heartbeats.call(call),
+            false => self.others.call(call),
+        }
+    }
+}
+
+impl<T> NamedService for Limited<T> {
+    const NAME: &'static str = ResourceManagerServiceServer::<T>::NAME;
+}
