@@ -36,9 +36,9 @@ pub struct RequestResourceService {
     line: WaitingLine,
 }
 
-/// How long a caller has patience.
+/// How long a caller has deadlines.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct Deadlines {
     /// Until when it waits for resource locks.
     pub locks: Instant,
     /// Until when it waits in line for resources; `None` to be refused at once.
@@ -52,13 +52,13 @@ impl RequestResourceService {
     }
 
     /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen.
-    pub async fn request(&self, em: Option<EmInstance>, ask: Ask, patience: Patience) -> Result<Outcome, Error> {
+    pub async fn request(&self, em: Option<EmInstance>, ask: Ask, deadlines: Deadlines) -> Result<Outcome, Error> {
         let any_em = em.is_none();
         let answer = match &em {
-            Some(em) => self.request_on(request(em.clone(), &ask), patience.locks).await?,
-            None => self.choose(&ask, patience.locks).await?,
+            Some(em) => self.request_on(request(em.clone(), &ask), deadlines.locks).await?,
+            None => self.choose(&ask, deadlines.locks).await?,
         };
-        match (answer, patience.line) {
+        match (answer, deadlines.line) {
             (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
                 let em = em.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?;
                 self.wait(request(em, &ask), self.line.enter(any_em, until)?).await

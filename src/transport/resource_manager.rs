@@ -19,7 +19,7 @@ use crate::{
         committer::Committer,
         heartbeat::HeartbeatService,
         judge::Verdict,
-        request_resource::{Patience, RequestResourceService},
+        request_resource::{Deadlines, RequestResourceService},
     },
 };
 
@@ -95,8 +95,8 @@ impl ResourceManager {
         Ok((em, ask))
     }
 
-    /// How long the caller of a request has patience.
-    fn patience(&self, call: &Request<proto::RequestResourceRequest>) -> Result<Patience, FieldError> {
+    /// Until when the caller of a request waits.
+    fn deadlines(&self, call: &Request<proto::RequestResourceRequest>) -> Result<Deadlines, FieldError> {
         let asked = call.get_ref().wait_timeout;
         let wait = asked.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
         if wait.is_some_and(|wait| wait > self.times.max_wait) {
@@ -107,7 +107,7 @@ impl ResourceManager {
             ));
         }
         let until = |longest| deadline::of_call(call.metadata(), longest);
-        Ok(Patience { locks: until(self.times.request_timeout), line: wait.filter(|wait| !wait.is_zero()).map(until) })
+        Ok(Deadlines { locks: until(self.times.request_timeout), line: wait.filter(|wait| !wait.is_zero()).map(until) })
     }
 
     fn lock_ttl(&self, asked: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
@@ -176,7 +176,7 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let message = call.get_ref();
         let (em, ask) = self.parse_request(message)?;
-        let patience = self.patience(&call).map_err(Error::from)?;
+        let deadlines = self.deadlines(&call).map_err(Error::from)?;
         let answer = if message.dry_run {
             match self.request_resource.dry_run(em, ask).await? {
                 (em, Verdict::Fits) => Answer::Available(proto::AvailableResource {
@@ -186,7 +186,7 @@ impl ResourceManagerService for ResourceManager {
                 (_, Verdict::Refused(short)) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
             }
         } else {
-            match self.request_resource.request(em, ask, patience).await? {
+            match self.request_resource.request(em, ask, deadlines).await? {
                 Outcome::Granted(grant) => Answer::Available(convert::answer::available(&grant)),
                 Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
                 other => return Err(unexpected(&other)),
