@@ -9,7 +9,7 @@ use linkis_rm::{
     client::{ClientError, ResourceRequest, ResultResource, RmClient},
     domain::{
         em::EmInstance,
-        name::{FieldError, Name},
+        name::{FieldError, Labels, Name},
         operation::Grant,
         refusal::Refusal,
         resource::ResourceError,
@@ -45,7 +45,7 @@ pub enum CallError {
 /// What came of a step.
 #[derive(Debug)]
 pub enum Outcome {
-    Granted,
+    Granted(EmInstance),
     Refused(Refusal),
     Inited,
     Released,
@@ -76,14 +76,15 @@ pub fn em_instance(node: &Node) -> Result<EmInstance, FieldError> {
 }
 
 impl Engine {
-    /// `replay` tells this replay's requests from those of earlier ones, which the service remembers for days.
-    pub fn new(replay: Uuid, task: &Task, node: &Node) -> Result<Self, CallError> {
+    /// Asks on `em`, or wherever the service chooses among the EMs with the same `labels`. `replay` tells this replay's requests from those of earlier ones, which the service remembers for days.
+    pub fn new(replay: Uuid, task: &Task, em: Option<EmInstance>, labels: Labels) -> Result<Self, CallError> {
         let (user, creator) = (Name::parse("user", &task.user())?, Name::parse("creator", APPLICATION)?);
         let request = ResourceRequest {
             engine_type: task.qos.clone(),
             lock_ttl: Some(LOCK_TTL),
+            labels,
             request_id: Some(format!("{replay}/{}", task.name)),
-            ..ResourceRequest::new(Some(em_instance(node)?), user, creator, task.need().to_resource()?)
+            ..ResourceRequest::new(em, user, creator, task.need().to_resource()?)
         };
         let instance = EngineInstance::parse("engine", APPLICATION, &task.name)?;
         Ok(Self { request, instance, grant: OnceLock::new() })
@@ -94,8 +95,9 @@ impl Engine {
         let (answer, latency, repeats) = repeated(what, || client.request_resource(&self.request)).await?;
         let outcome = match answer {
             ResultResource::Available(grant) => {
+                let em = grant.em.clone();
                 self.grant.get_or_init(|| grant);
-                Outcome::Granted
+                Outcome::Granted(em)
             }
             ResultResource::NotEnough(refusal) => Outcome::Refused(refusal),
         };

@@ -1,14 +1,25 @@
-//! The invariants, seen from outside: what every EM counts is what its live tickets hold, and never more than there is.
+//! The invariants, seen from outside: what every EM counts is what its live tickets hold, and never more than there is; and the
+//! same of what every user counts, and of the limit.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use indicatif::HumanCount;
-use linkis_rm::{client::RmClient, domain::ticket::TicketState};
+use linkis_rm::{
+    client::RmClient,
+    domain::{
+        scope::{CREATOR, Tally, USER},
+        ticket::{Ticket, TicketState},
+    },
+};
 
 use super::{
     calls::{APPLICATION, CallError, em_instance, repeated},
+    model::Model,
     trace::{Amounts, Node},
 };
+
+/// What is used and what is locked.
+type Counters = (Amounts, Amounts);
 
 /// What a check has found.
 #[derive(Debug)]
@@ -19,28 +30,24 @@ pub struct Checked {
     pub violations: Vec<String>,
 }
 
-/// Compares the counters of every node with its tickets, with its total, and with what the replay knows it holds. Nothing may be
-/// under way.
+/// Compares the counters of every node with its tickets, with its total, and with what the replay knows it holds; with a limit,
+/// also those of every user. Nothing may be under way.
 pub async fn counters_against_tickets(
     client: &RmClient,
     nodes: &[Node],
-    expected: &[Amounts],
+    model: &Model<'_>,
 ) -> Result<Checked, CallError> {
     let (ems, ..) = repeated(|| "listing the EMs".into(), || client.ems()).await?;
     let (tickets, ..) = repeated(|| "listing the tickets".into(), || client.tickets(None)).await?;
     let mut ems: HashMap<_, _> = ems.into_iter().map(|em| (em.instance.clone(), em)).collect();
-    let mut sums: HashMap<_, (Amounts, Amounts)> = HashMap::new();
+    let (mut sums, mut of_users): (HashMap<_, Counters>, HashMap<_, Counters>) = Default::default();
     let mut checked = Checked { tickets: 0, held: Amounts::default(), violations: vec![] };
     for ticket in tickets.into_iter().filter(|ticket| ticket.em.application_name.as_str() == APPLICATION) {
         checked.tickets += 1;
-        let holds = Amounts::of_resource(ticket.resource());
-        let (used, locked) = sums.entry(ticket.em).or_default();
-        match ticket.state {
-            TicketState::Locked { .. } => *locked = *locked + holds,
-            TicketState::Used { .. } => *used = *used + holds,
-        }
+        count(of_users.entry(ticket.user.to_string()).or_default(), &ticket);
+        count(sums.entry(ticket.em.clone()).or_default(), &ticket);
     }
-    for (node, expected) in nodes.iter().zip(expected) {
+    for (node, expected) in nodes.iter().zip(model.nodes()) {
         let instance = em_instance(node)?;
         let Some(em) = ems.remove(&instance) else {
             checked.violations.push(format!("{instance} is not registered any more"));
@@ -59,7 +66,57 @@ pub async fn counters_against_tickets(
         claim(held == *expected, "holds something else than was granted");
     }
     checked.violations.extend(sums.into_keys().map(|em| format!("{em} has tickets but is no node of the trace")));
+    if let Some(limit) = model.limit() {
+        checked.violations.extend(users_against_tickets(client, limit, of_users, model).await?);
+    }
     Ok(checked)
+}
+
+/// Compares the counters of every user with its tickets, with the limit, and with what the replay knows it holds.
+async fn users_against_tickets(
+    client: &RmClient,
+    limit: Amounts,
+    of_tickets: HashMap<String, Counters>,
+    model: &Model<'_>,
+) -> Result<Vec<String>, CallError> {
+    let (scopes, ..) = repeated(|| "listing the scopes".into(), || client.scopes()).await?;
+    let mut counted = HashMap::new();
+    for scope in scopes {
+        let labels = scope.limited.scope.labels();
+        if let (2, Some(APPLICATION), Some(user)) =
+            (labels.len(), labels.get(CREATOR).map(String::as_str), labels.get(USER))
+        {
+            counted.insert(user.clone(), (of_tally(&scope.usage.used), of_tally(&scope.usage.locked)));
+        }
+    }
+    let users: BTreeSet<_> = counted.keys().chain(of_tickets.keys()).chain(model.users().keys()).collect();
+    let mut violations = Vec::new();
+    for user in users {
+        let of = |counters: &HashMap<String, Counters>| counters.get(user).copied().unwrap_or_default();
+        let (used, locked) = of(&counted);
+        let held = used + locked;
+        let mut claim = |holds: bool, what: &str| {
+            if !holds {
+                violations.push(format!("user {user}: {what}; it counts {used} used; {locked} locked"));
+            }
+        };
+        claim((used, locked) == of(&of_tickets), "counters differ from tickets");
+        claim(held.fits_in(limit), "more is held than the limit allows");
+        claim(held == model.users().get(user).copied().unwrap_or_default(), "holds something else than was granted");
+    }
+    Ok(violations)
+}
+
+fn count((used, locked): &mut Counters, ticket: &Ticket) {
+    let holds = Amounts::of_resource(ticket.resource());
+    match ticket.state {
+        TicketState::Locked { .. } => *locked = *locked + holds,
+        TicketState::Used { .. } => *used = *used + holds,
+    }
+}
+
+fn of_tally(tally: &Tally) -> Amounts {
+    Amounts::by_dimension(|dimension| tally.get(dimension))
 }
 
 impl Checked {

@@ -5,13 +5,19 @@
 //! cargo run --release --example openb                                      with a service of its own, as fast as it goes
 //! cargo run --release --example openb -- --address http://127.0.0.1:50051  with a running one
 //! cargo run --release --example openb -- --hold                            until the cluster is full
+//! cargo run --release --example openb -- --choose --user-limits            the service chooses, within limits
 //! ```
 //!
 //! In the trace hardly more than fifty tasks live at the same time, so nothing is ever short. With `--hold` no task ends before the
 //! last one has started; together they want nearly all GPUs there are, and the service has to refuse what does not fit.
 //!
-//! The service does not choose EMs: the replay does, by first fit (see `plan.rs`). At the peaks, in the middle and at the end it
-//! compares, over the API, the counters of every EM with all live tickets; the exit code tells whether they agreed.
+//! By default the replay says which node a task is to run on, by first fit (see `plan.rs`). With `--choose` it does not, and the
+//! service chooses. With `--user-limits` no user may hold more than three quarters of what the hungriest one would. In either case
+//! one request is made after the other, unless `--overtake` is given, and every answer has to be true by a model of the cluster that
+//! the replay keeps (see `explain.rs`). Next to what was granted stands what first fit grants under the same limit.
+//!
+//! At the peaks, in the middle and at the end it compares, over the API, the counters of every EM and every user with all live
+//! tickets. The exit code tells whether they agreed, all answers were true, and no fewer were granted than by first fit.
 //!
 //! The data are from the public trace set alibaba/clusterdata, cluster-trace-gpu-v2023, published with "Beware of Fragmentation:
 //! Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent" (USENIX ATC 2023); see `data/README.md`.
@@ -20,13 +26,16 @@
 
 mod calls;
 mod check;
+mod explain;
 mod local;
+mod model;
 mod nodes;
 mod plan;
 mod progress;
 mod replay;
 mod report;
 mod trace;
+mod user_limit;
 
 use std::{
     error::Error,
@@ -40,11 +49,11 @@ use clap::Parser;
 use indicatif::HumanCount;
 use linkis_rm::client::RmClient;
 
-use plan::Plan;
+use plan::{Answers, Plan};
 use progress::Progress;
-use replay::Pace;
+use replay::{Pace, Terms};
 use report::Tally;
-use trace::Trace;
+use trace::{Trace, TraceError};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -60,10 +69,19 @@ struct Arguments {
     /// How many calls may be under way at the same time.
     #[arg(long, default_value = "64")]
     in_flight: NonZeroUsize,
+    /// With --choose or --user-limits: let requests overtake each other too, instead of comparing every answer with what is held.
+    #[arg(long)]
+    overtake: bool,
+    /// Name no node, and let the service choose.
+    #[arg(long)]
+    choose: bool,
+    /// Let no user hold more than three quarters of what the hungriest one would.
+    #[arg(long)]
+    user_limits: bool,
     /// Let no task end before the last one has started, so that the cluster fills up.
     #[arg(long)]
     hold: bool,
-    /// First unregister the nodes that an interrupted replay left behind.
+    /// First remove the nodes and the limit that an interrupted replay left behind.
     #[arg(long)]
     replace: bool,
 }
@@ -83,7 +101,7 @@ fn parse_speed(text: &str) -> Result<Speed, String> {
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments).await {
-        Ok(tally) if tally.violations.is_empty() => ExitCode::SUCCESS,
+        Ok((tally, first_fit)) if tally.violations.is_empty() && tally.grants_no_fewer(&first_fit) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             let causes = successors(error.source(), |cause: &&dyn Error| (*cause).source());
@@ -93,10 +111,11 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: &Arguments) -> Result<Tally, Box<dyn Error>> {
+async fn run(arguments: &Arguments) -> Result<(Tally, Answers), Box<dyn Error>> {
     let trace = Trace::read(arguments.hold)?;
-    let plan = Plan::make(&trace)?;
-    describe(&trace, &plan);
+    let terms = terms(&trace, arguments)?;
+    let plan = Plan::make(&trace, terms.limit)?;
+    describe(&trace, &plan, terms);
     let local = match arguments.address {
         None => Some(local::Local::start().await?),
         Some(_) => None,
@@ -109,27 +128,39 @@ async fn run(arguments: &Arguments) -> Result<Tally, Box<dyn Error>> {
         make_room(&client, &address, &trace, arguments).await?;
     }
     let replayed = tokio::select! {
-        replayed = replay(&client, &trace, &plan, arguments) => replayed,
+        replayed = replay(&client, &trace, &plan, terms, arguments) => replayed,
         _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
     };
     match local {
         Some(local) => {
             let stopped = local.stop().await;
-            return replayed.and_then(|tally| stopped.map(|()| tally));
+            return replayed.and_then(|tally| stopped.map(|()| (tally, plan.first_fit)));
         }
         None if replayed.is_err() => eprintln!("Nodes may be left at {address}: --replace unregisters them next time."),
         None => {}
     }
-    replayed
+    replayed.map(|tally| (tally, plan.first_fit))
 }
 
-fn describe(trace: &Trace, plan: &Plan) {
+fn terms(trace: &Trace, arguments: &Arguments) -> Result<Terms, TraceError> {
+    if arguments.choose {
+        trace.check_choosable()?;
+    }
+    let limit = arguments.user_limits.then(|| user_limit::amounts(trace));
+    let in_order = (arguments.choose || arguments.user_limits) && !arguments.overtake;
+    Ok(Terms { choose: arguments.choose, limit, in_order })
+}
+
+fn describe(trace: &Trace, plan: &Plan, terms: Terms) {
     let [nodes, tasks, steps, most] =
         [trace.nodes.len(), trace.tasks.len(), plan.steps.len(), plan.most_tasks].map(|n| HumanCount(n as u64));
     let unscheduled = trace.tasks.iter().filter(|task| task.scheduled.is_none()).count();
     println!(
         "{nodes} nodes; {tasks} tasks, {unscheduled} of them never scheduled, at most {most} at once; {steps} events"
     );
+    if let Some(limit) = terms.limit {
+        println!("each user may hold {limit}");
+    }
 }
 
 /// The nodes must be new to the service: what others hold on them would not be in the plan.
@@ -149,17 +180,29 @@ async fn make_room(
         .into());
     }
     nodes::unregister(client, &left_behind, arguments.in_flight.get()).await?;
+    if arguments.replace {
+        user_limit::remove(client).await?;
+    }
     Ok(())
 }
 
-async fn replay(client: &RmClient, trace: &Trace, plan: &Plan, arguments: &Arguments) -> Result<Tally, Box<dyn Error>> {
+async fn replay(
+    client: &RmClient,
+    trace: &Trace,
+    plan: &Plan,
+    terms: Terms,
+    arguments: &Arguments,
+) -> Result<Tally, Box<dyn Error>> {
     let in_flight = arguments.in_flight.get();
     let started = Instant::now();
-    nodes::register(client, &trace.nodes, in_flight).await?;
+    nodes::register(client, &trace.nodes, terms.choose, in_flight).await?;
+    if let Some(limit) = terms.limit {
+        user_limit::set(client, limit).await?;
+    }
     println!("registered in {:.1} s", started.elapsed().as_secs_f64());
     let progress = Progress::new(plan.steps.len());
     let pace = Pace { speed: arguments.speed.0, in_flight };
-    let tally = replay::run(client, trace, plan, pace, &progress).await;
+    let tally = replay::run(client, trace, plan, terms, pace, &progress).await;
     progress.finish();
     let mut tally = tally?;
     let all: Vec<_> = trace.nodes.iter().collect();
@@ -167,6 +210,9 @@ async fn replay(client: &RmClient, trace: &Trace, plan: &Plan, arguments: &Argum
     if removed != 0 {
         tally.violations.push(format!("{removed} tickets were left when the nodes were unregistered"));
     }
-    println!("{}", tally.report(trace.cluster()));
+    if terms.limit.is_some() {
+        user_limit::remove(client).await?;
+    }
+    println!("{}", tally.report(trace, plan, terms));
     Ok(tally)
 }

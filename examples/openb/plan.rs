@@ -1,9 +1,11 @@
-//! The plan: every call of the replay in the order of the trace, and for each request the node to ask, by first fit in a mirror of
-//! the cluster. It depends on nothing but the trace, so that every replay has the same answers, however many calls are in flight.
+//! The plan: every call of the replay in the order of the trace, and for each request the node to ask, by first fit in a model of
+//! the cluster. It depends on nothing but the trace and the limit, so that every replay of it is the same. Where the service chooses
+//! the nodes, it is what the choice is compared with.
 
-use std::cmp::Reverse;
-
-use super::trace::{Amounts, Node, Task, Trace, TraceError};
+use super::{
+    model::Model,
+    trace::{Amounts, Task, Trace, TraceError},
+};
 
 /// What a replay does, and when it stops to check.
 #[derive(Debug)]
@@ -15,6 +17,34 @@ pub struct Plan {
     pub checkpoints: Vec<Checkpoint>,
     /// How many tasks were there at most, at the same time.
     pub most_tasks: usize,
+    /// What first fit grants.
+    pub first_fit: Answers,
+}
+
+/// How many tasks were granted and refused.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Answers {
+    pub granted: u64,
+    /// What those who were granted asked for, together.
+    pub amounts: Amounts,
+    /// Only an EM was short.
+    pub refused_by_em: u64,
+    /// A limit was short, and perhaps an EM as well.
+    pub refused_by_limit: u64,
+}
+
+impl Answers {
+    pub fn grant(&mut self, need: Amounts) {
+        self.granted += 1;
+        self.amounts = self.amounts + need;
+    }
+
+    pub fn refuse(&mut self, by_limit: bool) {
+        match by_limit {
+            true => self.refused_by_limit += 1,
+            false => self.refused_by_em += 1,
+        }
+    }
 }
 
 /// A call for one task.
@@ -38,7 +68,8 @@ pub enum Action {
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     pub node: usize,
-    /// Whether it fits; if not, it asks where there is most room, and the service is to say no.
+    /// Whether it fits and its user's limit allows it; if not, the service is to say no. It then asks where it would fit but for
+    /// the limit, or else where there is most room.
     pub fits: bool,
 }
 
@@ -53,38 +84,57 @@ pub struct Checkpoint {
 }
 
 impl Plan {
-    pub fn make(trace: &Trace) -> Result<Self, TraceError> {
+    pub fn make(trace: &Trace, limit: Option<Amounts>) -> Result<Self, TraceError> {
         let steps = ordered_steps(&trace.tasks);
-        let mut mirror = Mirror::new(&trace.nodes);
-        let mut places = vec![None; trace.tasks.len()];
-        let (mut peaks, mut tasks, mut most_tasks) = ([(0, 0); 3], 0, 0);
+        let mut model = Model::new(trace, limit);
+        let (mut places, mut first_fit) = (vec![None; trace.tasks.len()], Answers::default());
+        let (mut peaks, mut held, mut tasks, mut most_tasks) = ([(0, 0); 3], Amounts::default(), 0, 0);
         for (done, step) in (1..).zip(&steps) {
-            let (task, place) = (&trace.tasks[step.task], &mut places[step.task]);
-            match (step.action, *place) {
-                (Action::Ask, _) => {
-                    *place = Some(mirror.place(task).ok_or_else(|| TraceError::Model(task.name.clone()))?);
-                    tasks += 1;
+            let task = &trace.tasks[step.task];
+            let place = match (step.action, places[step.task]) {
+                (Action::Ask, _) => *places[step.task].insert(place(&model, task)?),
+                (_, Some(place)) => place,
+                (_, None) => continue,
+            };
+            match step.action {
+                Action::Ask if place.fits => {
+                    model.hold(step.task, place.node);
+                    first_fit.grant(task.need());
+                    held = held + task.need();
                 }
-                (Action::Release, Some(place)) => {
-                    mirror.free(place, task);
-                    tasks -= 1;
+                Action::Ask => first_fit.refuse(!model.short_of_limit(task).is_empty()),
+                Action::Release if place.fits => {
+                    model.free(step.task);
+                    held = held - task.need();
                 }
-                _ => {}
+                Action::Init | Action::Release => {}
+            }
+            match step.action {
+                Action::Ask => tasks += 1,
+                Action::Release => tasks -= 1,
+                Action::Init => {}
             }
             most_tasks = most_tasks.max(tasks);
-            for (peak, held) in peaks.iter_mut().zip(mirror.held.values()) {
+            for (peak, held) in peaks.iter_mut().zip(held.values()) {
                 if held > peak.0 {
                     *peak = (held, done);
                 }
             }
         }
         let checkpoints = checkpoints(&steps, peaks.map(|(_, done)| done));
-        Ok(Self { places: places.into_iter().flatten().collect(), steps, checkpoints, most_tasks })
+        Ok(Self { places: places.into_iter().flatten().collect(), steps, checkpoints, most_tasks, first_fit })
     }
 }
 
+/// The first node with enough room, or else the one with most of it.
+fn place(model: &Model<'_>, task: &Task) -> Result<Place, TraceError> {
+    let found = model.first_fit(task);
+    let node = found.or_else(|| model.most_room(task)).ok_or_else(|| TraceError::Model(task.name.clone()))?;
+    Ok(Place { node, fits: found.is_some() && model.short_of_limit(task).is_empty() })
+}
+
 /// By time; within a second whoever goes makes room for whoever comes, except for tasks that come and go within it.
-fn ordered_steps(tasks: &[Task]) -> Vec<Step> {
+pub fn ordered_steps(tasks: &[Task]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::with_capacity(tasks.len() * 3);
     for (number, task) in tasks.iter().enumerate() {
         steps.push(Step { at: task.created, task: number, action: Action::Ask });
@@ -112,42 +162,4 @@ fn checkpoints(steps: &[Step], peaks: [usize; 3]) -> Vec<Checkpoint> {
         Checkpoint { steps_done, at: steps[steps_done - 1].at, peaks: named.map(|(name, _)| name).collect() }
     };
     moments.into_iter().map(checkpoint).collect()
-}
-
-/// The capacity that is left, as seen by the one who asks.
-struct Mirror<'a> {
-    nodes: &'a [Node],
-    room: Vec<Amounts>,
-    held: Amounts,
-}
-
-impl<'a> Mirror<'a> {
-    fn new(nodes: &'a [Node]) -> Self {
-        Self { nodes, room: nodes.iter().map(Node::total).collect(), held: Amounts::default() }
-    }
-
-    /// The first node with enough room, or else the one with most of it; none if no node will ever do.
-    fn place(&mut self, task: &Task) -> Option<Place> {
-        let need = task.need();
-        let candidates = || (0..self.nodes.len()).filter(|node| task.accepts(&self.nodes[*node]));
-        let Some(node) = candidates().find(|node| need.fits_in(self.room[*node])) else {
-            let most_room = |node: &usize| {
-                let room = self.room[*node];
-                // What is rarest counts first; of equals the first one.
-                let gpu_milli = if need.gpu_milli > 0 { room.gpu_milli } else { 0 };
-                (Reverse(gpu_milli), Reverse(room.cpu_milli), Reverse(room.memory_mib))
-            };
-            return candidates().min_by_key(most_room).map(|node| Place { node, fits: false });
-        };
-        self.room[node] = self.room[node] - need;
-        self.held = self.held + need;
-        Some(Place { node, fits: true })
-    }
-
-    fn free(&mut self, place: Place, task: &Task) {
-        if place.fits {
-            self.room[place.node] = self.room[place.node] + task.need();
-            self.held = self.held - task.need();
-        }
-    }
 }

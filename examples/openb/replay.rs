@@ -6,17 +6,27 @@
 //!   judged by is that of the plan.
 //!
 //! Everything else may overtake: requests that fit in the plan fit together, in any order.
+//!
+//! Where the service chooses the nodes, or a limit is set, no plan can tell the answers in advance. Then a request is made alone:
+//! after every earlier call, and before every later one. So its answer can be compared with a model of the cluster. Or requests
+//! overtake each other like everything else, and refusals are only asked to explain themselves.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use linkis_rm::client::RmClient;
+use linkis_rm::{
+    client::RmClient,
+    domain::{em::EmInstance, refusal::Refusal},
+};
 use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    calls::{Answered, CallError, Engine, Outcome},
+    calls::{Answered, CallError, Engine, Outcome, em_instance},
     check::{self, Checked},
+    explain,
+    model::Model,
+    nodes,
     plan::{Action, Plan, Step},
     progress::Progress,
     report::Tally,
@@ -32,6 +42,24 @@ pub struct Pace {
     pub in_flight: usize,
 }
 
+/// What decides the answers.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// The service chooses the nodes, instead of the plan.
+    pub choose: bool,
+    /// How much each user may hold; `None` for no limit.
+    pub limit: Option<Amounts>,
+    /// Requests are made alone, in the order of the trace, so that every answer can be compared with what is held.
+    pub in_order: bool,
+}
+
+impl Terms {
+    /// Whether every answer is known before it is given, in whatever order the calls are made.
+    pub fn are_planned(self) -> bool {
+        !self.choose && self.limit.is_none()
+    }
+}
+
 /// A finished step.
 type Done = Result<(Step, Answered), CallError>;
 
@@ -39,6 +67,7 @@ struct Replay<'a> {
     client: &'a RmClient,
     trace: &'a Trace,
     plan: &'a Plan,
+    terms: Terms,
     engines: Vec<Arc<Engine>>,
     window: Arc<Semaphore>,
     under_way: JoinSet<Done>,
@@ -46,8 +75,11 @@ struct Replay<'a> {
     latest: Vec<CancellationToken>,
     /// The calls under way on each node.
     changes: Vec<Changes>,
-    /// What each node should hold once everything under way is done.
+    /// What each node should hold by the plan once everything under way is done.
     held: Vec<Amounts>,
+    /// Who holds what by the answers.
+    model: Model<'a>,
+    node_numbers: HashMap<EmInstance, usize>,
     tally: Tally,
 }
 
@@ -65,22 +97,30 @@ pub async fn run(
     client: &RmClient,
     trace: &Trace,
     plan: &Plan,
+    terms: Terms,
     pace: Pace,
     progress: &Progress,
 ) -> Result<Tally, CallError> {
     let replay_id = Uuid::new_v4();
-    let engines = trace.tasks.iter().zip(&plan.places);
-    let engines = engines.map(|(task, place)| Engine::new(replay_id, task, &trace.nodes[place.node]).map(Arc::new));
+    let labels = nodes::labels(None, terms.choose)?;
+    let ems: Vec<_> = trace.nodes.iter().map(em_instance).collect::<Result<_, _>>()?;
+    let engines = trace.tasks.iter().zip(&plan.places).map(|(task, place)| {
+        let em = (!terms.choose).then(|| ems[place.node].clone());
+        Engine::new(replay_id, task, em, labels.clone()).map(Arc::new)
+    });
     let replay = Replay {
         client,
         trace,
         plan,
+        terms,
         engines: engines.collect::<Result<_, _>>()?,
         window: Arc::new(Semaphore::new(pace.in_flight)),
         under_way: JoinSet::new(),
         latest: vec![CancellationToken::new(); trace.tasks.len()],
         changes: vec![Changes::default(); trace.nodes.len()],
         held: vec![Amounts::default(); trace.nodes.len()],
+        model: Model::new(trace, terms.limit),
+        node_numbers: ems.into_iter().zip(0..).collect(),
         tally: Tally::default(),
     };
     replay.run(pace.speed, progress).await
@@ -98,7 +138,14 @@ impl Replay<'_> {
                 tokio::time::sleep_until(due).await;
                 self.tally.behind = self.tally.behind.max(due.elapsed());
             }
+            let alone = self.terms.in_order && step.action == Action::Ask;
+            if alone {
+                self.drain().await?;
+            }
             self.start(*step).await;
+            if alone {
+                self.drain().await?;
+            }
             while let Some(done) = self.under_way.try_join_next() {
                 self.count(done?)?;
             }
@@ -121,7 +168,7 @@ impl Replay<'_> {
     }
 
     async fn check(&self) -> Result<Checked, CallError> {
-        check::counters_against_tickets(self.client, &self.trace.nodes, &self.held).await
+        check::counters_against_tickets(self.client, &self.trace.nodes, &self.model).await
     }
 
     /// Waits for a place in the window and starts the call, which first waits for those that it depends on.
@@ -151,6 +198,9 @@ impl Replay<'_> {
 
     /// Notes what the call will change on its node, and answers which calls on it have to be done before.
     fn depends_on(&mut self, step: Step, done: &CancellationToken) -> Vec<CancellationToken> {
+        if !self.terms.are_planned() {
+            return vec![];
+        }
         let (place, need) = (self.plan.places[step.task], self.trace.tasks[step.task].need());
         let (changes, held) = (&mut self.changes[place.node], &mut self.held[place.node]);
         let Changes { fitting, refused, releases } = changes;
@@ -190,17 +240,43 @@ impl Replay<'_> {
 
     fn count(&mut self, done: Done) -> Result<(), CallError> {
         let (step, answered) = done?;
-        let (task, place) = (&self.trace.tasks[step.task], self.plan.places[step.task]);
+        let task = &self.trace.tasks[step.task];
         match &answered.outcome {
-            Outcome::Granted if !place.fits => {
-                self.tally.violations.push(format!("{} was granted on a full node", task.name));
-            }
-            Outcome::Refused(refusal) if place.fits => {
-                self.tally.violations.push(format!("{} was refused where it fits: {}", task.name, refusal.reason));
-            }
-            _ => {}
+            Outcome::Granted(em) => self.granted(step.task, em),
+            Outcome::Refused(refusal) => self.refused(step.task, refusal)?,
+            Outcome::Released => self.model.free(step.task),
+            Outcome::Inited | Outcome::Nothing => {}
         }
-        self.tally.add_call(answered, task.scheduled.is_some());
+        self.tally.add_call(answered, task);
+        Ok(())
+    }
+
+    fn granted(&mut self, number: usize, em: &EmInstance) {
+        let (task, place) = (&self.trace.tasks[number], self.plan.places[number]);
+        let Some(&node) = self.node_numbers.get(em) else {
+            self.tally.violations.push(format!("{} was granted on {em}, which is no node of the trace", task.name));
+            return;
+        };
+        if self.terms.are_planned() && !place.fits {
+            self.tally.violations.push(format!("{} was granted on a full node", task.name));
+        }
+        if self.terms.in_order {
+            self.tally.violations.extend(explain::wrong_grant(&self.model, self.trace, task, node));
+        }
+        self.model.hold(number, node);
+    }
+
+    fn refused(&mut self, number: usize, refusal: &Refusal) -> Result<(), CallError> {
+        let (task, place) = (&self.trace.tasks[number], self.plan.places[number]);
+        if self.terms.are_planned() && place.fits {
+            self.tally.violations.push(format!("{} was refused where it fits: {}", task.name, refusal.reason));
+        }
+        self.tally.violations.extend(explain::gaps(refusal, task));
+        if self.terms.in_order {
+            let asked = (!self.terms.choose).then_some(place.node);
+            let wrong = explain::wrong_refusal(&self.model, self.trace, task, asked, refusal)?;
+            self.tally.violations.extend(wrong);
+        }
         Ok(())
     }
 }

@@ -12,8 +12,9 @@ use linkis_rm::domain::refusal::Refusal;
 use super::{
     calls::{Answered, Outcome},
     check::Checked,
-    plan::Checkpoint,
-    trace::Amounts,
+    plan::{Answers, Checkpoint, Plan},
+    replay::Terms,
+    trace::{Amounts, Task, Trace},
 };
 
 /// How many violations are told one by one.
@@ -22,7 +23,7 @@ const VIOLATIONS_SHOWN_MAX: usize = 20;
 /// What has happened so far.
 #[derive(Debug, Default)]
 pub struct Tally {
-    granted: u64,
+    answers: Answers,
     /// By class.
     refused: BTreeMap<String, u64>,
     inited: u64,
@@ -41,12 +42,15 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub fn add_call(&mut self, answered: Answered, was_scheduled: bool) {
+    pub fn add_call(&mut self, answered: Answered, task: &Task) {
         match answered.outcome {
-            Outcome::Granted => self.granted += 1,
-            Outcome::Refused(refusal) => *self.refused.entry(class(&refusal)).or_default() += 1,
+            Outcome::Granted(_) => self.answers.grant(task.need()),
+            Outcome::Refused(refusal) => {
+                self.answers.refuse(!refusal.is_of_em_alone());
+                *self.refused.entry(class(&refusal)).or_default() += 1;
+            }
             Outcome::Inited => self.inited += 1,
-            Outcome::Released if was_scheduled => self.released += 1,
+            Outcome::Released if task.scheduled.is_some() => self.released += 1,
             Outcome::Released => self.cancelled += 1,
             Outcome::Nothing => return,
         }
@@ -60,9 +64,15 @@ impl Tally {
         self.peaks.extend(checkpoint.peaks.iter().map(|peak| (*peak, (checkpoint.at, checked.held))));
     }
 
+    /// Whether as many tasks were granted as first fit grants.
+    pub fn grants_no_fewer(&self, first_fit: &Answers) -> bool {
+        self.answers.granted >= first_fit.granted
+    }
+
     /// The table for people.
-    pub fn report(&self, cluster: Amounts) -> Report<'_> {
-        Report { tally: self, cluster }
+    pub fn report<'a>(&'a self, trace: &Trace, plan: &'a Plan, terms: Terms) -> Report<'a> {
+        let (cluster, tasks) = (trace.cluster(), trace.tasks.len());
+        Report { tally: self, cluster, tasks, first_fit: &plan.first_fit, terms }
     }
 }
 
@@ -79,13 +89,15 @@ fn class(refusal: &Refusal) -> String {
 pub struct Report<'a> {
     tally: &'a Tally,
     cluster: Amounts,
+    tasks: usize,
+    first_fit: &'a Answers,
+    terms: Terms,
 }
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let tally = self.tally;
-        row(f, "granted", tally.granted, "")?;
-        row(f, "refused", tally.refused.values().sum(), "")?;
+        self.answers(f)?;
         for (class, count) in &tally.refused {
             row(f, "", *count, class)?;
         }
@@ -95,7 +107,6 @@ impl fmt::Display for Report<'_> {
         self.peaks(f)?;
         self.speed(f)?;
         row(f, "checks", tally.checks as u64 + 1, "of every counter against all tickets, over the API")?;
-        row(f, "violations", tally.violations.len() as u64, "")?;
         for violation in tally.violations.iter().take(VIOLATIONS_SHOWN_MAX) {
             writeln!(f, "  {violation}")?;
         }
@@ -104,13 +115,52 @@ impl fmt::Display for Report<'_> {
 }
 
 impl Report<'_> {
+    /// What the service answered, and next to it what first fit would have, on the same nodes with the same limit.
+    fn answers(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (service, first_fit) = (&self.tally.answers, self.first_fit);
+        let line = |f: &mut Formatter<'_>, what: &str, service: &str, first_fit: &str| {
+            writeln!(f, "{}", format!("{what:<16} {service:>14} {first_fit:>14}").trim_end())
+        };
+        let counts = |f: &mut Formatter<'_>, what: &str, service: u64, first_fit: u64| {
+            line(f, what, &HumanCount(service).to_string(), &HumanCount(first_fit).to_string())
+        };
+        line(f, "", if self.terms.choose { "service chose" } else { "service" }, "first fit")?;
+        counts(f, "granted", service.granted, first_fit.granted)?;
+        counts(f, "refused by EM", service.refused_by_em, first_fit.refused_by_em)?;
+        counts(f, "refused by limit", service.refused_by_limit, first_fit.refused_by_limit)?;
+        for ((name, service), first_fit) in
+            Amounts::NAMES.into_iter().zip(service.amounts.values()).zip(first_fit.amounts.values())
+        {
+            counts(f, name, service.unsigned_abs(), first_fit.unsigned_abs())?;
+        }
+        counts(f, "violations", self.tally.violations.len() as u64, 0)?;
+        self.verdict(f)
+    }
+
+    fn verdict(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (service, first_fit) = (self.tally.answers.granted, self.first_fit.granted);
+        let fewer = HumanCount(first_fit.saturating_sub(service));
+        let more = HumanCount(service.saturating_sub(first_fit));
+        match self.tally.grants_no_fewer(self.first_fit) {
+            true => writeln!(f, "the service granted no fewer than first fit: {more} more")?,
+            false => writeln!(f, "the service granted FEWER than first fit: {fewer} fewer")?,
+        }
+        let refused = self.tally.answers.refused_by_em + self.tally.answers.refused_by_limit;
+        let how = match self.terms.in_order {
+            true => "every answer was compared with what was held at that moment",
+            false => "every refusal was asked to explain itself",
+        };
+        writeln!(f, "{} answers, {} of them refusals: {how}", HumanCount(self.tasks as u64), HumanCount(refused))
+    }
+
     fn peaks(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for (index, name) in Amounts::NAMES.into_iter().enumerate() {
             let Some((at, held)) = self.tally.peaks.get(name) else { continue };
             let (held, all) = (held.values()[index], self.cluster.values()[index]);
             let share = held as f64 * 100.0 / all as f64;
             let text = format!("{name}, {share:.1} % of {}, at second {at}", HumanCount(all.unsigned_abs()));
-            row(f, "peak", held.unsigned_abs(), &text)?;
+            let label = if self.terms.choose { "held" } else { "peak" };
+            row(f, label, held.unsigned_abs(), &text)?;
         }
         Ok(())
     }

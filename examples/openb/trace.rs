@@ -20,6 +20,8 @@ pub enum TraceError {
     Times(String),
     #[error("{0} accepts only GPU models that no node has")]
     Model(String),
+    #[error("{0} accepts only some GPU models: a request that names no EM cannot say so")]
+    ModelUnsaid(String),
 }
 
 /// Thousandths of a core, MiB of memory, thousandths of a GPU.
@@ -87,6 +89,12 @@ impl Trace {
         Ok(Self { nodes, tasks })
     }
 
+    /// Whether the service can choose for all tasks: whatever counts what they need will do.
+    pub fn check_choosable(&self) -> Result<(), TraceError> {
+        let choosy = self.tasks.iter().find(|task| task.num_gpu > 0 && !task.gpu_spec.is_empty());
+        choosy.map_or(Ok(()), |task| Err(TraceError::ModelUnsaid(task.name.clone())))
+    }
+
     /// All nodes together.
     pub fn cluster(&self) -> Amounts {
         self.nodes.iter().fold(Amounts::default(), |sum, node| sum + node.total())
@@ -133,6 +141,18 @@ impl Amounts {
         [self.cpu_milli, self.memory_mib, self.gpu_milli]
     }
 
+    /// The larger of both, in each dimension.
+    pub fn max(self, other: Self) -> Self {
+        let [cpu_milli, memory_mib, gpu_milli] = [0, 1, 2].map(|index| self.values()[index].max(other.values()[index]));
+        Self { cpu_milli, memory_mib, gpu_milli }
+    }
+
+    /// Each amount changed in the same way.
+    pub fn map(self, change: impl Fn(i64) -> i64) -> Self {
+        let [cpu_milli, memory_mib, gpu_milli] = self.values().map(change);
+        Self { cpu_milli, memory_mib, gpu_milli }
+    }
+
     pub fn fits_in(self, room: Self) -> bool {
         self.values().iter().zip(room.values()).all(|(need, room)| *need <= room)
     }
@@ -147,7 +167,12 @@ impl Amounts {
 
     /// The reverse of [`Amounts::to_resource`].
     pub fn of_resource(resource: &Resource) -> Self {
-        let [cpu_milli, memory_mib, gpu_milli] = Self::NAMES.map(|name| resource.get(&Dimension::from(name)));
+        Self::by_dimension(|dimension| resource.get(dimension))
+    }
+
+    /// What is counted of each dimension.
+    pub fn by_dimension(counted: impl Fn(&Dimension) -> i64) -> Self {
+        let [cpu_milli, memory_mib, gpu_milli] = Self::NAMES.map(|name| counted(&Dimension::from(name)));
         Self { cpu_milli, memory_mib, gpu_milli }
     }
 }

@@ -1,0 +1,65 @@
+//! The limit that `--user-limits` sets: the same one for every user of the trace.
+
+use std::collections::{BTreeMap, HashMap};
+
+use linkis_rm::{
+    client::RmClient,
+    domain::{
+        limit::{Pattern, Rule},
+        resource::Dimension,
+        scope::{CREATOR, USER},
+    },
+};
+
+use super::{
+    calls::{APPLICATION, CallError, repeated},
+    plan::{Action, ordered_steps},
+    trace::{Amounts, Trace},
+};
+
+/// How much of what the hungriest user would hold: low enough to stop him and some others, high enough to leave most alone.
+const SHARE: (i64, i64) = (3, 4);
+
+/// In each dimension three quarters of the most that any user would hold at the same time if nothing were ever refused.
+pub fn amounts(trace: &Trace) -> Amounts {
+    let mut users: HashMap<String, Amounts> = HashMap::new();
+    let mut most = Amounts::default();
+    for step in ordered_steps(&trace.tasks) {
+        let task = &trace.tasks[step.task];
+        let wants = users.entry(task.user()).or_default();
+        match step.action {
+            Action::Ask => *wants = *wants + task.need(),
+            Action::Release => *wants = *wants - task.need(),
+            Action::Init => {}
+        }
+        most = most.max(*wants);
+    }
+    most.map(|amount| amount * SHARE.0 / SHARE.1)
+}
+
+/// Each user, but only by what the replay asks for: a running service may have other users.
+fn pattern() -> Pattern {
+    Pattern::new(BTreeMap::from([(CREATOR.into(), Some(APPLICATION.into())), (USER.into(), None)]))
+}
+
+/// The scope in which the user's tickets count, as the service tells it.
+pub fn scope(user: &str) -> String {
+    format!("{CREATOR}={APPLICATION},{USER}={user}")
+}
+
+pub async fn set(client: &RmClient, amounts: Amounts) -> Result<(), CallError> {
+    let max = Amounts::NAMES.into_iter().map(Dimension::from).zip(amounts.values()).collect();
+    let rule = Rule { pattern: pattern(), max };
+    repeated(|| "setting the limit".into(), || client.set_limit(&rule)).await?;
+    Ok(())
+}
+
+/// Removes the limit, if it is there.
+pub async fn remove(client: &RmClient) -> Result<(), CallError> {
+    let (limits, ..) = repeated(|| "listing the limits".into(), || client.limits()).await?;
+    let pattern = pattern();
+    if limits.iter().any(|rule| rule.pattern == pattern) {
+        repeated(|| "removing the limit".into(), || client.delete_limit(&pattern)).await?;
+    }
+    Ok(())
+}
