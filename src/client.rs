@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        audit::Report,
         em::{Em, EmInstance},
         limit::{Pattern, Rule},
         name::{FieldError, Labels, Name},
@@ -19,21 +20,26 @@ use crate::{
         resource::Resource,
         ticket::Ticket,
     },
-    service::limits::ScopeUsage,
+    service::{audit::Repaired, limits::ScopeUsage},
     transport::{
-        convert::{answer, limit, resource},
+        convert::{answer, audit, limit, resource},
         proto::{
-            self, limit_service_client::LimitServiceClient, request_resource_response::Result as Answer,
-            resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
+            self, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,
+            request_resource_response::Result as Answer, resource_manager_service_client::ResourceManagerServiceClient,
+            usage_service_client::UsageServiceClient,
         },
     },
 };
+
+/// The largest report of an audit: it may name a thousand scopes with long names.
+const AUDIT_BYTES_MAX: usize = 64 << 20;
 
 /// A connection to the service; clones share it.
 #[derive(Clone, Debug)]
 pub struct RmClient {
     manager: ResourceManagerServiceClient<Channel>,
     limits: LimitServiceClient<Channel>,
+    admin: AdminServiceClient<Channel>,
     usage: UsageServiceClient<Channel>,
     timeout: Duration,
 }
@@ -146,6 +152,7 @@ impl RmClient {
         Ok(Self {
             manager: ResourceManagerServiceClient::new(channel.clone()),
             limits: LimitServiceClient::new(channel.clone()),
+            admin: AdminServiceClient::new(channel.clone()).max_decoding_message_size(AUDIT_BYTES_MAX),
             usage: UsageServiceClient::new(channel),
             timeout,
         })
@@ -316,5 +323,17 @@ impl RmClient {
                 return Ok(tickets);
             }
         }
+    }
+
+    /// Compares every counter with what the tickets say, at one moment.
+    pub async fn audit(&self) -> Result<Report> {
+        let answer = self.admin.clone().audit(self.call(proto::AuditRequest {})).await?.into_inner();
+        Ok(audit::read_report(answer)?)
+    }
+
+    /// Makes every counter what the tickets say.
+    pub async fn repair(&self) -> Result<Repaired> {
+        let answer = self.admin.clone().repair(self.call(proto::RepairRequest {})).await?.into_inner();
+        Ok(audit::read_repaired(answer)?)
     }
 }

@@ -7,11 +7,13 @@
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
 //! - [`action`]: the history of what was done;
+//! - [`audit`]: what is stored against what the tickets say;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`placement`]: proposes an EM;
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 pub mod action;
+pub mod audit;
 pub mod em;
 pub mod ledger;
 pub mod limit;

@@ -3,12 +3,14 @@
 //! - [`request_resource`]: resolves a request, judges it first without locks, and has it granted;
 //! - [`judge`]: the read-only look, many requests at a time;
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
+//! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
 //! - [`expiry`]: rolls back what no engine reported in for;
 //! - [`retention`]: forgets what history need not remember;
 //! - [`tasks`]: what all of it runs in;
 //! - [`usage`]: who holds what.
 
+pub mod audit;
 pub mod committer;
 pub mod expiry;
 pub mod judge;

@@ -6,6 +6,7 @@ use sqlx::{
     ConnectOptions as _, Connection as _,
     postgres::{PgConnectOptions, PgConnection},
 };
+use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::StoreError;
@@ -74,6 +75,26 @@ pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
     .execute(connection)
     .await?;
     Ok(())
+}
+
+/// Lets the transaction that `connection` is in go through whole tables: for two minutes per statement, scanning and hashing as the
+/// planner sees fit, and waiting up to ten seconds for a lock. Answers with the database's clock; under a stronger isolation,
+/// that is the moment that everything is seen at.
+pub async fn thorough(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
+    // Its own work between two statements may take a while, too.
+    let now = sqlx::query_scalar(
+        "-- session::thorough
+        SELECT clock_timestamp(), set_config('statement_timeout', '120s', true), set_config('lock_timeout', '10s', true),
+            set_config('idle_in_transaction_session_timeout', '60s', true), set_config('enable_seqscan', 'on', true)",
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(now)
+}
+
+/// The database's clock.
+pub async fn clock(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
+    Ok(sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(connection).await?)
 }
 
 /// Connects within [`CONNECT_TIMEOUT`].
