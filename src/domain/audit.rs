@@ -233,11 +233,11 @@ impl EmBooks {
             Ok(counters) => counters,
             Err(problem) => return vec![Difference::told(subject, "tickets", problem)],
         };
-        let compare = |counter: &str, stored: Result<Amounts, &String>, from_tickets| match stored {
+        let compare = |counter: &str, stored: Result<Amounts, String>, from_tickets| match stored {
             Ok(stored) => Difference::between(&subject, counter, stored, from_tickets),
             Err(problem) => Some(Difference::told(&subject, counter, problem)),
         };
-        let amounts = |resource: &Resource| resource.amounts().collect::<Amounts>();
+        let amounts = |resource: Resource| resource.amounts().collect::<Amounts>();
         let is_short = counters.left.is_negative_anywhere();
         let marked = (self.over_committed != is_short).then(|| {
             let problem = match is_short {
@@ -247,9 +247,9 @@ impl EmBooks {
             Difference::told(&subject, "over_committed", problem)
         });
         [
-            compare("used", self.used.as_ref().map(amounts), amounts(&counters.used)),
-            compare("locked", self.locked.as_ref().map(amounts), amounts(&counters.locked)),
-            compare("left", self.left.as_ref().map(Amounts::clone), counters.left.amounts().collect()),
+            compare("used", self.used.clone().map(amounts), amounts(counters.used)),
+            compare("locked", self.locked.clone().map(amounts), amounts(counters.locked)),
+            compare("left", self.left.clone(), counters.left.amounts().collect()),
             marked,
         ]
         .into_iter()
@@ -363,7 +363,7 @@ impl ScopeSums {
             let subject = Subject::Scope(scope.clone());
             let mut differences = usage_differences(&subject, &Usage::default(), &usage);
             differences.iter_mut().for_each(|difference| "there is no row".clone_into(&mut difference.problem));
-            (!differences.is_empty()).then(|| (differences, ScopeFix::Insert(scope, usage)))
+            (!differences.is_empty()).then_some((differences, ScopeFix::Insert(scope, usage)))
         })
     }
 }

@@ -53,6 +53,9 @@ async fn inhabited() -> (Database, Instance, Vec<Grant>) {
 /// What, which counter, what is stored and what is true.
 type Line = (String, String, String, String);
 
+/// The same, as a table of tests writes it.
+type Expected = (&'static str, &'static str, String, String);
+
 fn line(difference: &Difference) -> Line {
     let amounts = |amounts: &BTreeMap<Dimension, i64>| {
         let pairs: Vec<String> = amounts.iter().map(|(dimension, amount)| format!("{dimension}={amount}")).collect();
@@ -132,7 +135,7 @@ async fn whatever_is_changed_by_hand_is_found_and_repaired() {
     let two = |n: i64| format!("memory={} cores=2 instances=2", gb(n));
     let nothing = || "memory=0 cores=0 instances=0".to_owned();
     let left = |n: i64, cores: i64, instances: i64| format!("memory={} cores={cores} instances={instances}", gb(n));
-    let plants: Vec<(&str, Vec<(&str, &str, String, String)>)> = vec![
+    let plants: Vec<(&str, Vec<Expected>)> = vec![
         // The counters of an EM.
         (
             "UPDATE linkis_em_resource_meta_data SET used_resource = jsonb_set(used_resource, '{memory}', '1073741824')
@@ -359,8 +362,7 @@ async fn history_tells_repairs_of_ems_and_scopes() {
     assert_eq!(of_scope.resource.as_ref().unwrap().kind, Some(kind));
 }
 
-/// Callers go on while counters are spoilt and repaired. None may lower a counter that the spoiling has raised too much, so spoiling
-/// adds; and what adds is what a repair that lost an update would leave behind.
+/// Callers go on while counters are spoilt and repaired. Spoiling adds, so that nobody's release finds too little meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repair_under_load_loses_nothing() {
     let (database, first) = start().await;
@@ -375,10 +377,9 @@ async fn a_repair_under_load_loses_nothing() {
         callers.spawn(caller([&first, &second][number % 2].client.clone(), number, stop.clone()));
     }
     for turn in 0..8 {
-        // In one statement each: whoever reads the row under its lock writes the version that it read, or the row as it locked it.
         let spoil = [
             "UPDATE linkis_em_resource_meta_data SET version = version + 1,
-                used_resource = jsonb_set(used_resource, '{instances}', to_jsonb((used_resource->>'instances')::int + 7)),
+                used_resource = jsonb_set(used_resource, '{memory}', to_jsonb((used_resource->>'memory')::bigint + 7)),
                 left_resource = jsonb_set(left_resource, '{cores}', '1')",
             "UPDATE linkis_label_resource SET used_resource =
                 jsonb_set(used_resource, '{memory}', to_jsonb(coalesce((used_resource->>'memory')::bigint, 0) + 7))",
