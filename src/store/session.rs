@@ -107,8 +107,16 @@ pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreEr
 
 /// Bounds a wait for the database. After an error the connection must not be used again: an answer may still come.
 pub async fn answered<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {ANSWER_TIMEOUT:?}"));
-    tokio::time::timeout(ANSWER_TIMEOUT, wait).await.unwrap_or_else(|_| Err(sqlx::Error::Io(silent()).into()))
+    answered_within(ANSWER_TIMEOUT, wait).await
+}
+
+/// The same, for work that takes its time.
+pub async fn answered_within<T, E: From<sqlx::Error>>(
+    longest: Duration,
+    wait: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {longest:?}"));
+    tokio::time::timeout(longest, wait).await.unwrap_or_else(|_| Err(sqlx::Error::Io(silent()).into()))
 }
 
 /// A connection that one task keeps to itself, opened when it is first needed and again after it broke. A pool would ask the

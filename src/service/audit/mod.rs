@@ -4,20 +4,25 @@
 //! - `look`: one audit, in one snapshot;
 //! - `repair`: EMs one by one under their locks; scopes, and tickets on no EM, while nobody counts.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use sqlx::PgConnection;
 use tokio::sync::Mutex;
 
 use crate::{
     domain::audit::{Difference, Differences, Report, Subject},
     error::Error,
-    store::{Store, StoreError},
+    store::{Store, StoreError, session::answered_within},
 };
 
 mod look;
 mod repair;
 
 use repair::Done;
+
+/// How long an audit or a repair may take: no single statement takes so long, so it is passed only if the database is silent, or if
+/// there is very much to repair.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Audits and repairs.
 #[derive(Clone, Debug)]
@@ -48,27 +53,30 @@ impl AuditService {
         let _turn = self.turn.lock().await;
         // Of its own: if the caller goes, it is closed, and the database stops.
         let mut session = self.store.session();
-        Ok(look::look(session.get().await?).await?.report)
+        Ok(answered_within(TIMEOUT, look::look(session.get().await?)).await?.report)
     }
 
     /// Audits, and writes what the tickets say where something differs. What a caller that goes leaves undone, the next one does.
     pub async fn repair(&self) -> Result<Repaired, Error> {
         let _turn = self.turn.lock().await;
         let mut session = self.store.session();
-        let connection = session.get().await?;
-        let found = look::look(connection).await?;
-        let mut repaired = Repaired::default();
-        repaired.remaining.extend(found.unreadable);
-        for em in &found.ems {
-            let done = repair::em(connection, em).await;
-            repaired.keep(&Subject::Em(em.clone()).to_string(), done)?;
-        }
-        if found.scopes || !found.strays.is_empty() {
-            let done = repair::scopes(connection, &found.strays).await;
-            repaired.keep("scopes", done)?;
-        }
-        Ok(repaired)
+        answered_within(TIMEOUT, repair_all(session.get().await?)).await
     }
+}
+
+async fn repair_all(connection: &mut PgConnection) -> Result<Repaired, Error> {
+    let found = look::look(connection).await?;
+    let mut repaired = Repaired::default();
+    repaired.remaining.extend(found.unreadable);
+    for em in &found.ems {
+        let done = repair::em(connection, em).await;
+        repaired.keep(&Subject::Em(em.clone()).to_string(), done)?;
+    }
+    if found.scopes || !found.strays.is_empty() {
+        let done = repair::scopes(connection, &found.strays).await;
+        repaired.keep("scopes", done)?;
+    }
+    Ok(repaired)
 }
 
 impl Repaired {
