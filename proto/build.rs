@@ -7,7 +7,12 @@ use prost::Message as _;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     println!("cargo:rerun-if-changed=migrations");
-    let files = ["linkis/rm/v1/resource.proto", "linkis/rm/v1/resource_manager.proto", "linkis/rm/v1/usage.proto"];
+    let files = [
+        "linkis/rm/v1/resource.proto",
+        "linkis/rm/v1/resource_manager.proto",
+        "linkis/rm/v1/usage.proto",
+        "linkis/rm/v1/admin.proto",
+    ];
     let descriptors = protox::compile(files, ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;

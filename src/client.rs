@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        audit::AuditReport,
         em::{Em, EmInstance},
         limit::{Pattern, Rule},
         line::WaitingRequest,
@@ -22,21 +23,26 @@ use crate::{
         resource::Resource,
         ticket::Ticket,
     },
-    service::{heartbeat::UnknownTicket, limits::ScopeUsage},
+    service::{audit::Repaired, heartbeat::UnknownTicket, limits::ScopeUsage},
     transport::{
-        convert::{answer, limit, request, resource},
+        convert::{answer, audit, limit, request, resource},
         proto::{
-            self, limit_service_client::LimitServiceClient, request_resource_response::Result as Answer,
-            resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
+            self, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,
+            request_resource_response::Result as Answer, resource_manager_service_client::ResourceManagerServiceClient,
+            usage_service_client::UsageServiceClient,
         },
     },
 };
+
+/// The largest report of an audit: it may name a thousand scopes with long names.
+const AUDIT_BYTES_MAX: usize = 64 << 20;
 
 /// A connection to the service; clones share it.
 #[derive(Clone, Debug)]
 pub struct RmClient {
     manager: ResourceManagerServiceClient<Channel>,
     limits: LimitServiceClient<Channel>,
+    admin: AdminServiceClient<Channel>,
     usage: UsageServiceClient<Channel>,
     timeout: Duration,
 }
@@ -170,6 +176,7 @@ impl RmClient {
         Ok(Self {
             manager: ResourceManagerServiceClient::new(channel.clone()),
             limits: LimitServiceClient::new(channel.clone()),
+            admin: AdminServiceClient::new(channel.clone()).max_decoding_message_size(AUDIT_BYTES_MAX),
             usage: UsageServiceClient::new(channel),
             timeout,
         })
@@ -397,6 +404,18 @@ impl RmClient {
                 return Ok(tickets);
             }
         }
+    }
+
+    /// Compares every counter with what the tickets say, at one moment.
+    pub async fn audit(&self) -> Result<AuditReport> {
+        let answer = self.admin.clone().audit(self.call(proto::AuditRequest {})).await?.into_inner();
+        Ok(audit::read_report(answer)?)
+    }
+
+    /// Makes every counter what the tickets say.
+    pub async fn repair(&self) -> Result<Repaired> {
+        let answer = self.admin.clone().repair(self.call(proto::RepairRequest {})).await?.into_inner();
+        Ok(audit::read_repaired(answer)?)
     }
 }
 

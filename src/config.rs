@@ -9,14 +9,17 @@ use std::{
 use clap::Parser;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::{domain::limit::Rule, limits_file, service::heartbeat::Patience};
+use crate::{commands::Command, domain::limit::Rule, limits_file, service::heartbeat::Patience};
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
-/// Serves gRPC, by default with a private PostgreSQL that it starts itself.
+/// Serves gRPC, by default with a private PostgreSQL that it starts itself. With a command, asks a service that runs.
 #[derive(Debug, Parser)]
-#[command(name = "linkis-rm", version)]
+#[command(name = "linkis-rm", version, args_conflicts_with_subcommands = true)]
 struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+
     /// Where to serve gRPC; port 0 picks a free one.
     #[arg(long, env = "LINKIS_RM_LISTEN", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     listen: String,
@@ -70,6 +73,26 @@ struct Arguments {
     drain_timeout: String,
 }
 
+/// What the process was started for.
+#[derive(Debug)]
+pub enum Purpose {
+    /// To serve, with these settings.
+    Serve(Box<Config>),
+    /// To ask a service that runs.
+    Ask(Command),
+}
+
+impl Purpose {
+    /// From the command line and the environment. Ends the process after `--help`, `--version` or an unknown flag.
+    pub fn from_command_line() -> Result<Self, ConfigError> {
+        let mut arguments = Arguments::parse();
+        match arguments.command.take() {
+            Some(command) => Ok(Self::Ask(command)),
+            None => Ok(Self::Serve(Box::new(arguments.check()?))),
+        }
+    }
+}
+
 /// Everything that can be set, checked.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -106,13 +129,6 @@ pub enum Database {
 #[derive(Debug, thiserror::Error)]
 #[error("the settings cannot be used:\n{}", .0.iter().map(|m| format!("  - {m}\n")).collect::<String>())]
 pub struct ConfigError(Vec<String>);
-
-impl Config {
-    /// From the command line and the environment. Ends the process after `--help`, `--version` or an unknown flag.
-    pub fn from_command_line() -> Result<Self, ConfigError> {
-        Arguments::parse().check()
-    }
-}
 
 impl Arguments {
     fn check(self) -> Result<Config, ConfigError> {
@@ -287,6 +303,18 @@ mod tests {
         let wrong = ["--em-silent-after", "3m", "--lost-after-reports", "0"];
         assert_eq!(check(&wrong).unwrap_err().0.len(), 2);
         assert!(check(&["--em-silent-after", "150s"]).is_ok());
+    }
+
+    #[test]
+    fn a_command_needs_none_of_the_settings() {
+        let parse = |line: &str| Arguments::try_parse_from(line.split(' '));
+        for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1"] {
+            assert!(parse(line).unwrap().command.is_some(), "{line}");
+        }
+        for line in ["linkis-rm --listen 127.0.0.1:1 audit", "linkis-rm audit --listen 127.0.0.1:1", "linkis-rm mend"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        assert!(parse("linkis-rm --listen 127.0.0.1:1").unwrap().command.is_none());
     }
 
     #[test]

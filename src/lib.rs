@@ -9,6 +9,7 @@
 //! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
 //! - [`server`]: puts an instance together, serves it, and takes it down;
 //! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
+//! - [`commands`]: what the program does other than serving, through the client;
 //! - [`config`], [`limits_file`], [`telemetry`], [`error`]: settings, limits in version control, logs, and why a call failed.
 //!
 //! `main → server → transport → service → store → domain`: nothing reaches back.
@@ -30,6 +31,7 @@
 //! Advisory locks, triggers and stored procedures; a second way to write what is granted; a state kept in memory that an answer depends on.
 
 pub mod client;
+pub mod commands;
 pub mod config;
 pub mod domain;
 pub mod error;

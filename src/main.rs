@@ -1,9 +1,9 @@
-//! The `linkis-rm` program: settings → database → server → exit code.
+//! The `linkis-rm` program: settings → database → server → exit code; or a command → exit code.
 
 use std::{error::Error, process::ExitCode};
 
 use linkis_rm::{
-    config::{Config, Database},
+    config::{Config, Database, Purpose},
     server::{self, Ending, Options, Server},
     store::embedded::{self, Embedded},
     telemetry,
@@ -17,15 +17,16 @@ const EXIT_USAGE: u8 = 64;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let config = match Config::from_command_line() {
-        Ok(config) => config,
+    let config = match Purpose::from_command_line() {
+        Ok(Purpose::Serve(config)) => config,
+        Ok(Purpose::Ask(command)) => return command.run().await,
         Err(error) => {
             eprintln!("{error}Type linkis-rm --help for what can be set.");
             return ExitCode::from(EXIT_USAGE);
         }
     };
     telemetry::start();
-    match run(config).await {
+    match run(*config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("linkis-rm: {}", with_causes(&*error));

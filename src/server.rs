@@ -12,6 +12,7 @@ use crate::{
     domain::limit::Rule,
     error::Error,
     service::{
+        audit::AuditService,
         committer::{AfterCommit, Committer},
         expiry,
         heartbeat::{HeartbeatService, Patience},
@@ -26,11 +27,12 @@ use crate::{
     store::{Store, StoreError},
     transport::{
         self,
+        admin::Admin,
         message_size::{Limited, MESSAGE_BYTES_MAX},
         proto,
         proto::{
-            limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
-            usage_service_server::UsageServiceServer,
+            admin_service_server::AdminServiceServer, limit_service_server::LimitServiceServer,
+            resource_manager_service_server::ResourceManagerServiceServer, usage_service_server::UsageServiceServer,
         },
         resource_manager::{ResourceManager, Times},
     },
@@ -199,6 +201,7 @@ fn assemble(
     let manager = ResourceManager::new(committer, request_resource, heartbeat, options.times);
     let limits = LimitService::new(store.clone());
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
+    let admin = Admin::new(AuditService::new(store.clone()));
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -215,6 +218,7 @@ fn assemble(
             LimitServiceServer::new(transport::limit::Limit::new(limits)).max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(UsageServiceServer::new(usage).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(AdminServiceServer::new(admin).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?))
 }
@@ -232,11 +236,13 @@ async fn watch_health(health: HealthReporter, store: Store, stopping: Cancellati
             health.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
             health.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
             health.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;
+            health.set_serving::<AdminServiceServer<Admin>>().await;
             health.set_service_status("", tonic_health::ServingStatus::Serving).await;
         } else {
             health.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
             health.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
             health.set_not_serving::<LimitServiceServer<transport::limit::Limit>>().await;
+            health.set_not_serving::<AdminServiceServer<Admin>>().await;
             health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         }
         if stopped {

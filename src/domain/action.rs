@@ -3,7 +3,7 @@
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{em::EmInstance, name::Name, resource::Resource, ticket::End};
+use super::{audit::Subject, name::Name, resource::Resource, ticket::End};
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,10 +18,12 @@ pub enum Action {
     Inited,
     /// It ended; or an EM went (then [`End::Unregistered`] or [`End::Lost`]).
     Ended(End),
+    /// The counters of an EM or a scope were brought in line with the tickets.
+    Repaired,
 }
 
 impl Action {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -30,6 +32,7 @@ impl Action {
         Self::Ended(End::Expired),
         Self::Ended(End::Unregistered),
         Self::Ended(End::Lost),
+        Self::Repaired,
     ];
 
     /// As it stands in `linkis_resource_action_record.action`.
@@ -40,6 +43,7 @@ impl Action {
             Self::Granted => "granted",
             Self::Inited => "inited",
             Self::Ended(end) => end.as_str(),
+            Self::Repaired => "repaired",
         }
     }
 
@@ -56,11 +60,12 @@ pub struct ActionRecord {
     pub number: i64,
     /// What was done.
     pub action: Action,
-    /// To which ticket, and whose that is; `None` if it was done to the EM.
+    /// To which ticket, and whose that is; `None` if it was done to the EM or the scope.
     pub ticket: Option<(Uuid, Name)>,
-    /// Where.
-    pub em: EmInstance,
-    /// What the ticket held after it, or when it ended; of an EM, what it provides.
+    /// On which EM; only repairs are also of scopes.
+    pub subject: Subject,
+    /// What the ticket held after it, or when it ended; of an EM, what it provides. After a repair, what the tickets hold together:
+    /// of a scope as a Special, by the keys of dimensions.
     pub resource: Resource,
     /// When, by the database's clock.
     pub at: OffsetDateTime,

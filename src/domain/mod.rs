@@ -11,11 +11,13 @@
 //! - [`judgement`]: whether a request can be granted;
 //! - [`report`]: what EMs report, and what follows for their tickets;
 //! - [`action`]: the history of what was done;
+//! - [`audit`]: what is stored against what the tickets say;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`placement`]: proposes an EM;
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 pub mod action;
+pub mod audit;
 pub mod em;
 pub mod judgement;
 pub mod ledger;

@@ -19,7 +19,8 @@ use crate::{
     },
     error::Error,
     store::{
-        Store, StoreError, label_resource, limit, policy, session, user_resource,
+        Store, StoreError, label_resource, limit, policy, session,
+        user_resource::{self, Group},
         waiting::{self, Freed},
     },
 };
@@ -156,20 +157,38 @@ impl LimitService {
 }
 
 /// What the live tickets hold in each scope of some label sets.
-async fn true_sums(
+///
+/// # Errors
+/// [`StoreError::Inconsistent`] for a ticket that cannot be counted.
+pub(super) async fn true_sums(
     connection: &mut PgConnection,
     limits: &Limits,
     sets: &[&BTreeSet<String>],
 ) -> Result<HashMap<Scope, Usage>, StoreError> {
     let mut usages: HashMap<Scope, Usage> = HashMap::new();
-    for group in user_resource::groups(connection).await? {
-        let labels = group.ticket.ticket_labels();
-        for scope in sets.iter().filter_map(|keys| limits.scope(&labels, keys)) {
-            let usage = usages.entry(scope).or_default();
-            let held = if group.ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
-            let overflow = |error: ResourceError| StoreError::inconsistent("linkis_user_resource_meta_data", error);
-            held.add(group.ticket.resource(), group.count).map_err(overflow)?;
+    let mut counted = Ok(());
+    user_resource::tell_groups(connection, |group| {
+        let count = group.and_then(|group| count(&mut usages, limits, sets, &group));
+        if counted.is_ok() {
+            counted = count;
         }
+    })
+    .await?;
+    counted.map(|()| usages)
+}
+
+fn count(
+    usages: &mut HashMap<Scope, Usage>,
+    limits: &Limits,
+    sets: &[&BTreeSet<String>],
+    group: &Group,
+) -> Result<(), StoreError> {
+    let labels = group.ticket.ticket_labels();
+    for scope in sets.iter().filter_map(|keys| limits.scope(&labels, keys)) {
+        let usage = usages.entry(scope).or_default();
+        let held = if group.ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
+        let overflow = |error: ResourceError| StoreError::inconsistent("linkis_user_resource_meta_data", error);
+        held.add(group.ticket.resource(), group.count).map_err(overflow)?;
     }
-    Ok(usages)
+    Ok(())
 }

@@ -3,6 +3,7 @@
 //! - [`request_resource`]: resolves a request, judges it first without locks, and has it granted;
 //! - [`judge`]: the read-only look, many requests at a time;
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
+//! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
 //! - [`expiry`]: rolls back what no engine reported in for;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
@@ -12,6 +13,7 @@
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
 
+pub mod audit;
 pub mod committer;
 pub mod expiry;
 pub mod heartbeat;

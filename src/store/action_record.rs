@@ -8,9 +8,11 @@ use uuid::Uuid;
 
 use crate::domain::{
     action::{Action, ActionRecord},
+    audit::Subject,
     em::{Em, EmInstance},
     ledger::Deltas,
     resource::Resource,
+    scope::Scope,
     ticket::{End, EndedTicket, Ticket},
 };
 
@@ -117,17 +119,66 @@ pub async fn insert(connection: &mut PgConnection, deltas: &Deltas, now: OffsetD
     expect_rows(TABLE.0, records.len(), done.rows_affected())
 }
 
+/// Remembers that the counters of EMs or scopes were repaired at `now`, each with what its tickets hold together.
+pub async fn insert_repairs(
+    connection: &mut PgConnection,
+    repairs: &[(Subject, Resource)],
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
+    let ems = repairs.iter().map(|(subject, _)| match subject {
+        Subject::Em(em) => Some((em.application_name.as_str(), em.instance.as_str())),
+        Subject::Scope(_) => None,
+    });
+    let (application_names, instances): (Vec<_>, Vec<_>) = ems.map(Option::unzip).unzip();
+    let scopes = repairs.iter().map(|(subject, _)| match subject {
+        Subject::Em(_) => None,
+        Subject::Scope(scope) => Some(serde_json::json!(scope.labels()).to_string()),
+    });
+    let done = sqlx::query(
+        "-- action_record::insert_repairs
+        INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type,
+            resource, action_time)
+        SELECT $1, em_application_name, em_instance, scope::jsonb, resource_type, resource::jsonb, $7
+        FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
+            AS d (em_application_name, em_instance, scope, resource_type, resource)",
+    )
+    .bind(Action::Repaired.as_str())
+    .bind(application_names)
+    .bind(instances)
+    .bind(scopes.collect::<Vec<_>>())
+    .bind(repairs.iter().map(|(_, resource)| resource.resource_type().as_str()).collect::<Vec<_>>())
+    .bind(repairs.iter().map(|(_, resource)| resource.to_json()).collect::<Vec<_>>())
+    .bind(now)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, repairs.len(), done.rows_affected())
+}
+
 #[derive(FromRow)]
 struct ActionRow {
     id: i64,
     action: String,
     ticket_id: Option<Uuid>,
     user: Option<String>,
-    em_application_name: String,
-    em_instance: String,
+    em_application_name: Option<String>,
+    em_instance: Option<String>,
+    scope: Option<String>,
     resource_type: String,
     resource: String,
     action_time: OffsetDateTime,
+}
+
+impl ActionRow {
+    fn subject(&self) -> Result<Subject, StoreError> {
+        match (&self.em_application_name, &self.em_instance, &self.scope) {
+            (Some(application_name), Some(instance), None) => Ok(Subject::Em(TABLE.em(application_name, instance)?)),
+            (None, None, Some(scope)) => {
+                let labels = serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+                Ok(Subject::Scope(Scope::new(labels)))
+            }
+            _ => Err(StoreError::inconsistent(TABLE.0, format!("line {}: neither an EM nor a scope", self.id))),
+        }
+    }
 }
 
 impl TryFrom<ActionRow> for ActionRecord {
@@ -135,12 +186,13 @@ impl TryFrom<ActionRow> for ActionRecord {
 
     fn try_from(row: ActionRow) -> Result<Self, StoreError> {
         let resource_type = TABLE.resource_type(&row.resource_type)?;
+        let subject = row.subject()?;
         let user = row.user.map(|user| TABLE.name("user", &user)).transpose()?;
         Ok(Self {
             number: row.id,
             action: Action::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?,
             ticket: row.ticket_id.zip(user),
-            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            subject,
             resource: TABLE.resource("resource", resource_type, &row.resource)?,
             at: row.action_time,
         })
@@ -157,11 +209,13 @@ pub async fn list(
     // One text each, so that each is planned for its own index.
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
-        SELECT id, action, ticket_id, "user", em_application_name, em_instance, resource_type, resource::text, action_time
+        SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
+            action_time
         FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
-        SELECT id, action, ticket_id, "user", em_application_name, em_instance, resource_type, resource::text, action_time
+        SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
+            action_time
         FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
     };
     let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;

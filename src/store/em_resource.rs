@@ -4,8 +4,10 @@ use std::collections::HashMap;
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
+use tokio_stream::StreamExt as _;
 
 use crate::domain::{
+    audit::{EmBooks, TrueCounters},
     em::{Em, EmInstance},
     resource::Left,
 };
@@ -176,6 +178,89 @@ pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
+}
+
+#[derive(FromRow)]
+struct BooksRow {
+    em_application_name: String,
+    em_instance: String,
+    resource_type: String,
+    total_resource: String,
+    protected_resource: String,
+    used_resource: String,
+    locked_resource: String,
+    left_resource: String,
+    over_committed: bool,
+    version: i64,
+}
+
+impl TryFrom<BooksRow> for EmBooks {
+    type Error = StoreError;
+
+    fn try_from(row: BooksRow) -> Result<Self, StoreError> {
+        let resource_type = TABLE.resource_type(&row.resource_type)?;
+        let counter =
+            |column: &str, json: &str| TABLE.resource(column, resource_type, json).map_err(|error| error.to_string());
+        Ok(Self {
+            instance: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            total: TABLE.resource("total_resource", resource_type, &row.total_resource)?,
+            protected: TABLE.resource("protected_resource", resource_type, &row.protected_resource)?,
+            used: counter("used_resource", &row.used_resource),
+            locked: counter("locked_resource", &row.locked_resource),
+            left: Left::amounts_from_json(resource_type, &row.left_resource)
+                .map_err(|error| format!("left_resource {}: {error}", row.left_resource)),
+            over_committed: row.over_committed,
+            version: row.version,
+        })
+    }
+}
+
+/// Tells what is stored of one EM, or of all, whether or not it makes sense. What cannot be read at all is an error of its own.
+pub async fn tell_all(
+    connection: &mut PgConnection,
+    only: Option<&EmInstance>,
+    mut tell: impl FnMut(Result<EmBooks, StoreError>),
+) -> Result<(), StoreError> {
+    // One text each, so that each is planned for its own index.
+    let sql = if only.is_some() {
+        "-- em_resource::tell_all, of one
+        SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
+            used_resource::text, locked_resource::text, left_resource::text, over_committed, version
+        FROM linkis_em_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2"
+    } else {
+        "-- em_resource::tell_all
+        SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
+            used_resource::text, locked_resource::text, left_resource::text, over_committed, version
+        FROM linkis_em_resource_meta_data WHERE $1::text IS NULL AND $2::text IS NULL"
+    };
+    let mut rows = sqlx::query_as::<_, BooksRow>(sql)
+        .bind(only.map(|em| em.application_name.as_str()))
+        .bind(only.map(|em| em.instance.as_str()))
+        .fetch(connection);
+    while let Some(row) = rows.next().await {
+        tell(row?.try_into());
+    }
+    Ok(())
+}
+
+/// Writes the true counters of an EM in place of those of `books`.
+pub async fn repair(connection: &mut PgConnection, books: &EmBooks, counters: &TrueCounters) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- em_resource::repair
+        UPDATE linkis_em_resource_meta_data SET used_resource = $3::text::jsonb, locked_resource = $4::text::jsonb,
+            left_resource = $5::text::jsonb, over_committed = $6, version = version + 1
+        WHERE em_application_name = $1 AND em_instance = $2 AND version = $7",
+    )
+    .bind(books.instance.application_name.as_str())
+    .bind(books.instance.instance.as_str())
+    .bind(counters.used.to_json())
+    .bind(counters.locked.to_json())
+    .bind(counters.left.to_json())
+    .bind(counters.left.is_negative_anywhere())
+    .bind(books.version)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, 1, done.rows_affected())
 }
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;

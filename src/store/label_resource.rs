@@ -1,10 +1,12 @@
 //! `linkis_label_resource`: what scopes hold.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
+use tokio_stream::StreamExt as _;
 
 use crate::domain::{
+    audit::ScopeBooks,
     resource::Dimension,
     scope::{Scope, Tally, Usage},
 };
@@ -154,6 +156,46 @@ pub async fn list_set(
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(ScopeRow::parse).collect()
+}
+
+/// Tells all rows, whether or not they make sense, in the order of their hashes. What cannot be read at all is an error of its own.
+pub async fn tell_all(
+    connection: &mut PgConnection,
+    mut tell: impl FnMut(Result<ScopeBooks, StoreError>),
+) -> Result<(), StoreError> {
+    let mut rows = sqlx::query_as(
+        "-- label_resource::tell_all
+        SELECT scope_hash, scope::text, label_set::text, used_resource::text, locked_resource::text
+        FROM linkis_label_resource ORDER BY scope_hash",
+    )
+    .fetch(connection);
+    while let Some(row) = rows.next().await {
+        let (hash, scope, label_set, used, locked): (Vec<u8>, String, String, String, String) = row?;
+        tell(books(hash, &scope, &label_set, &used, &locked));
+    }
+    Ok(())
+}
+
+fn books(hash: Vec<u8>, scope: &str, label_set: &str, used: &str, locked: &str) -> Result<ScopeBooks, StoreError> {
+    let labels: BTreeMap<String, String> =
+        serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE, format!("{scope}: {error}")))?;
+    let keys: Option<Vec<String>> = serde_json::from_str(label_set).ok();
+    let scope = Scope::new(labels);
+    let is_in_place = hash == scope_hash(&scope) && keys.is_some_and(|keys| keys.iter().eq(scope.labels().keys()));
+    let usage = || Ok(Usage { used: tally(used)?, locked: tally(locked)? });
+    Ok(ScopeBooks { usage: usage().map_err(|error: StoreError| error.to_string()), scope, hash, is_in_place })
+}
+
+/// Removes the rows at these hashes.
+pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- label_resource::delete
+        DELETE FROM linkis_label_resource WHERE scope_hash = ANY ($1)",
+    )
+    .bind(hashes)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE, hashes.len(), done.rows_affected())
 }
 
 /// Up to `limit` scopes, in the order of their hashes, from behind `after` (empty for the first); each with its hash.

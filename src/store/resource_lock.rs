@@ -141,6 +141,19 @@ pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
     Ok(held)
 }
 
+/// Up to `limit` holds: rows that somebody committed, for people.
+pub async fn holds(connection: &mut PgConnection, limit: i64) -> Result<Vec<String>, StoreError> {
+    let holds = sqlx::query_scalar(
+        r#"-- resource_lock::holds
+        SELECT scope || '=' || coalesce("user", em_application_name || '/' || em_instance)
+        FROM linkis_resource_lock ORDER BY 1 LIMIT $1"#,
+    )
+    .bind(limit)
+    .fetch_all(connection)
+    .await?;
+    Ok(holds)
+}
+
 /// The columns of many keys.
 struct Columns<'a> {
     scope: Vec<&'static str>,

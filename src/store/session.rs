@@ -6,6 +6,7 @@ use sqlx::{
     ConnectOptions as _, Connection as _,
     postgres::{PgConnectOptions, PgConnection},
 };
+use time::OffsetDateTime;
 use tokio::time::Instant;
 
 use super::StoreError;
@@ -79,6 +80,26 @@ pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Lets the transaction that `connection` is in go through whole tables: for two minutes per statement, scanning and hashing as the
+/// planner sees fit, and waiting up to ten seconds for a lock. Answers with the database's clock; under a stronger isolation,
+/// that is the moment that everything is seen at.
+pub async fn thorough(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
+    // Its own work between two statements may take a while, too.
+    let now = sqlx::query_scalar(
+        "-- session::thorough
+        SELECT clock_timestamp(), set_config('statement_timeout', '120s', true), set_config('lock_timeout', '10s', true),
+            set_config('idle_in_transaction_session_timeout', '60s', true), set_config('enable_seqscan', 'on', true)",
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(now)
+}
+
+/// The database's clock.
+pub async fn clock(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
+    Ok(sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(connection).await?)
+}
+
 /// Connects within [`CONNECT_TIMEOUT`].
 pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
     match tokio::time::timeout(CONNECT_TIMEOUT, options.connect()).await {
@@ -89,8 +110,16 @@ pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreEr
 
 /// Bounds a wait for the database. After an error the connection must not be used again: an answer may still come.
 pub async fn answered<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {ANSWER_TIMEOUT:?}"));
-    tokio::time::timeout(ANSWER_TIMEOUT, wait).await.unwrap_or_else(|_| Err(sqlx::Error::Io(silent()).into()))
+    answered_within(ANSWER_TIMEOUT, wait).await
+}
+
+/// The same, for work that takes its time.
+pub async fn answered_within<T, E: From<sqlx::Error>>(
+    longest: Duration,
+    wait: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {longest:?}"));
+    tokio::time::timeout(longest, wait).await.unwrap_or_else(|_| Err(sqlx::Error::Io(silent()).into()))
 }
 
 /// A connection that one task keeps to itself, opened when it is first needed and again after it broke. A pool would ask the

@@ -7,6 +7,7 @@ use std::{
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
+use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
 use crate::domain::{
@@ -15,6 +16,7 @@ use crate::domain::{
     name::Name,
     operation::Released,
     report::{LiveTicket, Report},
+    resource::Resource,
     ticket::{EngineInstance, Ticket, TicketState},
 };
 
@@ -388,16 +390,19 @@ pub struct Group {
     pub count: i64,
 }
 
-/// All live tickets, by what scopes count of them.
-pub async fn groups(executor: impl PgExecutor<'_>) -> Result<Vec<Group>, StoreError> {
+/// Tells all live tickets, by what scopes count of them: however many there are, only one group at a time is kept.
+pub async fn tell_groups(
+    connection: &mut PgConnection,
+    mut tell: impl FnMut(Result<Group, StoreError>),
+) -> Result<(), StoreError> {
     #[derive(FromRow)]
     struct GroupRow {
         #[sqlx(flatten)]
         ticket: TicketRow,
         count: i64,
     }
-    let rows: Vec<GroupRow> = sqlx::query_as(
-        r#"-- user_resource::groups
+    let mut rows = sqlx::query_as::<_, GroupRow>(
+        r#"-- user_resource::tell_groups
         SELECT min(ticket_id::text)::uuid AS ticket_id, "user", creator, engine_type,
             em_application_name, min(em_instance) AS em_instance,
             min(engine_application_name) AS engine_application_name, min(engine_instance) AS engine_instance,
@@ -407,7 +412,80 @@ pub async fn groups(executor: impl PgExecutor<'_>) -> Result<Vec<Group>, StoreEr
         GROUP BY "user", creator, engine_type, em_application_name, resource_type, user_locked_resource,
             user_used_resource, labels"#,
     )
-    .fetch_all(executor)
-    .await?;
-    rows.into_iter().map(|row| Ok(Group { ticket: row.ticket.try_into()?, count: row.count })).collect()
+    .fetch(connection);
+    while let Some(row) = rows.next().await {
+        let GroupRow { ticket, count } = row?;
+        tell(ticket.try_into().map(|ticket| Group { ticket, count }));
+    }
+    Ok(())
+}
+
+/// Tickets on one EM that are alike: so many of the same state, that hold the same.
+#[derive(Debug)]
+pub struct EmGroup {
+    /// Where.
+    pub em: EmInstance,
+    /// What each of them holds, or why that cannot be read.
+    pub held: Result<Resource, String>,
+    /// Whether their engines have not yet reported in.
+    pub is_locked: bool,
+    /// How many there are.
+    pub count: u32,
+}
+
+#[derive(FromRow)]
+struct EmGroupRow {
+    em_application_name: String,
+    em_instance: String,
+    resource_type: String,
+    user_locked_resource: Option<String>,
+    user_used_resource: Option<String>,
+    count: i64,
+    one: String,
+}
+
+impl TryFrom<EmGroupRow> for EmGroup {
+    type Error = StoreError;
+
+    fn try_from(row: EmGroupRow) -> Result<Self, StoreError> {
+        let is_locked = row.user_locked_resource.is_some();
+        let json = row.user_locked_resource.or(row.user_used_resource).unwrap_or_default();
+        let held = TABLE.resource_type(&row.resource_type).and_then(|kind| TABLE.resource("ticket", kind, &json));
+        Ok(Self {
+            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            held: held.map_err(|error| format!("{error}, e.g. of ticket {}", row.one)),
+            is_locked,
+            count: u32::try_from(row.count).map_err(|error| StoreError::inconsistent(TABLE.0, error))?,
+        })
+    }
+}
+
+/// Tells the live tickets of one EM, or of all, by what EMs count of them.
+pub async fn tell_em_groups(
+    connection: &mut PgConnection,
+    only: Option<&EmInstance>,
+    mut tell: impl FnMut(Result<EmGroup, StoreError>),
+) -> Result<(), StoreError> {
+    // One text each, so that each is planned for its own index.
+    let sql = if only.is_some() {
+        "-- user_resource::tell_em_groups, of one
+        SELECT em_application_name, em_instance, resource_type, user_locked_resource::text, user_used_resource::text,
+            count(*) AS count, min(ticket_id::text) AS one
+        FROM linkis_user_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2
+        GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource"
+    } else {
+        "-- user_resource::tell_em_groups
+        SELECT em_application_name, em_instance, resource_type, user_locked_resource::text, user_used_resource::text,
+            count(*) AS count, min(ticket_id::text) AS one
+        FROM linkis_user_resource_meta_data WHERE $1::text IS NULL AND $2::text IS NULL
+        GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource"
+    };
+    let mut rows = sqlx::query_as::<_, EmGroupRow>(sql)
+        .bind(only.map(|em| em.application_name.as_str()))
+        .bind(only.map(|em| em.instance.as_str()))
+        .fetch(connection);
+    while let Some(row) = rows.next().await {
+        tell(row?.try_into());
+    }
+    Ok(())
 }

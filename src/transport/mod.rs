@@ -4,8 +4,9 @@
 //! - [`convert`]: between protobuf and the domain, the only place that knows both;
 //! - [`status`]: from errors to gRPC statuses;
 //! - [`deadline`]: how long a call may wait;
-//! - [`resource_manager`], [`limit`], [`usage`]: the services.
+//! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
+pub mod admin;
 pub mod convert;
 pub mod deadline;
 pub mod limit;

@@ -47,7 +47,12 @@ async fn reflection_lists_the_services_in_both_versions() {
     assert!(v1.remove("grpc.reflection.v1.ServerReflection"));
     assert!(v1alpha.remove("grpc.reflection.v1alpha.ServerReflection"));
     assert_eq!(v1, v1alpha);
-    for service in ["linkis.rm.v1.ResourceManagerService", "linkis.rm.v1.UsageService", "grpc.health.v1.Health"] {
+    for service in [
+        "linkis.rm.v1.ResourceManagerService",
+        "linkis.rm.v1.UsageService",
+        "linkis.rm.v1.AdminService",
+        "grpc.health.v1.Health",
+    ] {
         assert!(v1.contains(service), "{service} in {v1:?}");
     }
 }
@@ -61,7 +66,8 @@ async fn health(client: &mut HealthClient<Channel>, service: &str) -> Option<Ser
 async fn health_is_told_while_serving_and_a_stop_drains() {
     let (_database, rm) = start().await;
     let client = HealthClient::new(channel(&rm.address).await);
-    for service in ["", "linkis.rm.v1.ResourceManagerService", "linkis.rm.v1.UsageService"] {
+    for service in ["", "linkis.rm.v1.ResourceManagerService", "linkis.rm.v1.UsageService", "linkis.rm.v1.AdminService"]
+    {
         eventually("serving", Duration::from_secs(5), || async {
             health(&mut client.clone(), service).await == Some(ServingStatus::Serving)
         })

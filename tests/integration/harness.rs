@@ -239,8 +239,8 @@ pub async fn eventually<F: Future<Output = bool>>(
     start.elapsed()
 }
 
-/// Checks what has to be true at every commit: counters equal tickets, nothing is over-committed, and no resource lock is
-/// visible. Answers how many tickets live.
+/// Checks what has to be true at every commit: counters equal tickets, nothing is over-committed, no resource lock is visible, and
+/// an audit finds nothing else. Answers how many tickets live.
 pub async fn assert_invariants(database: &Database, client: &RmClient) -> usize {
     let (ems, tickets) = (client.ems().await.unwrap(), client.tickets(None).await.unwrap());
     assert_counters_equal_tickets(&ems, &tickets);
@@ -252,6 +252,8 @@ pub async fn assert_invariants(database: &Database, client: &RmClient) -> usize 
         assert!(!scope.is_over(), "over its limit: {scope:?}");
     }
     assert_eq!(database.count("SELECT count(*) FROM linkis_resource_lock").await, 0, "the lock table is empty");
+    let report = client.audit().await.unwrap();
+    assert!(report.differences.is_empty() && report.notes.is_empty(), "{report:?}");
     tickets.len()
 }
 
@@ -297,6 +299,7 @@ pub async fn lives(client: &RmClient, ticket_id: Uuid) -> bool {
 pub struct Process {
     child: Child,
     pub client: RmClient,
+    pub address: String,
 }
 
 impl Process {
@@ -321,7 +324,7 @@ impl Process {
         let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", told.join("\n")));
         // Its log has to be read on, or it stops when the pipe is full.
         std::thread::spawn(move || log.for_each(|line| println!("{line}")));
-        Self { child, client: client(&address) }
+        Self { child, client: client(&address), address }
     }
 
     /// kill -9.

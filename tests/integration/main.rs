@@ -2,6 +2,7 @@
 
 mod ambiguous;
 mod api;
+mod audit;
 mod bad_input;
 mod choosing;
 mod conformance;

@@ -71,6 +71,14 @@ impl Resource {
         })
     }
 
+    /// All amounts so many times.
+    ///
+    /// # Errors
+    /// [`ResourceError::Overflow`].
+    pub fn times(&self, count: u32) -> Result<Self, ResourceError> {
+        self.each(|dimension, amount| amount.checked_mul(count.into()).ok_or_else(|| overflow(dimension)))
+    }
+
     /// All amounts divided by a whole number, truncated. Both parts of a DriverAndKubernetes are divided (differs from
     /// Linkis, which divides its driver only).
     ///

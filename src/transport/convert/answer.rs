@@ -1,5 +1,7 @@
 //! What callers are told; for the RM client, also back again.
 
+use std::collections::BTreeMap;
+
 use prost_types::Timestamp;
 use time::OffsetDateTime;
 use tonic::Status;
@@ -8,6 +10,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         action::ActionRecord,
+        audit::Subject,
         em::{Em, EmInstance},
         line::{Place, WaitingRequest},
         name::{FieldError, Labels, Name},
@@ -160,13 +163,18 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
 pub fn action(record: &ActionRecord) -> proto::Action {
     let (ticket_id, user) =
         record.ticket.as_ref().map(|(id, user)| (id.to_string(), user.to_string())).unwrap_or_default();
+    let (em, scope) = match &record.subject {
+        Subject::Em(em) => (Some(em_message(em)), BTreeMap::new()),
+        Subject::Scope(scope) => (None, scope.labels().clone()),
+    };
     proto::Action {
         action: record.action.as_str().into(),
         ticket_id,
         user,
-        em: Some(em_message(&record.em)),
+        em,
         resource: Some(resource::message(record.resource.parts())),
         action_time: Some(timestamp(record.at)),
+        scope,
     }
 }
 
@@ -210,7 +218,7 @@ pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
     }
 }
 
-fn read_time(field: &str, timestamp: Option<Timestamp>) -> Result<OffsetDateTime, FieldError> {
+pub(super) fn read_time(field: &str, timestamp: Option<Timestamp>) -> Result<OffsetDateTime, FieldError> {
     timestamp.and_then(time).ok_or_else(|| FieldError::new(field, "is missing or out of range"))
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::Value;
+
 use super::node::{Node, parse};
 use crate::domain::resource::error::shown;
 use crate::domain::resource::{
-    KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, ResourceError, ResourceType, YarnAmounts,
+    Dimension, KubernetesAmounts, Left, LoadInstanceAmounts, Parts, Resource, ResourceError, ResourceType, YarnAmounts,
 };
 
 /// Most bytes in one document.
@@ -32,6 +34,43 @@ impl Resource {
             return Err(ResourceError::DocumentTooLong { bytes: json.len(), max: DOCUMENT_BYTES_MAX });
         }
         Self::from_parts(parts(resource_type, &parse(json)?)?)
+    }
+}
+
+impl Left {
+    /// The amounts, perhaps negative, of a document that [`Left::to_json`] wrote, without zeros.
+    ///
+    /// # Errors
+    /// Those of [`Resource::from_json`].
+    pub fn amounts_from_json(
+        resource_type: ResourceType,
+        json: &str,
+    ) -> Result<BTreeMap<Dimension, i64>, ResourceError> {
+        let document: Value =
+            serde_json::from_str(json).map_err(|error| ResourceError::Syntax { reason: error.to_string() })?;
+        // Amounts are read without signs: once those above zero, once those below it.
+        let above = Resource::from_json(resource_type, &signed(&document, false).to_string())?;
+        let below = Resource::from_json(resource_type, &signed(&document, true).to_string())?;
+        let amount = |(dimension, amount): (Dimension, i64)| {
+            let left = amount - below.get(&dimension);
+            (left != 0).then_some((dimension, left))
+        };
+        Ok(above.amounts().filter_map(amount).collect())
+    }
+}
+
+/// The document with only those amounts that are below zero, without their sign, or only the others; the rest are zero.
+fn signed(document: &Value, below: bool) -> Value {
+    match document {
+        Value::Object(fields) => {
+            Value::Object(fields.iter().map(|(name, value)| (name.clone(), signed(value, below))).collect())
+        }
+        Value::Number(number) => match number.as_i64() {
+            Some(amount) if (amount < 0) != below => Value::from(0),
+            Some(amount) if below => Value::from(amount.unsigned_abs()),
+            _ => document.clone(),
+        },
+        other => other.clone(),
     }
 }
 

@@ -101,3 +101,16 @@ fn the_largest_special_reads_back() {
     let largest = Resource::special(names).unwrap();
     assert_eq!(Resource::from_json(ResourceType::Special, &largest.to_json()), Ok(largest));
 }
+
+#[test]
+fn what_is_left_is_read_with_its_signs() {
+    let total = Resource::load_instance(10, 4, 3).unwrap();
+    let used = Resource::load_instance(7, 9, 3).unwrap();
+    let nothing = total.zero_like();
+    let left = Resource::left(&total, &nothing, &used, &nothing).unwrap();
+    let read = Left::amounts_from_json(ResourceType::LoadInstance, &left.to_json()).unwrap();
+    assert_eq!(read, BTreeMap::from([(Dimension::Memory, 3), (Dimension::Cores, -5)]));
+    for wrong in ["", "{}", r#"{"memory":1.5,"cores":0,"instances":0}"#] {
+        assert!(Left::amounts_from_json(ResourceType::LoadInstance, wrong).is_err(), "{wrong}");
+    }
+}

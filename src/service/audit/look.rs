@@ -1,0 +1,165 @@
+//! One audit, in one snapshot.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sqlx::{Connection as _, PgConnection};
+
+use crate::{
+    domain::{
+        audit::{AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray},
+        em::EmInstance,
+        limit::Limits,
+    },
+    service::limits::{ScopeUsage, true_sums},
+    store::{
+        StoreError, em_resource, label_resource, limit, resource_lock, session,
+        user_resource::{self, EmGroup},
+    },
+};
+
+/// What an audit found, and what a repair has to see to.
+pub(super) struct Findings {
+    pub report: AuditReport,
+    /// EMs that differ.
+    pub ems: BTreeSet<EmInstance>,
+    /// EMs that do not exist, but have tickets.
+    pub strays: BTreeSet<EmInstance>,
+    /// Whether some scope differs.
+    pub scopes: bool,
+    /// Rows that nobody can repair.
+    pub unreadable: Vec<Difference>,
+}
+
+impl Findings {
+    fn unreadable(&mut self, what: &str, error: StoreError) {
+        let difference = Difference::told(what, "row", error);
+        self.unreadable.push(difference.clone());
+        self.report.differences.extend([difference]);
+    }
+}
+
+/// Looks at everything as it stands at one moment, and takes no lock that anybody waits for.
+pub(super) async fn look(connection: &mut PgConnection) -> Result<Findings, StoreError> {
+    let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    let at = session::thorough(&mut transaction).await?;
+    let mut findings = Findings {
+        report: AuditReport::new(at),
+        ems: BTreeSet::new(),
+        strays: BTreeSet::new(),
+        scopes: false,
+        unreadable: Vec::new(),
+    };
+    ems(&mut transaction, &mut findings).await?;
+    scopes(&mut transaction, &mut findings).await?;
+    let room = i64::try_from(AuditReport::NOTES_MAX.saturating_sub(findings.report.notes.len())).unwrap_or(0);
+    for hold in resource_lock::holds(&mut transaction, room).await? {
+        findings.report.note(|| format!("{hold} is held by a row in linkis_resource_lock: calls on it wait"));
+    }
+    transaction.rollback().await?;
+    Ok(findings)
+}
+
+async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
+    let mut ems: BTreeMap<EmInstance, (EmBooks, EmSums)> = BTreeMap::new();
+    em_resource::tell_all(connection, None, |books| match books {
+        Ok(books) => {
+            let sums = EmSums::new(&books.total);
+            ems.insert(books.instance.clone(), (books, sums));
+        }
+        Err(error) => findings.unreadable("an EM", error),
+    })
+    .await?;
+    let mut strays: HashMap<EmInstance, Stray> = HashMap::new();
+    user_resource::tell_em_groups(connection, None, |group| match group {
+        Ok(EmGroup { em, held, is_locked, count }) => {
+            findings.report.tickets += u64::from(count);
+            let held = held.as_ref().map_err(String::as_str);
+            match ems.get_mut(&em) {
+                Some((_, sums)) => sums.count(held, is_locked, count),
+                None => strays.entry(em).or_default().count(held, is_locked, count),
+            }
+        }
+        Err(error) => findings.unreadable("tickets", error),
+    })
+    .await?;
+    findings.report.ems = ems.len();
+    for (em, (books, sums)) in &ems {
+        let differences = books.differences(sums);
+        if !differences.is_empty() {
+            findings.ems.insert(em.clone());
+            findings.report.differences.extend(differences);
+        } else if books.over_committed {
+            findings
+                .report
+                .note(|| format!("em={em} holds more than it provides; nothing that is short is granted there"));
+        }
+    }
+    for (em, stray) in &strays {
+        findings.report.differences.extend(stray.differences(em));
+    }
+    findings.strays = strays.into_keys().collect();
+    Ok(())
+}
+
+async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
+    let limits = limit::look(connection).await?;
+    let (mut count, mut over) = (0, Vec::new());
+    let compared = compare_scopes(
+        connection,
+        &limits,
+        |row| {
+            count += 1;
+            if let Ok(usage) = &row.usage
+                && over.len() < AuditReport::NOTES_MAX
+            {
+                let scope = ScopeUsage { limited: limits.of_scope(row.scope.clone()), usage: usage.clone() };
+                over.extend(scope.is_over().then_some(scope.limited.scope));
+            }
+        },
+        |found, _| {
+            findings.scopes = true;
+            findings.report.differences.extend(found);
+        },
+    )
+    .await;
+    findings.report.scopes = count;
+    for scope in over {
+        findings
+            .report
+            .note(|| format!("scope {scope} holds more than its limit; nothing that is short is granted there"));
+    }
+    match compared {
+        Err(error @ StoreError::Inconsistent { .. }) => findings.unreadable("scopes", error),
+        compared => return compared,
+    }
+    Ok(())
+}
+
+/// Compares all scopes with what the tickets say: tells each row in `see`, and in `found` each scope that differs, with what has to
+/// be done about it.
+///
+/// # Errors
+/// [`StoreError::Inconsistent`] if some ticket or row cannot be read: then no sum can be trusted.
+pub(super) async fn compare_scopes(
+    connection: &mut PgConnection,
+    limits: &Limits,
+    mut see: impl FnMut(&ScopeBooks),
+    mut found: impl FnMut(Vec<Difference>, ScopeFix),
+) -> Result<(), StoreError> {
+    let sets: Vec<_> = limits.label_sets().collect();
+    let sums = if sets.is_empty() { HashMap::new() } else { true_sums(connection, limits, &sets).await? };
+    let mut sums = ScopeSums::new(limits, sums);
+    let mut unreadable = Ok(());
+    label_resource::tell_all(connection, |row| match row {
+        Ok(row) => {
+            see(&row);
+            if let Some((differences, fix)) = sums.compare(&row) {
+                found(differences, fix);
+            }
+        }
+        Err(error) => unreadable = Err(error),
+    })
+    .await?;
+    sums.missing().for_each(|(differences, fix)| found(differences, fix));
+    unreadable
+}

@@ -1,0 +1,103 @@
+//! The audit: recomputes every counter from the tickets, at one moment, while others go on granting. The repair writes what the
+//! tickets say where an audit finds that something differs.
+//!
+//! - `look`: one audit, in one snapshot;
+//! - `repair`: EMs one by one under their locks; scopes, and tickets on no EM, while nobody counts.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::PgConnection;
+use tokio::sync::Mutex;
+
+use crate::{
+    domain::audit::{AuditReport, Difference, Differences, Subject},
+    error::Error,
+    store::{Store, StoreError, session::answered_within},
+};
+
+mod look;
+mod repair;
+
+use repair::Done;
+
+/// How long an audit or a repair may take: no single statement takes so long, so it is passed only if the database is silent, or if
+/// there is very much to repair.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Audits and repairs.
+#[derive(Clone, Debug)]
+pub struct AuditService {
+    store: Store,
+    /// One at a time: each reads everything.
+    turn: Arc<Mutex<()>>,
+}
+
+/// What a repair did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// What differed, and now is what the tickets say.
+    pub repaired: Differences,
+    /// What could not be repaired, and why.
+    pub remaining: Differences,
+}
+
+impl AuditService {
+    /// On top of the store.
+    pub fn new(store: Store) -> Self {
+        Self { store, turn: Arc::default() }
+    }
+
+    /// Compares everything that is stored with what the tickets say at one moment. Its memory grows with the EMs and the scopes, not
+    /// with the tickets.
+    pub async fn audit(&self) -> Result<AuditReport, Error> {
+        let _turn = self.turn.lock().await;
+        // Of its own: if the caller goes, it is closed, and the database stops.
+        let mut session = self.store.session();
+        Ok(answered_within(TIMEOUT, look::look(session.get().await?)).await?.report)
+    }
+
+    /// Audits, and writes what the tickets say where something differs. What a caller that goes leaves undone, the next one does.
+    pub async fn repair(&self) -> Result<Repaired, Error> {
+        let _turn = self.turn.lock().await;
+        let mut session = self.store.session();
+        answered_within(TIMEOUT, repair_all(session.get().await?)).await
+    }
+}
+
+async fn repair_all(connection: &mut PgConnection) -> Result<Repaired, Error> {
+    let found = look::look(connection).await?;
+    let mut repaired = Repaired::default();
+    repaired.remaining.extend(found.unreadable);
+    for em in &found.ems {
+        let done = repair::em(connection, em).await;
+        repaired.keep(&Subject::Em(em.clone()).to_string(), done)?;
+    }
+    if found.scopes || !found.strays.is_empty() {
+        let done = repair::scopes(connection, &found.strays).await;
+        repaired.keep("scopes", done)?;
+    }
+    Ok(repaired)
+}
+
+impl Repaired {
+    /// Takes in what one transaction repaired. What one cannot do must not keep the next from being done.
+    fn keep(&mut self, what: &str, done: Result<Done, StoreError>) -> Result<(), Error> {
+        match done {
+            Ok(done) => {
+                for Difference { what, counter, stored, from_tickets, problem } in &done.repaired {
+                    tracing::warn!(what, counter, ?stored, ?from_tickets, problem, "repaired");
+                }
+                self.repaired.extend(done.repaired);
+                self.remaining.extend(done.remaining);
+            }
+            Err(error @ StoreError::Inconsistent { .. }) => {
+                self.remaining.extend([Difference::told(what, "tickets", error)]);
+            }
+            Err(error) if error.is_lock_timeout() || error.is_race() => {
+                self.remaining.extend([Difference::told(what, "row", "somebody else holds or writes it; try again")]);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}

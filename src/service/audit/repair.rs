@@ -1,0 +1,194 @@
+//! Makes counters what the tickets say.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use sqlx::{Connection as _, PgConnection};
+use time::OffsetDateTime;
+
+use crate::{
+    domain::{
+        audit::{Difference, EmSums, ScopeFix, Stray, Subject},
+        em::EmInstance,
+        ledger::{Deltas, EndedDelta},
+        operation::LockKey,
+        resource::{Resource, ResourceType},
+        scope::Usage,
+        ticket::End,
+    },
+    store::{
+        StoreError, action_record, em_resource, label_resource, limit, resource_lock, session, user_resource,
+        waiting::{self, Freed},
+    },
+};
+
+use super::look::compare_scopes;
+
+/// How many scopes one statement writes.
+const SCOPES_PER_STATEMENT: usize = 1000;
+
+/// What one transaction did.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// What differed, and now is what the tickets say.
+    pub repaired: Vec<Difference>,
+    /// What could not be repaired, and why.
+    pub remaining: Vec<Difference>,
+}
+
+/// Repairs one EM in a transaction like any batch's: under its lock, no ticket on it comes or goes. Does nothing if it has gone.
+pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance) -> Result<Done, StoreError> {
+    let mut transaction = connection.begin().await?;
+    session::patient(&mut transaction).await?;
+    let keys = BTreeSet::from([LockKey::Em(em.clone())]);
+    let Some(locks) = resource_lock::take(&mut transaction, &keys).await? else {
+        transaction.rollback().await?;
+        let problem = "it is held by a row in linkis_resource_lock; delete that, and repair again";
+        let held = Difference::told(Subject::Em(em.clone()), "row", problem);
+        return Ok(Done { remaining: vec![held], ..Done::default() });
+    };
+    // Like every batch: no rule changes, and no scope is repaired, meanwhile.
+    limit::current(&mut transaction, &Arc::default()).await?;
+    let done = em_under_lock(&mut transaction, em, locks.now).await?;
+    if done.repaired.is_empty() {
+        transaction.rollback().await?;
+        return Ok(done);
+    }
+    resource_lock::drop_all(&mut transaction, locks).await?;
+    // The true sums may leave more room.
+    waiting::notify(&mut *transaction, &Freed::anywhere()).await?;
+    transaction.commit().await?;
+    Ok(done)
+}
+
+async fn em_under_lock(
+    connection: &mut PgConnection,
+    em: &EmInstance,
+    now: OffsetDateTime,
+) -> Result<Done, StoreError> {
+    let mut books = None;
+    em_resource::tell_all(connection, Some(em), |row| books = Some(row)).await?;
+    let Some(books) = books.transpose()? else { return Ok(Done::default()) };
+    let mut sums = EmSums::new(&books.total);
+    let mut counted = Ok(());
+    user_resource::tell_em_groups(connection, Some(em), |group| match group {
+        Ok(group) => sums.count(group.held.as_ref().map_err(String::as_str), group.is_locked, group.count),
+        Err(error) => counted = Err(error),
+    })
+    .await?;
+    counted?;
+    let differences = books.differences(&sums);
+    let Ok(counters) = books.true_counters(&sums) else {
+        return Ok(Done { remaining: differences, ..Done::default() });
+    };
+    if !differences.is_empty() {
+        em_resource::repair(connection, &books, &counters).await?;
+        action_record::insert_repairs(connection, &[(Subject::Em(em.clone()), counters.held())], now).await?;
+    }
+    Ok(Done { repaired: differences, ..Done::default() })
+}
+
+/// Removes the tickets on `strays`, which are EMs that do not exist, and repairs all scopes, in a transaction like one that changes
+/// rules: nobody counts meanwhile, on whatever EM, so that nothing moves between what is read and what is written. Answers with what
+/// differed.
+///
+/// # Errors
+/// [`StoreError::Inconsistent`] if some ticket or row cannot be read.
+pub(super) async fn scopes(connection: &mut PgConnection, strays: &BTreeSet<EmInstance>) -> Result<Done, StoreError> {
+    let mut transaction = connection.begin().await?;
+    session::thorough(&mut transaction).await?;
+    let limits = limit::lock(&mut transaction).await?;
+    let now = session::clock(&mut transaction).await?;
+    let mut differences = remove_strays(&mut transaction, strays, now).await?;
+    let mut fixes = Vec::new();
+    compare_scopes(
+        &mut transaction,
+        &limits,
+        |_| {},
+        |found, fix| {
+            differences.extend(found);
+            fixes.push(fix);
+        },
+    )
+    .await?;
+    if differences.is_empty() {
+        transaction.rollback().await?;
+        return Ok(Done::default());
+    }
+    write_scopes(&mut transaction, fixes, now).await?;
+    waiting::notify(&mut *transaction, &Freed::anywhere()).await?;
+    transaction.commit().await?;
+    Ok(Done { repaired: differences, ..Done::default() })
+}
+
+/// Ends the tickets on those EMs that still do not exist, as if each had been unregistered: nobody could release or expire them.
+async fn remove_strays(
+    connection: &mut PgConnection,
+    strays: &BTreeSet<EmInstance>,
+    now: OffsetDateTime,
+) -> Result<Vec<Difference>, StoreError> {
+    if strays.is_empty() {
+        return Ok(vec![]);
+    }
+    let registered = em_resource::read(&mut *connection, strays).await?;
+    let gone = strays.iter().filter(|em| !registered.contains_key(em));
+    let tickets = user_resource::read_on(&mut *connection, gone).await?;
+    let mut removed: HashMap<EmInstance, Stray> = HashMap::new();
+    for ticket in tickets.values() {
+        removed.entry(ticket.em.clone()).or_default().count(Ok(ticket.resource()), ticket.is_locked(), 1);
+    }
+    let ended = tickets.into_values().map(|ticket| EndedDelta { ticket, end: End::Unregistered, stored: true });
+    let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
+    if !deltas.ended.is_empty() {
+        user_resource::delete(connection, &deltas.ended).await?;
+        action_record::insert(connection, &deltas, now).await?;
+    }
+    Ok(removed.iter().flat_map(|(em, stray)| stray.differences(em)).collect())
+}
+
+async fn write_scopes(
+    connection: &mut PgConnection,
+    fixes: Vec<ScopeFix>,
+    now: OffsetDateTime,
+) -> Result<(), StoreError> {
+    let (mut update, mut insert, mut delete, mut repairs) = (vec![], vec![], vec![], vec![]);
+    for fix in fixes {
+        let (scope, usage) = match &fix {
+            ScopeFix::Update(scope, usage) | ScopeFix::Insert(scope, usage) => (scope.clone(), usage.clone()),
+            ScopeFix::Delete(scope, _) => (scope.clone(), Usage::default()),
+        };
+        repairs.push((Subject::Scope(scope), together(&usage)));
+        match fix {
+            ScopeFix::Update(scope, usage) => update.push((scope, usage)),
+            ScopeFix::Insert(scope, usage) => insert.push((scope, usage)),
+            ScopeFix::Delete(_, hash) => delete.push(hash),
+        }
+    }
+    // First, so that a row that is in the way of one that is missing makes room for it.
+    for hashes in delete.chunks(SCOPES_PER_STATEMENT) {
+        label_resource::delete(connection, hashes).await?;
+    }
+    for scopes in update.chunks(SCOPES_PER_STATEMENT) {
+        label_resource::update(connection, scopes).await?;
+    }
+    for scopes in insert.chunks(SCOPES_PER_STATEMENT) {
+        label_resource::insert(connection, scopes.to_vec()).await?;
+    }
+    for repairs in repairs.chunks(SCOPES_PER_STATEMENT) {
+        action_record::insert_repairs(connection, repairs, now).await?;
+    }
+    Ok(())
+}
+
+/// What the tickets of a scope hold, used and locked together, by the keys of dimensions. Nothing, if those are more or longer than
+/// a resource may have: the repair matters more than what history says of it.
+fn together(usage: &Usage) -> Resource {
+    let mut sums = BTreeMap::<String, i64>::new();
+    for (dimension, amount) in usage.used.amounts().chain(usage.locked.amounts()) {
+        let sum = sums.entry(dimension.key()).or_default();
+        *sum = sum.saturating_add(amount);
+    }
+    Resource::special(sums).unwrap_or_else(|_| Resource::zero(ResourceType::Special))
+}

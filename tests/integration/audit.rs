@@ -1,0 +1,468 @@
+//! The audit finds everything that was written past the service, and nothing else; the repair makes it what the tickets say.
+
+use std::{
+    collections::BTreeMap,
+    process::{Command, Output},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use linkis_rm::{
+    client::{ResultResource, RmClient},
+    domain::{
+        audit::Difference,
+        limit::{Pattern, Rule},
+        operation::Grant,
+        resource::Dimension,
+    },
+    transport::proto::{self, usage_service_client::UsageServiceClient},
+};
+use tokio::task::JoinSet;
+
+use crate::harness::*;
+
+fn each(labels: &[&str], instances: i64) -> Rule {
+    let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
+    Rule { pattern: Pattern::new(labels), max: BTreeMap::from([(Dimension::Instances, instances)]) }
+}
+
+async fn execute(database: &Database, sql: &'static str) {
+    assert!(sqlx::raw_sql(sql).execute(&database.pool).await.unwrap().rows_affected() > 0, "{sql}");
+}
+
+/// A server with two EMs, a limit, and three tickets: of hadoop a used one with 2 GB and a locked one with 3 GB on host1, of alice a
+/// locked one with 1 GB on host2; each with one core.
+async fn inhabited() -> (Database, Instance, Vec<Grant>) {
+    let (database, rm) = start().await;
+    for host in ["host1", "host2"] {
+        rm.client.register(registration(em(host), load(10, 8, 10))).await.unwrap();
+    }
+    rm.client.set_limit(&each(&["user"], 9)).await.unwrap();
+    let mut grants = Vec::new();
+    for (host, user, gb) in [("host1", "hadoop", 2), ("host1", "hadoop", 3), ("host2", "alice", 1)] {
+        grants.push(rm.client.request_resource(&request(&em(host), user, load(gb, 1, 1))).await.granted());
+    }
+    rm.client.resource_inited(&inited(&grants[0], "hadoop", None)).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+    (database, rm, grants)
+}
+
+/// What, which counter, what is stored and what is true.
+type Line = (String, String, String, String);
+
+/// The same, as a table of tests writes it.
+type Expected = (&'static str, &'static str, String, String);
+
+fn line(difference: &Difference) -> Line {
+    let amounts = |amounts: &BTreeMap<Dimension, i64>| {
+        let pairs: Vec<String> = amounts.iter().map(|(dimension, amount)| format!("{dimension}={amount}")).collect();
+        pairs.join(" ")
+    };
+    let Difference { what, counter, stored, from_tickets, .. } = difference;
+    let what = what.replace("linkis-cg-engineconnmanager/", "").replace(":9102", "");
+    (what, counter.clone(), amounts(stored), amounts(from_tickets))
+}
+
+fn lines(differences: &[Difference]) -> Vec<Line> {
+    differences.iter().map(line).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_books_are_in_order_at_every_moment() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    for n in 0..4 {
+        first.client.register(registration(em(&format!("host{n}")), load(40, 40, 40))).await.unwrap();
+    }
+    first.client.set_limit(&each(&["user"], 30)).await.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut callers = JoinSet::new();
+    for number in 0..24 {
+        callers.spawn(caller([&first, &second][number % 2].client.clone(), number, stop.clone()));
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    for turn in 0..40 {
+        let report = [&first, &second][turn % 2].client.audit().await.unwrap();
+        assert_eq!(lines(&report.differences.first), [], "{report:?}");
+        assert_eq!(report.notes, [] as [String; 0]);
+        assert_eq!(report.ems, 4);
+        seen.insert(report.tickets);
+        match turn {
+            // Counters that are new, and counters that go, are in order as well.
+            10 => drop(second.client.set_limit(&each(&["user", "creator"], 20)).await.unwrap()),
+            25 => first.client.delete_limit(&each(&["user"], 30).pattern).await.unwrap(),
+            _ => {}
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    let granted: usize = callers.join_all().await.into_iter().sum();
+    assert!(granted > 100 && seen.len() > 5, "{granted} grants, and audits saw {seen:?} tickets: nothing happened");
+    assert_invariants(&database, &first.client).await;
+}
+
+/// Asks, reports in and releases until told to stop, and leaves some tickets behind; answers with how many it was granted.
+async fn caller(client: RmClient, number: usize, stop: Arc<AtomicBool>) -> usize {
+    let mut granted = 0;
+    for turn in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let user = format!("user{}", (number + turn) % 5);
+        let host = em(&format!("host{}", (number * 3 + turn) % 4));
+        let asked = request(&host, &user, load(1 + (turn % 3) as i64, 1, 1));
+        let ResultResource::Available(grant) = client.request_resource(&asked).await.unwrap() else { continue };
+        granted += 1;
+        if turn % 2 == 0 {
+            client.resource_inited(&inited(&grant, &user, None)).await.unwrap();
+        }
+        if turn % 16 != 0 {
+            client.resource_released(&release(&grant, &user)).await.unwrap();
+        }
+    }
+    granted
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_is_changed_by_hand_is_found_and_repaired() {
+    const HOST1: &str = "em=host1";
+    const HADOOP: &str = "scope user=hadoop";
+    let gb = |gb: i64| (gb * GB).to_string();
+    let memory = |n: i64| format!("memory={}", gb(n));
+    let ticket = |n: i64| format!("memory={} cores=1 instances=1", gb(n));
+    let two = |n: i64| format!("memory={} cores=2 instances=2", gb(n));
+    let nothing = || "memory=0 cores=0 instances=0".to_owned();
+    let left = |n: i64, cores: i64, instances: i64| format!("memory={} cores={cores} instances={instances}", gb(n));
+    let plants: Vec<(&str, Vec<Expected>)> = vec![
+        // The counters of an EM.
+        (
+            "UPDATE linkis_em_resource_meta_data SET used_resource = jsonb_set(used_resource, '{memory}', '1073741824')
+             WHERE em_instance = 'host1:9102'",
+            vec![(HOST1, "used", memory(1), memory(2))],
+        ),
+        (
+            "UPDATE linkis_em_resource_meta_data SET locked_resource = jsonb_set(locked_resource, '{cores}', '4')
+             WHERE em_instance = 'host1:9102'",
+            vec![(HOST1, "locked", "cores=4".into(), "cores=1".into())],
+        ),
+        (
+            "UPDATE linkis_em_resource_meta_data SET left_resource = jsonb_set(left_resource, '{memory}', '1073741824')
+             WHERE em_instance = 'host1:9102'",
+            vec![(HOST1, "left", memory(1), memory(5))],
+        ),
+        (
+            "UPDATE linkis_em_resource_meta_data SET over_committed = true WHERE em_instance = 'host1:9102'",
+            vec![(HOST1, "over_committed", String::new(), String::new())],
+        ),
+        (
+            "UPDATE linkis_em_resource_meta_data SET used_resource = '{\"memory\": 1.5}' WHERE em_instance = 'host1:9102'",
+            vec![(HOST1, "used", String::new(), String::new())],
+        ),
+        // Tickets.
+        (
+            "DELETE FROM linkis_user_resource_meta_data WHERE user_used_resource IS NOT NULL",
+            vec![
+                (HOST1, "used", ticket(2), nothing()),
+                (HOST1, "left", left(5, 6, 8), left(7, 7, 9)),
+                (HADOOP, "used", ticket(2), nothing()),
+            ],
+        ),
+        (
+            "INSERT INTO linkis_user_resource_meta_data (ticket_id, \"user\", creator, engine_type, em_application_name,
+                em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
+             SELECT gen_random_uuid(), \"user\", creator, engine_type, em_application_name, em_instance, resource_type,
+                user_locked_resource, labels, locked_time, expires_at
+             FROM linkis_user_resource_meta_data WHERE user_locked_resource IS NOT NULL AND em_instance = 'host1:9102'",
+            vec![
+                (HOST1, "locked", ticket(3), two(6)),
+                (HOST1, "left", left(5, 6, 8), left(2, 5, 7)),
+                (HADOOP, "locked", ticket(3), two(6)),
+            ],
+        ),
+        // Scopes.
+        (
+            "UPDATE linkis_label_resource SET used_resource = '{\"memory\": 1073741824, \"cores\": 1, \"instances\": 1}'
+             WHERE scope = '{\"user\": \"hadoop\"}'",
+            vec![(HADOOP, "used", memory(1), memory(2))],
+        ),
+        (
+            "DELETE FROM linkis_label_resource WHERE scope = '{\"user\": \"hadoop\"}'",
+            vec![(HADOOP, "used", nothing(), ticket(2)), (HADOOP, "locked", nothing(), ticket(3))],
+        ),
+        (
+            "INSERT INTO linkis_label_resource (scope, label_set, used_resource, locked_resource, scope_hash)
+             VALUES ('{\"tenant\": \"x\"}', '[\"tenant\"]', '{}', '{}', sha256('{\"tenant\":\"x\"}'))",
+            vec![("scope tenant=x", "row", String::new(), String::new())],
+        ),
+        (
+            "UPDATE linkis_label_resource SET scope_hash = sha256('elsewhere') WHERE scope = '{\"user\": \"hadoop\"}'",
+            vec![
+                (HADOOP, "row", String::new(), String::new()),
+                (HADOOP, "used", nothing(), ticket(2)),
+                (HADOOP, "locked", nothing(), ticket(3)),
+            ],
+        ),
+    ];
+    for (sql, expected) in plants {
+        let (database, rm, _) = inhabited().await;
+        execute(&database, sql).await;
+        let expected: Vec<Line> =
+            expected.into_iter().map(|(what, counter, a, b)| (what.into(), counter.into(), a, b)).collect();
+        let report = rm.client.audit().await.unwrap();
+        assert_eq!(
+            (lines(&report.differences.first), report.differences.count),
+            (expected.clone(), expected.len()),
+            "{sql}"
+        );
+        let done = rm.client.repair().await.unwrap();
+        assert_eq!((lines(&done.repaired.first), done.remaining.count), (expected, 0), "{sql}");
+        assert_invariants(&database, &rm.client).await;
+        assert!(rm.client.repair().await.unwrap().repaired.is_empty());
+        let repaired = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'repaired'";
+        assert!(database.count(repaired).await > 0, "{sql}");
+        rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tickets_on_an_em_that_does_not_exist_end() {
+    let (database, rm, grants) = inhabited().await;
+    execute(&database, "DELETE FROM linkis_em_resource_meta_data WHERE em_instance = 'host1:9102'").await;
+    let report = rm.client.audit().await.unwrap();
+    let told = lines(&report.differences.first);
+    assert_eq!(
+        told.iter().map(|line| (line.0.as_str(), line.1.as_str())).collect::<Vec<_>>(),
+        [("em=host1", "used"), ("em=host1", "locked")]
+    );
+    assert_eq!(told[0].3, format!("memory={} cores=1 instances=1", 2 * GB));
+    assert_eq!(report.differences.first[0].problem, "2 tickets are on this EM, which does not exist");
+
+    let done = rm.client.repair().await.unwrap();
+    assert!(done.remaining.is_empty());
+    // The tickets, and what the user held by them.
+    assert_eq!(lines(&done.repaired.first)[..2], told);
+    assert_eq!(done.repaired.count, 4);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1, "alice's ticket has an EM");
+    // They are remembered: a late release is a success.
+    rm.client.resource_released(&release(&grants[0], "hadoop")).await.unwrap();
+    rm.client.register(registration(em("host1"), load(10, 8, 10))).await.unwrap();
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(10, 8, 9))).await.granted();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_repaired_to_more_than_there_is_is_marked_and_drains() {
+    let (database, rm, grants) = inhabited().await;
+    let more =
+        "UPDATE linkis_user_resource_meta_data SET user_used_resource = jsonb_set(user_used_resource, '{cores}', '9')
+        WHERE user_used_resource IS NOT NULL";
+    execute(&database, more).await;
+    assert_eq!(
+        rm.client.audit().await.unwrap().differences.count,
+        4,
+        "used, left and the mark of the EM; used of the user"
+    );
+    assert_eq!(rm.client.repair().await.unwrap().remaining.count, 0);
+    let report = rm.client.audit().await.unwrap();
+    assert!(report.differences.is_empty(), "{report:?}");
+    assert_eq!(report.notes.len(), 1, "{report:?}");
+    assert!(report.notes[0].contains("host1:9102 holds more than it provides"), "{report:?}");
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.refused();
+    rm.client.resource_released(&release(&grants[0], "hadoop")).await.unwrap();
+    assert_invariants(&database, &rm.client).await;
+    // A limit below what is held is no difference either.
+    rm.client.set_limit(&each(&["user"], 0)).await.unwrap();
+    let report = rm.client.audit().await.unwrap();
+    assert!(report.differences.is_empty() && report.notes.len() == 2, "{report:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_read_is_told_and_left_alone() {
+    let (database, rm, _) = inhabited().await;
+    let spoil = "UPDATE linkis_user_resource_meta_data SET user_used_resource = '{\"memory\": 1}'
+        WHERE user_used_resource IS NOT NULL";
+    execute(&database, spoil).await;
+    execute(
+        &database,
+        "UPDATE linkis_em_resource_meta_data SET used_resource = '{\"memory\":0,\"cores\":0,\"instances\":1}'",
+    )
+    .await;
+    let told = |differences: &[Difference]| -> Vec<(String, String)> {
+        lines(differences).into_iter().map(|(what, counter, ..)| (what, counter)).collect()
+    };
+    let report = rm.client.audit().await.unwrap();
+    let expected = [("em=host1", "tickets"), ("em=host2", "used"), ("scopes", "row")];
+    let expected = expected.map(|(what, counter)| (what.to_owned(), counter.to_owned()));
+    assert_eq!(told(&report.differences.first), expected, "{report:?}");
+    let done = rm.client.repair().await.unwrap();
+    assert_eq!(told(&done.repaired.first), expected[1..2]);
+    assert_eq!(told(&done.remaining.first).len(), 2, "{done:?}");
+    let untouched = "SELECT count(*) FROM linkis_em_resource_meta_data WHERE used_resource @> '{\"instances\":1}'";
+    assert_eq!(database.count(untouched).await, 1, "host1 is not set to what only some of its tickets say");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_is_noted_and_its_em_is_left_alone() {
+    let (database, rm, _) = inhabited().await;
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
+    execute(&database, hold).await;
+    let report = rm.client.audit().await.unwrap();
+    assert!(report.differences.is_empty());
+    let note = "em=linkis-cg-engineconnmanager/host1:9102 is held by a row in linkis_resource_lock: calls on it wait";
+    assert_eq!(report.notes, [note]);
+
+    execute(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
+    let done = rm.client.repair().await.unwrap();
+    assert_eq!((done.repaired.count, done.remaining.count), (1, 1), "{done:?}");
+    assert!(done.remaining.first[0].problem.contains("delete that"), "{done:?}");
+    execute(&database, "DELETE FROM linkis_resource_lock").await;
+    assert_eq!(rm.client.repair().await.unwrap().repaired.count, 1);
+    assert_invariants(&database, &rm.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repair_of_what_is_in_order_writes_nothing() {
+    let (database, rm, _) = inhabited().await;
+    let traces = "SELECT (SELECT count(*) FROM linkis_resource_action_record)
+        + (SELECT sum(version) FROM linkis_em_resource_meta_data)::bigint
+        + (SELECT version FROM linkis_resource_limit_version)";
+    let before = database.count(traces).await;
+    let done = rm.client.repair().await.unwrap();
+    assert!(done.repaired.is_empty() && done.remaining.is_empty());
+    assert_eq!(database.count(traces).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn history_tells_repairs_of_ems_and_scopes() {
+    let (database, rm, _) = inhabited().await;
+    execute(
+        &database,
+        "UPDATE linkis_em_resource_meta_data SET over_committed = true WHERE em_instance = 'host1:9102'",
+    )
+    .await;
+    execute(
+        &database,
+        "UPDATE linkis_label_resource SET locked_resource = '{}' WHERE scope = '{\"user\": \"hadoop\"}'",
+    )
+    .await;
+    assert_eq!(rm.client.repair().await.unwrap().repaired.count, 2);
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
+    let repairs: Vec<_> = history.into_iter().filter(|action| action.action == "repaired").collect();
+    let [of_em, of_scope] = &repairs[..] else { panic!("{repairs:?}") };
+    assert_eq!((of_em.em.as_ref().unwrap().instance.as_str(), of_em.scope.len()), ("host1:9102", 0));
+    let held = proto::LoadInstanceResource { memory: 5 * GB, cores: 2, instances: 2 };
+    let kind = proto::resource::Kind::LoadInstance(held);
+    assert_eq!(of_em.resource.as_ref().unwrap().kind, Some(kind));
+    assert_eq!((&of_scope.em, of_scope.scope["user"].as_str()), (&None, "hadoop"));
+    let held = [("memory", 5 * GB), ("cores", 2), ("instances", 2)].map(|(name, amount)| (name.to_owned(), amount));
+    let kind = proto::resource::Kind::Special(proto::SpecialResource { resources: held.into() });
+    assert_eq!(of_scope.resource.as_ref().unwrap().kind, Some(kind));
+}
+
+/// Callers go on while counters are spoilt and repaired. Spoiling adds, so that nobody's release finds too little meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repair_under_load_loses_nothing() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    for n in 0..4 {
+        first.client.register(registration(em(&format!("host{n}")), load(4000, 4000, 4000))).await.unwrap();
+    }
+    first.client.set_limit(&each(&["user"], 3000)).await.unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut callers = JoinSet::new();
+    for number in 0..16 {
+        callers.spawn(caller([&first, &second][number % 2].client.clone(), number, stop.clone()));
+    }
+    for turn in 0..8 {
+        let spoil = [
+            "UPDATE linkis_em_resource_meta_data SET version = version + 1,
+                used_resource = jsonb_set(used_resource, '{memory}', to_jsonb((used_resource->>'memory')::bigint + 7)),
+                left_resource = jsonb_set(left_resource, '{cores}', '1')",
+            "UPDATE linkis_label_resource SET used_resource =
+                jsonb_set(used_resource, '{memory}', to_jsonb(coalesce((used_resource->>'memory')::bigint, 0) + 7))",
+        ];
+        spoilt(&database, spoil[turn % 2]).await;
+        let done = [&first, &second][turn / 2 % 2].client.repair().await.unwrap();
+        assert!(done.remaining.is_empty(), "{done:?}");
+        assert!(done.repaired.count > 0, "turn {turn}");
+        let report = first.client.audit().await.unwrap();
+        assert!(report.differences.is_empty(), "turn {turn}: {report:?}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    let granted: usize = callers.join_all().await.into_iter().sum();
+    assert!(granted > 50, "{granted} grants");
+    assert_invariants(&database, &first.client).await;
+}
+
+/// Executes a statement that has to win against the service's own writes.
+async fn spoilt(database: &Database, sql: &'static str) {
+    let mut tries = 0;
+    while let Err(error) = sqlx::raw_sql(sql).execute(&database.pool).await {
+        tries += 1;
+        assert!(tries < 100, "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn command(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_linkis-rm")).args(arguments).env_remove("LINKIS_RM_ADDRESS").output().unwrap()
+}
+
+fn text(output: &[u8]) -> String {
+    String::from_utf8(output.to_vec()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_commands_print_and_exit_as_scripts_need() {
+    let database = Database::fresh().await;
+    let url = database.url();
+    let process = Process::start(&["--database-url", &url]);
+    let host = em("host1");
+    process.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
+    process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let address = process.address.clone();
+    let ask = |what: &str| command(&[what, "--address", &address]);
+
+    let audit = ask("audit");
+    assert_eq!(text(&audit.stdout), "consistent: 1 EMs, 0 scopes, 1 tickets\n");
+    assert_eq!(audit.status.code(), Some(0));
+
+    let spoil = "UPDATE linkis_em_resource_meta_data SET locked_resource = jsonb_set(locked_resource, '{cores}', '3')";
+    execute(&database, spoil).await;
+    let audit = ask("audit");
+    let row = "em=linkis-cg-engineconnmanager/host1:9102  locked   cores=3  cores=1\n";
+    let header = "what                                       counter  stored   true\n";
+    let end = "1 differences in 1 EMs, 0 scopes, 1 tickets. To make them what the tickets say: linkis-rm repair\n";
+    assert_eq!(text(&audit.stdout), format!("{header}{row}{end}"));
+    assert_eq!(audit.status.code(), Some(1));
+
+    let repair = ask("repair");
+    assert_eq!(text(&repair.stdout), format!("{header}{row}1 differences were repaired\n"));
+    assert_eq!(repair.status.code(), Some(0));
+    assert_eq!(text(&ask("repair").stdout), "nothing was repaired\n");
+    let by_environment =
+        Command::new(env!("CARGO_BIN_EXE_linkis-rm")).arg("audit").env("LINKIS_RM_ADDRESS", &address).output();
+    assert_eq!(by_environment.unwrap().status.code(), Some(0));
+
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
+    execute(&database, hold).await;
+    execute(&database, spoil).await;
+    let repair = ask("repair");
+    assert_eq!(repair.status.code(), Some(1));
+    assert!(text(&repair.stdout).ends_with("1 could not be repaired\n"), "{}", text(&repair.stdout));
+
+    assert_eq!(process.terminate(), Some(0));
+    for what in ["audit", "repair"] {
+        let failed = ask(what);
+        assert_eq!(failed.status.code(), Some(2));
+        let told = text(&failed.stderr);
+        assert!(told.contains(&format!("No service answers at {address}. Start one with linkis-rm")), "{told}");
+    }
+    let failed = command(&["audit", "--address", "here"]);
+    assert_eq!(failed.status.code(), Some(2));
+    assert!(text(&failed.stderr).contains("--address http://127.0.0.1:50051"), "{}", text(&failed.stderr));
+}
