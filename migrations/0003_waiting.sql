@@ -35,11 +35,13 @@ CREATE TABLE linkis_resource_waiting_spot (
     -- An EM, or the labels of a scope, as a JSON object.
     spot jsonb NOT NULL,
     ticket_id uuid NOT NULL,
+    -- As of the request: who came first stands first.
+    waiting_since timestamptz NOT NULL,
     -- Whether it is short there; otherwise it is first in line elsewhere, and keeps its room here.
     is_short boolean NOT NULL,
     -- SHA-256 of the spot, which may be longer than an index takes.
     spot_hash bytea NOT NULL,
-    CONSTRAINT linkis_resource_waiting_spot_key PRIMARY KEY (spot_hash, ticket_id),
+    CONSTRAINT linkis_resource_waiting_spot_key PRIMARY KEY (spot_hash, waiting_since, ticket_id),
     CONSTRAINT linkis_resource_waiting_spot_hash CHECK (octet_length(spot_hash) = 32)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 -- Leaving the line.

@@ -36,6 +36,13 @@ pub enum Error {
     Internal(#[source] Arc<StoreError>),
 }
 
+impl Error {
+    /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::LockTimeout | Self::Overloaded | Self::Unavailable(_))
+    }
+}
+
 impl From<Rejection> for Error {
     fn from(rejection: Rejection) -> Self {
         Self::Rejected(Box::new(rejection))

@@ -194,6 +194,7 @@ fn assemble(
     tasks.spawn(retention::run(store.clone(), options.history, stopping.clone()));
 
     tasks.spawn(waiting::keep(line.clone(), leaving));
+    tasks.spawn(waiting::live(line.clone()));
     tasks.spawn(waiting::listen(line.clone(), judge.clone()));
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);

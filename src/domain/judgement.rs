@@ -35,13 +35,19 @@ pub fn judge<'a>(
 ) -> Result<Result<Resource, Box<Short>>, Rejection> {
     let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
     let share = em.project(&ask.resource).map_err(unanswerable)?;
-    let ahead = ahead_on(em, line, place);
+    let ahead = match line.is_empty() {
+        true => Tally::default(),
+        false => line.ahead(&Spot::Em(em.instance.clone()), place),
+    };
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let on_em = em.judge(&share, &ahead).map_err(inconsistent)?.err();
 
     let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
     let in_scope = |limited: &LimitedScope| {
-        let ahead = ahead_in(&limited.scope, line, place);
+        let ahead = match line.is_empty() {
+            true => Tally::default(),
+            false => line.ahead(&Spot::Scope(limited.scope.clone()), place),
+        };
         ScopeShortage::of(limited, usage(&limited.scope).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
     };
     let shortages: Vec<ScopeShortage> = scopes.iter().map(in_scope).collect();
@@ -63,24 +69,4 @@ pub fn judge<'a>(
 pub fn spots(em: &EmInstance, limits: &Limits, ask: &Ask) -> impl Iterator<Item = Spot> + use<> {
     let limited = limits.scopes(&ask.ticket_labels(em)).into_iter().filter(|limited| limited.rule.is_some());
     [Spot::Em(em.clone())].into_iter().chain(limited.map(|limited| Spot::Scope(limited.scope)))
-}
-
-/// What those ahead at an EM wait for, as far as the EM counts it.
-fn ahead_on(em: &Em, line: &Line, place: Option<Place>) -> Tally {
-    let mut ahead = Tally::default();
-    if !line.is_empty() {
-        for share in line.ahead(&Spot::Em(em.instance.clone()), place).flat_map(|other| em.share(&other.resource)) {
-            ahead.add_up(&share);
-        }
-    }
-    ahead
-}
-
-/// What those ahead at a scope wait for.
-fn ahead_in(scope: &Scope, line: &Line, place: Option<Place>) -> Tally {
-    let mut ahead = Tally::default();
-    if !line.is_empty() {
-        line.ahead(&Spot::Scope(scope.clone()), place).for_each(|other| ahead.add_up(&other.resource));
-    }
-    ahead
 }

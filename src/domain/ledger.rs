@@ -424,14 +424,19 @@ impl Ledger {
     /// Puts a request that does not fit into line, or back to where it stands; or refuses it.
     fn wait_or_refuse(&mut self, op: &Request, place: Option<Place>, short: Short) -> Outcome {
         let Short { refusal, spots } = short;
-        if op.wait.is_none() || refusal.never_fits {
-            self.leave_line(op, Spots::new());
-            return Outcome::Refused(Box::new(refusal));
-        }
         let line = &mut self.line.line;
-        let new = Place { since: self.now, ticket_id: op.ask.ticket_id };
         let before = place.map(|place| line.spots_of(place)).unwrap_or_default();
-        let place = place.unwrap_or(new);
+        match (&op.wait, place) {
+            (Some(wait), Some(place)) if wait.is_elsewhere => {
+                return Outcome::Waiting(Box::new(Waiting { place, spots: before, refusal }));
+            }
+            (Some(_), _) if !refusal.never_fits => {}
+            _ => {
+                self.leave_line(op, Spots::new());
+                return Outcome::Refused(Box::new(refusal));
+            }
+        }
+        let place = place.unwrap_or(Place { since: self.now, ticket_id: op.ask.ticket_id });
         let spots = line.stand(place, &spots);
         if before.is_empty() {
             self.deltas.waiting.push(WaitingDelta { place, request: op.clone(), spots: spots.clone() });

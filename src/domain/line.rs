@@ -10,6 +10,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    sync::Arc,
 };
 
 use time::OffsetDateTime;
@@ -19,7 +20,7 @@ use super::{
     em::EmInstance,
     name::{Labels, Name},
     resource::Resource,
-    scope::Scope,
+    scope::{Scope, Tally},
 };
 
 /// Where one can stand in line.
@@ -89,18 +90,32 @@ pub struct WaitingRequest {
 
 /// Who stands at some spots.
 #[derive(Debug, Clone, Default)]
-pub struct Line(HashMap<Spot, BTreeMap<Place, Stand>>);
+pub struct Line(HashMap<Spot, Arc<Queue>>);
+
+/// Who stands at one spot.
+#[derive(Debug, Clone, Default)]
+struct Queue {
+    places: BTreeMap<Place, Stand>,
+    /// What all of them wait for together.
+    total: Tally,
+}
 
 impl Line {
-    /// Those before `place` at a spot, or all if there is no place yet; the first in line first.
-    pub fn ahead(&self, spot: &Spot, place: Option<Place>) -> impl Iterator<Item = &Stand> {
-        let standing = self.0.get(spot).into_iter().flatten();
-        standing.take_while(move |(other, _)| place.is_none_or(|place| **other < place)).map(|(_, standing)| standing)
+    /// What those before `place` at a spot wait for together, or all if there is no place yet.
+    pub fn ahead(&self, spot: &Spot, place: Option<Place>) -> Tally {
+        match (self.0.get(spot), place) {
+            (None, _) => Tally::default(),
+            (Some(queue), None) => queue.total.clone(),
+            (Some(queue), Some(place)) => sum(queue.places.range(..place).map(|(_, stand)| stand)),
+        }
     }
 
     /// Where a request stands that is short at some of its `spots`.
     pub fn stand(&self, place: Place, spots: &Spots) -> Spots {
-        let is_first = |spot: &Spot| !self.ahead(spot, Some(place)).any(|other| other.is_short);
+        let is_first = |spot: &Spot| {
+            let queue = self.0.get(spot);
+            queue.is_none_or(|queue| !queue.places.range(..place).any(|(_, other)| other.is_short))
+        };
         let keeps_all = spots.iter().any(|(spot, is_short)| *is_short && is_first(spot));
         spots
             .iter()
@@ -111,28 +126,35 @@ impl Line {
 
     /// Where somebody stands; empty for one who is not in line.
     pub fn spots_of(&self, place: Place) -> Spots {
-        let standing = self.0.iter().filter_map(|(spot, places)| Some((spot.clone(), places.get(&place)?.is_short)));
+        let standing =
+            self.0.iter().filter_map(|(spot, queue)| Some((spot.clone(), queue.places.get(&place)?.is_short)));
         standing.collect()
     }
 
     /// Somebody stands at a spot.
     pub fn insert(&mut self, spot: Spot, place: Place, stand: Stand) {
-        self.0.entry(spot).or_default().insert(place, stand);
+        let queue = Arc::make_mut(self.0.entry(spot).or_default());
+        queue.total.add_up(&stand.resource);
+        if queue.places.insert(place, stand).is_some() {
+            queue.total = sum(queue.places.values());
+        }
     }
 
     /// Somebody leaves all spots.
     pub fn remove(&mut self, place: Place) {
-        for places in self.0.values_mut() {
-            places.remove(&place);
+        for queue in self.0.values_mut().filter(|queue| queue.places.contains_key(&place)) {
+            let queue = Arc::make_mut(queue);
+            queue.places.remove(&place);
+            queue.total = sum(queue.places.values());
         }
-        self.0.retain(|_, places| !places.is_empty());
+        self.0.retain(|_, queue| !queue.places.is_empty());
     }
 
     /// Takes over how `other` looked at `spots`.
     pub fn replace(&mut self, spots: impl IntoIterator<Item = Spot>, other: &Self) {
         for spot in spots {
             match other.0.get(&spot) {
-                Some(places) => drop(self.0.insert(spot, places.clone())),
+                Some(queue) => drop(self.0.insert(spot, queue.clone())),
                 None => drop(self.0.remove(&spot)),
             }
         }
@@ -144,9 +166,16 @@ impl Line {
     }
 }
 
+fn sum<'a>(stands: impl Iterator<Item = &'a Stand>) -> Tally {
+    let mut sum = Tally::default();
+    stands.for_each(|stand| sum.add_up(&stand.resource));
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::resource::Dimension;
 
     fn place(number: u128) -> Place {
         Place { since: OffsetDateTime::UNIX_EPOCH, ticket_id: Uuid::from_u128(number) }
@@ -176,7 +205,9 @@ mod tests {
         let spots = [(em("a"), false), (user("u"), true)];
         assert_eq!(stand(&mut line, 1, &spots).len(), 2, "the first at user=u");
         assert_eq!(stand(&mut line, 2, &spots), BTreeMap::from([(user("u"), true)]));
-        assert_eq!(line.ahead(&em("a"), None).count(), 1, "one place's worth, however many wait for the user's limit");
+        let ahead = |line: &Line, spot, place| line.ahead(&spot, place).get(&Dimension::Cores);
+        assert_eq!(ahead(&line, em("a"), None), 1, "one place's worth, however many wait for the user's limit");
+        assert_eq!(ahead(&line, user("u"), None), 1 + 2);
         line.remove(place(1));
         assert_eq!(stand(&mut line, 2, &spots).len(), 2, "now the first");
     }
@@ -187,10 +218,10 @@ mod tests {
         for number in [3, 1, 2] {
             stand(&mut line, number, &[(em("a"), true)]);
         }
-        let ahead = |number| line.ahead(&em("a"), Some(place(number))).map(|s| s.resource.clone()).collect::<Vec<_>>();
-        assert_eq!(ahead(3), [Resource::cpu(1).unwrap(), Resource::cpu(2).unwrap()]);
-        assert_eq!(ahead(1), []);
-        assert_eq!(line.ahead(&em("a"), None).count(), 3);
-        assert_eq!(line.ahead(&em("b"), None).count(), 0);
+        let ahead = |spot, number: Option<u128>| line.ahead(&spot, number.map(place)).get(&Dimension::Cores);
+        assert_eq!([1, 2, 3, 4].map(|number| ahead(em("a"), Some(number))), [0, 1, 1 + 2, 1 + 2 + 3]);
+        assert_eq!((ahead(em("a"), None), ahead(em("b"), None)), (6, 0));
+        line.remove(place(2));
+        assert_eq!(line.ahead(&em("a"), None).get(&Dimension::Cores), 1 + 3);
     }
 }

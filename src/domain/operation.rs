@@ -70,6 +70,8 @@ pub struct Wait {
     pub remaining: Duration,
     /// Whether any EM will do: it stands at one, and may be granted on another.
     pub any_em: bool,
+    /// Whether this is another EM than where it stands: if it does not fit here, it stays there.
+    pub is_elsewhere: bool,
     /// Where it stands in line already.
     pub place: Option<Place>,
 }
@@ -230,6 +232,11 @@ impl Operation {
             Self::Request(op) => Some(op),
             _ => None,
         }
+    }
+
+    /// The place in line of a request that has one.
+    pub fn place(&self) -> Option<Place> {
+        self.request()?.wait.as_ref()?.place
     }
 
     /// The request id that it carries.
@@ -419,6 +426,13 @@ pub enum Rejection {
 /// How and when a ticket ended, for people.
 pub fn ended_at(ended: &EndedTicket) -> String {
     format!("{} at {}", ended.end, ended.at.format(&Rfc3339).unwrap_or_else(|_| ended.at.to_string()))
+}
+
+impl Rejection {
+    /// Whether it is about the EM that was tried, so that another may do.
+    pub fn is_of_em(&self) -> bool {
+        matches!(self, Self::EmNotRegistered(_) | Self::Unanswerable { .. })
+    }
 }
 
 fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {

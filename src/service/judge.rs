@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
 
 use crate::{
     domain::{
@@ -280,6 +281,9 @@ impl State {
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
         let place = request.wait.as_ref().and_then(|wait| wait.place);
+        if place.is_some_and(|place| self.line.line.spots_of(place).is_empty()) {
+            return Err(Rejection::PlaceLost);
+        }
         let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
         let usage = |scope: &Scope| self.scopes.get(scope);
         Ok(match judge(em, &scopes, usage, &self.line.line, place, &request.ask)? {
@@ -319,7 +323,9 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => {
             let requests = looks.iter().map(|look| &look.request);
             let spots = requests.flat_map(|request| judgement::spots(&request.em, &limits, &request.ask)).collect();
-            LineView { line: waiting::line(&mut *connection, &spots, &[]).await?, spots: Some(spots) }
+            let places = looks.iter().filter_map(|look| look.request.wait.as_ref()?.place);
+            let in_line: Vec<Uuid> = places.map(|place| place.ticket_id).collect();
+            LineView { line: waiting::line(&mut *connection, &spots, &in_line).await?, spots: Some(spots) }
         }
         false => LineView::default(),
     };

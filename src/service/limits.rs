@@ -142,7 +142,7 @@ impl LimitService {
             let usages = true_sums(&mut transaction, &after, &new).await?;
             label_resource::insert(&mut transaction, usages.into_iter().collect()).await?;
         }
-        waiting::notify(&mut *transaction, &Freed::anywhere()).await?;
+        waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
         transaction.commit().await?;
         Ok(())
     }

@@ -12,6 +12,7 @@ use crate::{
         em::EmInstance,
         judgement::Short,
         operation::{Ask, Operation, Outcome, Rejection, Request},
+        refusal::Refusal,
     },
     error::Error,
 };
@@ -61,7 +62,7 @@ impl RequestResourceService {
         match (answer, deadlines.line) {
             (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
                 let em = em.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?;
-                self.wait(request(em, &ask), self.line.enter(any_em, until)?).await
+                self.wait(request(em, &ask), refusal, self.line.enter(any_em, until)?).await
             }
             (answer, _) => Ok(answer),
         }
@@ -109,14 +110,19 @@ impl RequestResourceService {
     }
 
     /// Stands in line, and tries again whenever there may be room, until the caller's time is up.
-    async fn wait(&self, mut request: Request, mut caller: Caller) -> Result<Outcome, Error> {
+    async fn wait(
+        &self,
+        mut request: Request,
+        mut refusal: Box<Refusal>,
+        mut caller: Caller,
+    ) -> Result<Outcome, Error> {
+        let mut elsewhere = None;
         loop {
-            request.wait = Some(caller.wait().await?);
-            let answer = self.committer.submit(Operation::Request(request.clone()), caller.until()).await;
-            let refusal = match answer {
+            let tried = self.try_in_line(&request, elsewhere.take(), &mut caller).await;
+            match tried {
                 Ok(Outcome::Waiting(waiting)) => {
                     caller.stand(&waiting);
-                    waiting.refusal
+                    refusal = Box::new(waiting.refusal);
                 }
                 Ok(granted @ Outcome::Granted(_)) => {
                     caller.granted();
@@ -124,56 +130,105 @@ impl RequestResourceService {
                 }
                 Ok(answer) => {
                     caller.is_out();
-                    return Ok(answer);
+                    match self.other_home(&request, &caller).await? {
+                        Some(em) => request.em = em,
+                        None => return Ok(answer),
+                    }
+                    continue;
                 }
                 Err(Error::Rejected(rejection)) if *rejection == Rejection::PlaceLost => {
                     // This instance was away for so long that it was thought dead: to the end of the line.
                     caller.is_out();
                     continue;
                 }
+                Err(Error::Rejected(rejection)) if rejection.is_of_em() => {
+                    match self.other_home(&request, &caller).await? {
+                        Some(em) => request.em = em,
+                        None => return Err(Error::Rejected(rejection)),
+                    }
+                    continue;
+                }
+                // Whoever stands in line outlives a short outage.
+                Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
+                    Woken::Look => continue,
+                    Woken::TimeIsUp => return Ok(Outcome::Refused(refusal)),
+                    Woken::Stopping => return Err(Error::ShuttingDown),
+                },
                 Err(error) => return Err(error),
-            };
-            request.wait = Some(caller.wait().await?);
-            match self.until_worth_trying(&request, &caller).await? {
-                Some(em) => request.em = em,
-                None => return Ok(Outcome::Refused(Box::new(refusal))),
+            }
+            match self.until_worth_trying(&mut request, &mut caller).await? {
+                Some(em) => elsewhere = em,
+                None => return Ok(Outcome::Refused(refusal)),
             }
         }
     }
 
-    /// Waits until a look shows that the request fits, or that it has to stand elsewhere in line: answers the EM to try, or `None`
-    /// when the caller's time is up.
-    async fn until_worth_trying(&self, request: &Request, caller: &Caller) -> Result<Option<EmInstance>, Error> {
+    /// Has the request judged under the locks, where it stands or on another EM.
+    async fn try_in_line(
+        &self,
+        request: &Request,
+        elsewhere: Option<EmInstance>,
+        caller: &mut Caller,
+    ) -> Result<Outcome, Error> {
+        let wait = caller.wait(request.ask.ticket_id, elsewhere.is_some()).await?;
+        let em = elsewhere.unwrap_or_else(|| request.em.clone());
+        let tried = Request { em, ask: request.ask.clone(), wait: Some(wait) };
+        self.committer.submit(Operation::Request(tried), caller.until()).await
+    }
+
+    /// Where a request that any EM will do for may stand instead of where it cannot.
+    async fn other_home(&self, request: &Request, caller: &Caller) -> Result<Option<EmInstance>, Error> {
+        if !caller.any_em() {
+            return Ok(None);
+        }
+        self.judge.see_all(Duration::ZERO).await?;
+        Ok(self.judge.closest(&request.ask).filter(|em| *em != request.em))
+    }
+
+    /// Waits until a look shows that the request fits, or that it has to stand elsewhere in line: answers which other EM to try, if
+    /// it is another, or `None` when the caller's time is up.
+    async fn until_worth_trying(
+        &self,
+        request: &mut Request,
+        caller: &mut Caller,
+    ) -> Result<Option<Option<EmInstance>>, Error> {
+        let mut woken = caller.woken().await;
         loop {
-            match caller.woken().await {
+            match woken {
                 Woken::TimeIsUp => return Ok(None),
                 Woken::Stopping => return Err(Error::ShuttingDown),
                 Woken::Look => {}
             }
-            if let Some(em) = self.look_again(request, caller).await? {
-                return Ok(Some(em));
-            }
+            let looked = tokio::time::timeout_at(caller.until(), self.look_again(request, caller)).await;
+            woken = match looked.unwrap_or(Err(Error::LockTimeout)) {
+                Ok(Some(em)) => return Ok(Some(em)),
+                Ok(None) => caller.woken().await,
+                Err(error) if error.may_pass() => caller.pause().await,
+                Err(error) => return Err(error),
+            };
         }
     }
 
-    async fn look_again(&self, request: &Request, caller: &Caller) -> Result<Option<EmInstance>, Error> {
-        let any_em = request.wait.as_ref().is_some_and(|wait| wait.any_em);
-        if any_em {
+    async fn look_again(
+        &self,
+        request: &mut Request,
+        caller: &mut Caller,
+    ) -> Result<Option<Option<EmInstance>>, Error> {
+        request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
+        if caller.any_em() {
             self.judge.see_all(VIEW_AGE).await?;
             for em in self.judge.candidates(&request.ask, CANDIDATES_MAX) {
                 let there = Request { em: em.clone(), ..request.clone() };
                 if matches!(self.judge.look(there).await, Ok(Verdict::Fits)) {
-                    return Ok(Some(em));
+                    return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
             }
         }
         let stands_well = |short: &Short| !short.refusal.never_fits && short.spots == caller.spots();
         match self.judge.look(request.clone()).await {
             Ok(Verdict::Refused(short)) if stands_well(&short) => Ok(None),
-            Ok(_) => Ok(Some(request.em.clone())),
-            Err(Error::Rejected(rejection)) if any_em && matches!(*rejection, Rejection::EmNotRegistered(_)) => {
-                Ok(Some(self.judge.closest(&request.ask).ok_or_else(|| self.judge.none_for(&request.ask))?))
-            }
+            // The ledger decides, also what to tell about an EM that has gone.
+            Ok(_) | Err(Error::Rejected(_)) => Ok(Some(None)),
             Err(error) => Err(error),
         }
     }

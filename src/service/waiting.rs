@@ -27,24 +27,39 @@ use crate::{
     error::Error,
     store::{
         Store, StoreError,
-        session::answered,
-        waiting::{self, Freed, SpotKey},
+        session::{Session, answered},
+        waiting::{self, Freed, Gone, SpotKey},
     },
 };
 
 use super::judge::Judge;
 
 /// How many callers may wait here at once.
-const WAITERS_MAX: usize = 10_000;
+const WAITERS_MAX: usize = 4000;
 
 /// How many waiters at a spot look at once when there is more room; each that is granted wakes another.
 const WAKE_MAX: usize = 16;
 
-/// How often an instance with waiters says that it lives, removes what dead ones left, and lets everybody look again.
+/// How many others look at each poll, in turn.
+const TURN_MAX: usize = 64;
+
+/// How often an instance with waiters says that it lives, looks for dead ones, and lets the first in line look again.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often an instance without waiters removes what dead ones left, in such intervals.
-const IDLE_POLLS: u32 = 30;
+/// How often, in polls, what stands in line for nobody is removed in any case.
+const SWEEP_POLLS: u32 = 30;
+
+/// How many requests one sweep removes; the next one removes the rest.
+const SWEEP_MAX: i64 = 1000;
+
+/// How long the database has to have answered before anybody is taken for dead.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How long a waiter pauses after a failure that may pass.
+const FAILURE_PAUSE: Duration = Duration::from_millis(500);
+
+/// After how much silence the connection on which room is told is tried.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// How many leave the line in one statement.
 const LEAVE_MAX: usize = 1000;
@@ -75,6 +90,8 @@ struct Index {
     at: HashMap<SpotKey, BTreeSet<Place>>,
     /// Those for whom any EM will do.
     anywhere: BTreeSet<Place>,
+    /// The last of those whose turn it was to look again although nothing is known to have changed for them.
+    turn: Option<Place>,
 }
 
 #[derive(Debug)]
@@ -124,13 +141,19 @@ impl Index {
     fn wake_at(&mut self, freed: &Freed) {
         let at = freed.spots.iter().filter_map(|key| self.at.get(key));
         let any_em = (!freed.ems.is_empty()).then_some(&self.anywhere);
-        let first = at.chain(any_em).flat_map(|places| places.iter().take(WAKE_MAX)).copied().collect::<Vec<_>>();
+        let first: Vec<Place> = at.chain(any_em).flat_map(|places| places.iter().take(WAKE_MAX)).copied().collect();
         self.wake(&first);
     }
 
-    fn wake_all(&mut self) {
-        let all: Vec<Place> = self.waiters.keys().copied().collect();
-        self.wake(&all);
+    /// Wakes the first waiters everywhere, and some of the others, all of them in turn.
+    fn wake_some(&mut self) {
+        let lines = self.at.values().chain([&self.anywhere]);
+        let mut some: BTreeSet<Place> = lines.flat_map(|places| places.iter().take(WAKE_MAX)).copied().collect();
+        let others = |from: Bound<Place>| self.waiters.range((from, Bound::Unbounded)).map(|(place, _)| *place);
+        let turn: Vec<Place> = others(self.turn.map_or(Bound::Unbounded, Bound::Excluded)).take(TURN_MAX).collect();
+        self.turn = turn.last().copied().filter(|_| turn.len() == TURN_MAX);
+        some.extend(turn);
+        self.wake(&some.into_iter().collect::<Vec<_>>());
     }
 
     /// Wakes the next one who sleeps behind `place`, wherever it stands.
@@ -170,7 +193,7 @@ impl WaitingLine {
             return Err(Error::Overloaded);
         }
         index.callers += 1;
-        Ok(Caller { line: self.clone(), any_em, until, wake: Arc::default(), stands: None })
+        Ok(Caller { line: self.clone(), any_em, until, wake: Arc::default(), in_doubt: None, stands: None })
     }
 
     /// Says that this instance lives, unless it was said just now: who waits on one that does not is not in line.
@@ -197,6 +220,8 @@ pub struct Caller {
     any_em: bool,
     until: Instant,
     wake: Arc<Notify>,
+    /// The ticket under which it may stand in the database, whatever was heard of it.
+    in_doubt: Option<Uuid>,
     stands: Option<(Place, Spots)>,
 }
 
@@ -212,19 +237,27 @@ pub enum Woken {
 }
 
 impl Caller {
-    /// How the request waits, for the ledger.
+    /// How the request for a ticket waits, for the ledger; `is_elsewhere` if it is tried on another EM than where it stands.
     ///
     /// # Errors
     /// Those of the database: an instance that cannot say that it lives has nobody in line.
-    pub async fn wait(&self) -> Result<Wait, Error> {
-        self.line.keep_alive().await?;
+    pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<Wait, Error> {
+        let alive = tokio::time::timeout_at(self.until, self.line.keep_alive()).await;
+        alive.unwrap_or(Err(Error::LockTimeout))?;
+        self.in_doubt = Some(ticket_id);
         let remaining = self.until.saturating_duration_since(Instant::now());
-        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em, place: self.place() })
+        let place = self.place();
+        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em, is_elsewhere, place })
     }
 
     /// Until when.
     pub fn until(&self) -> Instant {
         self.until
+    }
+
+    /// Whether any EM will do.
+    pub fn any_em(&self) -> bool {
+        self.any_em
     }
 
     /// Where it stands; empty if it is not in line yet.
@@ -238,12 +271,12 @@ impl Caller {
 
     /// It stands in line there now.
     pub fn stand(&mut self, waiting: &Waiting) {
-        if self.stands.is_none() {
-            // What was freed between the commit and now woke nobody: look once.
+        if self.spots() != waiting.spots {
+            // What was freed there between the commit and now woke nobody: look once.
             self.wake.notify_one();
+            self.line.index().insert(waiting.place, self.wake.clone(), &waiting.spots, self.any_em);
+            self.stands = Some((waiting.place, waiting.spots.clone()));
         }
-        self.line.index().insert(waiting.place, self.wake.clone(), &waiting.spots, self.any_em);
-        self.stands = Some((waiting.place, waiting.spots.clone()));
     }
 
     /// Waits until something has changed that concerns it.
@@ -260,8 +293,19 @@ impl Caller {
         }
     }
 
+    /// Pauses after a failure that may pass, and then looks again.
+    pub async fn pause(&self) -> Woken {
+        let again = (Instant::now() + FAILURE_PAUSE).min(self.until);
+        tokio::select! {
+            () = self.line.stopping.cancelled() => Woken::Stopping,
+            () = tokio::time::sleep_until(again), if again < self.until => Woken::Look,
+            () = tokio::time::sleep_until(self.until) => Woken::TimeIsUp,
+        }
+    }
+
     /// It was granted, and left the line with that.
     pub fn granted(mut self) {
+        self.in_doubt = None;
         if let Some((place, _)) = self.stands.take() {
             let mut index = self.line.index();
             index.wake_next(place);
@@ -271,6 +315,7 @@ impl Caller {
 
     /// The ledger has taken it out of the line, or found that it is not there.
     pub fn is_out(&mut self) {
+        self.in_doubt = None;
         if let Some((place, _)) = self.stands.take() {
             self.line.index().remove(place);
         }
@@ -283,68 +328,114 @@ impl Drop for Caller {
         index.callers -= 1;
         if let Some((place, _)) = self.stands.take() {
             index.remove(place);
+        }
+        if let Some(ticket_id) = self.in_doubt {
             // Without a listener the server has shut down; other instances sweep what it left.
-            let _ = self.line.leaving.send(place.ticket_id);
+            let _ = self.line.leaving.send(ticket_id);
         }
     }
 }
 
-/// Takes those out of the line who leave it, keeps the others in it, and lets them look from time to time, until `stopping` and
-/// until everybody has left.
+/// Takes those out of the line who leave it, removes what dead instances left there, and lets those who wait here look from time to
+/// time, until the server stops and everybody has left.
 pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
+    // Of its own: whatever else waits for connections, who leaves stands in nobody's way.
+    let mut keeper =
+        Keeper { session: line.store.session(), left: Vec::new(), polls: 0, answers_since: Instant::now() };
     let mut polls = tokio::time::interval(POLL_INTERVAL);
     polls.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut left, mut idle_polls) = (Vec::new(), 0);
     loop {
-        let failed = tokio::select! {
-            _ = leaving.recv_many(&mut left, LEAVE_MAX) => leave(&line, &mut left).await.err(),
+        let kept = tokio::select! {
+            _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.leave().await,
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
-                idle_polls = if line.index().callers == 0 { idle_polls + 1 } else { 0 };
-                if idle_polls % IDLE_POLLS == 0 { poll(&line, idle_polls == 0).await.err() } else { None }
+                line.index().wake_some();
+                keeper.poll(&line).await
             }
         };
-        if let Some(error) = failed {
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
-        }
+        keeper.note(kept);
     }
     // All callers are being told; the last of them to go is the last to leave.
     while line.index().callers > 0 || !leaving.is_empty() {
-        if tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut left, LEAVE_MAX)).await.is_ok()
-            && leave(&line, &mut left).await.is_err()
+        if tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await.is_ok()
+            && keeper.leave().await.is_err()
         {
             return;
         }
     }
 }
 
-/// Takes requests out of the line, and tells everybody what they kept for themselves.
-async fn leave(line: &WaitingLine, left: &mut Vec<Uuid>) -> Result<(), Error> {
-    let gone = answered(waiting::leave(line.store.pool(), left)).await?;
-    left.clear();
-    tell(line, gone.spots).await
+/// Says that this instance lives, while somebody waits here, until the server stops.
+pub async fn live(line: WaitingLine) {
+    let mut renewals = tokio::time::interval(POLL_INTERVAL);
+    renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = line.stopping.cancelled() => return,
+            _ = renewals.tick() => {}
+        }
+        if line.index().callers > 0
+            && let Err(error) = line.keep_alive().await
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep those who wait in line");
+        }
+    }
 }
 
-async fn poll(line: &WaitingLine, has_waiters: bool) -> Result<(), Error> {
-    if has_waiters {
-        line.keep_alive().await?;
-    }
-    let gone = answered(waiting::sweep(line.store.pool())).await?;
-    if gone.requests > 0 {
-        tracing::warn!(requests = gone.requests, "removed what waited on an instance that is gone");
-    }
-    line.index().wake_all();
-    tell(line, gone.spots).await
+struct Keeper {
+    session: Session,
+    /// Those who leave, until it is done.
+    left: Vec<Uuid>,
+    polls: u32,
+    /// Since when the database has answered every time.
+    answers_since: Instant,
 }
 
-async fn tell(line: &WaitingLine, spots: BTreeSet<crate::domain::line::Spot>) -> Result<(), Error> {
-    if !spots.is_empty() {
-        answered(waiting::notify(line.store.pool(), &Freed::at(&spots))).await?;
+impl Keeper {
+    /// Takes requests out of the line, and tells everybody what they kept for themselves.
+    async fn leave(&mut self) -> Result<(), StoreError> {
+        if self.left.is_empty() {
+            return Ok(());
+        }
+        let gone = answered(waiting::leave(self.session.get().await?, &self.left)).await?;
+        self.left.clear();
+        self.tell(gone).await
     }
-    Ok(())
+
+    /// Does what could not be done before, and removes what dead instances left. After an outage everybody first has time to say that
+    /// he lives.
+    async fn poll(&mut self, line: &WaitingLine) -> Result<(), StoreError> {
+        self.leave().await?;
+        self.polls = self.polls.wrapping_add(1);
+        let dead = answered(waiting::is_any_dead(self.session.get().await?, line.instance_id)).await?;
+        let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
+        if self.answers_since.elapsed() < GRACE || !(dead || is_round) {
+            return Ok(());
+        }
+        let gone = answered(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
+        if gone.requests > 0 {
+            tracing::warn!(requests = gone.requests, "removed what waited on an instance that is gone");
+        }
+        self.tell(gone).await
+    }
+
+    async fn tell(&mut self, gone: Gone) -> Result<(), StoreError> {
+        if gone.spots.is_empty() {
+            return Ok(());
+        }
+        answered(waiting::notify(self.session.get().await?, &Freed::at(&gone.spots))).await
+    }
+
+    fn note(&mut self, kept: Result<(), StoreError>) {
+        if let Err(error) = kept {
+            self.session.reset();
+            self.answers_since = Instant::now();
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
+        }
+    }
 }
 
-/// Wakes waiters where any instance has made more room, until `stopping`.
+/// Wakes waiters where any instance has made more room, until the server stops.
 pub async fn listen(line: WaitingLine, judge: Judge) {
     loop {
         tokio::select! {
@@ -361,24 +452,31 @@ async fn hear(line: &WaitingLine, judge: &Judge) -> Result<(), StoreError> {
     let mut listener = PgListener::connect_with(&line.store.listening()).await?;
     listener.listen(waiting::CHANNEL).await?;
     // What was told while nobody listened.
-    line.index().wake_all();
+    line.index().wake_some();
     loop {
-        let Some(notification) = listener.try_recv().await? else {
-            line.index().wake_all();
+        let Ok(heard) = tokio::time::timeout(SILENCE_MAX, listener.try_recv()).await else {
+            // A connection that is cut somewhere on its way is as silent as one on which nothing is told.
+            answered(async { sqlx::query("SELECT 1").execute(&mut listener).await.map_err(StoreError::from) }).await?;
             continue;
         };
-        let freed = Freed::parse(notification.payload());
-        if freed.anywhere {
-            line.index().wake_all();
-            continue;
+        match heard? {
+            None => line.index().wake_some(),
+            Some(notification) => wake(line, judge, &Freed::parse(notification.payload())).await,
         }
-        if !line.index().anywhere.is_empty()
-            && let Err(error) = judge.see(&freed.em_instances()).await
-        {
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot see where there is more room");
-        }
-        line.index().wake_at(&freed);
     }
+}
+
+async fn wake(line: &WaitingLine, judge: &Judge, freed: &Freed) {
+    if freed.anywhere {
+        line.index().wake_some();
+        return;
+    }
+    if !line.index().anywhere.is_empty()
+        && let Err(error) = judge.see(&freed.em_instances()).await
+    {
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot see where there is more room");
+    }
+    line.index().wake_at(freed);
 }
 
 #[cfg(test)]
@@ -406,7 +504,7 @@ mod tests {
             index.insert(place(number), Arc::default(), &spots, false);
         }
         index.waiters.values_mut().for_each(|waiter| waiter.awake = false);
-        index.wake_at(&Freed::at(&BTreeSet::from([spot])));
+        index.wake_at(&Freed::at(&BTreeSet::from([spot]))[0]);
         assert_eq!(awake(&index), (1..=16).collect::<Vec<_>>());
         index.wake_next(place(1));
         index.remove(place(1));

@@ -22,7 +22,7 @@ const TABLE: &str = "linkis_resource_limit";
 pub struct InForce {
     /// The limits.
     pub limits: Arc<Limits>,
-    /// Whether anybody waits in line, anywhere.
+    /// Whether anybody may wait in line, anywhere: an instance that has waiters says that it lives before they stand there.
     pub anybody_waits: bool,
 }
 
@@ -30,7 +30,7 @@ pub struct InForce {
 pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<InForce, StoreError> {
     let (version, anybody_waits): (i64, bool) = sqlx::query_as(
         "-- limit::current
-        SELECT version, EXISTS (SELECT FROM linkis_resource_waiting)
+        SELECT version, EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())
         FROM linkis_resource_limit_version WHERE only_row",
     )
     .fetch_one(&mut *connection)

@@ -159,6 +159,11 @@ impl StoreError {
         matches!(self, Self::RowCount { .. }) || self.code().is_some_and(|code| code == "23505")
     }
 
+    /// Whether the database ended the connection with this error, by shutting down or by an operator's hand.
+    pub fn is_going_down(error: &dyn sqlx::error::DatabaseError) -> bool {
+        error.code().is_none_or(|code| code.starts_with("08") || code.starts_with("57P"))
+    }
+
     /// The SQLSTATE, if the database gave one.
     fn code(&self) -> Option<String> {
         match self {

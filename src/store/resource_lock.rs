@@ -57,13 +57,13 @@ pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
     Ok(Some(Locks { now, transaction_id, places }))
 }
 
-/// Drops the locks again: the rows were never visible to anyone. Answers whether anybody waits in line, for free.
+/// Drops the locks again: the rows were never visible to anyone. Answers whether anybody may wait in line, for free.
 pub async fn drop_all(connection: &mut PgConnection, locks: Locks) -> Result<bool, StoreError> {
     // By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
     let (dropped, anybody_waits): (i64, bool) = sqlx::query_as(
         "-- resource_lock::drop_all
         WITH dropped AS (DELETE FROM linkis_resource_lock WHERE ctid = ANY ($1::text[]::tid[]) RETURNING 1)
-        SELECT (SELECT count(*) FROM dropped), EXISTS (SELECT FROM linkis_resource_waiting)",
+        SELECT (SELECT count(*) FROM dropped), EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())",
     )
     .bind(&locks.places)
     .fetch_one(connection)

@@ -31,8 +31,29 @@ pub const CHANNEL: &str = "linkis_rm_freed";
 /// How long an instance is taken to live without renewing its row.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// PostgreSQL takes less than 8000 bytes.
-const PAYLOAD_BYTES_MAX: usize = 7900;
+/// How often an instance that has waiters says that it lives, at least.
+pub const RENEWAL: Duration = Duration::from_secs(2);
+
+/// How long an instance that is dead is remembered.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+
+/// How long after its time a request is still taken to wait: its instance removes it at once.
+const OVERDUE: Duration = Duration::from_secs(5);
+
+/// How many of those who stand at a spot are looked at: whoever comes behind so many has no business before them.
+const STANDS_MAX: i64 = 500;
+
+/// How many bytes of spots one notification tells: PostgreSQL takes less than 8000 in all.
+const PAYLOAD_BYTES_MAX: usize = 7800;
+
+/// What stands around the spots.
+const FRAME_BYTES: usize = 100;
+
+/// A spot's key, with what separates it and the EM's name from the next.
+const KEY_BYTES: usize = 22;
+
+/// In how many notifications one commit tells where there is more room.
+const PARTS_MAX: usize = 8;
 
 /// A short name for a spot. Two spots may share one: then somebody looks in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -58,14 +79,27 @@ pub struct Freed {
 }
 
 impl Freed {
-    /// At `spots`; of very many, anywhere.
-    pub fn at(spots: &BTreeSet<Spot>) -> Self {
-        let ems = spots.iter().filter_map(|spot| match spot {
-            Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
-            Spot::Scope(_) => None,
-        });
-        let freed = Self { anywhere: false, spots: spots.iter().map(SpotKey::of).collect(), ems: ems.collect() };
-        if freed.payload().len() > PAYLOAD_BYTES_MAX { Self::anywhere() } else { freed }
+    /// At `spots`: in several parts if one notification cannot hold them, and of very many, anywhere.
+    pub fn at(spots: &BTreeSet<Spot>) -> Vec<Self> {
+        let (mut parts, mut size) = (vec![Self::default()], 0);
+        for spot in spots {
+            let em = match spot {
+                Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
+                Spot::Scope(_) => None,
+            };
+            let bytes = KEY_BYTES + em.as_ref().map_or(0, |em| serde_json::json!(em).to_string().len());
+            if size + bytes > PAYLOAD_BYTES_MAX {
+                parts.push(Self::default());
+                size = 0;
+            }
+            size += bytes;
+            if let Some(part) = parts.last_mut() {
+                part.spots.insert(SpotKey::of(spot));
+                part.ems.extend(em);
+            }
+        }
+        let fits = |part: &Self| part.payload().len() <= PAYLOAD_BYTES_MAX + FRAME_BYTES;
+        if parts.len() <= PARTS_MAX && parts.iter().all(fits) { parts } else { vec![Self::anywhere()] }
     }
 
     /// Perhaps everywhere.
@@ -90,13 +124,16 @@ impl Freed {
 }
 
 /// Tells all instances where there is more room, once the transaction commits, if anybody waits.
-pub async fn notify(executor: impl PgExecutor<'_>, freed: &Freed) -> Result<(), StoreError> {
+pub async fn notify(executor: impl PgExecutor<'_>, freed: &[Freed]) -> Result<(), StoreError> {
+    // Those who notify commit one after another, in all databases of the server: whoever is slow to write holds up the others, and
+    // nobody wants to know after 100 ms that it was somebody else.
     sqlx::query(
         "-- waiting::notify
-        SELECT pg_notify($1, $2) WHERE EXISTS (SELECT FROM linkis_resource_waiting)",
+        SELECT pg_notify($1, part), set_config('lock_timeout', '5s', true) FROM unnest($2::text[]) AS d (part)
+        WHERE EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())",
     )
     .bind(CHANNEL)
-    .bind(freed.payload())
+    .bind(freed.iter().map(Freed::payload).collect::<Vec<_>>())
     .execute(executor)
     .await?;
     Ok(())
@@ -121,7 +158,7 @@ impl StandRow {
     }
 }
 
-/// Who stands at `spots`, and where else those of `ticket_ids` stand.
+/// Who stands first at `spots`, and where those of `ticket_ids` stand, wherever that is.
 pub async fn line(
     executor: impl PgExecutor<'_>,
     spots: &BTreeSet<Spot>,
@@ -130,13 +167,22 @@ pub async fn line(
     let rows: Vec<StandRow> = sqlx::query_as(
         "-- waiting::line
         SELECT s.spot::text, s.is_short, w.ticket_id, w.waiting_since, w.resource_type, w.resource::text
+        FROM unnest($1::bytea[]) AS k (spot_hash)
+        CROSS JOIN LATERAL (
+            SELECT * FROM linkis_resource_waiting_spot s WHERE s.spot_hash = k.spot_hash
+            ORDER BY s.waiting_since, s.ticket_id LIMIT $3) s
+        JOIN linkis_resource_waiting w ON w.ticket_id = s.ticket_id AND w.wait_until > clock_timestamp() - make_interval(secs => $4)
+        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        UNION ALL
+        SELECT s.spot::text, s.is_short, w.ticket_id, w.waiting_since, w.resource_type, w.resource::text
         FROM linkis_resource_waiting_spot s
         JOIN linkis_resource_waiting w ON w.ticket_id = s.ticket_id
-        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-        WHERE s.spot_hash = ANY ($1) OR s.ticket_id = ANY ($2)",
+        WHERE s.ticket_id = ANY ($2)",
     )
     .bind(spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
     .bind(ticket_ids)
+    .bind(STANDS_MAX)
+    .bind(OVERDUE.as_secs_f64())
     .fetch_all(executor)
     .await?;
     let mut line = Line::default();
@@ -195,7 +241,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
-    insert_spots(connection, waiting.iter().map(|delta| (delta.place.ticket_id, &delta.spots)).collect()).await
+    insert_spots(connection, waiting.iter().map(|delta| (delta.place, &delta.spots)).collect()).await
 }
 
 /// Writes where requests stand now.
@@ -221,21 +267,23 @@ pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Resu
     .bind(&ticket_ids)
     .execute(&mut *connection)
     .await?;
-    insert_spots(connection, moved.iter().map(|delta| (delta.place.ticket_id, &delta.spots)).collect()).await
+    insert_spots(connection, moved.iter().map(|delta| (delta.place, &delta.spots)).collect()).await
 }
 
-async fn insert_spots(connection: &mut PgConnection, stands: Vec<(Uuid, &Spots)>) -> Result<(), StoreError> {
-    let rows: Vec<(Uuid, &Spot, bool)> = (stands.iter())
-        .flat_map(|(ticket_id, spots)| spots.iter().map(|(spot, is_short)| (*ticket_id, spot, *is_short)))
+async fn insert_spots(connection: &mut PgConnection, stands: Vec<(Place, &Spots)>) -> Result<(), StoreError> {
+    let rows: Vec<(Place, &Spot, bool)> = (stands.iter())
+        .flat_map(|(place, spots)| spots.iter().map(|(spot, is_short)| (*place, spot, *is_short)))
         .collect();
     let done = sqlx::query(
         "-- waiting::insert_spots
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, is_short, spot_hash)
-        SELECT spot::jsonb, ticket_id, is_short, spot_hash
-        FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (spot, ticket_id, is_short, spot_hash)",
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, waiting_since, is_short, spot_hash)
+        SELECT spot::jsonb, ticket_id, waiting_since, is_short, spot_hash
+        FROM unnest($1::text[], $2::uuid[], $3::timestamptz[], $4::bool[], $5::bytea[])
+            AS d (spot, ticket_id, waiting_since, is_short, spot_hash)",
     )
     .bind(rows.iter().map(|(_, spot, _)| spot_json(spot)).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(id, ..)| *id).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(place, ..)| place.ticket_id).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(place, ..)| place.since).collect::<Vec<_>>())
     .bind(rows.iter().map(|(.., is_short)| *is_short).collect::<Vec<_>>())
     .bind(rows.iter().map(|(_, spot, _)| spot_hash(spot).to_vec()).collect::<Vec<_>>())
     .execute(connection)
@@ -259,53 +307,86 @@ pub struct Gone {
 }
 
 /// Removes those among requests from the line that are there.
-pub async fn leave(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
-    // The request first, as everywhere: so nobody waits for each other.
-    let rows: Vec<(Uuid, Option<String>)> = sqlx::query_as(
+pub async fn leave(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
+    let gone: Vec<Uuid> = sqlx::query_scalar(
         "-- waiting::leave
-        WITH gone AS (DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING ticket_id),
-            spots AS (DELETE FROM linkis_resource_waiting_spot s USING gone WHERE s.ticket_id = gone.ticket_id
-                RETURNING s.ticket_id, s.spot::text)
-        SELECT gone.ticket_id, spots.spot FROM gone LEFT JOIN spots ON spots.ticket_id = gone.ticket_id",
+        DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING ticket_id",
     )
     .bind(ticket_ids)
-    .fetch_all(executor)
+    .fetch_all(&mut *connection)
     .await?;
-    gone(rows)
+    leave_spots(connection, gone).await
 }
 
-/// Removes what waits on instances that are dead, and these.
-pub async fn sweep(executor: impl PgExecutor<'_>) -> Result<Gone, StoreError> {
-    let rows: Vec<(Uuid, Option<String>)> = sqlx::query_as(
+/// Removes up to `limit` requests that wait on instances that have been dead for a while, or longer than they said.
+pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, StoreError> {
+    let gone: Vec<Uuid> = sqlx::query_scalar(
         "-- waiting::sweep
-        WITH dead AS (DELETE FROM linkis_rm_instance WHERE alive_until < clock_timestamp() RETURNING instance_id),
-            gone AS (DELETE FROM linkis_resource_waiting w WHERE w.instance_id IN (SELECT instance_id FROM dead)
-                RETURNING w.ticket_id),
-            spots AS (DELETE FROM linkis_resource_waiting_spot s USING gone WHERE s.ticket_id = gone.ticket_id
-                RETURNING s.ticket_id, s.spot::text)
-        SELECT gone.ticket_id, spots.spot FROM gone LEFT JOIN spots ON spots.ticket_id = gone.ticket_id",
+        DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY (ARRAY (
+            SELECT w.ticket_id FROM linkis_resource_waiting w
+            LEFT JOIN linkis_rm_instance i
+                ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp() - make_interval(secs => $2)
+            WHERE i.instance_id IS NULL OR w.wait_until < clock_timestamp() - make_interval(secs => $2)
+            LIMIT $1))
+        RETURNING ticket_id",
     )
-    .fetch_all(executor)
+    .bind(limit)
+    .bind(OVERDUE.as_secs_f64())
+    .fetch_all(&mut *connection)
     .await?;
-    gone(rows)
+    sqlx::query(
+        "-- waiting::sweep, the instances
+        DELETE FROM linkis_rm_instance WHERE alive_until < clock_timestamp() - make_interval(secs => $1)",
+    )
+    .bind(FORGOTTEN.as_secs_f64())
+    .execute(&mut *connection)
+    .await?;
+    leave_spots(connection, gone).await
 }
 
-fn gone(rows: Vec<(Uuid, Option<String>)>) -> Result<Gone, StoreError> {
-    let requests = rows.iter().map(|(ticket_id, _)| ticket_id).collect::<BTreeSet<_>>().len() as u64;
-    let spots = rows.iter().filter_map(|(_, spot)| spot.as_deref()).map(parse_spot).collect::<Result<_, _>>()?;
-    Ok(Gone { requests, spots })
+/// The spots in a statement of their own: one that had to wait for the request's row would not see where it has moved to meanwhile.
+async fn leave_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<Gone, StoreError> {
+    let spots: Vec<String> = sqlx::query_scalar(
+        "-- waiting::leave_spots
+        DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1) RETURNING spot::text",
+    )
+    .bind(&gone)
+    .fetch_all(connection)
+    .await?;
+    let spots = spots.iter().map(|spot| parse_spot(spot)).collect::<Result<_, _>>()?;
+    Ok(Gone { requests: gone.len() as u64, spots })
 }
 
-/// Says that an instance lives.
+/// Whether some instance has been dead for a while, and may have left requests in line; never for one that is late itself.
+pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<bool, StoreError> {
+    Ok(sqlx::query_scalar(
+        "-- waiting::is_any_dead
+        SELECT EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until < clock_timestamp() - make_interval(secs => $2))
+            AND NOT EXISTS (SELECT FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp())",
+    )
+    .bind(instance_id)
+    .bind(OVERDUE.as_secs_f64())
+    .fetch_one(executor)
+    .await?)
+}
+
+/// Says that an instance lives. If it could not say so in time, the database was away: then all others that lived when it last did are
+/// given the same time again, so that nobody loses his place to whoever comes back first.
 pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "-- waiting::keep_alive
+        WITH late AS (
+            SELECT alive_until FROM linkis_rm_instance WHERE instance_id = $1 AND alive_until < clock_timestamp()),
+        others AS (
+            UPDATE linkis_rm_instance i SET alive_until = clock_timestamp() + make_interval(secs => $2)
+            FROM late WHERE i.instance_id <> $1 AND i.alive_until >= late.alive_until - make_interval(secs => $3))
         INSERT INTO linkis_rm_instance (instance_id, alive_until)
         VALUES ($1, clock_timestamp() + make_interval(secs => $2))
         ON CONFLICT (instance_id) DO UPDATE SET alive_until = excluded.alive_until",
     )
     .bind(instance_id)
     .bind(ALIVE.as_secs_f64())
+    .bind(RENEWAL.as_secs_f64())
     .execute(executor)
     .await?;
     Ok(())
@@ -358,26 +439,27 @@ pub async fn list(
 ) -> Result<Vec<WaitingRequest>, StoreError> {
     let rows: Vec<WaitingRow> = sqlx::query_as(
         r#"-- waiting::list
-        WITH living AS (
-            SELECT w.* FROM linkis_resource_waiting w
-            JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()),
-        short AS (
-            SELECT s.ticket_id, s.spot,
-                row_number() OVER (PARTITION BY s.spot_hash ORDER BY w.waiting_since, w.ticket_id) - 1 AS ahead
-            FROM linkis_resource_waiting_spot s JOIN living w ON w.ticket_id = s.ticket_id WHERE s.is_short),
-        page AS (
-            SELECT * FROM living
-            WHERE (waiting_since, ticket_id) > (coalesce($1, '-infinity'::timestamptz), $2)
-            ORDER BY waiting_since, ticket_id LIMIT $3)
-        SELECT p.ticket_id, p."user", p.creator, p.engine_type, p.em_application_name, p.em_instance, p.any_em,
-            p.resource_type, p.resource::text, p.labels::text, p.waiting_since, p.wait_until,
-            ARRAY (SELECT s.spot::text FROM short s WHERE s.ticket_id = p.ticket_id ORDER BY s.spot) AS spots,
-            ARRAY (SELECT s.ahead FROM short s WHERE s.ticket_id = p.ticket_id ORDER BY s.spot) AS ahead
-        FROM page p ORDER BY p.waiting_since, p.ticket_id"#,
+        SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
+            w.resource_type, w.resource::text, w.labels::text, w.waiting_since, w.wait_until, s.spots, s.ahead
+        FROM linkis_resource_waiting w
+        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        CROSS JOIN LATERAL (
+            SELECT coalesce(array_agg(s.spot::text), '{}') AS spots, coalesce(array_agg(a.ahead), '{}') AS ahead
+            FROM linkis_resource_waiting_spot s
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS ahead FROM (
+                    SELECT FROM linkis_resource_waiting_spot o
+                    WHERE o.spot_hash = s.spot_hash AND (o.waiting_since, o.ticket_id) < (s.waiting_since, s.ticket_id)
+                        AND o.is_short
+                    LIMIT $4) o) a
+            WHERE s.ticket_id = w.ticket_id AND s.is_short) s
+        WHERE (w.waiting_since, w.ticket_id) > (coalesce($1, '-infinity'::timestamptz), $2)
+        ORDER BY w.waiting_since, w.ticket_id LIMIT $3"#,
     )
     .bind(after.map(|place| place.since))
     .bind(after.map_or(Uuid::nil(), |place| place.ticket_id))
     .bind(limit)
+    .bind(STANDS_MAX)
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(WaitingRequest::try_from).collect()

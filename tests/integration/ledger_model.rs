@@ -519,7 +519,7 @@ fn operation(ask: &ModelWaiting, place: Option<Option<Place>>) -> Operation {
                 body_hash: body_hash(ask.em, ask.user, ask.amount, ask.ttl),
             }),
         },
-        wait: place.map(|place| Wait { instance_id: Uuid::nil(), remaining, any_em: true, place }),
+        wait: place.map(|place| Wait { instance_id: Uuid::nil(), remaining, any_em: true, is_elsewhere: false, place }),
     })
 }
 

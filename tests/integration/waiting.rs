@@ -527,3 +527,116 @@ async fn the_line_is_shown_page_by_page() {
         assert_eq!(usage.list_waiting(call).await.unwrap_err().code(), Code::InvalidArgument, "{page_token}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_could_not_leave_at_once_leaves_later() {
+    let (database, rm) = start().await;
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    // Another waiter keeps the instance alive: nothing is swept because of it.
+    let (other, _grant) = full_em(&rm.client, "host2", 10).await;
+    let _stays = stand_in_line(&rm.client, patient(&other, "other", cpu(10))).await;
+    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT 1 FROM linkis_resource_waiting FOR UPDATE").execute(&mut holder).await.unwrap();
+    gone.abort();
+    eventually("it tries to leave", LONG, async || is_waiting(&database).await).await;
+    eventually("and gives up", LONG, async || !is_waiting(&database).await).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    eventually("it has left", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    rm.client.request_resource(&request(&host, "hadoop", cpu(10))).await.granted();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_granted_after_his_instance_was_late_stands_in_line_no_more() {
+    let (database, rm) = start().await;
+    let (host, mut held) = full_em(&rm.client, "host1", 10).await;
+    let mut user = "first";
+    for _ in 0..5 {
+        let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+        // As after an outage of the database, or when the process was frozen, for longer than an instance is taken to live.
+        let late = "UPDATE linkis_rm_instance SET alive_until = now() - interval '1 ms'";
+        sqlx::raw_sql(late).execute(&database.pool).await.unwrap();
+        rm.client.resource_released(&release(&held, user)).await.unwrap();
+        (held, user) = (granted(call).await, "hadoop");
+        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting").await, 0);
+        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting_spot").await, 0);
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_an_outage_everybody_keeps_his_place() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, grant) = full_em(&first.client, "host1", 10).await;
+    let one = stand_in_line(&first.client, patient(&host, "one", cpu(10))).await;
+    let two = stand_in_line(&second.client, patient(&host, "two", cpu(10))).await;
+    let line = first.client.waiting().await.unwrap();
+    let late = "UPDATE linkis_rm_instance SET alive_until = now() - interval '1 s'";
+    sqlx::raw_sql(late).execute(&database.pool).await.unwrap();
+    // Whoever is back first gives the others their time again.
+    let all_live = "SELECT count(*) FROM linkis_rm_instance WHERE alive_until > now()";
+    eventually("all live again", LONG, async || database.count(all_live).await == 2).await;
+    assert_eq!(second.client.waiting().await.unwrap(), line);
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let one = granted(one).await;
+    assert!(!two.is_finished());
+    first.client.resource_released(&release(&one, "one")).await.unwrap();
+    granted(two).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_names_no_em_is_not_refused_for_the_sake_of_one() {
+    let (database, rm) = start().await;
+    let mut grants = Vec::new();
+    for n in 0..3 {
+        grants.push(full_em(&rm.client, &format!("host{n}"), 10).await);
+    }
+    let anywhere = ResourceRequest { em: None, ..patient(&grants[0].0, "hadoop", cpu(10)) };
+    let call = stand_in_line(&rm.client, anywhere).await;
+    // Where it stands, it will never fit again; then that EM goes.
+    for what in ["shrinks", "goes"] {
+        let at = rm.client.waiting().await.unwrap()[0].em.clone();
+        match what {
+            "shrinks" => drop(rm.client.register(registration(at.clone(), cpu(1))).await.unwrap()),
+            _ => drop(rm.client.unregister(&at).await.unwrap()),
+        }
+        let elsewhere = async || rm.client.waiting().await.unwrap().first().is_some_and(|waiting| waiting.em != at);
+        eventually("it stands elsewhere", LONG, elsewhere).await;
+    }
+    let at = rm.client.waiting().await.unwrap()[0].em.clone();
+    let (_, grant) = grants.iter().find(|(em, _)| *em == at).unwrap();
+    rm.client.resource_released(&release(grant, "first")).await.unwrap();
+    assert_eq!(granted(call).await.em, at);
+    nobody_waits(&rm.client).await;
+    let over = "SELECT count(*) FROM linkis_em_resource_meta_data WHERE over_committed";
+    assert_eq!(database.count(over).await, 1, "the one that shrank");
+}
+
+/// One commit may make more room than one notification can tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn room_in_many_places_at_once_wakes_everybody() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let mut grants = Vec::new();
+    for n in 0..150 {
+        grants.push(full_em(&first.client, &format!("{}-{n}", "h".repeat(200)), 10).await);
+    }
+    let mut calls = Vec::new();
+    for (host, _) in &grants {
+        calls.push(ask(&second.client, patient(host, "hadoop", cpu(10))));
+    }
+    eventually("all wait", LONG, async || first.client.waiting().await.unwrap().len() == 150).await;
+    let mut releases = JoinSet::new();
+    for (_, grant) in grants {
+        let client = first.client.clone();
+        releases.spawn(async move { client.resource_released(&release(&grant, "first")).await.unwrap() });
+    }
+    releases.join_all().await;
+    for call in calls {
+        granted(call).await;
+    }
+    nobody_waits(&first.client).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 150);
+}

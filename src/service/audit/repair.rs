@@ -58,7 +58,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance) -> Result
     }
     resource_lock::drop_all(&mut transaction, locks).await?;
     // The true sums may leave more room.
-    waiting::notify(&mut *transaction, &Freed::anywhere()).await?;
+    waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
     transaction.commit().await?;
     Ok(done)
 }
@@ -118,7 +118,7 @@ pub(super) async fn scopes(connection: &mut PgConnection, strays: &BTreeSet<EmIn
         return Ok(Done::default());
     }
     write_scopes(&mut transaction, fixes, now).await?;
-    waiting::notify(&mut *transaction, &Freed::anywhere()).await?;
+    waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
     transaction.commit().await?;
     Ok(Done { repaired: differences, ..Done::default() })
 }

@@ -94,6 +94,10 @@ pub(super) async fn run(
     };
     match answered(transaction.commit()).await {
         Ok(()) => Ok(prepared.committed),
+        // The database says that it did not: only one that goes down may leave it open.
+        Err(sqlx::Error::Database(error)) if !StoreError::is_going_down(&*error) => {
+            Err(StoreError::from(sqlx::Error::Database(error)).into())
+        }
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, transaction_id, "the connection broke while committing");
@@ -181,7 +185,8 @@ async fn read(
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
-    let line = match in_force.anybody_waits {
+    let any_in_line = operations.iter().any(|operation| operation.place().is_some());
+    let line = match in_force.anybody_waits || any_in_line {
         true => line(&mut *connection, operations, &limits).await?,
         false => LineView::default(),
     };
@@ -197,8 +202,8 @@ async fn line(
     let requests = || operations.iter().filter_map(|operation| operation.request());
     let spots: BTreeSet<Spot> =
         requests().flat_map(|request| judgement::spots(&request.em, limits, &request.ask)).collect();
-    let places = requests().filter_map(|request| request.wait.as_ref()?.place);
-    let in_line: Vec<Uuid> = places.map(|place| place.ticket_id).collect();
+    let in_line: Vec<Uuid> =
+        operations.iter().filter_map(|operation| operation.place()).map(|place| place.ticket_id).collect();
     let line = match spots.is_empty() {
         true => Line::default(),
         false => waiting::line(connection, &spots, &in_line).await?,
