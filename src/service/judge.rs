@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::{Duration, Instant},
 };
 
@@ -22,7 +22,7 @@ use crate::{
         line::Line,
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
-        placement,
+        placement::View,
         report::Statuses,
         scope::{Scope, Usage},
     },
@@ -48,12 +48,55 @@ const SEE_ALL_PAGE: i64 = 1000;
 
 /// How things stood when they were last seen, by this instance.
 #[derive(Clone, Debug, Default)]
-pub struct Seen(Arc<Mutex<State>>);
+pub struct Seen {
+    state: Arc<Mutex<State>>,
+    choice: Arc<Choice>,
+}
+
+/// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
+/// here, and the next one who chooses takes it over.
+#[derive(Debug, Default)]
+struct Choice {
+    view: RwLock<View>,
+    /// EMs as they stand since the view was made, `None` for one that went; nothing as long as nobody has chosen.
+    changes: Mutex<Option<HashMap<EmInstance, Option<Em>>>>,
+}
+
+impl Choice {
+    fn note(&self, ems: &[Em], gone: &[EmInstance]) {
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(changes) = &mut *changes {
+            changes.extend(gone.iter().map(|em| (em.clone(), None)));
+            changes.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
+        }
+    }
+
+    fn replace(&self, view: View) {
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashMap::new());
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take);
+        let changes = changes.unwrap_or_default();
+        if !changes.is_empty() {
+            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+            for (instance, em) in changes {
+                match em {
+                    Some(em) => view.update(em),
+                    None => drop(view.remove(&instance)),
+                }
+            }
+        }
+        look(&self.view.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 impl Seen {
     /// Remembers how things stand.
     pub fn update(&self, standing: Standing) {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.choice.note(&standing.ems, &standing.gone);
+        let mut seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if standing.limits.version() != seen.limits.version() {
             // Counters of other label sets would only fill the memory.
             seen.scopes.clear();
@@ -61,7 +104,6 @@ impl Seen {
         }
         for gone in &standing.gone {
             seen.ems.remove(gone);
-            seen.statuses.remove(gone);
         }
         seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
         seen.scopes.extend(standing.scopes);
@@ -73,33 +115,24 @@ impl Seen {
 
     /// Whether the request fitted when what it needs was last seen.
     fn fitted(&self, request: &Request) -> bool {
-        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(seen.verdict(request), Ok(Verdict::Fits))
     }
 
-    /// Makes `ems` all the EMs there are, and `statuses` what is known of them by their reports.
-    fn replace_ems(&self, ems: Vec<Em>, statuses: Statuses) {
-        let ems = ems.into_iter().map(|em| (em.instance.clone(), em)).collect();
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        (seen.ems, seen.statuses) = (ems, statuses);
+    /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
+    fn replace_ems(&self, ems: Vec<Em>, statuses: &Statuses) {
+        self.choice.replace(View::new(ems, statuses));
     }
 
     /// Remembers how some EMs stand.
     fn take_over(&self, ems: HashMap<EmInstance, Em>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).ems.extend(ems);
-    }
-
-    /// Looks at all EMs that are remembered.
-    fn over_ems<T>(
-        &self,
-        look: impl FnOnce(std::collections::hash_map::Values<'_, EmInstance, Em>, &Statuses) -> T,
-    ) -> T {
-        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        look(seen.ems.values(), &seen.statuses)
+        let ems: Vec<Em> = ems.into_values().collect();
+        self.choice.note(&ems, &[]);
     }
 
     fn forget(&self, em: &EmInstance) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).ems.remove(em);
+        self.choice.note(&[], std::slice::from_ref(em));
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).ems.remove(em);
     }
 }
 
@@ -140,14 +173,15 @@ impl Judge {
         let (start, mut ems) = (Instant::now(), Vec::new());
         loop {
             let after = ems.last().map(|em: &Em| em.instance.clone());
-            let page = em_resource::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE).await?;
+            let page = answered(em_resource::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE)).await?;
             let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
             ems.extend(page);
             if is_last {
                 break;
             }
         }
-        self.seen.replace_ems(ems, self.statuses().await?);
+        let statuses = answered(self.statuses()).await?;
+        self.seen.replace_ems(ems, &statuses);
         *seen_all = Some(start);
         Ok(())
     }
@@ -175,17 +209,17 @@ impl Judge {
 
     /// Up to `most` EMs on which the request fitted when they were last seen, the best first.
     pub fn candidates(&self, ask: &Ask, most: usize) -> Vec<EmInstance> {
-        self.seen.over_ems(|ems, statuses| placement::candidates(ems, statuses, ask, most))
+        self.seen.choice.look(|view| view.candidates(ask, most))
     }
 
     /// The EM that tells best why the request fits nowhere.
     pub fn closest(&self, ask: &Ask) -> Option<EmInstance> {
-        self.seen.over_ems(|ems, statuses| placement::closest(ems, statuses, ask))
+        self.seen.choice.look(|view| view.closest(ask))
     }
 
     /// Why no EM can be chosen for the request.
     pub fn none_for(&self, ask: &Ask) -> Rejection {
-        match self.seen.over_ems(|ems, _| placement::matching(ems, ask)) {
+        match self.seen.choice.look(|view| view.matching(ask)) {
             0 => Rejection::NoEmMatches(format!("{:?}", ask.labels.as_map())),
             matching => Rejection::NoEmAvailable { matching },
         }
@@ -262,7 +296,6 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
 struct State {
     ems: HashMap<EmInstance, Em>,
     /// Only by a view of all EMs.
-    statuses: Statuses,
     limits: Arc<Limits>,
     scopes: HashMap<Scope, Usage>,
     request_ids: HashMap<Name, RequestRecord>,
@@ -329,5 +362,5 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         }
         false => LineView::default(),
     };
-    Ok(State { ems, statuses: Statuses::new(), limits, scopes, request_ids, line })
+    Ok(State { ems, limits, scopes, request_ids, line })
 }
