@@ -83,8 +83,16 @@ impl Em {
     /// [`ResourceError::Unanswerable`] or [`ResourceError::UnknownDimension`] if a dimension is asked that the EM does not provide.
     pub fn project(&self, asked: &Resource) -> Result<Resource, ResourceError> {
         let share = self.share(asked)?;
+        self.provides(&share).map(|()| share)
+    }
+
+    /// Whether it provides every dimension of a share.
+    ///
+    /// # Errors
+    /// [`ResourceError::UnknownDimension`].
+    pub fn provides(&self, share: &Resource) -> Result<(), ResourceError> {
         let unknown = share.amounts().find(|(dimension, _)| !self.total.has(dimension));
-        unknown.map_or(Ok(share), |(dimension, _)| Err(ResourceError::UnknownDimension { dimension }))
+        unknown.map_or(Ok(()), |(dimension, _)| Err(ResourceError::UnknownDimension { dimension }))
     }
 
     /// Whether its amounts can be compared with `other`'s: the same type, on the same queue.

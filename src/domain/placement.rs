@@ -156,7 +156,7 @@ impl<'a> Shares<'a> {
             self.by_type.len() - 1
         });
         // Only custom dimensions are another matter for each EM.
-        let counts = |share: &&Resource| kind != ResourceType::Special || em.project(share).is_ok();
+        let counts = |share: &&Resource| kind != ResourceType::Special || em.provides(share).is_ok();
         self.by_type.get(known).and_then(|(_, share)| share.as_ref()).filter(counts)
     }
 }
