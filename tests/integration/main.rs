@@ -14,6 +14,7 @@ mod heartbeat;
 mod ledger_model;
 mod lifecycle;
 mod limits;
+mod migrations;
 mod plans;
 mod private_database;
 mod traps;
