@@ -65,7 +65,7 @@ impl fmt::Display for Machine {
             "machine: {cores} cores, {cpu}, {memory:.0} GiB, Linux {kernel}, file system {}",
             self.file_system
         )?;
-        write!(f, "PostgreSQL {}: {}", self.postgresql, settings.join(", "))
+        write!(f, "PostgreSQL {}\nits settings: {}", self.postgresql, settings.join(", "))
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the service does per second, how long that takes and what it costs, as ratios to what plain PostgreSQL does for the same
 //! work on the same server in the same run.
 //!
-//! Measured, interleaved and repeated (rates are medians over the rounds, percentiles are over all calls of all rounds):
+//! Measured, interleaved and repeated (rates are medians over the rounds, ratios are medians of the rounds' ratios,
+//! percentiles are over all calls of all rounds):
 //!
 //! - the floors: pgbench makes one grant after another, prepared, with no service and no network in between, in three ways
 //!   (`floors`); a floor is its best over 1, 4, 16 and 64 clients;
@@ -24,6 +25,7 @@
 //! `cargo bench --bench grants -- --seconds 5 --rounds 5 --preload --churn 10 --json grants.json --svg grants.svg`
 #![expect(clippy::print_stdout, reason = "the report is what this program is for")]
 
+mod callers;
 mod calls;
 mod check;
 mod churn;

@@ -77,27 +77,30 @@ impl Step {
     }
 }
 
-/// Everything but the floors about one workload.
-pub(crate) fn of_service(workload: Workload, preload: bool) -> Vec<Step> {
+/// Everything but the floors about one workload. What is compared with each other is measured close to each other.
+pub(crate) fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
     let mut steps = Vec::new();
-    let mut add = |subject, callers: &[usize]| {
-        steps.extend(callers.iter().map(|callers| Step::new(subject, workload, *callers)));
-    };
-    add(Subject::Service(Site::Plain, Work::Grants), &CALLERS);
-    add(Subject::HalfLoad, &[0]);
-    add(Subject::Service(Site::Limited, Work::Grants), &CALLERS);
-    add(Subject::Service(Site::Plain, Work::Lives), &[ENOUGH, MANY]);
-    add(Subject::Service(Site::Plain, Work::Refusals), &[ENOUGH, MANY]);
-    for instances in 2..=INSTANCES_MAX {
-        add(Subject::Instances(instances), &[ENOUGH]);
+    let mut add = |subject, callers| steps.push(Step::new(subject, workload, callers));
+    for callers in CALLERS {
+        add(Subject::Service(Site::Plain, Work::Grants), callers);
+        if callers == ENOUGH {
+            (2..=INSTANCES_MAX).for_each(|instances| add(Subject::Instances(instances), callers));
+            add(Subject::HalfLoad, 0);
+        }
+        if ceiling {
+            add(Subject::Empty, callers);
+        }
+        add(Subject::Service(Site::Limited, Work::Grants), callers);
+        if preload && PRELOADED.contains(&(Work::Grants, callers)) {
+            add(Subject::Service(Site::Loaded, Work::Grants), callers);
+        }
     }
-    if preload {
-        // What loaded is compared with is measured right before it.
-        for (work, callers) in PRELOADED {
-            if work != Work::Grants {
-                add(Subject::Service(Site::Limited, work), &[callers]);
-            }
-            add(Subject::Service(Site::Loaded, work), &[callers]);
+    for work in [Work::Refusals, Work::Lives] {
+        add(Subject::Service(Site::Plain, work), ENOUGH);
+        add(Subject::Service(Site::Plain, work), MANY);
+        if preload {
+            add(Subject::Service(Site::Limited, work), ENOUGH);
+            add(Subject::Service(Site::Loaded, work), ENOUGH);
         }
     }
     steps

@@ -109,8 +109,7 @@ impl Of<'_> {
     }
 
     fn alone(&self) -> Option<Ratio> {
-        let p50 = |subject| Some(self.find(subject, 1)?.latency()?.p50.as_secs_f64());
-        let value = p50(GRANTS)? / p50(FOR_UPDATE)?;
+        let value = self.find(GRANTS, 1)?.p50_part_of(self.find(FOR_UPDATE, 1)?)?;
         let name = self.name("one caller's p50 / for_update's");
         Some(Ratio { name, value, wanted: Some(Wanted::AtMost(2.0)) })
     }
@@ -140,7 +139,7 @@ impl Of<'_> {
     }
 
     fn ratio(&self, name: &str, of: Option<&Series>, to: Option<&Series>, wanted: Option<Wanted>) -> Option<Ratio> {
-        Some(Ratio { name: self.name(name), value: of?.rate() / to?.rate(), wanted })
+        Some(Ratio { name: self.name(name), value: of?.part_of(to?), wanted })
     }
 
     fn name(&self, name: &str) -> String {

@@ -68,6 +68,18 @@ impl Series {
         median(self.rates())
     }
 
+    /// Its rate as a part of another's: the median of the rounds' ratios, so that a machine that changes its speed from round to
+    /// round does not matter.
+    pub fn part_of(&self, other: &Self) -> f64 {
+        median(self.rates().zip(other.rates()).map(|(rate, other)| rate / other))
+    }
+
+    /// The same of the times that half of the calls did not exceed.
+    pub fn p50_part_of(&self, other: &Self) -> Option<f64> {
+        let p50s = |series: &Self| series.samples.iter().map(Sample::p50).collect::<Option<Vec<f64>>>();
+        Some(median(p50s(self)?.into_iter().zip(p50s(other)?).map(|(p50, other)| p50 / other)))
+    }
+
     pub fn rates(&self) -> impl Iterator<Item = f64> {
         self.samples.iter().map(|sample| sample.rate)
     }

@@ -12,7 +12,7 @@ use crate::{
     load::{Load, WARM_UP, Work},
     machine,
     meter::Meter,
-    plan::{self, CALLERS, ENOUGH, Step, Subject},
+    plan::{self, ENOUGH, Step, Subject},
     process::{self, Server},
     results::{Results, Series},
     sample::Sample,
@@ -44,7 +44,20 @@ pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) 
         }
     }
     let checked = bench.check().await?;
-    Ok(Results { workloads: arguments.workloads(), series: bench.series, churns, checked })
+    Ok(Results { workloads: arguments.workloads(), series: grouped(bench.series), churns, checked })
+}
+
+/// In the order in which it is told: what differs only in its callers stands together.
+fn grouped(series: Vec<Series>) -> Vec<Series> {
+    let mut groups: Vec<Vec<Series>> = Vec::new();
+    for one in series {
+        let of = |step: Step| (step.subject, step.workload);
+        match groups.iter_mut().find(|group| of(group[0].step) == of(one.step)) {
+            Some(group) => group.push(one),
+            None => groups.push(vec![one]),
+        }
+    }
+    groups.into_iter().flatten().collect()
 }
 
 struct Bench {
@@ -92,21 +105,20 @@ impl Bench {
     /// Decides what a round consists of.
     async fn plan(&mut self, arguments: &Arguments) -> Result<Vec<Step>, Failure> {
         let (workloads, window) = (arguments.workloads(), arguments.window());
-        let of_service = |workload: &Workload| plan::of_service(*workload, arguments.preload);
-        let mut calls = workloads.iter().flat_map(of_service).collect::<Vec<_>>();
-        // It does not look at what is asked of it, so that one workload is enough.
-        calls.extend(CALLERS.map(|callers| Step::new(Subject::Empty, workloads[0], callers)));
+        // The empty handler does not look at what is asked of it, so that one workload is enough.
+        let of_service = |workload| plan::of_service(workload, workload == workloads[0], arguments.preload);
+        let calls: usize = workloads.iter().map(|workload| of_service(*workload).len()).sum();
         let scouting = Duration::from_secs(arguments.seconds.div_ceil(2));
         let floors = workloads.len() * (CLIENTS_KEPT + 1 + 2 * CLIENTS_KEPT_OF_OTHERS);
-        let per_round = calls.len() as f64 * seconds(window + WARM_UP) + floors as f64 * seconds(window);
+        let per_round = calls as f64 * seconds(window + WARM_UP) + floors as f64 * seconds(window);
         let scouted = (workloads.len() * Floor::ALL.len() * CLIENTS.len()) as f64 * seconds(scouting);
         self.seconds_left = scouted + per_round * arguments.rounds as f64;
         let mut steps = Vec::new();
-        for workload in workloads {
+        for workload in workloads.iter().copied() {
             for floor in Floor::ALL {
                 steps.extend(self.scout(floor, workload, scouting).await?);
             }
-            steps.extend(calls.extract_if(.., |step| step.workload == workload));
+            steps.extend(of_service(workload));
         }
         Ok(steps)
     }

@@ -20,6 +20,13 @@ pub(crate) struct Sample {
     pub error: Option<String>,
 }
 
+impl Sample {
+    /// The median time, in seconds; `None` if none were taken.
+    pub fn p50(&self) -> Option<f64> {
+        (!self.times.is_empty()).then(|| median(self.times.iter().map(Duration::as_secs_f64)))
+    }
+}
+
 /// The value in the middle, or between the two there; zero of nothing.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();

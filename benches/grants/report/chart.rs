@@ -16,6 +16,8 @@ const PARTS_MAX: f64 = 2.0;
 const TOP: f64 = 64.0;
 const ROW: f64 = 22.0;
 const BAR: f64 = 14.0;
+/// The height of a line below the bars.
+const FOOT: f64 = 18.0;
 
 const STYLE: &str = "
   text { font: 12px system-ui, sans-serif; fill: #24292f }
@@ -39,7 +41,8 @@ pub(super) fn render(report: &Report<'_>) -> String {
     let wanted: Vec<(&Ratio, Wanted)> =
         report.ratios.iter().filter_map(|ratio| ratio.wanted.map(|wanted| (ratio, wanted))).collect();
     let bottom = TOP + ROW * wanted.len() as f64;
-    let height = bottom + 52.0;
+    let machine = report.machine.to_string();
+    let height = bottom + FOOT * (machine.lines().count() + 1) as f64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          role=\"img\">\n<title>linkis-rm: what is wanted, and what was measured</title>\n<style>{STYLE}</style>\n\
@@ -53,9 +56,8 @@ pub(super) fn render(report: &Report<'_>) -> String {
     let x = NAMES + WANTED;
     // Writing to a string does not fail.
     let _ = writeln!(svg, "<line class=\"wanted\" x1=\"{x}\" x2=\"{x}\" y1=\"{}\" y2=\"{bottom}\"/>", TOP - 6.0);
-    let machine = report.machine.to_string();
-    for (number, line) in machine.lines().take(2).enumerate() {
-        text(&mut svg, 16.0, bottom + 22.0 + 15.0 * number as f64, "small", line);
+    for (number, line) in machine.lines().enumerate() {
+        text(&mut svg, 16.0, bottom + FOOT * (number as f64 + 1.0), "small", line);
     }
     text(&mut svg, WIDTH - 150.0, 26.0, "small", &report.date);
     svg + "</svg>\n"

@@ -75,7 +75,7 @@ fn row(results: &Results, series: &Series) -> String {
 
 fn to_floor(results: &Results, series: &Series) -> Option<f64> {
     let floor = results.best(Subject::Floor(Floor::ForUpdate), series.step.workload)?;
-    (series.step.subject != Subject::Empty).then(|| series.rate() / floor.rate())
+    (series.step.subject != Subject::Empty).then(|| series.part_of(floor))
 }
 
 fn minutes(churn: &Churn) -> String {
