@@ -51,6 +51,10 @@ pub(crate) async fn run(service: &Service, workload: Workload, minutes: u64) -> 
             eprintln!("{left:>5} s left, churn, {place}: minute {minute} of {minutes}, {}/s", thousands(rate()));
         }
         let grants_per_second = rate();
+        if grants_per_second == 0.0 {
+            let ended = calls.finish().await?;
+            return Err(format!("nothing was answered for a minute: {}", ended.error.unwrap_or_default()).into());
+        }
         seen.push(Minute { grants_per_second, lock_table_bytes: service.lock_table_bytes().await? });
     }
     let ended = calls.finish().await?;

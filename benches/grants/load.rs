@@ -108,6 +108,9 @@ impl Load {
         let ended = calls.finish().await?;
         let done: Vec<u64> = after.iter().zip(before).map(|(after, before)| after - before).collect();
         let total = done.iter().sum::<u64>() as f64;
+        if let Some(error) = ended.error.as_ref().filter(|_| total == 0.0) {
+            return Err(format!("nothing was answered as it should be: {error}").into());
+        }
         let shares = done.iter().map(|done| *done as f64 / total.max(1.0)).collect();
         let rate = total / elapsed.as_secs_f64();
         Ok(Sample { rate, times: ended.times, cost: Some(cost), shares, errors: ended.errors, error: ended.error })

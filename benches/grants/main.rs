@@ -154,7 +154,9 @@ async fn with_database(arguments: &Arguments) -> Result<(), Failure> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let dir = TemporaryDir::create()?;
     eprintln!("starting PostgreSQL");
-    let settings = Settings { data_dir: dir.path().join("postgresql"), server_options: vec![] };
+    // For pgbench's 64 clients and all instances at once.
+    let server_options = vec![("max_connections".to_owned(), "300".to_owned())];
+    let settings = Settings { data_dir: dir.path().join("postgresql"), server_options };
     let database = Embedded::start(settings).await?;
     let outcome = tokio::select! {
         outcome = run(arguments, &database, dir.path()) => outcome,

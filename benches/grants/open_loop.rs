@@ -36,6 +36,9 @@ pub(crate) async fn measure(
     flow.run(calls_due, meter).await?;
     let elapsed = flow.counted_from.elapsed();
     let count = flow.times.len();
+    if let Some(error) = flow.error.as_ref().filter(|_| count == 0) {
+        return Err(format!("nothing was answered as it should be: {error}").into());
+    }
     let cost = match flow.before {
         Some(before) => Some(meter.read().await?.since(before, count as u64)),
         None => None,

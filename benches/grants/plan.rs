@@ -2,7 +2,7 @@
 
 use crate::{
     Workload,
-    floors::Floor,
+    floors::{CLIENTS, Floor},
     load::{Job, Work},
     service::Site,
 };
@@ -77,8 +77,22 @@ impl Step {
     }
 }
 
+/// What a round consists of.
+pub(crate) fn round(workloads: &[Workload], preload: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for workload in workloads {
+        // From the least to the most important, so that this one is measured close to the service.
+        for floor in Floor::ALL.into_iter().rev() {
+            steps.extend(CLIENTS.map(|clients| Step::new(Subject::Floor(floor), *workload, clients)));
+        }
+        // The empty handler does not look at what is asked of it, so that one workload is enough.
+        steps.extend(of_service(*workload, *workload == workloads[0], preload));
+    }
+    steps
+}
+
 /// Everything but the floors about one workload. What is compared with each other is measured close to each other.
-pub(crate) fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
+fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut add = |subject, callers| steps.push(Step::new(subject, workload, callers));
     for callers in CALLERS {

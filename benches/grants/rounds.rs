@@ -8,10 +8,11 @@ use crate::{
     Arguments, Failure, Workload,
     check::Checked,
     churn,
-    floors::{CLIENTS, Floor, Floors},
+    floors::Floors,
     load::{Load, WARM_UP, Work},
     machine,
     meter::Meter,
+    open_loop,
     plan::{self, ENOUGH, Step, Subject},
     process::{self, Server},
     results::{Results, Series},
@@ -19,16 +20,13 @@ use crate::{
     service::{Service, Site},
 };
 
-/// How many of the numbers of clients are measured again in every round: of the floor that everything is compared with, and of
-/// the others.
-const CLIENTS_KEPT: usize = 2;
-const CLIENTS_KEPT_OF_OTHERS: usize = 1;
-
 /// Measures everything.
 pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Results, Failure> {
     let mut bench = Bench::start(arguments, database, dir).await?;
     if arguments.rounds > 0 {
-        let steps = bench.plan(arguments).await?;
+        let steps = plan::round(&arguments.workloads(), arguments.preload);
+        let per_round: f64 = steps.iter().map(|step| seconds(length(*step, arguments.window()))).sum();
+        bench.seconds_left = per_round * arguments.rounds as f64;
         for round in 1..=arguments.rounds {
             machine::checkpoint(database).await?;
             for step in &steps {
@@ -102,49 +100,8 @@ impl Bench {
         self.services.last().ok_or_else(|| "no service".into())
     }
 
-    /// Decides what a round consists of.
-    async fn plan(&mut self, arguments: &Arguments) -> Result<Vec<Step>, Failure> {
-        let (workloads, window) = (arguments.workloads(), arguments.window());
-        // The empty handler does not look at what is asked of it, so that one workload is enough.
-        let of_service = |workload| plan::of_service(workload, workload == workloads[0], arguments.preload);
-        let calls: usize = workloads.iter().map(|workload| of_service(*workload).len()).sum();
-        let scouting = Duration::from_secs(arguments.seconds.div_ceil(2));
-        let floors = workloads.len() * (CLIENTS_KEPT + 1 + 2 * CLIENTS_KEPT_OF_OTHERS);
-        let per_round = calls as f64 * seconds(window + WARM_UP) + floors as f64 * seconds(window);
-        let scouted = (workloads.len() * Floor::ALL.len() * CLIENTS.len()) as f64 * seconds(scouting);
-        self.seconds_left = scouted + per_round * arguments.rounds as f64;
-        let mut steps = Vec::new();
-        for workload in workloads.iter().copied() {
-            for floor in Floor::ALL {
-                steps.extend(self.scout(floor, workload, scouting).await?);
-            }
-            steps.extend(of_service(workload));
-        }
-        Ok(steps)
-    }
-
-    /// Finds the numbers of clients at which a floor is highest; a single one is always among those of the first, as it is also
-    /// timed.
-    async fn scout(&mut self, floor: Floor, workload: Workload, window: Duration) -> Result<Vec<Step>, Failure> {
-        let mut found = Vec::new();
-        for clients in CLIENTS {
-            let step = Step::new(Subject::Floor(floor), workload, clients);
-            self.tell("finding the best number of clients", step, window);
-            found.push((self.floors.measure(floor, workload, clients, window, &mut self.meter).await?.rate, clients));
-        }
-        found.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let kept = if floor == Floor::ForUpdate { CLIENTS_KEPT } else { CLIENTS_KEPT_OF_OTHERS };
-        let mut clients: Vec<usize> = found.iter().take(kept).map(|(_, clients)| *clients).collect();
-        if floor == Floor::ForUpdate && !clients.contains(&1) {
-            clients.push(1);
-        }
-        clients.sort_unstable();
-        Ok(clients.into_iter().map(|clients| Step::new(Subject::Floor(floor), workload, clients)).collect())
-    }
-
     async fn measure(&mut self, round: &str, step: Step, window: Duration) -> Result<(), Failure> {
-        let warm_up = if matches!(step.subject, Subject::Floor(_)) { Duration::ZERO } else { WARM_UP };
-        self.tell(round, step, window + warm_up);
+        self.tell(round, step, length(step, window));
         let sample = self.sample(step, window).await?;
         if let Some(error) = &sample.error {
             eprintln!("  {} calls failed; the first: {error}", sample.errors);
@@ -163,13 +120,13 @@ impl Bench {
         }
         let Some((site, job)) = step.job() else {
             let rate = self.half_rate(workload);
-            let service = find(&self.services, Site::Plain)?;
-            return service.measure_open(workload, rate, window, &mut self.meter).await;
+            let load = find(&self.services, Site::Plain)?.load();
+            return open_loop::measure(load, workload, rate, window, &mut self.meter).await;
         };
         if subject == Subject::Empty {
             return self.empty.measure(job, window, &mut self.meter).await;
         }
-        find(&self.services, site)?.measure(job, window, &mut self.meter).await
+        find(&self.services, site)?.load().measure(job, window, &mut self.meter).await
     }
 
     /// Half of what the service has made so far.
@@ -195,6 +152,12 @@ impl Bench {
         eprintln!("{:>5.0} s left, {when}: {what}, {place}{at_once}", self.seconds_left);
         self.seconds_left = (self.seconds_left - seconds(window)).max(0.0);
     }
+}
+
+/// How long a measurement takes.
+fn length(step: Step, window: Duration) -> Duration {
+    let warm_up = if matches!(step.subject, Subject::Floor(_)) { Duration::ZERO } else { WARM_UP };
+    window + warm_up
 }
 
 fn find(services: &[Service], site: Site) -> Result<&Service, Failure> {

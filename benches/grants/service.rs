@@ -1,7 +1,5 @@
 //! The service: the real server, in as many processes as there are instances, on a database of its own.
 
-use std::time::Duration;
-
 use linkis_rm::{
     store::embedded::Embedded,
     transport::proto::{self, limit_service_client::LimitServiceClient},
@@ -10,13 +8,10 @@ use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 
 use crate::{
     Failure, Workload, check,
-    load::{Job, Load},
+    load::Load,
     machine,
-    meter::Meter,
-    open_loop,
     preload::{self, Preloaded},
     process::{self, Server},
-    sample::Sample,
 };
 
 /// Which database the service works on.
@@ -86,22 +81,6 @@ impl Service {
 
     pub fn load(&self) -> &Load {
         &self.load
-    }
-
-    /// Calls in a closed loop.
-    pub async fn measure(&self, job: Job, window: Duration, meter: &mut Meter) -> Result<Sample, Failure> {
-        self.load.measure(job, window, meter).await
-    }
-
-    /// Asks for grants so many times per second, whether they are answered or not.
-    pub async fn measure_open(
-        &self,
-        workload: Workload,
-        rate: f64,
-        window: Duration,
-        meter: &mut Meter,
-    ) -> Result<Sample, Failure> {
-        open_loop::measure(&self.load, workload, rate, window, meter).await
     }
 
     /// How large the table of resource locks and its index are, in bytes.
