@@ -30,9 +30,10 @@ pub(crate) struct Minute {
 }
 
 impl Churn {
-    /// The last minute's rate as a part of the first's.
+    /// The last minute's rate as a part of the first's, if they are not the same.
     pub fn kept(&self) -> Option<f64> {
-        Some(self.minutes.last()?.grants_per_second / self.minutes.first()?.grants_per_second)
+        let (first, others) = self.minutes.split_first()?;
+        Some(others.last()?.grants_per_second / first.grants_per_second)
     }
 }
 
