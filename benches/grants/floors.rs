@@ -1,9 +1,9 @@
-//! The floor: the same work by pgbench, with no service and no network in between.
+//! The floors: the same work by pgbench, with no service and no network in between.
 
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -11,16 +11,48 @@ use linkis_rm::store::embedded::{Embedded, PORT, USER};
 use sqlx::ConnectOptions as _;
 
 use crate::{
-    Failure, Latency, Sample, Workload, machine,
+    Failure, Workload, machine,
+    meter::Meter,
     process::{self, Running},
+    sample::Sample,
 };
 
 /// A floor is its best over these numbers of clients.
-pub(crate) const CLIENTS: [u64; 4] = [1, 4, 16, 64];
+pub(crate) const CLIENTS: [usize; 4] = [1, 4, 16, 64];
 
 const DATABASE: &str = "floors";
 const SCHEMA: &str = include_str!("floors/schema.sql");
-const FOR_UPDATE: &str = include_str!("floors/for_update.sql");
+
+/// A way to make a grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Floor {
+    /// One transaction that locks both counters: what a good engineer writes by default.
+    ForUpdate,
+    /// One transaction that inserts lock rows, for whose unique index others wait.
+    InTransaction,
+    /// Every statement a transaction of its own, with lock rows that are polled for.
+    Literal,
+}
+
+impl Floor {
+    pub const ALL: [Self; 3] = [Self::ForUpdate, Self::InTransaction, Self::Literal];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ForUpdate => "for_update",
+            Self::InTransaction => "in_transaction",
+            Self::Literal => "literal",
+        }
+    }
+
+    fn script(self) -> &'static str {
+        match self {
+            Self::ForUpdate => include_str!("floors/for_update.sql"),
+            Self::InTransaction => include_str!("floors/in_transaction.sql"),
+            Self::Literal => include_str!("floors/literal.sql"),
+        }
+    }
+}
 
 /// Runs pgbench in a database of its own.
 pub(crate) struct Floors {
@@ -28,7 +60,6 @@ pub(crate) struct Floors {
     libraries: Option<PathBuf>,
     socket_dir: PathBuf,
     dir: PathBuf,
-    script: PathBuf,
     threads_max: u64,
 }
 
@@ -38,39 +69,61 @@ impl Floors {
         let pgbench = find_pgbench(database.bin_dir())?;
         let options = machine::create_database(database, DATABASE).await?;
         sqlx::raw_sql(SCHEMA).execute(&mut options.connect().await?).await?;
-        let script = dir.join("for_update.sql");
-        fs::write(&script, FOR_UPDATE)?;
+        for floor in Floor::ALL {
+            fs::write(dir.join(floor.name()), floor.script())?;
+        }
         Ok(Self {
             libraries: fetched_libraries(database.bin_dir()),
             pgbench,
             socket_dir: database.socket_dir().to_owned(),
             dir: dir.to_owned(),
-            script,
             threads_max: u64::try_from(std::thread::available_parallelism()?.get())?,
         })
     }
 
     /// Grants for `window`, with so many clients at once; a single one is also timed, grant by grant.
-    pub async fn measure(&self, workload: Workload, clients: u64, window: Duration) -> Result<Sample, Failure> {
-        let (output, errors) = (self.dir.join("pgbench.out"), self.dir.join("pgbench.err"));
+    pub async fn measure(
+        &self,
+        floor: Floor,
+        workload: Workload,
+        clients: usize,
+        window: Duration,
+        meter: &mut Meter,
+    ) -> Result<Sample, Failure> {
+        let before = meter.read().await?;
+        let said = self.run(self.command(floor, workload, clients, window)).await?;
+        let rate = said.lines().find_map(rate).filter(|rate| *rate > 0.0).ok_or("pgbench tells no rate")?;
+        let done = said.lines().find_map(done).ok_or("pgbench tells no number of transactions")?;
+        let times = if clients == 1 { self.take_times()? } else { Vec::new() };
+        let cost = Some(meter.read().await?.since(before, done));
+        Ok(Sample { rate, times, cost, shares: Vec::new(), errors: 0, error: None })
+    }
+
+    fn command(&self, floor: Floor, workload: Workload, clients: usize, window: Duration) -> Command {
         let mut command = process::command(&self.pgbench);
-        command.current_dir(&self.dir).args(["--no-vacuum", "--protocol=prepared", "--file"]).arg(&self.script);
+        command.current_dir(&self.dir).args(["--no-vacuum", "--protocol=prepared", "--file", floor.name()]);
         command.arg("--host").arg(&self.socket_dir).args(["--port", &PORT.to_string(), "--username", USER]);
-        command.args(["--client", &clients.to_string(), "--jobs", &clients.min(self.threads_max).to_string()]);
+        let threads = self.threads_max.min(clients as u64);
+        command.args(["--client", &clients.to_string(), "--jobs", &threads.to_string()]);
         command.args(["--time", &window.as_secs().max(1).to_string(), "--define", &format!("ems={}", workload.ems())]);
         if clients == 1 {
             command.args(["--log", "--log-prefix=times"]);
         }
         command.arg(DATABASE).envs(self.libraries.iter().map(|dir| ("LD_LIBRARY_PATH", dir)));
+        command
+    }
+
+    /// Answers what it says.
+    async fn run(&self, mut command: Command) -> Result<String, Failure> {
+        let (output, errors) = (self.dir.join("pgbench.out"), self.dir.join("pgbench.err"));
         command.stdout(Stdio::from(File::create(&output)?)).stderr(Stdio::from(File::create(&errors)?));
         let status = Running::start(&mut command)?.ended().await?;
-        let said = fs::read_to_string(&output)?;
-        let rate = said.lines().find_map(rate).filter(|rate| status.success() && *rate > 0.0).ok_or_else(|| {
+        if !status.success() {
             let errors = fs::read_to_string(&errors).unwrap_or_default();
-            format!("pgbench failed ({status}): {}", errors.lines().last().unwrap_or("it says nothing"))
-        })?;
-        let latency = if clients == 1 { Latency::of(self.take_times()?) } else { None };
-        Ok(Sample { rate, latency })
+            let last = errors.lines().last().unwrap_or("it says nothing");
+            return Err(format!("pgbench failed ({status}): {last}").into());
+        }
+        Ok(fs::read_to_string(&output)?)
     }
 
     /// The times that pgbench has logged, which are removed.
@@ -94,6 +147,11 @@ impl Floors {
 /// From `tps = 2880.123 (without initial connection time)`.
 fn rate(line: &str) -> Option<f64> {
     line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok()
+}
+
+/// From `number of transactions actually processed: 14400`, which may go on with how many were planned.
+fn done(line: &str) -> Option<u64> {
+    line.strip_prefix("number of transactions actually processed: ")?.split('/').next()?.parse().ok()
 }
 
 /// Beside the server's programs, else on `PATH`.

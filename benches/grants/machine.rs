@@ -1,37 +1,76 @@
 //! What the numbers were measured on, and the databases on it.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeMap, fmt, fs, path::Path};
 
 use linkis_rm::store::embedded::Embedded;
+use serde::Serialize;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 
 use crate::{Failure, process};
 
-/// One line about the machine; fails if commits are not durable.
-pub(crate) async fn describe(database: &Embedded, dir: &Path) -> Result<String, Failure> {
-    let mut connection = database.connect_options().connect().await?;
-    let mut settings = Vec::new();
-    for name in ["server_version", "fsync", "synchronous_commit"] {
-        let value: String =
-            sqlx::query_scalar("SELECT current_setting($1)").bind(name).fetch_one(&mut connection).await?;
-        settings.push(value);
+/// Settings without which a commit would not be durable, and cheaper.
+const DURABLE: [&str; 3] = ["fsync", "synchronous_commit", "full_page_writes"];
+
+/// What the numbers were measured on.
+#[derive(Debug, Serialize)]
+pub(crate) struct Machine {
+    cores: usize,
+    cpu: String,
+    memory_bytes: u64,
+    kernel: String,
+    postgresql: String,
+    /// PostgreSQL's settings that were looked at.
+    settings: BTreeMap<String, String>,
+    file_system: String,
+}
+
+impl Machine {
+    /// Looks at everything; fails if commits are not durable.
+    pub async fn look(database: &Embedded, dir: &Path) -> Result<Self, Failure> {
+        let mut connection = database.connect_options().connect().await?;
+        let mut settings = BTreeMap::new();
+        for name in DURABLE.into_iter().chain(["shared_buffers", "max_wal_size", "wal_sync_method"]) {
+            settings.insert(name.to_owned(), setting(&mut connection, name).await?);
+        }
+        let postgresql = setting(&mut connection, "server_version").await?;
+        connection.close().await?;
+        if DURABLE.iter().any(|name| settings[*name] != "on") {
+            return Err(format!("commits are not durable: {} have to be on", DURABLE.join(", ")).into());
+        }
+        let file_system = file_system(dir).unwrap_or_else(|| "unknown".into());
+        if file_system == "tmpfs" {
+            eprintln!(
+                "warning: the database is in memory, where a commit costs nothing; set TMPDIR to a folder on a disk"
+            );
+        }
+        Ok(Self {
+            cores: std::thread::available_parallelism()?.get(),
+            cpu: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown CPU".into()),
+            memory_bytes: memory_bytes().unwrap_or_default(),
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            postgresql,
+            settings,
+            file_system,
+        })
     }
-    connection.close().await?;
-    if settings[1..].iter().any(|setting| setting != "on") {
-        return Err("commits are not durable: fsync and synchronous_commit have to be on".into());
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = self.memory_bytes as f64 / (1_u64 << 30) as f64;
+        let settings: Vec<String> = self.settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+        let (cores, cpu, kernel) = (self.cores, &self.cpu, &self.kernel);
+        writeln!(
+            f,
+            "machine: {cores} cores, {cpu}, {memory:.0} GiB, Linux {kernel}, file system {}",
+            self.file_system
+        )?;
+        write!(f, "PostgreSQL {}\nits settings: {}", self.postgresql, settings.join(", "))
     }
-    let cores = std::thread::available_parallelism()?;
-    let file_system = file_system(dir).unwrap_or_else(|| "unknown".into());
-    if file_system == "tmpfs" {
-        eprintln!(
-            "warning: the database is kept in memory, where a commit costs nothing; set TMPDIR to a folder on a disk"
-        );
-    }
-    Ok(format!(
-        "machine: {cores} cores, {}; PostgreSQL {}, fsync on, synchronous_commit on, file system {file_system}",
-        cpu_model().unwrap_or_else(|| "unknown CPU".into()),
-        settings[0],
-    ))
+}
+
+async fn setting(connection: &mut PgConnection, name: &str) -> Result<String, Failure> {
+    Ok(sqlx::query_scalar("SELECT current_setting($1)").bind(name).fetch_one(connection).await?)
 }
 
 /// A fresh database on the same server.
@@ -50,10 +89,16 @@ pub(crate) async fn checkpoint(database: &Embedded) -> Result<(), Failure> {
     Ok(connection.close().await?)
 }
 
-fn cpu_model() -> Option<String> {
-    let info = fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = info.lines().find(|line| line.starts_with("model name"))?;
+/// What the first line says that begins with `name`.
+fn field(file: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
     Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn memory_bytes() -> Option<u64> {
+    let kibibytes: u64 = field("/proc/meminfo", "MemTotal")?.strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
 }
 
 fn file_system(dir: &Path) -> Option<String> {

@@ -83,7 +83,7 @@ impl Drop for Running {
 /// A server in a process of its own, which tells its address in its log.
 #[derive(Debug)]
 pub(crate) struct Server {
-    _process: Running,
+    process: Running,
     address: String,
 }
 
@@ -95,10 +95,14 @@ impl Server {
         let (address_found, address) = oneshot::channel();
         thread::spawn(move || follow_log(BufReader::new(log), address_found));
         match tokio::time::timeout(READY_TIMEOUT, address).await {
-            Ok(Ok(address)) => Ok(Self { _process: process, address }),
+            Ok(Ok(address)) => Ok(Self { process, address }),
             Ok(Err(_)) => Err("a server ended before it served; its log is above".into()),
             Err(_) => Err(format!("a server did not serve within {} s", READY_TIMEOUT.as_secs()).into()),
         }
+    }
+
+    pub fn process_id(&self) -> u32 {
+        self.process.0.id()
     }
 
     /// Where it serves.

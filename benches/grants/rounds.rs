@@ -5,150 +5,163 @@ use std::{path::Path, time::Duration};
 use linkis_rm::store::embedded::Embedded;
 
 use crate::{
-    Arguments, Failure, Sample, Workload,
-    floors::{CLIENTS, Floors},
-    load::{CALLERS, Load, WARM_UP},
+    Arguments, Failure, Workload,
+    check::Checked,
+    churn,
+    floors::Floors,
+    load::{Load, WARM_UP, Work},
     machine,
+    meter::Meter,
+    open_loop,
+    plan::{self, ENOUGH, Step, Subject},
     process::{self, Server},
-    service::Service,
+    results::{Results, Series},
+    sample::Sample,
+    service::{Service, Site},
 };
-
-/// How many of the numbers of clients are measured again in every round.
-const CLIENTS_KEPT: usize = 2;
-
-/// How many calls are in flight where limits are set.
-const LIMITED_CALLERS: [u64; 2] = [256, 1024];
-
-/// What was measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subject {
-    /// pgbench.
-    ForUpdate,
-    /// The service.
-    Service,
-    /// The service, with limits, so that every grant counts in three scopes.
-    Limited,
-    /// The server whose handler answers at once.
-    Empty,
-}
-
-/// One thing, measured in every round.
-#[derive(Debug)]
-pub(crate) struct Series {
-    pub subject: Subject,
-    pub workload: Workload,
-    pub callers: u64,
-    pub samples: Vec<Sample>,
-}
-
-/// Everything that was measured.
-#[derive(Debug)]
-pub(crate) struct Results {
-    pub workloads: Vec<Workload>,
-    pub series: Vec<Series>,
-    /// What the service's tables said afterwards.
-    pub checked: String,
-}
-
-/// What is to be measured: who, where, how many at once.
-type Step = (Subject, Workload, u64);
 
 /// Measures everything.
 pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Results, Failure> {
-    let workloads = arguments.workloads();
-    let floors = Floors::prepare(database, dir).await?;
-    let service = Service::start(database, &workloads).await?;
-    let mut command = process::command(std::env::current_exe()?);
-    command.arg("--empty-server");
-    let empty_server = Server::start(command).await?;
-    let empty = Load::connect(empty_server.url()).await?;
-    let mut bench = Bench { floors, service, empty, series: Vec::new(), seconds_left: 0.0 };
-
-    let per_workload = CLIENTS_KEPT + 1 + CALLERS.len() + LIMITED_CALLERS.len();
-    let per_round = workloads.len() * per_workload + CALLERS.len();
-    let measurements = per_round as u64 * arguments.rounds;
-    bench.seconds_left = seconds(arguments.window() + WARM_UP) * measurements as f64;
-    let scouting = Duration::from_secs(arguments.seconds.div_ceil(2));
-    bench.seconds_left += seconds(scouting) * (workloads.len() * CLIENTS.len()) as f64;
-
-    let mut steps = Vec::new();
-    for workload in &workloads {
-        steps.extend(bench.scout(*workload, scouting).await?);
-        steps.extend(CALLERS.map(|callers| (Subject::Service, *workload, callers)));
-        steps.extend(LIMITED_CALLERS.map(|callers| (Subject::Limited, *workload, callers)));
-    }
-    // It does not look at what is asked of it, so that one workload is enough.
-    steps.extend(CALLERS.map(|callers| (Subject::Empty, workloads[0], callers)));
-    for round in 1..=arguments.rounds {
-        machine::checkpoint(database).await?;
-        for step in &steps {
-            bench.measure(&format!("round {round} of {}", arguments.rounds), *step, arguments.window()).await?;
+    let mut bench = Bench::start(arguments, database, dir).await?;
+    if arguments.rounds > 0 {
+        let steps = plan::round(&arguments.workloads(), arguments.preload);
+        let per_round: f64 = steps.iter().map(|step| seconds(length(*step, arguments.window()))).sum();
+        bench.seconds_left = per_round * arguments.rounds as f64;
+        for round in 1..=arguments.rounds {
+            machine::checkpoint(database).await?;
+            for step in &steps {
+                bench.measure(&format!("round {round} of {}", arguments.rounds), *step, arguments.window()).await?;
+            }
         }
     }
-    eprintln!("comparing the service's tables with its answers");
-    let checked = bench.service.check().await?;
-    Ok(Results { workloads, series: bench.series, checked })
+    let mut churns = Vec::new();
+    if let Some(minutes) = arguments.churn {
+        let service = bench.add_service(database, Site::Churn, &arguments.workloads()).await?;
+        for workload in arguments.workloads() {
+            churns.push(churn::run(service, workload, minutes).await?);
+        }
+    }
+    let checked = bench.check().await?;
+    Ok(Results { workloads: arguments.workloads(), series: grouped(bench.series), churns, checked })
+}
+
+/// In the order in which it is told: what differs only in its callers stands together.
+fn grouped(series: Vec<Series>) -> Vec<Series> {
+    let mut groups: Vec<Vec<Series>> = Vec::new();
+    for one in series {
+        let of = |step: Step| (step.subject, step.workload);
+        match groups.iter_mut().find(|group| of(group[0].step) == of(one.step)) {
+            Some(group) => group.push(one),
+            None => groups.push(vec![one]),
+        }
+    }
+    groups.into_iter().flatten().collect()
 }
 
 struct Bench {
     floors: Floors,
-    service: Service,
+    services: Vec<Service>,
+    _empty_server: Server,
     empty: Load,
+    meter: Meter,
     series: Vec<Series>,
     seconds_left: f64,
 }
 
 impl Bench {
-    /// Finds the numbers of clients at which the floor is highest; a single one is always among them, as it is also timed.
-    async fn scout(&mut self, workload: Workload, window: Duration) -> Result<Vec<Step>, Failure> {
-        let mut found = Vec::new();
-        for clients in CLIENTS {
-            let step = (Subject::ForUpdate, workload, clients);
-            self.tell("finding the best number of clients", step, window);
-            found.push((self.floors.measure(workload, clients, window).await?.rate, clients));
+    async fn start(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Self, Failure> {
+        let floors = Floors::prepare(database, dir).await?;
+        let mut command = process::command(std::env::current_exe()?);
+        command.arg("--empty-server");
+        let empty_server = Server::start(command).await?;
+        let empty = Load::connect(&[empty_server.url()]).await?;
+        let meter = Meter::new(&database.connect_options(), vec![empty_server.process_id()]).await?;
+        let (services, series) = (Vec::new(), Vec::new());
+        let mut bench = Self { floors, services, _empty_server: empty_server, empty, meter, series, seconds_left: 0.0 };
+        if arguments.rounds > 0 {
+            let sites = [Some(Site::Plain), Some(Site::Limited), arguments.preload.then_some(Site::Loaded)];
+            for site in sites.into_iter().flatten() {
+                bench.add_service(database, site, &arguments.workloads()).await?;
+            }
         }
-        found.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut clients: Vec<u64> = found.iter().take(CLIENTS_KEPT).map(|(_, clients)| *clients).collect();
-        if !clients.contains(&1) {
-            clients.push(1);
-        }
-        clients.sort_unstable();
-        Ok(clients.into_iter().map(|clients| (Subject::ForUpdate, workload, clients)).collect())
+        Ok(bench)
+    }
+
+    async fn add_service(
+        &mut self,
+        database: &Embedded,
+        site: Site,
+        workloads: &[Workload],
+    ) -> Result<&Service, Failure> {
+        eprintln!("starting the service ({site:?})");
+        let service = Service::start(database, site, workloads).await?;
+        self.meter.add(service.process_ids());
+        self.services.push(service);
+        self.services.last().ok_or_else(|| "no service".into())
     }
 
     async fn measure(&mut self, round: &str, step: Step, window: Duration) -> Result<(), Failure> {
-        self.tell(round, step, window + WARM_UP);
-        let (subject, workload, callers) = step;
-        let sample = match subject {
-            Subject::ForUpdate => self.floors.measure(workload, callers, window).await?,
-            Subject::Service => self.service.measure(workload, callers, window).await?,
-            Subject::Limited => {
-                self.service.set_limits().await?;
-                let sample = self.service.measure(workload, callers, window).await?;
-                self.service.delete_limits().await?;
-                sample
-            }
-            Subject::Empty => self.empty.measure(workload, callers, window).await?.0,
-        };
-        let known = self.series.iter_mut().find(|s| (s.subject, s.workload, s.callers) == step);
-        match known {
+        self.tell(round, step, length(step, window));
+        let sample = self.sample(step, window).await?;
+        if let Some(error) = &sample.error {
+            eprintln!("  {} calls failed; the first: {error}", sample.errors);
+        }
+        match self.series.iter_mut().find(|series| series.step == step) {
             Some(series) => series.samples.push(sample),
-            None => self.series.push(Series { subject, workload, callers, samples: vec![sample] }),
+            None => self.series.push(Series { step, samples: vec![sample] }),
         }
         Ok(())
     }
 
-    /// Says what comes next, which takes `window`.
-    fn tell(&mut self, when: &str, (subject, workload, callers): Step, window: Duration) {
-        let what = match subject {
-            Subject::ForUpdate => "for_update",
-            Subject::Service => "linkis-rm",
-            Subject::Limited => "linkis-rm with limits",
-            Subject::Empty => "empty handler",
+    async fn sample(&mut self, step: Step, window: Duration) -> Result<Sample, Failure> {
+        let Step { subject, workload, callers } = step;
+        if let Subject::Floor(floor) = subject {
+            return self.floors.measure(floor, workload, callers, window, &mut self.meter).await;
+        }
+        let Some((site, job)) = step.job() else {
+            let rate = self.half_rate(workload);
+            let load = find(&self.services, Site::Plain)?.load();
+            return open_loop::measure(load, workload, rate, window, &mut self.meter).await;
         };
-        eprintln!("{:>5.0} s left, {when}: {what}, {}, {callers} at once", self.seconds_left, workload.name());
+        if subject == Subject::Empty {
+            return self.empty.measure(job, window, &mut self.meter).await;
+        }
+        find(&self.services, site)?.load().measure(job, window, &mut self.meter).await
+    }
+
+    /// Half of what the service has made so far.
+    fn half_rate(&self, workload: Workload) -> f64 {
+        let full = Step::new(Subject::Service(Site::Plain, Work::Grants), workload, ENOUGH);
+        let rate = self.series.iter().find(|series| series.step == full).map_or(0.0, Series::rate);
+        (rate / 2.0).max(1.0)
+    }
+
+    async fn check(&self) -> Result<Vec<Checked>, Failure> {
+        let mut checked = Vec::new();
+        for service in &self.services {
+            eprintln!("comparing the service's tables with its answers ({:?})", service.site);
+            checked.push(service.check().await?);
+        }
+        Ok(checked)
+    }
+
+    /// Says what comes next, which takes `window`.
+    fn tell(&mut self, when: &str, step: Step, window: Duration) {
+        let (what, place) = (step.subject.name(), step.workload.name());
+        let at_once = if step.callers > 0 { format!(", {} at once", step.callers) } else { String::new() };
+        eprintln!("{:>5.0} s left, {when}: {what}, {place}{at_once}", self.seconds_left);
         self.seconds_left = (self.seconds_left - seconds(window)).max(0.0);
     }
+}
+
+/// How long a measurement takes.
+fn length(step: Step, window: Duration) -> Duration {
+    let warm_up = if matches!(step.subject, Subject::Floor(_)) { Duration::ZERO } else { WARM_UP };
+    window + warm_up
+}
+
+fn find(services: &[Service], site: Site) -> Result<&Service, Failure> {
+    services.iter().find(|service| service.site == site).ok_or_else(|| "a service that was not started".into())
 }
 
 fn seconds(duration: Duration) -> f64 {

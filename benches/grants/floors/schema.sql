@@ -1,4 +1,4 @@
--- What one grant needs on plain PostgreSQL: EMs with five amounts each, one limit per user, and the tickets.
+-- What one grant needs on plain PostgreSQL: EMs with five amounts each, one limit per user, the tickets, and lock rows.
 
 CREATE TABLE floor_em (
     id bigserial PRIMARY KEY,
@@ -33,6 +33,37 @@ CREATE TABLE floor_ticket (
 );
 CREATE INDEX floor_ticket_em ON floor_ticket (em_application, em_instance);
 CREATE INDEX floor_ticket_holder ON floor_ticket (holder, creator);
+
+CREATE TABLE floor_lock (
+    id bigserial PRIMARY KEY,
+    scope text NOT NULL,
+    holder text,
+    application text,
+    instance text,
+    UNIQUE NULLS NOT DISTINCT (scope, holder, application, instance)
+);
+
+-- Inserts a lock row that is seen by everybody, once nobody else's stands there.
+CREATE PROCEDURE floor_poll_lock(p_scope text, p_holder text, p_application text, p_instance text, seconds float)
+LANGUAGE plpgsql AS $$
+DECLARE inserted int;
+BEGIN
+    LOOP
+        PERFORM FROM floor_lock WHERE scope = p_scope AND holder IS NOT DISTINCT FROM p_holder
+            AND application IS NOT DISTINCT FROM p_application AND instance IS NOT DISTINCT FROM p_instance;
+        IF NOT FOUND THEN
+            INSERT INTO floor_lock (scope, holder, application, instance)
+                VALUES (p_scope, p_holder, p_application, p_instance) ON CONFLICT DO NOTHING;
+            GET DIAGNOSTICS inserted = ROW_COUNT;
+            COMMIT;
+            IF inserted = 1 THEN
+                RETURN;
+            END IF;
+        END IF;
+        COMMIT;
+        PERFORM pg_sleep(seconds);
+    END LOOP;
+END $$;
 
 -- So large that nothing is ever refused.
 INSERT INTO floor_em (application, instance, total, protected, used, locked, remaining)

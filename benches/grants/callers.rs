@@ -1,0 +1,154 @@
+//! Callers in a closed loop, until they are told to stop.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinSet;
+
+use crate::{
+    Failure,
+    calls::{Client, Place},
+    load::{Job, Tally, Work},
+    random::Random,
+};
+
+/// After a call that failed, so that a server that does not answer is not flooded.
+const ERROR_PAUSE: Duration = Duration::from_millis(20);
+
+/// Calls under way; dropped, they are cancelled.
+pub(crate) struct Calls {
+    progress: Arc<Progress>,
+    tasks: JoinSet<Vec<Duration>>,
+}
+
+/// How calls have ended.
+pub(crate) struct Ended {
+    pub times: Vec<Duration>,
+    pub errors: u64,
+    /// The first of them.
+    pub error: Option<String>,
+}
+
+impl Calls {
+    /// Begins, with a caller for each of the connections, which come with the numbers of their instances.
+    pub fn start(job: Job, clients: impl Iterator<Item = (usize, Client)>, tally: &Arc<Tally>) -> Self {
+        let progress = Arc::new(Progress::new(job.instances));
+        let mut tasks = JoinSet::new();
+        for (seed, (instance, client)) in (1..).zip(clients) {
+            let (random, times) = (Random::new(seed), Vec::new());
+            let (progress, tally) = (progress.clone(), tally.clone());
+            tasks.spawn(Caller { client, instance, job, random, progress, tally, times }.run());
+        }
+        Self { progress, tasks }
+    }
+
+    /// How many operations were answered so far.
+    pub fn done(&self) -> u64 {
+        self.done_by_instance().iter().sum()
+    }
+
+    /// The same, by the instance that answered.
+    pub fn done_by_instance(&self) -> Vec<u64> {
+        self.progress.done.iter().map(|done| done.load(Relaxed)).collect()
+    }
+
+    /// Whether calls that begin from now on are timed one by one.
+    pub fn set_timing(&self, timing: bool) {
+        self.progress.timing.store(timing, Relaxed);
+    }
+
+    /// Lets what is under way finish.
+    pub async fn finish(mut self) -> Result<Ended, Failure> {
+        self.progress.stop.store(true, Relaxed);
+        let mut times = Vec::new();
+        while let Some(caller) = self.tasks.join_next().await {
+            times.extend(caller?);
+        }
+        let (errors, error) = (self.progress.errors.load(Relaxed), self.progress.error.get().cloned());
+        Ok(Ended { times, errors, error })
+    }
+}
+
+struct Progress {
+    done: Vec<AtomicU64>,
+    /// Whether calls are timed one by one.
+    timing: AtomicBool,
+    /// Whether no more calls are made.
+    stop: AtomicBool,
+    errors: AtomicU64,
+    error: OnceLock<String>,
+}
+
+impl Progress {
+    fn new(instances: usize) -> Self {
+        Self {
+            done: (0..instances).map(|_| AtomicU64::new(0)).collect(),
+            timing: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            errors: AtomicU64::new(0),
+            error: OnceLock::new(),
+        }
+    }
+}
+
+struct Caller {
+    client: Client,
+    instance: usize,
+    job: Job,
+    random: Random,
+    progress: Arc<Progress>,
+    tally: Arc<Tally>,
+    times: Vec<Duration>,
+}
+
+impl Caller {
+    async fn run(mut self) -> Vec<Duration> {
+        while !self.progress.stop.load(Relaxed) {
+            if let Err(error) = self.turn().await {
+                self.progress.errors.fetch_add(1, Relaxed);
+                // Only the first is kept.
+                let _ = self.progress.error.set(error.to_string());
+                tokio::time::sleep(ERROR_PAUSE).await;
+            }
+        }
+        self.times
+    }
+
+    async fn turn(&mut self) -> Result<(), Failure> {
+        let workload = self.job.workload;
+        let begun = self.begin();
+        if self.job.work == Work::Refusals {
+            self.client.refusal(Place::choose_full(workload, &mut self.random)).await?;
+            self.count(begun);
+            return Ok(());
+        }
+        let ticket = self.client.grant(Place::choose(workload, &mut self.random)).await?;
+        self.count(begun);
+        self.tally.granted.fetch_add(1, Relaxed);
+        if self.job.work == Work::Lives {
+            let begun = self.begin();
+            self.client.inited(&ticket).await?;
+            self.count(begun);
+            let begun = self.begin();
+            self.client.released(ticket).await?;
+            self.count(begun);
+            self.tally.released.fetch_add(1, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// When a call begins; `None` if it is not timed.
+    fn begin(&self) -> Option<Instant> {
+        self.progress.timing.load(Relaxed).then(Instant::now)
+    }
+
+    fn count(&mut self, begun: Option<Instant>) {
+        self.times.extend(begun.map(|begun| begun.elapsed()));
+        self.progress.done[self.instance].fetch_add(1, Relaxed);
+    }
+}

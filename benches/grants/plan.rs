@@ -1,0 +1,125 @@
+//! What is measured.
+
+use crate::{
+    Workload,
+    floors::{CLIENTS, Floor},
+    load::{Job, Work},
+    service::Site,
+};
+
+/// How many calls are in flight.
+pub(crate) const CALLERS: [usize; 4] = [1, 16, 256, 1000];
+/// The callers whose rates are compared: many should not be slower than some.
+pub(crate) const SOME: usize = 16;
+pub(crate) const MANY: usize = 1000;
+/// Enough for what does not depend on their number.
+pub(crate) const ENOUGH: usize = 256;
+
+/// So many instances share one database at most.
+pub(crate) const INSTANCES_MAX: usize = 3;
+
+/// Who is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subject {
+    /// pgbench.
+    Floor(Floor),
+    /// The server whose handler answers at once.
+    Empty,
+    /// The service, its callers in a closed loop.
+    Service(Site, Work),
+    /// So many instances of the service, asked for grants in a closed loop.
+    Instances(usize),
+    /// The service, asked for half as many grants as it can make, in an open loop.
+    HalfLoad,
+}
+
+/// One thing to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub subject: Subject,
+    pub workload: Workload,
+    pub callers: usize,
+}
+
+impl Subject {
+    pub fn name(self) -> String {
+        let site = |site| match site {
+            Site::Plain | Site::Churn => "",
+            Site::Limited => ", 3 scopes",
+            Site::Loaded => ", preloaded",
+        };
+        match self {
+            Self::Floor(floor) => floor.name().to_owned(),
+            Self::Empty => "empty handler".to_owned(),
+            Self::Service(at, Work::Grants) => format!("grants{}", site(at)),
+            Self::Service(at, Work::Lives) => format!("lives{}", site(at)),
+            Self::Service(at, Work::Refusals) => format!("refusals{}", site(at)),
+            Self::Instances(instances) => format!("grants, {instances} instances"),
+            Self::HalfLoad => "grants, half load".to_owned(),
+        }
+    }
+}
+
+impl Step {
+    pub fn new(subject: Subject, workload: Workload, callers: usize) -> Self {
+        Self { subject, workload, callers }
+    }
+
+    /// What the callers do, if the service is measured in a closed loop.
+    pub fn job(self) -> Option<(Site, Job)> {
+        let (site, work, instances) = match self.subject {
+            Subject::Service(site, work) => (site, work, 1),
+            Subject::Instances(instances) => (Site::Plain, Work::Grants, instances),
+            Subject::Empty => (Site::Plain, Work::Grants, 1),
+            _ => return None,
+        };
+        Some((site, Job { work, workload: self.workload, callers: self.callers, instances }))
+    }
+}
+
+/// What a round consists of.
+pub(crate) fn round(workloads: &[Workload], preload: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for workload in workloads {
+        // From the least to the most important, so that this one is measured close to the service.
+        for floor in Floor::ALL.into_iter().rev() {
+            steps.extend(CLIENTS.map(|clients| Step::new(Subject::Floor(floor), *workload, clients)));
+        }
+        // The empty handler does not look at what is asked of it, so that one workload is enough.
+        steps.extend(of_service(*workload, *workload == workloads[0], preload));
+    }
+    steps
+}
+
+/// Everything but the floors about one workload. What is compared with each other is measured close to each other.
+fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut add = |subject, callers| steps.push(Step::new(subject, workload, callers));
+    for callers in CALLERS {
+        add(Subject::Service(Site::Plain, Work::Grants), callers);
+        if callers == ENOUGH {
+            (2..=INSTANCES_MAX).for_each(|instances| add(Subject::Instances(instances), callers));
+            add(Subject::HalfLoad, 0);
+        }
+        if ceiling {
+            add(Subject::Empty, callers);
+        }
+        add(Subject::Service(Site::Limited, Work::Grants), callers);
+        if preload && PRELOADED.contains(&(Work::Grants, callers)) {
+            add(Subject::Service(Site::Loaded, Work::Grants), callers);
+        }
+    }
+    for work in [Work::Refusals, Work::Lives] {
+        add(Subject::Service(Site::Plain, work), ENOUGH);
+        add(Subject::Service(Site::Plain, work), MANY);
+        if preload {
+            add(Subject::Service(Site::Limited, work), ENOUGH);
+            add(Subject::Service(Site::Loaded, work), ENOUGH);
+        }
+    }
+    steps
+}
+
+/// The main figures, which a million tickets should not change.
+pub(crate) const PRELOADED: [(Work, usize); 5] =
+    [(Work::Grants, ENOUGH), (Work::Grants, MANY), (Work::Lives, ENOUGH), (Work::Refusals, ENOUGH), (Work::Grants, 1)];

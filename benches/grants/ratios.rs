@@ -1,0 +1,156 @@
+//! What matters: ratios within this run, and what they are wanted to be.
+
+use crate::{
+    Workload,
+    floors::Floor,
+    load::Work,
+    plan::{ENOUGH, MANY, PRELOADED, SOME, Subject},
+    results::{Results, Series},
+    service::Site,
+};
+
+/// A ratio, and what is wanted of it.
+#[derive(Debug)]
+pub(crate) struct Ratio {
+    pub name: String,
+    pub value: f64,
+    pub wanted: Option<Wanted>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Wanted {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Wanted {
+    pub fn bound(self) -> f64 {
+        match self {
+            Self::AtLeast(bound) | Self::AtMost(bound) => bound,
+        }
+    }
+
+    pub fn sign(self) -> &'static str {
+        match self {
+            Self::AtLeast(_) => "≥",
+            Self::AtMost(_) => "≤",
+        }
+    }
+}
+
+impl Ratio {
+    /// Whether it is as wanted; `None` if nothing is.
+    pub fn met(&self) -> Option<bool> {
+        self.wanted.map(|wanted| match wanted {
+            Wanted::AtLeast(bound) => self.value >= bound,
+            Wanted::AtMost(bound) => self.value <= bound,
+        })
+    }
+}
+
+const GRANTS: Subject = Subject::Service(Site::Plain, Work::Grants);
+const LIMITED: Subject = Subject::Service(Site::Limited, Work::Grants);
+const LIVES: Subject = Subject::Service(Site::Plain, Work::Lives);
+const REFUSALS: Subject = Subject::Service(Site::Plain, Work::Refusals);
+const FOR_UPDATE: Subject = Subject::Floor(Floor::ForUpdate);
+
+/// All of them that were measured.
+pub(crate) fn all(results: &Results) -> Vec<Ratio> {
+    let of = |workload: &Workload| Of { results, workload: *workload }.ratios();
+    results.workloads.iter().flat_map(of).collect()
+}
+
+/// Those of one workload.
+struct Of<'a> {
+    results: &'a Results,
+    workload: Workload,
+}
+
+impl Of<'_> {
+    fn ratios(&self) -> Vec<Ratio> {
+        let mut ratios = Vec::new();
+        ratios.extend(self.to_floors());
+        ratios.extend(self.within());
+        ratios.extend(self.alone());
+        ratios.extend(self.instances());
+        ratios.extend(PRELOADED.iter().filter_map(|(work, callers)| self.preloaded(*work, *callers)));
+        ratios.extend(self.churn());
+        ratios
+    }
+
+    fn to_floors(&self) -> Vec<Ratio> {
+        // A whole life is three operations, at no less.
+        let wanted = Wanted::AtLeast(match self.workload {
+            Workload::Hot => 8.0,
+            Workload::Spread => 2.0,
+        });
+        let others = [Floor::InTransaction, Floor::Literal].map(|floor| {
+            let name = format!("grants / {}", floor.name());
+            self.ratio(&name, self.best(GRANTS), self.best(Subject::Floor(floor)), None)
+        });
+        let to_floor = |name, subject| self.ratio(name, self.best(subject), self.best(FOR_UPDATE), Some(wanted));
+        let main = [to_floor("grants / for_update", GRANTS), to_floor("lives (operations) / for_update", LIVES)];
+        main.into_iter().chain(others).flatten().collect()
+    }
+
+    fn within(&self) -> Vec<Ratio> {
+        let grants = self.best(GRANTS);
+        let share = (self.workload == Workload::Hot).then_some(Wanted::AtLeast(0.45));
+        let empty =
+            grants.and_then(|best| self.results.find(Subject::Empty, self.results.workloads[0], best.step.callers));
+        let (some, many) = (self.find(GRANTS, SOME), self.find(GRANTS, MANY));
+        let found = [
+            self.ratio("grants / empty handler", grants, empty, share),
+            self.ratio("refusals / grants", self.best(REFUSALS), grants, Some(Wanted::AtLeast(3.0))),
+            self.ratio("3 limited scopes / none", self.best(LIMITED), grants, Some(Wanted::AtLeast(0.5))),
+            self.ratio("1,000 callers / 16", many, some, Some(Wanted::AtLeast(0.9))),
+        ];
+        found.into_iter().flatten().collect()
+    }
+
+    fn alone(&self) -> Option<Ratio> {
+        let value = self.find(GRANTS, 1)?.p50_part_of(self.find(FOR_UPDATE, 1)?)?;
+        let name = self.name("one caller's p50 / for_update's");
+        Some(Ratio { name, value, wanted: Some(Wanted::AtMost(2.0)) })
+    }
+
+    fn instances(&self) -> Vec<Ratio> {
+        let one = self.find(GRANTS, ENOUGH);
+        let of = |instances| self.find(Subject::Instances(instances), ENOUGH);
+        let two = self.ratio("2 instances / 1", of(2), one, Some(Wanted::AtLeast(0.9)));
+        two.into_iter().chain(self.ratio("3 instances / 1", of(3), one, None)).collect()
+    }
+
+    fn preloaded(&self, work: Work, callers: usize) -> Option<Ratio> {
+        let of = |site| self.find(Subject::Service(site, work), callers);
+        let what = match work {
+            Work::Grants => "grants",
+            Work::Lives => "lives",
+            Work::Refusals => "refusals",
+        };
+        let name = format!("preloaded / not: {what}, {callers} at once");
+        self.ratio(&name, of(Site::Loaded), of(Site::Limited), Some(Wanted::AtLeast(0.9)))
+    }
+
+    fn churn(&self) -> Option<Ratio> {
+        let churn = self.results.churns.iter().find(|churn| churn.workload == self.workload)?;
+        let name = self.name("churn: last minute / first");
+        Some(Ratio { name, value: churn.kept()?, wanted: Some(Wanted::AtLeast(0.9)) })
+    }
+
+    fn ratio(&self, name: &str, of: Option<&Series>, to: Option<&Series>, wanted: Option<Wanted>) -> Option<Ratio> {
+        Some(Ratio { name: self.name(name), value: of?.part_of(to?), wanted })
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("{}: {name}", self.workload.name())
+    }
+
+    fn find(&self, subject: Subject, callers: usize) -> Option<&Series> {
+        self.results.find(subject, self.workload, callers)
+    }
+
+    fn best(&self, subject: Subject) -> Option<&Series> {
+        self.results.best(subject, self.workload)
+    }
+}

@@ -1,0 +1,80 @@
+//! What is told in the end: a table for people, and a file and a chart for whoever wants to keep it.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant, SystemTime},
+};
+
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::{Arguments, Failure, machine::Machine, ratios::Ratio, results::Results};
+
+mod chart;
+mod json;
+mod table;
+
+/// Everything about a run.
+pub(crate) struct Report<'a> {
+    pub arguments: &'a Arguments,
+    pub machine: Machine,
+    /// When it began.
+    pub date: String,
+    pub duration: Duration,
+    pub results: Results,
+    pub ratios: Vec<Ratio>,
+}
+
+impl Report<'_> {
+    /// The table.
+    pub fn text(&self) -> String {
+        table::render(self)
+    }
+
+    /// Writes the files that were asked for.
+    pub fn write_files(&self) -> Result<(), Failure> {
+        let write = |path: &Option<PathBuf>, render: fn(&Self) -> String| match path {
+            Some(path) => fs::write(path, render(self)).map_err(|error| format!("{}: {error}", path.display())),
+            None => Ok(()),
+        };
+        write(&self.arguments.json, json::render)?;
+        write(&self.arguments.svg, chart::render)?;
+        Ok(())
+    }
+}
+
+/// When something began.
+pub(crate) struct Begun(SystemTime, Instant);
+
+impl Begun {
+    pub fn now() -> Self {
+        Self(SystemTime::now(), Instant::now())
+    }
+
+    /// To the second, in UTC.
+    pub fn date(&self) -> Result<String, Failure> {
+        Ok(OffsetDateTime::from(self.0).replace_nanosecond(0)?.format(&Rfc3339)?)
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.1.elapsed()
+    }
+}
+
+/// A whole number with a comma after every three digits.
+pub(crate) fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A ratio, with as many digits as matter.
+fn ratio(value: f64) -> String {
+    if value.abs() < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
+}
