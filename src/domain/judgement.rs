@@ -7,7 +7,7 @@ use super::{
     operation::{Ask, Rejection},
     refusal::{Refusal, ScopeShortage},
     resource::Resource,
-    scope::{Scope, Tally, Usage},
+    scope::{Scope, Usage},
 };
 
 /// Why a request cannot be granted now.
@@ -35,19 +35,13 @@ pub fn judge<'a>(
 ) -> Result<Result<Resource, Box<Short>>, Rejection> {
     let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
     let share = em.project(&ask.resource).map_err(unanswerable)?;
-    let ahead = match line.is_empty() {
-        true => Tally::default(),
-        false => line.ahead(&Spot::Em(em.instance.clone()), place),
-    };
+    let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), place);
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let on_em = em.judge(&share, &ahead).map_err(inconsistent)?.err();
 
     let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
     let in_scope = |limited: &LimitedScope| {
-        let ahead = match line.is_empty() {
-            true => Tally::default(),
-            false => line.ahead(&Spot::Scope(limited.scope.clone()), place),
-        };
+        let ahead = line.ahead_at(|| Spot::Scope(limited.scope.clone()), place);
         ScopeShortage::of(limited, usage(&limited.scope).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
     };
     let shortages: Vec<ScopeShortage> = scopes.iter().map(in_scope).collect();
@@ -63,6 +57,26 @@ pub fn judge<'a>(
         Some(refusal) => Ok(Err(Box::new(Short { refusal, spots }))),
         None => Ok(Ok(share)),
     }
+}
+
+/// Whether [`judge`] would grant the request to one who has no place in line, without saying why not.
+pub fn fits<'a>(
+    em: &Em,
+    scopes: &[LimitedScope],
+    usage: impl Fn(&Scope) -> Option<&'a Usage>,
+    line: &Line,
+    ask: &Ask,
+) -> bool {
+    let (Ok(share), Ok(left)) = (em.project(&ask.resource), em.left()) else { return false };
+    let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), None);
+    if !left.covers_behind(&share, |dimension| ahead.get(dimension)) {
+        return false;
+    }
+    let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
+    !scopes.iter().any(|limited| {
+        let ahead = line.ahead_at(|| Spot::Scope(limited.scope.clone()), None);
+        ScopeShortage::is_any(limited, usage(&limited.scope).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
+    })
 }
 
 /// Everywhere where a request is judged on `em`.

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     em::{Em, EmInstance},
-    judgement::{Short, judge},
+    judgement::{Short, fits, judge},
     limit::{LimitedScope, Limits},
     line::{Line, Place, Spot, Spots, Stand},
     name::Name,
@@ -383,7 +383,12 @@ impl Ledger {
         let em = live_em(&mut self.ems, &op.em)?;
         let scopes = self.limits.scopes(&op.ask.ticket_labels(&op.em));
         let usage = |scope: &Scope| self.scopes.get(scope).map(|slot| &slot.usage);
-        let share = match judge(em.current, &scopes, usage, &self.line.line, place, &op.ask)? {
+        let judged = judge(em.current, &scopes, usage, &self.line.line, place, &op.ask)?;
+        debug_assert!(
+            place.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok(),
+            "both ways to judge agree"
+        );
+        let share = match judged {
             Ok(share) => share,
             Err(short) => return Ok(self.wait_or_refuse(op, place, *short)),
         };

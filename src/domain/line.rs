@@ -110,6 +110,11 @@ impl Line {
         }
     }
 
+    /// The same, without making the spot if nobody stands anywhere.
+    pub fn ahead_at(&self, spot: impl FnOnce() -> Spot, place: Option<Place>) -> Tally {
+        if self.is_empty() { Tally::default() } else { self.ahead(&spot(), place) }
+    }
+
     /// Where a request stands that is short at some of its `spots`.
     pub fn stand(&self, place: Place, spots: &Spots) -> Spots {
         let is_first = |spot: &Spot| {

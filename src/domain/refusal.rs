@@ -54,36 +54,59 @@ impl ScopeShortage {
     /// What is short in a limited scope for a resource that is counted as `from` to become `to`, while `ahead` is kept for others.
     /// What does not grow is never short.
     pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
-        let mut found = Self::default();
-        let Some(rule) = &limited.rule else { return found };
-        for (dimension, &max) in &rule.max {
-            let requested = to.get(dimension);
-            // Both are sums of amounts that were granted, which together fit.
-            let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
-            let left = max.saturating_sub(held).saturating_add(from.get(dimension));
-            let ahead = ahead.get(dimension);
-            let available = behind(left, ahead);
-            if requested > from.get(dimension) && requested > available {
-                found.never_fits |= requested > max;
-                found.shortfalls.push(Shortfall {
-                    scope: limited.scope.to_string(),
-                    dimension: dimension.clone(),
-                    requested,
-                    available,
-                    ahead,
-                    max,
-                    rule: rule.to_string(),
-                });
-            }
-        }
-        found.shortfalls.sort_by_key(|short| short.dimension.precedence());
-        found
+        let Some(rule) = &limited.rule else { return Self::default() };
+        let shortfall = |short: ShortDimension<'_>| Shortfall {
+            scope: limited.scope.to_string(),
+            dimension: short.dimension.clone(),
+            requested: short.requested,
+            available: short.available,
+            ahead: short.ahead,
+            max: short.max,
+            rule: rule.to_string(),
+        };
+        let mut shortfalls: Vec<_> = missing(rule, usage, from, to, ahead).map(shortfall).collect();
+        shortfalls.sort_by_key(|short| short.dimension.precedence());
+        let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
+        Self { shortfalls, never_fits }
+    }
+
+    /// Whether anything would be, without saying what.
+    pub fn is_any(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> bool {
+        limited.rule.as_ref().is_some_and(|rule| missing(rule, usage, from, to, ahead).next().is_some())
     }
 
     /// Whether nothing is short.
     pub fn is_none(&self) -> bool {
         self.shortfalls.is_empty()
     }
+}
+
+/// A dimension in which a rule does not allow so much.
+struct ShortDimension<'a> {
+    dimension: &'a Dimension,
+    requested: i64,
+    available: i64,
+    ahead: i64,
+    max: i64,
+}
+
+fn missing<'a>(
+    rule: &'a Rule,
+    usage: &'a Usage,
+    from: &'a Resource,
+    to: &'a Resource,
+    ahead: &'a Tally,
+) -> impl Iterator<Item = ShortDimension<'a>> {
+    rule.max.iter().filter_map(move |(dimension, &max)| {
+        let requested = to.get(dimension);
+        // Both are sums of amounts that were granted, which together fit.
+        let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
+        let left = max.saturating_sub(held).saturating_add(from.get(dimension));
+        let ahead = ahead.get(dimension);
+        let available = behind(left, ahead);
+        let is_short = requested > from.get(dimension) && requested > available;
+        is_short.then_some(ShortDimension { dimension, requested, available, ahead, max })
+    })
 }
 
 impl fmt::Display for Rule {

@@ -116,7 +116,7 @@ impl Seen {
     /// Whether the request fitted when what it needs was last seen.
     fn fitted(&self, request: &Request) -> bool {
         let seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        matches!(seen.verdict(request), Ok(Verdict::Fits))
+        seen.fits(request)
     }
 
     /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
@@ -303,6 +303,18 @@ struct State {
 }
 
 impl State {
+    /// Whether the request fits, by what is known of what it needs.
+    fn fits(&self, request: &Request) -> bool {
+        let asked = request.ask.request_id.as_ref();
+        if asked.is_some_and(|asked| self.request_ids.contains_key(&asked.id)) {
+            return true;
+        }
+        self.ems.get(&request.em).is_some_and(|em| {
+            let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
+            judgement::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
+        })
+    }
+
     fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
         if let Some(asked) = &request.ask.request_id
             && let Some(record) = self.request_ids.get(&asked.id)

@@ -98,6 +98,12 @@ impl Left {
         self.missing(asked, |_| 0).next().is_none()
     }
 
+    /// The same, while so much of each dimension as `ahead` tells is kept for others.
+    #[must_use]
+    pub fn covers_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> bool {
+        self.missing(asked, ahead).next().is_none()
+    }
+
     /// Every dimension in which more is asked than is left, in Linkis's order for messages: cores, memory, instances,
     /// then the same of the queue and of the namespace, then custom names.
     ///
