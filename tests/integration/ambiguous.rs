@@ -1,5 +1,10 @@
 //! A connection that breaks while it commits: what holds is found out, never guessed.
 
+use linkis_rm::domain::{
+    limit::{Pattern, Rule},
+    resource::Dimension,
+};
+
 use crate::{
     harness::*,
     proxy::{Cut, Proxy},
@@ -30,4 +35,24 @@ async fn a_commit_whose_answer_is_lost_was_done() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_never_arrived_is_done_again() {
     commits_are_found_out(Cut::BeforeCommit).await;
+}
+
+/// A limit that may have been set is not said not to be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_claims_to_know_of_a_limit_whose_commit_was_cut() {
+    let (database, _direct) = start().await;
+    for cut in [Cut::BeforeCommit, Cut::AfterCommit] {
+        let proxy = Proxy::start(&format!("limits-{cut:?}"), database.options.get_socket().unwrap());
+        let proxied =
+            Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+        let rm = Instance::start(&proxied).await;
+        let pattern = Pattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
+        let rule = Rule { pattern: pattern.clone(), max: [(Dimension::Cores, 7)].into() };
+        proxy.cut_commits(cut, 1);
+        let error = rm.client.set_limit(&rule).await.unwrap_err();
+        assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
+        assert_eq!(rm.client.limits().await.unwrap().contains(&rule), matches!(cut, Cut::AfterCommit));
+        rm.client.set_limit(&rule).await.unwrap();
+        rm.client.delete_limit(&pattern).await.unwrap();
+    }
 }
