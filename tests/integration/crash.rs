@@ -136,6 +136,34 @@ async fn connections_that_break_are_opened_again() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 10);
 }
 
+/// An instance that stood still answers those who still wait, however many went away meanwhile over the same connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_froze_serves_those_who_still_wait() {
+    let database = Database::fresh().await;
+    let process = Process::start(&["--database-url", &database.url()]);
+    let host = em("host1");
+    process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    process.freeze(true);
+    let client = process.client.clone();
+    let asked = request(&host, "patient", load(1, 1, 1));
+    let patient = tokio::spawn(async move { client.request_resource(&asked).await });
+    let mut impatient = JoinSet::new();
+    for n in 0..200 {
+        let (client, asked) = (process.client.clone(), request(&host, &format!("impatient{n}"), load(1, 1, 1)));
+        impatient.spawn(async move {
+            let call = client.request_resource(&asked);
+            tokio::time::timeout(Duration::from_millis(300), call).await.unwrap_err();
+        });
+    }
+    impatient.join_all().await;
+    process.freeze(false);
+    patient.await.unwrap().granted();
+    eventually("nothing is granted to those who went away", Duration::from_secs(10), || async {
+        assert_invariants(&database, &process.client).await == 1
+    })
+    .await;
+}
+
 /// Connections that are lost without a word, in the middle of reads, are replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_fell_silent_are_replaced() {
