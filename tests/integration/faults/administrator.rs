@@ -66,7 +66,7 @@ pub async fn run(shared: Shared, mut random: Random) {
             _ => {
                 let checks = [Check::Creator, Check::User, Check::Labels].into_iter().filter(|_| random.percent(70));
                 let (kind, policy) = (name("linkis-cg-engineconnmanager"), Policy::new(checks));
-                drop(shared.journal.call("set policy", rm.set_policy(&kind, &policy)).await);
+                shared.journal.call("set policy", rm.set_policy(&kind, &policy)).await;
             }
         }
         compare(&shared, &mut random, &all).await;

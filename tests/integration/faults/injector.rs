@@ -2,13 +2,14 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use sqlx::PgConnection;
 
 use super::{
-    cluster::{CONNECTIONS_MAX, Cluster},
+    cluster::{CONNECTIONS_MAX, Cluster, Node},
     probe::Probes,
     random::Random,
     workload::Shared,
@@ -29,8 +30,10 @@ pub enum Fault {
     FreezeShort,
     /// pg_terminate_backend of some connections.
     Terminate,
-    /// PostgreSQL ends at once, and is started again after a while.
+    /// PostgreSQL ends at once, and is started again soon.
     Crash,
+    /// PostgreSQL ends at once, and stays away for longer than an instance waits to learn how a commit ended.
+    CrashLong,
     /// Commits that are done, and nobody hears of it.
     CutAfterCommit,
     /// Commits that never arrive.
@@ -45,10 +48,12 @@ pub enum Fault {
     Forgotten,
     /// No connection is to be had, and those that there were are gone.
     Exhaust,
+    /// Two of the others at once.
+    Two,
 }
 
 impl Fault {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Kill,
         Self::FreezeLong,
         Self::FreezeShort,
@@ -60,9 +65,19 @@ impl Fault {
         Self::Slow,
         Self::Hole,
         Self::Exhaust,
-        // Last: a short run leaves out what takes a quarter of a minute to be noticed.
+        // Last: a short run leaves out what takes a quarter of a minute.
+        Self::CrashLong,
         Self::Forgotten,
     ];
+
+    /// Those that take too long for a short run.
+    const LONG: usize = 2;
+
+    /// What may break while something else is broken already, and what that may be.
+    const PAIRS: ([Self; 6], [Self; 5]) = (
+        [Self::FreezeLong, Self::FreezeShort, Self::Crash, Self::Hole, Self::Exhaust, Self::Forgotten],
+        [Self::Terminate, Self::CutAfterCommit, Self::CutBeforeCommit, Self::CutAll, Self::Slow],
+    );
 
     pub fn name(self) -> &'static str {
         match self {
@@ -71,6 +86,7 @@ impl Fault {
             Self::FreezeShort => "SIGSTOP, up to 2 s",
             Self::Terminate => "terminated connections",
             Self::Crash => "PostgreSQL crashes",
+            Self::CrashLong => "PostgreSQL away, 8 to 11 s",
             Self::CutAfterCommit => "cut after COMMIT",
             Self::CutBeforeCommit => "cut before COMMIT",
             Self::CutAll => "all connections cut",
@@ -78,6 +94,7 @@ impl Fault {
             Self::Hole => "black hole for a while",
             Self::Forgotten => "connections forgotten",
             Self::Exhaust => "no connections left",
+            Self::Two => "two of these at once",
         }
     }
 }
@@ -95,13 +112,13 @@ pub struct Toll {
 /// Breaks things.
 pub struct Injector {
     shared: Shared,
-    probes: std::sync::Arc<Probes>,
+    probes: Arc<Probes>,
     random: Random,
     pub tolls: BTreeMap<Fault, Toll>,
 }
 
 impl Injector {
-    pub fn new(shared: Shared, probes: std::sync::Arc<Probes>, random: Random) -> Self {
+    pub fn new(shared: Shared, probes: Arc<Probes>, random: Random) -> Self {
         Self { shared, probes, random, tolls: BTreeMap::new() }
     }
 
@@ -110,7 +127,11 @@ impl Injector {
         let end = Instant::now() + budget;
         let is_short = budget < Duration::from_secs(60);
         loop {
-            let mut deck = Fault::ALL[..Fault::ALL.len() - usize::from(is_short)].to_vec();
+            let mut deck = Fault::ALL.to_vec();
+            match is_short {
+                true => deck.truncate(Fault::ALL.len() - Fault::LONG),
+                false => deck.extend([Fault::Two; 4]),
+            }
             self.random.shuffle(&mut deck);
             for fault in deck {
                 if Instant::now() >= end {
@@ -125,7 +146,19 @@ impl Injector {
     async fn inject(&mut self, fault: Fault) {
         self.shared.journal.break_now(fault.name());
         let start = Instant::now();
-        self.break_and_mend(fault).await;
+        let cluster = self.shared.cluster.clone();
+        match fault {
+            Fault::Two => {
+                let (first, second) = Fault::PAIRS;
+                let (first, second) = (self.random.pick(first), self.random.pick(second));
+                let (mut random, mut other) = (self.random.fork(), self.random.fork());
+                tokio::join!(
+                    break_and_mend(&cluster, first, &mut random),
+                    break_and_mend(&cluster, second, &mut other)
+                );
+            }
+            fault => break_and_mend(&cluster, fault, &mut self.random).await,
+        }
         let mended = Instant::now();
         while !self.probes.all_since(mended) {
             if mended.elapsed() > RECOVERY_MAX {
@@ -143,60 +176,73 @@ impl Injector {
         toll.outage = toll.outage.max(self.probes.longest_outage(start));
         self.shared.journal.break_now("nothing");
     }
+}
 
-    async fn break_and_mend(&mut self, fault: Fault) {
-        let cluster = self.shared.cluster.clone();
-        let random = &mut self.random;
-        let number = random.index(cluster.nodes.len());
-        let node = &cluster.nodes[number];
-        match fault {
-            Fault::Kill => {
-                node.kill();
-                tokio::time::sleep(random.millis(0, 1000)).await;
-                let cluster = cluster.clone();
-                tokio::task::spawn_blocking(move || cluster.nodes[number].restart()).await.unwrap();
+/// Breaks something, and mends it after a while.
+async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Random) {
+    let number = random.index(cluster.nodes.len());
+    let node = &cluster.nodes[number];
+    match fault {
+        Fault::Kill => kill(cluster.clone(), number, random.millis(0, 1000)).await,
+        Fault::FreezeLong => freeze(node, random.millis(5500, 8000)).await,
+        Fault::FreezeShort => freeze(node, random.millis(50, 2000)).await,
+        Fault::Terminate => {
+            for _ in 0..random.between(1, 5) {
+                terminate(cluster, random.between(1, 100)).await;
+                tokio::time::sleep(random.millis(0, 300)).await;
             }
-            Fault::FreezeLong | Fault::FreezeShort => {
-                let frozen = if fault == Fault::FreezeLong { (5500, 8000) } else { (50, 2000) };
-                node.freeze(true);
-                tokio::time::sleep(random.millis(frozen.0, frozen.1)).await;
-                node.freeze(false);
-            }
-            Fault::Terminate => {
-                for _ in 0..random.between(1, 5) {
-                    terminate(&cluster, random.between(1, 100)).await;
-                    tokio::time::sleep(random.millis(0, 300)).await;
-                }
-            }
-            Fault::Crash => {
-                cluster.crash_postgres().await;
-                tokio::time::sleep(random.millis(0, 2500)).await;
-                cluster.restart_postgres().await;
-            }
-            Fault::CutAfterCommit | Fault::CutBeforeCommit => {
-                let cut = if fault == Fault::CutAfterCommit { Cut::AfterCommit } else { Cut::BeforeCommit };
-                for _ in 0..random.between(1, 4) {
-                    let count = u32::try_from(random.between(1, 3)).unwrap();
-                    cluster.nodes[random.index(cluster.nodes.len())].proxy.cut_commits(cut, count);
-                    tokio::time::sleep(random.millis(50, 300)).await;
-                }
-                cluster.nodes.iter().for_each(|node| node.proxy.cut_commits(cut, 0));
-            }
-            Fault::CutAll => node.proxy.cut_all(),
-            Fault::Forgotten => node.proxy.forget_all(),
-            Fault::Slow | Fault::Hole => {
-                let weather = if fault == Fault::Slow { Weather::Slow(random.millis(10, 150)) } else { Weather::Hole };
-                let all = random.percent(30);
-                let struck =
-                    cluster.nodes.iter().enumerate().filter(|(n, _)| all || *n == number).map(|(_, node)| node);
-                let struck = Vec::from_iter(struck);
-                struck.iter().for_each(|node| node.proxy.set_weather(weather));
-                tokio::time::sleep(random.millis(500, 2500)).await;
-                struck.iter().for_each(|node| node.proxy.set_weather(Weather::Fair));
-            }
-            Fault::Exhaust => exhaust(&cluster, random.millis(1000, 2500)).await,
         }
+        Fault::Crash => crash(cluster, random.millis(0, 2500)).await,
+        Fault::CrashLong => crash(cluster, random.millis(8000, 11_000)).await,
+        Fault::CutAfterCommit => cut_commits(cluster, Cut::AfterCommit, random).await,
+        Fault::CutBeforeCommit => cut_commits(cluster, Cut::BeforeCommit, random).await,
+        Fault::CutAll => node.proxy.cut_all(),
+        Fault::Forgotten => node.proxy.forget_all(),
+        Fault::Slow => bad_weather(cluster, Weather::Slow(random.millis(10, 150)), random).await,
+        Fault::Hole => bad_weather(cluster, Weather::Hole, random).await,
+        Fault::Exhaust => exhaust(cluster, random.millis(1000, 2500)).await,
+        // Each of the two comes here by itself.
+        Fault::Two => {}
     }
+}
+
+async fn kill(cluster: Arc<Cluster>, number: usize, away: Duration) {
+    cluster.nodes[number].kill();
+    tokio::time::sleep(away).await;
+    tokio::task::spawn_blocking(move || cluster.nodes[number].restart()).await.unwrap();
+}
+
+async fn freeze(node: &Node, time: Duration) {
+    node.freeze(true);
+    tokio::time::sleep(time).await;
+    node.freeze(false);
+}
+
+async fn crash(cluster: &Cluster, away: Duration) {
+    cluster.crash_postgres().await;
+    tokio::time::sleep(away).await;
+    cluster.restart_postgres().await;
+}
+
+/// Cuts a few commits here and there.
+async fn cut_commits(cluster: &Cluster, cut: Cut, random: &mut Random) {
+    for _ in 0..random.between(1, 4) {
+        let count = u32::try_from(random.between(1, 3)).unwrap();
+        cluster.nodes[random.index(cluster.nodes.len())].proxy.cut_commits(cut, count);
+        tokio::time::sleep(random.millis(50, 300)).await;
+    }
+    cluster.nodes.iter().for_each(|node| node.proxy.cut_commits(cut, 0));
+}
+
+/// On the way of one instance, or of all.
+async fn bad_weather(cluster: &Cluster, weather: Weather, random: &mut Random) {
+    let struck = match random.percent(30) {
+        true => &cluster.nodes[..],
+        false => std::slice::from_ref(&cluster.nodes[random.index(cluster.nodes.len())]),
+    };
+    struck.iter().for_each(|node| node.proxy.set_weather(weather));
+    tokio::time::sleep(random.millis(500, 2500)).await;
+    struck.iter().for_each(|node| node.proxy.set_weather(Weather::Fair));
 }
 
 /// Ends some of the service's connections, by chance of `percent`.

@@ -18,6 +18,10 @@ use time::OffsetDateTime;
 use tonic::Code;
 use uuid::Uuid;
 
+/// How long a caller may wait for the answer that the database is away: as long as an instance waits for the database before it takes
+/// it to be gone, looks for another connection, or stands still itself.
+pub const AWAY_MAX: Duration = Duration::from_secs(20);
+
 /// How many violations are told in full; more are the same over and over.
 const VIOLATIONS_MAX: usize = 50;
 
@@ -146,6 +150,8 @@ impl Journal {
                 let mut book = self.book();
                 let slowest = book.slowest.entry(broken).or_default();
                 *slowest = took.max(*slowest);
+                drop(book);
+                self.check(took < AWAY_MAX, || format!("{kind} was answered with {reason} after {took:?}"));
                 if reason == "COMMIT_UNKNOWN" { Answer::Unclear } else { Answer::Nothing }
             }
             "LOCK_TIMEOUT" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
