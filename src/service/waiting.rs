@@ -301,7 +301,9 @@ pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>)
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
                 idle_polls = if line.index().callers == 0 { idle_polls + 1 } else { 0 };
-                if idle_polls % IDLE_POLLS == 0 { poll(&line, idle_polls == 0).await.err() } else { None }
+                let polled = if idle_polls % IDLE_POLLS == 0 { poll(&line, idle_polls == 0).await } else { Ok(()) };
+                // Those that could not leave when they wanted to, because the database was away.
+                if polled.is_ok() && !left.is_empty() { leave(&line, &mut left).await.err() } else { polled.err() }
             }
         };
         if let Some(error) = failed {

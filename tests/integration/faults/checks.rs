@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use linkis_rm::{
@@ -35,19 +35,27 @@ pub struct Findings {
     pub latest_expiry: Duration,
 }
 
-/// Waits until nobody waits, nothing is held, and no trace of an instance that died is left in the line.
-pub async fn settle(connection: &mut PgConnection, journal: &Journal, longest: Duration) {
-    let start = std::time::Instant::now();
-    let left =
-        "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data), (SELECT count(*) FROM linkis_resource_waiting),
-        (SELECT count(*) FROM linkis_resource_waiting_spot), (SELECT count(*) FROM linkis_resource_lock)";
+/// What is left of a workload that is over.
+pub const LEFT: &str =
+    "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data), (SELECT count(*) FROM linkis_resource_lock),
+    (SELECT count(*) FROM linkis_resource_waiting JOIN linkis_rm_instance i USING (instance_id)
+        WHERE i.alive_until > clock_timestamp()), 0::bigint";
+
+/// The same, and what stands in nobody's way: rows of the line that an instance left which died.
+pub const LEFT_OVER: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data),
+    (SELECT count(*) FROM linkis_resource_lock), (SELECT count(*) FROM linkis_resource_waiting),
+    (SELECT count(*) FROM linkis_resource_waiting_spot)";
+
+/// Waits until nothing is left, as `left` tells.
+pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'static str, longest: Duration) {
+    let start = Instant::now();
     loop {
         let left: (i64, i64, i64, i64) = sqlx::query_as(left).fetch_one(&mut *connection).await.unwrap();
         if left == (0, 0, 0, 0) {
             return;
         }
         if start.elapsed() > longest {
-            let (tickets, waiting, spots, locks) = left;
+            let (tickets, locks, waiting, spots) = left;
             return journal.violation(format!(
                 "left over {longest:?} after the end: {tickets} tickets, {waiting} waiting at {spots} spots, {locks} locks"
             ));

@@ -10,6 +10,7 @@ use linkis_rm::{
     client::RmClient,
     domain::{
         em::EmInstance,
+        operation::Register,
         report::{Health, Report},
     },
 };
@@ -53,7 +54,7 @@ impl Engines {
 
 /// Registers, and reports until the end; registers again whenever that is void.
 pub async fn run(shared: Shared, mut random: Random, em: EmInstance) {
-    let registration = linkis_rm::domain::operation::Register { em: em.clone(), ..registered("any", load(60, 60, 60)) };
+    let registration = Register { em: em.clone(), ..registered("any", load(60, 60, 60)) };
     while !shared.stop.is_cancelled() {
         let register = async |rm: RmClient| rm.register(registration.clone()).await;
         let Some(registered) = shared.insist(&mut random, "register", register).await else { return };

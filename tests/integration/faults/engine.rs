@@ -1,24 +1,27 @@
 //! A caller: asks for resources, and lets an engine live and end, in one of many ways.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
+    client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         operation::{Grant, Released},
-        resource::Resource,
+        resource::{Dimension, Resource},
     },
 };
 
 use super::{
-    journal::Answer,
+    journal::{Answer, Life},
     random::Random,
-    workload::{Hosts, Shared},
+    workload::{Hosts, RETRY, Shared},
 };
 use crate::harness::*;
 
 /// How long grants stay locked.
 const TTL: Duration = Duration::from_secs(3);
+
+/// For how long a request is repeated whose answer is not known.
+const REPEAT_MAX: Duration = Duration::from_secs(30);
 
 /// One that asks and asks.
 pub struct Caller {
@@ -122,15 +125,15 @@ impl Caller {
 
     /// Asks until there is an answer, if it has a name that makes it safe to repeat; then the engine lives.
     async fn live(&mut self, request: ResourceRequest) {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         loop {
             let rm = self.shared.client(&mut self.random);
             let answer = self.shared.journal.call("request", rm.request_resource(&request)).await;
             match self.answered(&request, answer) {
                 End::Granted(grant) => return self.engine(&request, grant).await,
                 End::Refused => return,
-                End::Unclear if request.request_id.is_none() || start.elapsed() > Duration::from_secs(30) => return,
-                End::Unclear => tokio::time::sleep(Duration::from_millis(50)).await,
+                End::Unclear if request.request_id.is_none() || start.elapsed() > REPEAT_MAX => return,
+                End::Unclear => tokio::time::sleep(RETRY).await,
             }
         }
     }
@@ -168,7 +171,7 @@ impl Caller {
         if self.report_in(request, &grant).await {
             tokio::time::sleep(self.random.millis(0, 300)).await;
             if self.shared.engines.is_reporting(&grant.em) && self.random.percent(20) {
-                let note = |life: &mut super::journal::Life| life.engine_gone = true;
+                let note = |life: &mut Life| life.engine_gone = true;
                 self.shared.journal.note(grant.ticket_id, "its engine died", note);
                 self.shared.engines.remove(&grant.em, grant.ticket_id);
                 return;
@@ -194,8 +197,8 @@ impl Caller {
         // What an EM reports has to name the engine as soon as it may be in use.
         self.shared.engines.insert(&grant.em, grant.ticket_id);
         self.shared.journal.note(grant.ticket_id, "inited asked", |life| life.init_asked = true);
-        let report_in = async |rm: linkis_rm::client::RmClient| rm.resource_inited(&report).await;
-        let runs = self.shared.clone().insist(&mut self.random, "inited", report_in).await.is_some();
+        let report_in = async |rm: RmClient| rm.resource_inited(&report).await;
+        let runs = self.shared.insist(&mut self.random, "inited", report_in).await.is_some();
         match runs {
             true => self.shared.journal.note(grant.ticket_id, "inited", |life| life.inited = true),
             false => self.shared.journal.note(grant.ticket_id, "inited rejected", |_| {}),
@@ -205,7 +208,7 @@ impl Caller {
 
     /// As much as was granted, less, or more.
     fn used(&mut self, granted: &Resource) -> Option<Resource> {
-        let cores = granted.get(&linkis_rm::domain::resource::Dimension::Cores);
+        let cores = granted.get(&Dimension::Cores);
         match self.random.between(0, 9) {
             0..5 => None,
             5..8 => Some(load(1, 1, 1)),
@@ -220,8 +223,8 @@ impl Caller {
         }
         self.shared.journal.note(grant.ticket_id, "release asked", |life| life.release_asked = true);
         for _ in 0..=i32::from(self.random.percent(25)) {
-            let give_back = async |rm: linkis_rm::client::RmClient| rm.resource_released(&ticket).await;
-            if self.shared.clone().insist(&mut self.random, "released", give_back).await.is_some() {
+            let give_back = async |rm: RmClient| rm.resource_released(&ticket).await;
+            if self.shared.insist(&mut self.random, "released", give_back).await.is_some() {
                 self.shared.journal.note(grant.ticket_id, "released", |life| life.over = true);
             }
         }

@@ -49,6 +49,9 @@ const DEFAULT: Duration = Duration::from_secs(14);
 /// How long after the end anything may still be held: what is locked then, and what an EM has to report as lost.
 const SETTLED: Duration = Duration::from_secs(20);
 
+/// How long after the end the last trace of instances that died has to be gone: instances without waiters look every 30 s.
+const SWEPT: Duration = Duration::from_secs(45);
+
 const INSTANCES: usize = 3;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -76,7 +79,10 @@ async fn whatever_breaks_what_was_told_holds() {
         ended.unwrap();
     }
     let mut connection = cluster.connect().await.unwrap();
-    checks::settle(&mut connection, &journal, SETTLED).await;
+    checks::settle(&mut connection, &journal, checks::LEFT, SETTLED).await;
+    if budget > DEFAULT {
+        checks::settle(&mut connection, &journal, checks::LEFT_OVER, SWEPT).await;
+    }
     checks::counters(&cluster.client(0), &journal).await;
     end.cancel();
     while let Some(ended) = reporting.join_next().await {

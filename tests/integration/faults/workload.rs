@@ -1,10 +1,17 @@
 //! The callers: every call there is, at random, by several dozen at once, through whichever instance.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use linkis_rm::{
     client::{ClientError, RmClient},
-    domain::{em::EmInstance, operation::Register, resource::Resource},
+    domain::{
+        em::EmInstance,
+        operation::{Register, Released},
+        resource::Resource,
+    },
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +34,7 @@ const CALLERS: usize = 36;
 const TRIES_MAX: Duration = Duration::from_secs(60);
 
 /// How long to wait before trying again.
-const RETRY: Duration = Duration::from_millis(50);
+pub const RETRY: Duration = Duration::from_millis(50);
 
 /// What an EM never grants, whatever its size.
 pub fn protected() -> Resource {
@@ -89,7 +96,7 @@ impl Shared {
         kind: &'static str,
         call: impl Fn(RmClient) -> F,
     ) -> Option<T> {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while start.elapsed() < TRIES_MAX {
             match self.journal.call(kind, call(self.client(random))).await {
                 Answer::Done(done) => return Some(done),
@@ -136,23 +143,14 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     tasks
 }
 
-/// Starts the reporting EMs, which go on until `stop`: longer than the callers, whose engines they report.
-pub fn start_reporting(shared: &Shared, random: &mut Random, stop: &CancellationToken) -> JoinSet<()> {
-    let start = |host: &&str| ecm::run(Shared { stop: stop.clone(), ..shared.clone() }, random.fork(), em(host));
-    Vec::from_iter(Hosts::REPORTING.iter().map(start)).into_iter().collect::<Spawned>().0
-}
-
-/// Futures, each in a task.
-struct Spawned(JoinSet<()>);
-
-impl<F: Future<Output = ()> + Send + 'static> FromIterator<F> for Spawned {
-    fn from_iter<I: IntoIterator<Item = F>>(futures: I) -> Self {
-        let mut tasks = JoinSet::new();
-        for future in futures {
-            tasks.spawn(future);
-        }
-        Self(tasks)
+/// Starts the reporting EMs, which go on until `end`: longer than the callers, whose engines they report.
+pub fn start_reporting(shared: &Shared, random: &mut Random, end: &CancellationToken) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for host in Hosts::REPORTING {
+        let shared = Shared { stop: end.clone(), ..shared.clone() };
+        tasks.spawn(ecm::run(shared, random.fork(), em(host)));
     }
+    tasks
 }
 
 /// Lowers the capacity of an EM below what is in use, and raises it again.
@@ -194,11 +192,7 @@ async fn onlooker(shared: Shared, mut random: Random) {
             5 => drop(journal.call("usage", rm.ticket(Uuid::now_v7())).await),
             6 => drop(journal.call("usage", rm.policies()).await),
             _ => {
-                let nothing = linkis_rm::domain::operation::Released {
-                    ticket_id: Uuid::now_v7(),
-                    user: name("nobody"),
-                    em: em(Hosts::BIG[0]),
-                };
+                let nothing = Released { ticket_id: Uuid::now_v7(), user: name("nobody"), em: em(Hosts::BIG[0]) };
                 let answer = journal.call("release of nothing", rm.resource_released(&nothing)).await;
                 journal.check(!matches!(answer, Answer::Done(())), || "a ticket was released that never was".into());
             }
