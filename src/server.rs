@@ -41,6 +41,10 @@ use crate::{
 /// How many calls one connection may have under way.
 const STREAMS_PER_CONNECTION_MAX: u32 = 4096;
 
+/// How many calls of one connection may be cancelled before they were looked at: all that it can have under way. Of more, a client
+/// would be at fault; of fewer, an instance that stood still would cut off those who still wait, for those who went away.
+const CANCELLED_UNSEEN_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
+
 /// How often a connection without traffic is asked for a sign of life, and how long it may take.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -212,6 +216,7 @@ fn assemble(
     };
     Ok(tonic::transport::Server::builder()
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+        .http2_max_pending_accept_reset_streams(Some(CANCELLED_UNSEEN_MAX))
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(Limited::new(manager))

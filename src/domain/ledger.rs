@@ -165,6 +165,8 @@ pub struct EndedDelta {
     pub end: End,
     /// False if it was granted in this very batch.
     pub stored: bool,
+    /// Whether its engine reported in in this very batch.
+    pub inited: bool,
 }
 
 /// The state of one batch.
@@ -584,10 +586,10 @@ impl Ledger {
 
     /// Moves a ticket from those that live to those that ended.
     fn forget(&mut self, ticket_id: Uuid, end: End) {
-        if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
+        if let Some(TicketSlot { ticket, stored, changed: inited }) = self.tickets.remove(&ticket_id) {
             let (user, em) = (ticket.user.clone(), ticket.em.clone());
             self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
-            self.deltas.ended.push(EndedDelta { ticket, end, stored });
+            self.deltas.ended.push(EndedDelta { ticket, end, stored, inited });
         }
     }
 

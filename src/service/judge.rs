@@ -188,7 +188,7 @@ impl Judge {
 
     /// Sees some EMs anew.
     pub async fn see(&self, ems: &[EmInstance]) -> Result<(), Error> {
-        let found = em_resource::read(self.store.pool(), ems).await?;
+        let found = answered(em_resource::read(self.store.pool(), ems)).await?;
         self.seen.take_over(found);
         Ok(())
     }
@@ -197,7 +197,8 @@ impl Judge {
     async fn statuses(&self) -> Result<Statuses, StoreError> {
         let (mut statuses, mut after) = (Statuses::new(), None);
         loop {
-            let page = em_report::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE, self.silent_after).await?;
+            let page =
+                answered(em_report::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE, self.silent_after)).await?;
             let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
             after = page.last().map(|(em, _)| em.clone());
             statuses.extend(page);

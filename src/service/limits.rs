@@ -19,7 +19,8 @@ use crate::{
     },
     error::Error,
     store::{
-        Store, StoreError, label_resource, limit, policy, session,
+        Store, StoreError, label_resource, limit, policy,
+        session::{self, answered},
         user_resource::{self, Group},
         waiting::{self, Freed},
     },
@@ -60,8 +61,11 @@ impl LimitService {
     /// Adds a rule, or changes the one with the same pattern. Answers with scopes that hold more than it allows.
     pub async fn set(&self, rule: Rule) -> Result<Vec<ScopeUsage>, Error> {
         self.change(async |connection, _| limit::upsert(connection, &rule).await).await?;
-        let limits = self.current().await?;
-        Ok(self.over(&limits, &rule.pattern).await?)
+        // Whatever happens now, the rule is set: no error may claim that it is not.
+        self.over(&rule.pattern).await.map_err(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "a limit was set, and cannot be told of");
+            Error::CommitUnknown
+        })
     }
 
     /// Removes a rule.
@@ -99,19 +103,19 @@ impl LimitService {
 
     /// The policies of all kinds of EMs there are or were, by application name.
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
-        Ok(policy::read(self.store.pool()).await?)
+        Ok(answered(policy::read(self.store.pool())).await?)
     }
 
     /// The rules in force.
     pub async fn current(&self) -> Result<Arc<Limits>, Error> {
         let mut connection = self.store.pool().acquire().await?;
-        Ok(limit::current(&mut connection, &Arc::default()).await?.limits)
+        Ok(answered(limit::current(&mut connection, &Arc::default())).await?.limits)
     }
 
     /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
     pub async fn scopes(&self, after: &[u8], limit: i64) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
         let limits = self.current().await?;
-        let rows = label_resource::list(self.store.pool(), after, limit).await?;
+        let rows = answered(label_resource::list(self.store.pool(), after, limit)).await?;
         Ok(rows
             .into_iter()
             .map(|(place, scope, usage)| (place, ScopeUsage { limited: limits.of_scope(scope), usage }))
@@ -143,14 +147,17 @@ impl LimitService {
             label_resource::insert(&mut transaction, usages.into_iter().collect()).await?;
         }
         waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
-        transaction.commit().await?;
-        Ok(())
+        transaction.commit().await.map_err(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
+            Error::CommitUnknown
+        })
     }
 
     /// Scopes of the label set of `pattern` that hold more than their rules allow.
-    async fn over(&self, limits: &Limits, pattern: &Pattern) -> Result<Vec<ScopeUsage>, StoreError> {
+    async fn over(&self, pattern: &Pattern) -> Result<Vec<ScopeUsage>, Error> {
+        let limits = self.current().await?;
         let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
-        let in_set = label_resource::list_set(self.store.pool(), &keys).await?;
+        let in_set = answered(label_resource::list_set(self.store.pool(), &keys)).await?;
         let scopes = in_set.into_iter().map(|(scope, usage)| ScopeUsage { limited: limits.of_scope(scope), usage });
         Ok(scopes.filter(ScopeUsage::is_over).take(OVER_MAX).collect())
     }

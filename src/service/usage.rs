@@ -16,6 +16,7 @@ use crate::{
     error::Error,
     store::{
         Store, action_record, em_report, em_resource,
+        session::answered,
         user_resource::{self, Filter},
         waiting,
     },
@@ -36,14 +37,14 @@ impl Usage {
 
     /// One EM, and what is known of it by its reports.
     pub async fn em(&self, instance: &EmInstance) -> Result<(Em, Option<EmStatus>), Error> {
-        let mut found = em_resource::read(self.store.pool(), [instance]).await?;
+        let mut found = answered(em_resource::read(self.store.pool(), [instance])).await?;
         let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
         Ok((em, self.statuses([instance]).await?.remove(instance)))
     }
 
     /// Up to `limit` EMs, in the order of their keys, from behind `after`, and what is known of each by its reports.
     pub async fn ems(&self, after: Option<&EmInstance>, limit: i64) -> Result<Vec<(Em, Option<EmStatus>)>, Error> {
-        let ems = em_resource::list(self.store.pool(), after, limit).await?;
+        let ems = answered(em_resource::list(self.store.pool(), after, limit)).await?;
         let mut statuses = self.statuses(ems.iter().map(|em| &em.instance)).await?;
         let with_status = |em: Em| {
             let status = statuses.remove(&em.instance);
@@ -53,30 +54,31 @@ impl Usage {
     }
 
     async fn statuses(&self, instances: impl IntoIterator<Item = &EmInstance>) -> Result<Statuses, Error> {
-        Ok(em_report::read(self.store.pool(), instances, self.silent_after).await?)
+        Ok(answered(em_report::read(self.store.pool(), instances, self.silent_after)).await?)
     }
 
     /// One live ticket.
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket, Error> {
-        if let Some(ticket) = user_resource::read(self.store.pool(), &[ticket_id]).await?.remove(&ticket_id) {
+        if let Some(ticket) = answered(user_resource::read(self.store.pool(), &[ticket_id])).await?.remove(&ticket_id) {
             return Ok(ticket);
         }
-        let ended = action_record::read(self.store.pool(), &[ticket_id]).await?.remove(&ticket_id).map(Box::new);
+        let ended =
+            answered(action_record::read(self.store.pool(), &[ticket_id])).await?.remove(&ticket_id).map(Box::new);
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
     /// Up to `limit` requests that wait, the first in line first, from behind the place `after`.
     pub async fn waiting(&self, after: Option<Place>, limit: i64) -> Result<Vec<WaitingRequest>, Error> {
-        Ok(waiting::list(self.store.pool(), after, limit).await?)
+        Ok(answered(waiting::list(self.store.pool(), after, limit)).await?)
     }
 
     /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all.
     pub async fn actions(&self, ticket_id: Option<Uuid>, after: i64, limit: i64) -> Result<Vec<ActionRecord>, Error> {
-        Ok(action_record::list(self.store.pool(), ticket_id, after, limit).await?)
+        Ok(answered(action_record::list(self.store.pool(), ticket_id, after, limit)).await?)
     }
 
     /// Up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first).
     pub async fn tickets(&self, filter: &Filter, after: Uuid, limit: i64) -> Result<Vec<Ticket>, Error> {
-        Ok(user_resource::list(self.store.pool(), filter, after, limit).await?)
+        Ok(answered(user_resource::list(self.store.pool(), filter, after, limit)).await?)
     }
 }

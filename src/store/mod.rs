@@ -51,11 +51,7 @@ impl Store {
         let connected = session::connect(&session::unbounded(options.clone())).await;
         let mut migrations =
             connected.map_err(|error| StoreError::Unreachable { place: place(&options), source: Box::new(error) })?;
-        let pool = PgPoolOptions::new()
-            .max_connections(POOL_CONNECTIONS_MAX)
-            .acquire_timeout(session::CONNECT_TIMEOUT)
-            .connect_with(options.clone())
-            .await?;
+        let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
         // May wait for another instance's, and take longer than any request may.
         sqlx::migrate!().run(&mut migrations).await.map_err(StoreError::Migration)?;
         Ok(Self { options, pool })
@@ -73,13 +69,22 @@ impl Store {
 
     /// One connection that is kept for listening, opened when it is first needed.
     pub fn listening(&self) -> PgPool {
-        PgPoolOptions::new().max_connections(1).connect_lazy_with(self.options.clone())
+        pool_options(1).connect_lazy_with(self.options.clone())
     }
 
     /// Closes what is open; what the database does not answer is left to the end of the process.
     pub async fn close(&self) {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pool.close()).await;
     }
+}
+
+/// How pools treat their connections. One that is given back has to answer in time: the pool's own question, which follows, would
+/// wait for ever on a connection that was lost without a word, and keep its place in the pool.
+fn pool_options(connections_max: u32) -> PgPoolOptions {
+    PgPoolOptions::new()
+        .max_connections(connections_max)
+        .acquire_timeout(session::CONNECT_TIMEOUT)
+        .after_release(|connection, _| Box::pin(async { session::check(connection).await.map(|()| true) }))
 }
 
 /// Why the store could not do as asked.

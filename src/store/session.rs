@@ -108,6 +108,11 @@ pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreEr
     }
 }
 
+/// Fails if the other end of a connection does not answer within [`CONNECT_TIMEOUT`].
+pub async fn check(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    tokio::time::timeout(CONNECT_TIMEOUT, connection.ping()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+}
+
 /// Bounds a wait for the database. After an error the connection must not be used again: an answer may still come.
 pub async fn answered<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     answered_within(ANSWER_TIMEOUT, wait).await

@@ -104,6 +104,43 @@ async fn whole_lives_over_shared_users_and_ems() {
     assert_eq!(database.count(deadlocks).await, 0, "locks are taken in one order");
 }
 
+/// What one transaction does to a ticket, one thing after another, is in the history as if each had been done alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_history_tells_all_that_happened_in_one_transaction() {
+    let (database, rm) = start().await;
+    let host = em("held");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let first = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let mut holder = hold_em(&database).await;
+    let turn = || tokio::time::sleep(Duration::from_millis(200));
+    let ask = request(&host, "alice", load(1, 1, 1));
+    let report = inited(&first, "hadoop", None);
+    let ((), _, second, _) = tokio::join!(
+        async {
+            for _ in 0..3 {
+                turn().await;
+            }
+            sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        },
+        async { rm.client.resource_inited(&report).await.unwrap() },
+        async { rm.client.request_resource(&ask).await.granted() },
+        async {
+            turn().await;
+            rm.client.unregister(&host).await.unwrap()
+        },
+    );
+    for (grant, life) in [(first, "granted,inited,unregistered"), (second, "granted,unregistered")] {
+        let told: String = sqlx::query_scalar(
+            "SELECT string_agg(action, ',' ORDER BY id) FROM linkis_resource_action_record WHERE ticket_id = $1",
+        )
+        .bind(grant.ticket_id)
+        .fetch_one(&database.pool)
+        .await
+        .unwrap();
+        assert_eq!(told, life);
+    }
+}
+
 /// The latencies of requests on other EMs, one after another, until `stop`.
 async fn others(rm: &Instance, stop: Arc<AtomicBool>) -> Vec<Duration> {
     let mut took = Vec::new();

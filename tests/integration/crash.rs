@@ -13,7 +13,10 @@ use linkis_rm::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::harness::*;
+use crate::{
+    harness::*,
+    proxy::{Proxy, Weather},
+};
 
 /// What callers were told.
 #[derive(Default)]
@@ -131,4 +134,74 @@ async fn connections_that_break_are_opened_again() {
         .await;
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 10);
+}
+
+/// An instance that stood still answers those who still wait, however many went away meanwhile over the same connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_froze_serves_those_who_still_wait() {
+    let database = Database::fresh().await;
+    let process = Process::start(&["--database-url", &database.url()]);
+    let host = em("host1");
+    process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    process.freeze(true);
+    let client = process.client.clone();
+    let asked = request(&host, "patient", load(1, 1, 1));
+    let patient = tokio::spawn(async move { client.request_resource(&asked).await });
+    let mut impatient = JoinSet::new();
+    for n in 0..200 {
+        let (client, asked) = (process.client.clone(), request(&host, &format!("impatient{n}"), load(1, 1, 1)));
+        impatient.spawn(async move {
+            let call = client.request_resource(&asked);
+            tokio::time::timeout(Duration::from_millis(300), call).await.unwrap_err();
+        });
+    }
+    impatient.join_all().await;
+    process.freeze(false);
+    patient.await.unwrap().granted();
+    eventually("nothing is granted to those who went away", Duration::from_secs(10), || async {
+        assert_invariants(&database, &process.client).await == 1
+    })
+    .await;
+}
+
+/// Connections that are lost without a word, in the middle of reads, are replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_fell_silent_are_replaced() {
+    let (database, direct) = start().await;
+    direct.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let proxy = Proxy::start("silent", database.options.get_socket().unwrap());
+    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let rm = Instance::start(&proxied).await;
+    // As many as the pool has connections, and more; all of them read while the connections fall silent.
+    for round in 0..5 {
+        proxy.set_weather(Weather::Slow(Duration::from_millis(200)));
+        let mut reads = JoinSet::new();
+        for _ in 0..20 {
+            let client = rm.client.clone();
+            reads.spawn(async move { tokio::time::timeout(Duration::from_millis(1200), client.ems()).await.is_ok() });
+        }
+        tokio::time::sleep(Duration::from_millis(500 + 100 * round)).await;
+        proxy.forget_all();
+        proxy.set_weather(Weather::Fair);
+        reads.join_all().await;
+    }
+    eventually("reads are answered", Duration::from_secs(10), || async { rm.client.ems().await.is_ok() }).await;
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+}
+
+/// A read on a connection that is lost without a word is answered, also if its caller would wait for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_on_a_connection_that_fell_silent_is_answered() {
+    let (database, _direct) = start().await;
+    let proxy = Proxy::start("silent-read", database.options.get_socket().unwrap());
+    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let rm = Instance::start(&proxied).await;
+    proxy.set_weather(Weather::Slow(Duration::from_millis(200)));
+    let client = rm.client.clone();
+    let read = tokio::spawn(async move { client.ems().await });
+    // After the look whether the connection is still good, and before the answer.
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    proxy.forget_all();
+    let answer = tokio::time::timeout(Duration::from_secs(30), read).await.expect("an answer").unwrap();
+    assert_eq!(answer.unwrap_err().reason().as_deref(), Some("DATABASE_UNAVAILABLE"));
 }

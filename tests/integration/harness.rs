@@ -6,7 +6,7 @@ use std::{
     future::Future,
     io::{BufRead as _, BufReader},
     os::unix::process::CommandExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
         OnceLock,
@@ -63,7 +63,7 @@ fn postgres() -> &'static PgConnectOptions {
 }
 
 /// Removes a folder once this process and its PostgreSQL are gone.
-fn remove_at_end(folder: &std::path::Path) {
+pub fn remove_at_end(folder: &Path) {
     let script = r#"(while [ -d "/proc/$1" ] || [ -e "$2/data/postmaster.pid" ]; do sleep 0.2; done; rm -rf "$2") &"#;
     let pid = std::process::id().to_string();
     let mut watcher = Command::new("sh");
@@ -103,10 +103,9 @@ impl Database {
         Self { options, pool }
     }
 
-    /// For a process of its own: the socket's folder goes into the query, because its path is no host name.
+    /// For a process of its own.
     pub fn url(&self) -> String {
-        let socket = self.options.get_socket().unwrap().display();
-        format!("postgres://postgres@localhost:5432/{}?host={socket}", self.options.get_database().unwrap())
+        url(self.options.get_socket().unwrap(), self.options.get_database().unwrap())
     }
 
     pub async fn connect(&self) -> PgConnection {
@@ -116,6 +115,11 @@ impl Database {
     pub async fn count(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
     }
+}
+
+/// How a process reaches a database: the socket's folder goes into the query, because its path is no host name.
+pub fn url(socket: &Path, database: &str) -> String {
+    format!("postgres://postgres@localhost:5432/{database}?host={}", socket.display())
 }
 
 /// A server in this process.
@@ -305,6 +309,11 @@ pub struct Process {
 impl Process {
     /// Starts the program, on a free port and without settings from this environment, and waits until it serves.
     pub fn start(arguments: &[&str]) -> Self {
+        Self::start_logging(arguments, |line| println!("{line}"))
+    }
+
+    /// The same, with what it logs once it serves given to `log_line`.
+    pub fn start_logging(arguments: &[&str], mut log_line: impl FnMut(String) + Send + 'static) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_linkis-rm"))
             .args(["--listen", "127.0.0.1:0"])
             .args(arguments)
@@ -323,8 +332,14 @@ impl Process {
         });
         let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", told.join("\n")));
         // Its log has to be read on, or it stops when the pipe is full.
-        std::thread::spawn(move || log.for_each(|line| println!("{line}")));
+        std::thread::spawn(move || log.for_each(&mut log_line));
         Self { child, client: client(&address), address }
+    }
+
+    /// Stops it where it stands (SIGSTOP), or lets it go on (SIGCONT).
+    pub fn freeze(&self, frozen: bool) {
+        let signal = if frozen { Signal::STOP } else { Signal::CONT };
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// kill -9.

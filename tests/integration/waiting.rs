@@ -22,7 +22,10 @@ use tokio::task::{JoinHandle, JoinSet};
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::harness::*;
+use crate::{
+    harness::*,
+    proxy::{Proxy, Weather},
+};
 
 /// Longer than any test waits for anything.
 const LONG: Duration = Duration::from_secs(60);
@@ -639,4 +642,27 @@ async fn room_in_many_places_at_once_wakes_everybody() {
     }
     nobody_waits(&first.client).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 150);
+}
+/// Who goes away while the database does leaves the line as soon as it is back, and keeps nothing from those behind him.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_while_the_database_is_away_has_left_when_it_is_back() {
+    let (database, direct) = start().await;
+    let proxy = Proxy::start("leaving", database.options.get_socket().unwrap());
+    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let rm = Instance::start(&proxied).await;
+    let (host, held) = full_em(&direct.client, "host1", 10).await;
+    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
+    let behind = stand_in_line(&rm.client, patient(&host, "behind", cpu(10))).await;
+    proxy.set_weather(Weather::Hole);
+    gone.abort();
+    // Longer than anybody tries for a connection, shorter than it takes to be thought dead.
+    tokio::time::sleep(Duration::from_millis(3600)).await;
+    proxy.set_weather(Weather::Fair);
+    direct.client.resource_released(&release(&held, "first")).await.unwrap();
+    let start = Instant::now();
+    granted(behind).await;
+    println!("granted {:?} after the release", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    nobody_waits(&rm.client).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }

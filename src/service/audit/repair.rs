@@ -139,7 +139,8 @@ async fn remove_strays(
     for ticket in tickets.values() {
         removed.entry(ticket.em.clone()).or_default().count(Ok(ticket.resource()), ticket.is_locked(), 1);
     }
-    let ended = tickets.into_values().map(|ticket| EndedDelta { ticket, end: End::Unregistered, stored: true });
+    let ended =
+        tickets.into_values().map(|ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, inited: false });
     let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
     if !deltas.ended.is_empty() {
         user_resource::delete(connection, &deltas.ended).await?;

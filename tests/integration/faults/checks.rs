@@ -1,0 +1,210 @@
+//! What has to be true when everything is over: of what callers were told, and of what the database says.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::RmClient,
+    domain::{
+        limit::Limits,
+        scope::{Scope, Usage},
+    },
+};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use super::{
+    history::{self, Line, amounts},
+    journal::{Asker, Book, Journal, Life},
+    workload::Hosts,
+};
+use crate::harness::*;
+
+/// How late a ticket may expire while things break: longer than any outage.
+pub const LATE_MAX: Duration = Duration::from_secs(30);
+
+/// What the history shows at large.
+#[derive(Debug, Default)]
+pub struct Findings {
+    pub granted: usize,
+    pub ended: BTreeMap<String, usize>,
+    /// Grants of which no caller was told.
+    pub untold: usize,
+    pub latest_expiry: Duration,
+}
+
+/// What is left of a workload that is over.
+pub const LEFT: &str =
+    "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data), (SELECT count(*) FROM linkis_resource_lock),
+    (SELECT count(*) FROM linkis_resource_waiting JOIN linkis_rm_instance i USING (instance_id)
+        WHERE i.alive_until > clock_timestamp()), 0::bigint";
+
+/// The same, and what stands in nobody's way: rows of the line that an instance left which died.
+pub const LEFT_OVER: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data),
+    (SELECT count(*) FROM linkis_resource_lock), (SELECT count(*) FROM linkis_resource_waiting),
+    (SELECT count(*) FROM linkis_resource_waiting_spot)";
+
+/// Waits until nothing is left, as `left` tells.
+pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'static str, longest: Duration) {
+    let start = Instant::now();
+    loop {
+        let left: (i64, i64, i64, i64) = sqlx::query_as(left).fetch_one(&mut *connection).await.unwrap();
+        if left == (0, 0, 0, 0) {
+            return;
+        }
+        if start.elapsed() > longest {
+            let (tickets, locks, waiting, spots) = left;
+            return journal.violation(format!(
+                "left over {longest:?} after the end: {tickets} tickets, {waiting} waiting at {spots} spots, {locks} locks"
+            ));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Counters equal tickets: for EMs, and for the scopes that limits are for.
+pub async fn counters(rm: &RmClient, journal: &Journal) {
+    let tickets = rm.tickets(None).await.unwrap();
+    let limits = Limits::new(1, rm.limits().await.unwrap()).with_policies(rm.policies().await.unwrap());
+    let mut sums: HashMap<Scope, Usage> = HashMap::new();
+    for ticket in &tickets {
+        for limited in limits.scopes(&ticket.ticket_labels()) {
+            let sum = sums.entry(limited.scope).or_default();
+            let held = if ticket.is_locked() { &mut sum.locked } else { &mut sum.used };
+            held.add(ticket.resource(), 1).unwrap();
+        }
+    }
+    for scope in rm.scopes().await.unwrap() {
+        let sum = sums.get(&scope.limited.scope).cloned().unwrap_or_default();
+        journal.check(scope.usage == sum, || {
+            format!("{} holds {sum:?}, and is counted as {:?}", scope.limited.scope, scope.usage)
+        });
+    }
+    for em in rm.ems().await.unwrap() {
+        let is_idle = tickets.iter().all(|ticket| ticket.em != em.instance);
+        journal.check(em.is_idle() == is_idle, || format!("{em:?} with the tickets {tickets:?}"));
+    }
+}
+
+/// Compares what callers were told with the history.
+pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings {
+    let history = history::read(connection).await;
+    history::replay(journal, &history);
+    let lives = history::lives(&history);
+    let book = std::mem::take(&mut *journal.book());
+    let mut findings = Findings { granted: lives.len(), ..Findings::default() };
+    for (id, life) in &lives {
+        once(journal, *id, life);
+        ended(journal, &book, *id, life, &mut findings);
+    }
+    for (id, told) in &book.lives {
+        ticket(journal, *id, told, lives.get(id).map_or(&[], |life| life.as_slice()));
+    }
+    untold(journal, &book, &lives, &mut findings);
+    lost(journal, &book, &lives, &history);
+    request_ids(connection, journal, &book).await;
+    let violations = std::mem::take(&mut journal.book().violations);
+    *journal.book() = Book { violations: [book.violations, violations].concat(), ..book };
+    findings
+}
+
+/// Every ticket is granted once, reports in at most once after that, and ends once, last of all.
+fn once(journal: &Journal, id: Uuid, life: &[&Line]) {
+    let actions = Vec::from_iter(life.iter().map(|line| line.action.as_str()));
+    let is_end = |line: &&&Line| line.is_end();
+    let in_order = match actions.as_slice() {
+        ["granted", _] | ["granted", "inited", _] => life.last().iter().all(is_end),
+        _ => false,
+    };
+    journal.check(in_order, || format!("the life of {id} is {life:?}"));
+}
+
+fn ended(journal: &Journal, book: &Book, id: Uuid, life: &[&Line], findings: &mut Findings) {
+    let Some(end) = life.last().filter(|line| line.is_end()) else { return };
+    *findings.ended.entry(end.action.clone()).or_default() += 1;
+    let Some(told) = book.lives.get(&id) else { return };
+    if end.action == "released" {
+        journal.check(told.release_asked, || format!("{id} was released, and nobody asked: {told:?} {life:?}"));
+    }
+    if end.action == "expired" {
+        let late = end.at - told.expires_at;
+        journal.check(!late.is_negative(), || format!("{id} expired early: {told:?} {life:?}"));
+        let late = late.unsigned_abs();
+        journal.check(late < LATE_MAX, || format!("{id} expired {late:?} late: {told:?} {life:?}"));
+        findings.latest_expiry = findings.latest_expiry.max(late);
+        journal.check(!told.inited && life.len() == 2, || format!("{id} was in use, and expired: {told:?} {life:?}"));
+    }
+}
+
+/// What was told of one ticket.
+fn ticket(journal: &Journal, id: Uuid, told: &Life, life: &[&Line]) {
+    let Some(granted) = life.first() else {
+        return journal.violation(format!("{id} was granted, and is nowhere: {told:?}"));
+    };
+    let is_same =
+        granted.em == told.em && granted.user.as_ref() == Some(&told.user) && granted.amounts() == amounts(&told.asked);
+    journal.check(is_same, || format!("{id} was granted as {granted:?}, and told as {told:?}"));
+    let was_inited = life.iter().any(|line| line.action == "inited");
+    journal.check(was_inited || !told.inited, || format!("{id} was told to be in use: {told:?} {life:?}"));
+    journal.check(told.init_asked || !was_inited, || format!("{id} came in use, and nobody asked: {told:?} {life:?}"));
+    let is_over = life.iter().any(|line| line.is_end());
+    journal.check(is_over || !told.over, || format!("{id} was told to be over: {told:?} {life:?}"));
+}
+
+/// A grant of which nobody was told belongs to a call of which nobody knows, and came to nothing.
+fn untold(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, findings: &mut Findings) {
+    let mut by_user: HashMap<&str, Vec<&Vec<&Line>>> = HashMap::new();
+    let mut granted: HashMap<&str, usize> = HashMap::new();
+    for (id, life) in lives {
+        let user = life[0].user.as_deref().unwrap_or_default();
+        *granted.entry(user).or_default() += 1;
+        if !book.lives.contains_key(id) {
+            by_user.entry(user).or_default().push(life);
+        }
+    }
+    let never = Asker::default();
+    for (user, untold) in by_user {
+        findings.untold += untold.len();
+        let asker = book.askers.get(user).unwrap_or(&never);
+        let told = || format!("{user} was told otherwise ({asker:?}), and was granted {untold:?}");
+        journal.check(untold.len() <= asker.unclear, told);
+        let came_to_nothing = untold.iter().flat_map(|life| life.iter()).all(|line| line.action != "inited");
+        journal.check(came_to_nothing, || format!("in use, and nobody knows: {untold:?}"));
+    }
+    for (user, count) in granted {
+        let is_one = book.askers.get(user).is_some_and(|asker| asker.is_one);
+        journal.check(!is_one || count == 1, || format!("{user} asked for one thing, and was granted {count}"));
+    }
+}
+
+/// Only what an EM ceased to report is lost, or went with its EM.
+fn lost(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, history: &[Line]) {
+    let gone: HashSet<_> = history
+        .iter()
+        .filter(|line| line.ticket_id.is_none() && line.action == "lost")
+        .map(|line| (&line.em, line.at))
+        .collect();
+    let reporting = HashSet::from(Hosts::REPORTING.map(|host| em(host).instance.to_string()));
+    for (em, at) in &gone {
+        journal.check(reporting.contains(*em), || format!("{em} was lost at {at}, and never reported"));
+    }
+    for (id, life) in lives {
+        let Some(end) = life.last().filter(|line| line.action == "lost") else { continue };
+        let engine_gone = book.lives.get(id).is_some_and(|told| told.engine_gone);
+        let told = || format!("{id} was lost although it was reported: {:?} {life:?}", book.lives.get(id));
+        journal.check(engine_gone || gone.contains(&(&end.em, end.at)), told);
+    }
+}
+
+/// One ticket for each request id, and the one that was told.
+async fn request_ids(connection: &mut PgConnection, journal: &Journal, book: &Book) {
+    let rows: Vec<(String, Uuid)> =
+        sqlx::query_as("SELECT request_id, ticket_id FROM linkis_request_id").fetch_all(connection).await.unwrap();
+    let kept: HashMap<String, Uuid> = rows.into_iter().collect();
+    for (request_id, told) in &book.request_ids {
+        let is_one = told.len() == 1 && told.iter().next() == kept.get(request_id);
+        journal.check(is_one, || format!("{request_id} was answered with {told:?}, and is {:?}", kept.get(request_id)));
+    }
+}

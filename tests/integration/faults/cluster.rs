@@ -1,0 +1,168 @@
+//! A PostgreSQL of its own, and several instances of the service in front of it, each behind a proxy of its own.
+
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{Arc, Mutex, RwLock},
+    time::Duration,
+};
+
+use linkis_rm::{
+    client::RmClient,
+    store::embedded::{Embedded, Settings},
+};
+use rustix::process::{Pid, Signal};
+use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+
+use crate::{harness::*, proxy::Proxy};
+
+/// How long a caller has patience with an instance.
+const CALLER_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// So long that the service's own answer is always seen.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// How many connections the database allows: few, so that they can be exhausted by hand.
+pub const CONNECTIONS_MAX: usize = 100;
+
+/// How much of each instance's log is kept.
+const LOG_LINES: usize = 200;
+
+/// Everything that can be broken.
+pub struct Cluster {
+    postgres: tokio::sync::Mutex<Option<Embedded>>,
+    folder: PathBuf,
+    /// Past the proxies.
+    pub options: PgConnectOptions,
+    pub nodes: Vec<Node>,
+}
+
+/// One instance of the service.
+pub struct Node {
+    pub proxy: Proxy,
+    process: Mutex<Option<Process>>,
+    clients: RwLock<Clients>,
+    log: Arc<Mutex<VecDeque<String>>>,
+    /// Lines of the log that tell of a defect.
+    defects: Arc<Mutex<Vec<String>>>,
+}
+
+#[derive(Clone)]
+struct Clients {
+    caller: RmClient,
+    probe: RmClient,
+}
+
+impl Clients {
+    fn new(address: &str) -> Self {
+        let client = |timeout| RmClient::new(address, timeout).unwrap();
+        Self { caller: client(CALLER_TIMEOUT), probe: client(PROBE_TIMEOUT) }
+    }
+}
+
+impl Cluster {
+    pub async fn start(instances: usize) -> Self {
+        let folder = scratch("faults");
+        remove_at_end(&folder);
+        let postgres = Embedded::start(settings(&folder)).await.unwrap();
+        let options = postgres.connect_options();
+        let nodes = (0..instances).map(|n| Node::start(&format!("faults-{n}"), postgres.socket_dir())).collect();
+        Self { postgres: tokio::sync::Mutex::new(Some(postgres)), folder, options, nodes }
+    }
+
+    /// A client of an instance, for callers.
+    pub fn client(&self, node: usize) -> RmClient {
+        self.nodes[node].clients.read().unwrap().caller.clone()
+    }
+
+    /// A client of an instance that outwaits everything.
+    pub fn probe(&self, node: usize) -> RmClient {
+        self.nodes[node].clients.read().unwrap().probe.clone()
+    }
+
+    /// A connection to the database past the proxies.
+    pub async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
+        self.options.clone().application_name("faults").connect().await
+    }
+
+    /// Ends PostgreSQL as an immediate shutdown does: no checkpoint, no farewell.
+    pub async fn crash_postgres(&self) {
+        let mut postgres = self.postgres.lock().await;
+        let running = postgres.take().expect("it runs");
+        let pid_file = std::fs::read_to_string(self.folder.join("data/postmaster.pid")).unwrap();
+        let pid = Pid::from_raw(pid_file.lines().next().unwrap().parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, Signal::QUIT).unwrap();
+        running.died().await;
+    }
+
+    /// Starts it again; it recovers.
+    pub async fn restart_postgres(&self) {
+        *self.postgres.lock().await = Some(Embedded::start(settings(&self.folder)).await.unwrap());
+    }
+
+    /// Stops everything in order. Answers what the instances logged of defects.
+    pub async fn stop(&self) -> Vec<String> {
+        for node in &self.nodes {
+            if let Some(process) = node.process.lock().unwrap().take() {
+                assert_eq!(process.terminate(), Some(0), "an instance stops in order:\n{}", node.log());
+            }
+        }
+        if let Some(postgres) = self.postgres.lock().await.take() {
+            postgres.stop().await;
+        }
+        self.nodes.iter().flat_map(|node| node.defects.lock().unwrap().clone()).collect()
+    }
+}
+
+fn settings(folder: &std::path::Path) -> Settings {
+    let server_options = vec![("max_connections".to_owned(), CONNECTIONS_MAX.to_string())];
+    Settings { data_dir: folder.to_owned(), server_options }
+}
+
+impl Node {
+    fn start(name: &str, postgres: &std::path::Path) -> Self {
+        let proxy = Proxy::start(name, postgres);
+        let (log, defects) = (Arc::default(), Arc::default());
+        let process = start_process(&proxy, &log, &defects);
+        let clients = RwLock::new(Clients::new(&process.address));
+        Self { proxy, process: Mutex::new(Some(process)), clients, log, defects }
+    }
+
+    /// kill -9.
+    pub fn kill(&self) {
+        self.process.lock().unwrap().take().expect("it runs").kill();
+    }
+
+    /// Starts it again, at another address. Blocks until it serves.
+    pub fn restart(&self) {
+        let process = start_process(&self.proxy, &self.log, &self.defects);
+        *self.clients.write().unwrap() = Clients::new(&process.address);
+        *self.process.lock().unwrap() = Some(process);
+    }
+
+    /// SIGSTOP, or SIGCONT.
+    pub fn freeze(&self, frozen: bool) {
+        self.process.lock().unwrap().as_ref().expect("it runs").freeze(frozen);
+    }
+
+    /// The end of its log.
+    pub fn log(&self) -> String {
+        Vec::from_iter(self.log.lock().unwrap().iter().cloned()).join("\n")
+    }
+}
+
+fn start_process(proxy: &Proxy, log: &Arc<Mutex<VecDeque<String>>>, defects: &Arc<Mutex<Vec<String>>>) -> Process {
+    let url = url(proxy.folder(), "postgres");
+    let arguments = ["--database-url", &url, "--lock-ttl", "4s", "--em-silent-after", "4s", "--em-lost-after", "10s"];
+    let (log, defects) = (log.clone(), defects.clone());
+    Process::start_logging(&arguments, move |line| {
+        if line.contains("panicked at") || line.contains("a defect") || line.contains("contradicts itself") {
+            defects.lock().unwrap().push(line.clone());
+        }
+        let mut log = log.lock().unwrap();
+        log.push_back(line);
+        if log.len() > LOG_LINES {
+            log.pop_front();
+        }
+    })
+}

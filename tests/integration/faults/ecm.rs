@@ -1,0 +1,97 @@
+//! EMs that report which engines live on them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Mutex,
+    time::Duration,
+};
+
+use linkis_rm::{
+    client::RmClient,
+    domain::{
+        em::EmInstance,
+        operation::Register,
+        report::{Health, Report},
+    },
+};
+use uuid::Uuid;
+
+use super::{
+    journal::Answer,
+    random::Random,
+    workload::{Hosts, Shared, registered},
+};
+use crate::harness::*;
+
+/// How often they report.
+const INTERVAL: Duration = Duration::from_millis(400);
+
+/// The engines that live on reporting EMs.
+#[derive(Debug, Default)]
+pub struct Engines(Mutex<HashMap<EmInstance, HashSet<Uuid>>>);
+
+impl Engines {
+    pub fn is_reporting(&self, on: &EmInstance) -> bool {
+        Hosts::REPORTING.iter().any(|host| em(host) == *on)
+    }
+
+    pub fn insert(&self, on: &EmInstance, ticket_id: Uuid) {
+        if self.is_reporting(on) {
+            self.0.lock().unwrap().entry(on.clone()).or_default().insert(ticket_id);
+        }
+    }
+
+    pub fn remove(&self, on: &EmInstance, ticket_id: Uuid) {
+        if let Some(engines) = self.0.lock().unwrap().get_mut(on) {
+            engines.remove(&ticket_id);
+        }
+    }
+
+    fn on(&self, on: &EmInstance) -> HashSet<Uuid> {
+        self.0.lock().unwrap().get(on).cloned().unwrap_or_default()
+    }
+}
+
+/// Registers, and reports until the end; registers again whenever that is void.
+pub async fn run(shared: Shared, mut random: Random, em: EmInstance) {
+    let registration = Register { em: em.clone(), ..registered("any", load(60, 60, 60)) };
+    while !shared.stop.is_cancelled() {
+        let register = async |rm: RmClient| rm.register(registration.clone()).await;
+        let Some(registered) = shared.insist(&mut random, "register", register).await else { return };
+        report(&shared, &mut random, &em, registered.epoch).await;
+    }
+}
+
+/// Reports until the registration is void, or it is time to stop.
+async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i64) {
+    let mut sequence = 0;
+    while shared.goes_on(INTERVAL).await {
+        sequence += 1;
+        let report = Report {
+            em: em.clone(),
+            epoch,
+            sequence,
+            health: Health::Healthy,
+            load: None,
+            tickets: shared.engines.on(em),
+        };
+        // Like an EM that does not hear an answer: the same again, and then the next.
+        for _ in 0..3 {
+            let rm = shared.client(random);
+            match shared.journal.call("heartbeat", rm.heartbeat(&report)).await {
+                Answer::Done(heartbeat) => {
+                    for unknown in heartbeat.unknown_tickets {
+                        let told = || {
+                            format!("{} was granted on {em}, and is not known there: {}", unknown.id, unknown.reason)
+                        };
+                        shared.journal.check(!unknown.reason.contains("not remembered"), told);
+                        shared.engines.remove(em, unknown.id);
+                    }
+                    break;
+                }
+                Answer::Rejected => return,
+                Answer::Nothing | Answer::Unclear => tokio::time::sleep(Duration::from_millis(100)).await,
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A caller: asks for resources, and lets an engine live and end, in one of many ways.
+
+use std::time::{Duration, Instant};
+
+use linkis_rm::{
+    client::{ResourceRequest, ResultResource, RmClient},
+    domain::{
+        operation::{Grant, Released},
+        resource::{Dimension, Resource},
+    },
+};
+
+use super::{
+    journal::{Answer, Life},
+    random::Random,
+    workload::{Hosts, RETRY, Shared},
+};
+use crate::harness::*;
+
+/// How long grants stay locked.
+const TTL: Duration = Duration::from_secs(3);
+
+/// For how long a request is repeated whose answer is not known.
+const REPEAT_MAX: Duration = Duration::from_secs(30);
+
+/// One that asks and asks.
+pub struct Caller {
+    shared: Shared,
+    random: Random,
+    number: usize,
+    turn: usize,
+}
+
+/// How a request ended.
+enum End {
+    Granted(Grant),
+    Refused,
+    Unclear,
+}
+
+impl Caller {
+    pub fn new(shared: Shared, random: Random, number: usize) -> Self {
+        Self { shared, random, number, turn: 0 }
+    }
+
+    pub async fn run(mut self) {
+        loop {
+            let pause = self.random.millis(5, 80);
+            if !self.shared.goes_on(pause).await {
+                return;
+            }
+            self.turn += 1;
+            let request = self.request();
+            match self.random.between(0, 99) {
+                0..10 => self.dry_run(request).await,
+                10..20 => self.go_away(request).await,
+                20..35 => self.ask_twice_at_once(request).await,
+                _ => self.live(request).await,
+            }
+        }
+    }
+
+    /// A request of a user who never asks for anything else; or, sometimes, of one who shares his name and his lock with others.
+    fn request(&mut self) -> ResourceRequest {
+        let user = match self.random.percent(25) {
+            true => format!("shared{}", self.random.between(0, 4)),
+            false => format!("caller{}-{}", self.number, self.turn),
+        };
+        let resource = load(self.random.between(1, 6), self.random.between(1, 4), 1);
+        let em = Hosts::pick(&mut self.random);
+        let creator = name(self.random.pick(["IDE", "notebook", "batch"]));
+        let request = ResourceRequest::new(em, name(&user), creator, resource);
+        let wait_timeout = match self.random.percent(35) {
+            true => self.random.millis(50, 3000),
+            false => Duration::ZERO,
+        };
+        let request_id = self.random.percent(60).then(|| format!("request{}-{}", self.number, self.turn));
+        if request_id.is_some() && !user.starts_with("shared") {
+            self.shared.journal.asks_one(&user);
+        }
+        ResourceRequest { lock_ttl: Some(TTL), wait_timeout, request_id, ..request }
+    }
+
+    async fn dry_run(&mut self, request: ResourceRequest) {
+        let rm = self.shared.client(&mut self.random);
+        drop(self.shared.journal.call("dry run", rm.dry_run(&request)).await);
+    }
+
+    /// Goes away while the request is under way, perhaps waiting in line.
+    async fn go_away(&mut self, request: ResourceRequest) {
+        let rm = self.shared.client(&mut self.random);
+        let patience = self.random.millis(1, 400);
+        let call = self.shared.journal.call("request", rm.request_resource(&request));
+        match tokio::time::timeout(patience, call).await {
+            Ok(answer) => {
+                if let End::Granted(grant) = self.answered(&request, answer) {
+                    self.engine(&request, grant).await;
+                }
+            }
+            Err(_) => {
+                self.shared.journal.cancelled("request");
+                self.shared.journal.asked(&request, true);
+            }
+        }
+    }
+
+    /// Repeats a request before it is answered, as an impatient client does.
+    async fn ask_twice_at_once(&mut self, request: ResourceRequest) {
+        if request.request_id.is_none() {
+            return self.live(request).await;
+        }
+        let (first, second) = (self.shared.client(&mut self.random), self.shared.client(&mut self.random));
+        let journal = &self.shared.journal;
+        let answers = tokio::join!(
+            journal.call("request", first.request_resource(&request)),
+            journal.call("request", second.request_resource(&request))
+        );
+        let (first, second) = (self.answered(&request, answers.0), self.answered(&request, answers.1));
+        match (first, second) {
+            (End::Granted(grant), _) | (_, End::Granted(grant)) => self.engine(&request, grant).await,
+            (End::Unclear, _) | (_, End::Unclear) => self.live(request).await,
+            (End::Refused, End::Refused) => {}
+        }
+    }
+
+    /// Asks until there is an answer, if it has a name that makes it safe to repeat; then the engine lives.
+    async fn live(&mut self, request: ResourceRequest) {
+        let start = Instant::now();
+        loop {
+            let rm = self.shared.client(&mut self.random);
+            let answer = self.shared.journal.call("request", rm.request_resource(&request)).await;
+            match self.answered(&request, answer) {
+                End::Granted(grant) => return self.engine(&request, grant).await,
+                End::Refused => return,
+                End::Unclear if request.request_id.is_none() || start.elapsed() > REPEAT_MAX => return,
+                End::Unclear => tokio::time::sleep(RETRY).await,
+            }
+        }
+    }
+
+    /// Writes down how a request was answered.
+    fn answered(&self, request: &ResourceRequest, answer: Answer<ResultResource>) -> End {
+        let journal = &self.shared.journal;
+        journal.asked(request, matches!(answer, Answer::Unclear));
+        match answer {
+            Answer::Done(ResultResource::Available(grant)) => {
+                journal.granted(request, &grant);
+                if request.em.as_ref().is_some_and(|em| *em != grant.em) {
+                    journal.violation(format!("granted on another EM than was asked for: {grant:?}"));
+                }
+                End::Granted(grant)
+            }
+            Answer::Done(ResultResource::NotEnough(_)) | Answer::Rejected => End::Refused,
+            Answer::Nothing | Answer::Unclear => End::Unclear,
+        }
+    }
+
+    /// An engine starts, lives and ends, or does not even start.
+    async fn engine(&mut self, request: &ResourceRequest, grant: Grant) {
+        tokio::time::sleep(self.random.millis(0, 150)).await;
+        if self.random.percent(20) && request.request_id.is_some() {
+            self.repeat(request, &grant).await;
+        }
+        match self.random.between(0, 99) {
+            // Never heard of again: it expires.
+            0..15 => return,
+            // Cancelled.
+            15..25 => return self.release(request, &grant).await,
+            _ => {}
+        }
+        if self.report_in(request, &grant).await {
+            tokio::time::sleep(self.random.millis(0, 300)).await;
+            if self.shared.engines.is_reporting(&grant.em) && self.random.percent(20) {
+                let note = |life: &mut Life| life.engine_gone = true;
+                self.shared.journal.note(grant.ticket_id, "its engine died", note);
+                self.shared.engines.remove(&grant.em, grant.ticket_id);
+                return;
+            }
+        }
+        self.release(request, &grant).await;
+    }
+
+    /// Asks again for what was granted.
+    async fn repeat(&mut self, request: &ResourceRequest, grant: &Grant) {
+        let rm = self.shared.client(&mut self.random);
+        let answer = self.shared.journal.call("request", rm.request_resource(request)).await;
+        if let Answer::Done(answer) = answer {
+            let is_same = matches!(&answer, ResultResource::Available(again) if again == grant);
+            self.shared.journal.check(is_same, || format!("{grant:?} was asked for again, and answered {answer:?}"));
+        }
+    }
+
+    /// The engine reports what it uses; false if it may not run.
+    async fn report_in(&mut self, request: &ResourceRequest, grant: &Grant) -> bool {
+        let used = self.used(&request.resource);
+        let report = inited(grant, request.user.as_str(), used);
+        // What an EM reports has to name the engine as soon as it may be in use.
+        self.shared.engines.insert(&grant.em, grant.ticket_id);
+        self.shared.journal.note(grant.ticket_id, "inited asked", |life| life.init_asked = true);
+        let report_in = async |rm: RmClient| rm.resource_inited(&report).await;
+        let runs = self.shared.insist(&mut self.random, "inited", report_in).await.is_some();
+        match runs {
+            true => self.shared.journal.note(grant.ticket_id, "inited", |life| life.inited = true),
+            false => self.shared.journal.note(grant.ticket_id, "inited rejected", |_| {}),
+        }
+        runs
+    }
+
+    /// As much as was granted, less, or more.
+    fn used(&mut self, granted: &Resource) -> Option<Resource> {
+        let cores = granted.get(&Dimension::Cores);
+        match self.random.between(0, 9) {
+            0..5 => None,
+            5..8 => Some(load(1, 1, 1)),
+            _ => Some(load(7, cores + 1, 1)),
+        }
+    }
+
+    async fn release(&mut self, request: &ResourceRequest, grant: &Grant) {
+        let ticket = release(grant, request.user.as_str());
+        if self.random.percent(10) {
+            self.release_of_another(&ticket).await;
+        }
+        self.shared.journal.note(grant.ticket_id, "release asked", |life| life.release_asked = true);
+        for _ in 0..=i32::from(self.random.percent(25)) {
+            let give_back = async |rm: RmClient| rm.resource_released(&ticket).await;
+            if self.shared.insist(&mut self.random, "released", give_back).await.is_some() {
+                self.shared.journal.note(grant.ticket_id, "released", |life| life.over = true);
+            }
+        }
+        self.shared.engines.remove(&grant.em, grant.ticket_id);
+    }
+
+    async fn release_of_another(&mut self, ticket: &Released) {
+        let rm = self.shared.client(&mut self.random);
+        let stolen = Released { user: name("thief"), ..ticket.clone() };
+        let answer = self.shared.journal.call("release of another's", rm.resource_released(&stolen)).await;
+        self.shared.journal.check(!matches!(answer, Answer::Done(())), || format!("a thief released {ticket:?}"));
+    }
+}

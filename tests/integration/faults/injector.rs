@@ -1,0 +1,279 @@
+//! Breaks one thing after another, and waits each time until every instance serves again.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use sqlx::PgConnection;
+
+use super::{
+    cluster::{CONNECTIONS_MAX, Cluster, Node},
+    probe::Probes,
+    random::Random,
+    workload::Shared,
+};
+use crate::proxy::{Cut, Weather};
+
+/// How long after the end of a fault every instance has to serve again.
+pub const RECOVERY_MAX: Duration = Duration::from_secs(30);
+
+/// What can be broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// kill -9 of an instance, and a new one.
+    Kill,
+    /// SIGSTOP of an instance for longer than the database lets a transaction sit idle.
+    FreezeLong,
+    /// SIGSTOP of an instance for a moment.
+    FreezeShort,
+    /// pg_terminate_backend of some connections.
+    Terminate,
+    /// PostgreSQL ends at once, and is started again soon.
+    Crash,
+    /// PostgreSQL ends at once, and stays away for longer than an instance waits to learn how a commit ended.
+    CrashLong,
+    /// Commits that are done, and nobody hears of it.
+    CutAfterCommit,
+    /// Commits that never arrive.
+    CutBeforeCommit,
+    /// All connections of an instance break.
+    CutAll,
+    /// All bytes come late: a slow disk, a slow network.
+    Slow,
+    /// Nothing passes for a while, then everything does.
+    Hole,
+    /// A firewall forgets all connections of an instance: they stay open, and nothing passes any more.
+    Forgotten,
+    /// No connection is to be had, and those that there were are gone.
+    Exhaust,
+    /// Two of the others at once.
+    Two,
+}
+
+impl Fault {
+    const ALL: [Self; 13] = [
+        Self::Kill,
+        Self::FreezeLong,
+        Self::FreezeShort,
+        Self::Terminate,
+        Self::Crash,
+        Self::CutAfterCommit,
+        Self::CutBeforeCommit,
+        Self::CutAll,
+        Self::Slow,
+        Self::Hole,
+        Self::Exhaust,
+        // Last: a short run leaves out what takes a quarter of a minute.
+        Self::CrashLong,
+        Self::Forgotten,
+    ];
+
+    /// Those that take too long for a short run.
+    const LONG: usize = 2;
+
+    /// What may break while something else is broken already, and what that may be.
+    const PAIRS: ([Self; 6], [Self; 5]) = (
+        [Self::FreezeLong, Self::FreezeShort, Self::Crash, Self::Hole, Self::Exhaust, Self::Forgotten],
+        [Self::Terminate, Self::CutAfterCommit, Self::CutBeforeCommit, Self::CutAll, Self::Slow],
+    );
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kill -9 and restart",
+            Self::FreezeLong => "SIGSTOP, 5.5 to 8 s",
+            Self::FreezeShort => "SIGSTOP, up to 2 s",
+            Self::Terminate => "terminated connections",
+            Self::Crash => "PostgreSQL crashes",
+            Self::CrashLong => "PostgreSQL away, 8 to 11 s",
+            Self::CutAfterCommit => "cut after COMMIT",
+            Self::CutBeforeCommit => "cut before COMMIT",
+            Self::CutAll => "all connections cut",
+            Self::Slow => "slow way to the disk",
+            Self::Hole => "black hole for a while",
+            Self::Forgotten => "connections forgotten",
+            Self::Exhaust => "no connections left",
+            Self::Two => "two of these at once",
+        }
+    }
+}
+
+/// What came of the faults of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Toll {
+    pub injected: u32,
+    /// The longest time in which a probe was not answered, from the fault's beginning.
+    pub outage: Duration,
+    /// The longest time from the fault's end until every probe was answered again.
+    pub recovery: Duration,
+}
+
+/// Breaks things.
+pub struct Injector {
+    shared: Shared,
+    probes: Arc<Probes>,
+    random: Random,
+    pub tolls: BTreeMap<Fault, Toll>,
+}
+
+impl Injector {
+    pub fn new(shared: Shared, probes: Arc<Probes>, random: Random) -> Self {
+        Self { shared, probes, random, tolls: BTreeMap::new() }
+    }
+
+    /// Goes through all kinds of faults, each time in another order, until `budget` is spent.
+    pub async fn run(&mut self, budget: Duration) {
+        let end = Instant::now() + budget;
+        let is_short = budget < Duration::from_secs(60);
+        loop {
+            let mut deck = Fault::ALL.to_vec();
+            match is_short {
+                true => deck.truncate(Fault::ALL.len() - Fault::LONG),
+                false => deck.extend([Fault::Two; 4]),
+            }
+            self.random.shuffle(&mut deck);
+            for fault in deck {
+                if Instant::now() >= end {
+                    return;
+                }
+                self.inject(fault).await;
+                tokio::time::sleep(self.random.millis(100, if is_short { 300 } else { 1500 })).await;
+            }
+        }
+    }
+
+    async fn inject(&mut self, fault: Fault) {
+        self.shared.journal.break_now(fault.name());
+        let start = Instant::now();
+        let cluster = self.shared.cluster.clone();
+        match fault {
+            Fault::Two => {
+                let (first, second) = Fault::PAIRS;
+                let (first, second) = (self.random.pick(first), self.random.pick(second));
+                let (mut random, mut other) = (self.random.fork(), self.random.fork());
+                tokio::join!(
+                    break_and_mend(&cluster, first, &mut random),
+                    break_and_mend(&cluster, second, &mut other)
+                );
+            }
+            fault => break_and_mend(&cluster, fault, &mut self.random).await,
+        }
+        let mended = Instant::now();
+        while !self.probes.all_since(mended) {
+            if mended.elapsed() > RECOVERY_MAX {
+                self.shared.journal.violation(format!("an instance does not serve {RECOVERY_MAX:?} after its end"));
+                for (number, node) in self.shared.cluster.nodes.iter().enumerate() {
+                    eprintln!("the log of instance {number}:\n{}", node.log());
+                }
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let toll = self.tolls.entry(fault).or_default();
+        toll.injected += 1;
+        toll.recovery = toll.recovery.max(mended.elapsed());
+        toll.outage = toll.outage.max(self.probes.longest_outage(start));
+        self.shared.journal.break_now("nothing");
+    }
+}
+
+/// Breaks something, and mends it after a while.
+async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Random) {
+    let number = random.index(cluster.nodes.len());
+    let node = &cluster.nodes[number];
+    match fault {
+        Fault::Kill => kill(cluster.clone(), number, random.millis(0, 1000)).await,
+        Fault::FreezeLong => freeze(node, random.millis(5500, 8000)).await,
+        Fault::FreezeShort => freeze(node, random.millis(50, 2000)).await,
+        Fault::Terminate => {
+            for _ in 0..random.between(1, 5) {
+                terminate(cluster, random.between(1, 100)).await;
+                tokio::time::sleep(random.millis(0, 300)).await;
+            }
+        }
+        Fault::Crash => crash(cluster, random.millis(0, 2500)).await,
+        Fault::CrashLong => crash(cluster, random.millis(8000, 11_000)).await,
+        Fault::CutAfterCommit => cut_commits(cluster, Cut::AfterCommit, random).await,
+        Fault::CutBeforeCommit => cut_commits(cluster, Cut::BeforeCommit, random).await,
+        Fault::CutAll => node.proxy.cut_all(),
+        Fault::Forgotten => node.proxy.forget_all(),
+        Fault::Slow => bad_weather(cluster, Weather::Slow(random.millis(10, 150)), random).await,
+        Fault::Hole => bad_weather(cluster, Weather::Hole, random).await,
+        Fault::Exhaust => exhaust(cluster, random.millis(1000, 2500)).await,
+        // Each of the two comes here by itself.
+        Fault::Two => {}
+    }
+}
+
+async fn kill(cluster: Arc<Cluster>, number: usize, away: Duration) {
+    cluster.nodes[number].kill();
+    tokio::time::sleep(away).await;
+    tokio::task::spawn_blocking(move || cluster.nodes[number].restart()).await.unwrap();
+}
+
+async fn freeze(node: &Node, time: Duration) {
+    node.freeze(true);
+    tokio::time::sleep(time).await;
+    node.freeze(false);
+}
+
+async fn crash(cluster: &Cluster, away: Duration) {
+    cluster.crash_postgres().await;
+    tokio::time::sleep(away).await;
+    cluster.restart_postgres().await;
+}
+
+/// Cuts a few commits here and there.
+async fn cut_commits(cluster: &Cluster, cut: Cut, random: &mut Random) {
+    for _ in 0..random.between(1, 4) {
+        let count = u32::try_from(random.between(1, 3)).unwrap();
+        cluster.nodes[random.index(cluster.nodes.len())].proxy.cut_commits(cut, count);
+        tokio::time::sleep(random.millis(50, 300)).await;
+    }
+    cluster.nodes.iter().for_each(|node| node.proxy.cut_commits(cut, 0));
+}
+
+/// On the way of one instance, or of all.
+async fn bad_weather(cluster: &Cluster, weather: Weather, random: &mut Random) {
+    let struck = match random.percent(30) {
+        true => &cluster.nodes[..],
+        false => std::slice::from_ref(&cluster.nodes[random.index(cluster.nodes.len())]),
+    };
+    struck.iter().for_each(|node| node.proxy.set_weather(weather));
+    tokio::time::sleep(random.millis(500, 2500)).await;
+    struck.iter().for_each(|node| node.proxy.set_weather(Weather::Fair));
+}
+
+/// Ends some of the service's connections, by chance of `percent`.
+async fn terminate(cluster: &Cluster, percent: i64) {
+    let Ok(mut admin) = cluster.connect().await else { return };
+    let _ = terminate_on(&mut admin, percent).await;
+}
+
+async fn terminate_on(admin: &mut PgConnection, percent: i64) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE application_name = 'linkis-rm' AND random() * 100 < $1",
+    )
+    .bind(percent)
+    .execute(admin)
+    .await?;
+    Ok(())
+}
+
+/// Takes every connection that the database has, and those of the service away from it, for some time.
+async fn exhaust(cluster: &Cluster, time: Duration) {
+    let end = Instant::now() + time;
+    let Ok(mut admin) = cluster.connect().await else { return };
+    let mut held = Vec::new();
+    while Instant::now() < end {
+        while held.len() < CONNECTIONS_MAX
+            && let Ok(connection) = cluster.connect().await
+        {
+            held.push(connection);
+        }
+        let _ = terminate_on(&mut admin, 100).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

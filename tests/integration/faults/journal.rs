@@ -1,0 +1,232 @@
+//! What callers were told.
+//!
+//! An answer is one of four things: it was done; nothing was done, and the call may be repeated; it was rejected; or nobody knows.
+//! Only in the last case may the database say either.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    error::Error as _,
+    sync::{Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, ResourceRequest},
+    domain::{operation::Grant, resource::Resource},
+};
+use time::OffsetDateTime;
+use tonic::Code;
+use uuid::Uuid;
+
+/// How long a caller may wait for the answer that the database is away: as long as an instance waits for the database before it takes
+/// it to be gone, looks for another connection, or stands still itself.
+pub const AWAY_MAX: Duration = Duration::from_secs(20);
+
+/// How many violations are told in full; more are the same over and over.
+const VIOLATIONS_MAX: usize = 50;
+
+/// How a call was answered.
+#[derive(Debug)]
+pub enum Answer<T> {
+    Done(T),
+    /// Nothing was changed, says the service.
+    Nothing,
+    /// For a reason that the API documents.
+    Rejected,
+    /// It was done, or not, or will be.
+    Unclear,
+}
+
+/// The life of a ticket, as its caller knows it.
+#[derive(Debug)]
+pub struct Life {
+    pub user: String,
+    pub em: String,
+    pub asked: Resource,
+    pub expires_at: OffsetDateTime,
+    /// Whether its engine was told to have reported in.
+    pub inited: bool,
+    /// Whether anybody asked for that.
+    pub init_asked: bool,
+    /// Whether somebody was told that the ticket is over.
+    pub over: bool,
+    pub release_asked: bool,
+    /// Whether its EM ceased to report it.
+    pub engine_gone: bool,
+    pub notes: Vec<String>,
+}
+
+/// What a user was told of all his requests together.
+#[derive(Debug, Default)]
+pub struct Asker {
+    /// How often nobody knows what became of one.
+    pub unclear: usize,
+    /// Whether all of them were one, repeated.
+    pub is_one: bool,
+}
+
+/// Everything that is written down.
+#[derive(Debug, Default)]
+pub struct Book {
+    pub calls: BTreeMap<&'static str, BTreeMap<String, u64>>,
+    pub lives: HashMap<Uuid, Life>,
+    pub askers: HashMap<String, Asker>,
+    pub request_ids: HashMap<String, HashSet<Uuid>>,
+    /// The slowest answer that the database is away, by what was broken then.
+    pub slowest: BTreeMap<&'static str, Duration>,
+    pub violations: Vec<String>,
+}
+
+/// What all callers write into.
+#[derive(Debug)]
+pub struct Journal {
+    start: Instant,
+    book: Mutex<Book>,
+    broken: Mutex<&'static str>,
+}
+
+impl Journal {
+    pub fn new() -> Self {
+        Self { start: Instant::now(), book: Mutex::default(), broken: Mutex::new("nothing") }
+    }
+
+    pub fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap()
+    }
+
+    /// When, on the journal's clock.
+    pub fn clock(&self) -> String {
+        format!("{:.3} s", self.start.elapsed().as_secs_f64())
+    }
+
+    /// What is broken from now on.
+    pub fn break_now(&self, what: &'static str) {
+        *self.broken.lock().unwrap() = what;
+    }
+
+    /// What must not be.
+    pub fn violation(&self, what: String) {
+        let what = format!("at {}, {} broken: {what}", self.clock(), self.broken.lock().unwrap());
+        eprintln!("VIOLATION {what}");
+        let violations = &mut self.book().violations;
+        if violations.len() < VIOLATIONS_MAX {
+            violations.push(what);
+        }
+    }
+
+    pub fn check(&self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds {
+            self.violation(what());
+        }
+    }
+
+    /// Makes a call, and writes down how it was answered.
+    pub async fn call<T>(&self, kind: &'static str, call: impl Future<Output = Result<T, ClientError>>) -> Answer<T> {
+        let start = Instant::now();
+        match call.await {
+            Ok(done) => {
+                self.count(kind, "OK");
+                Answer::Done(done)
+            }
+            Err(error) => self.failed(kind, &error, start.elapsed()),
+        }
+    }
+
+    /// Writes down that a caller went away while it waited for its answer.
+    pub fn cancelled(&self, kind: &'static str) {
+        self.count(kind, "(gone away)");
+    }
+
+    fn count(&self, kind: &'static str, answer: &str) {
+        *self.book().calls.entry(kind).or_default().entry(answer.to_owned()).or_default() += 1;
+    }
+
+    fn failed<T>(&self, kind: &'static str, error: &ClientError, took: Duration) -> Answer<T> {
+        let Some(reason) = error.reason() else { return self.broke_on_the_way(kind, error) };
+        self.count(kind, &reason);
+        match reason.as_str() {
+            "DATABASE_UNAVAILABLE" | "COMMIT_UNKNOWN" => {
+                let broken = *self.broken.lock().unwrap();
+                let mut book = self.book();
+                let slowest = book.slowest.entry(broken).or_default();
+                *slowest = took.max(*slowest);
+                drop(book);
+                self.check(took < AWAY_MAX, || format!("{kind} was answered with {reason} after {took:?}"));
+                if reason == "COMMIT_UNKNOWN" { Answer::Unclear } else { Answer::Nothing }
+            }
+            "LOCK_TIMEOUT" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
+            _ if expected(kind).contains(&reason.as_str()) => Answer::Rejected,
+            _ => {
+                self.violation(format!("{kind} was answered with {reason}: {error}"));
+                Answer::Rejected
+            }
+        }
+    }
+
+    /// An error that the service did not give: the connection broke, or the caller's patience was over.
+    fn broke_on_the_way<T>(&self, kind: &'static str, error: &ClientError) -> Answer<T> {
+        let code = error.code().unwrap_or(Code::Internal);
+        self.count(kind, &format!("({code:?})"));
+        let from_transport = matches!(error, ClientError::Status(status) if status.source().is_some());
+        let is_fair = matches!(code, Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded);
+        self.check(is_fair || from_transport, || format!("{kind} was answered with {error:?}"));
+        Answer::Unclear
+    }
+
+    pub fn granted(&self, request: &ResourceRequest, grant: &Grant) {
+        let note = format!("granted at {}", self.clock());
+        let mut book = self.book();
+        if let Some(id) = &request.request_id {
+            book.request_ids.entry(id.clone()).or_default().insert(grant.ticket_id);
+        }
+        let life = book.lives.entry(grant.ticket_id).or_insert_with(|| Life {
+            user: request.user.to_string(),
+            em: grant.em.instance.to_string(),
+            asked: request.resource.clone(),
+            expires_at: grant.expires_at,
+            inited: false,
+            init_asked: false,
+            over: false,
+            release_asked: false,
+            engine_gone: false,
+            notes: vec![],
+        });
+        life.notes.push(note);
+    }
+
+    /// Writes down something about a ticket that was granted.
+    pub fn note(&self, ticket_id: Uuid, note: &str, change: impl FnOnce(&mut Life)) {
+        let note = format!("{note} at {}", self.clock());
+        if let Some(life) = self.book().lives.get_mut(&ticket_id) {
+            life.notes.push(note);
+            change(life);
+        }
+    }
+
+    /// Writes down how a request ended whose grant was not told.
+    pub fn asked(&self, request: &ResourceRequest, unclear: bool) {
+        let mut book = self.book();
+        let asker = book.askers.entry(request.user.to_string()).or_default();
+        asker.unclear += usize::from(unclear);
+    }
+
+    /// All that a user asks is one request, repeated.
+    pub fn asks_one(&self, user: &str) {
+        self.book().askers.entry(user.to_owned()).or_default().is_one = true;
+    }
+}
+
+/// For which reasons a call may be rejected.
+fn expected(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE"],
+        "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE"],
+        "release of another's" => &["TICKET_NOT_OWNED"],
+        "release of nothing" => &["TICKET_NOT_FOUND"],
+        "unregister" => &["EM_NOT_REGISTERED"],
+        "heartbeat" => &["EM_NOT_REGISTERED", "STALE_REPORT"],
+        "delete limit" => &["NO_SUCH_LIMIT"],
+        "usage" => &["EM_NOT_REGISTERED", "TICKET_NOT_FOUND"],
+        _ => &[],
+    }
+}

@@ -1,0 +1,102 @@
+//! Breaks things on purpose, under load, and checks afterwards that what callers were told is what the database says.
+//!
+//! Several instances of the real program serve several dozen callers, who make every call there is, from a PostgreSQL of their own.
+//! Meanwhile instances are killed and frozen, the database crashes, and the ways between them break in all the ways they can. A
+//! fault is injected when all instances have recovered from the one before, so that each outage has one cause.
+//!
+//! - `LINKIS_RM_FAULTS`: for how long, e.g. `20m`; a quarter of a minute unless it is set;
+//! - `LINKIS_RM_FAULTS_SEED`: what decides about faults and calls; it is printed at the start. The schedule of the machine is not in it.
+//!
+//! Not injected: a clock that jumps. The service takes the time of its decisions from the database, and its own waits from a
+//! monotonic clock, which nobody can set; the database's clock cannot be moved without moving the machine's.
+//!
+//! - `cluster`: PostgreSQL, the instances and their proxies; `injector`: what breaks them;
+//! - `workload`, `engine`, `ecm`, `administrator`: the callers; `journal`: what they were told;
+//! - `probe`: how long an instance does not answer; `watcher`: what is true at every commit, looked at all the while;
+//! - `history`, `checks`: what has to be true afterwards; `summary`: what came of it all.
+
+use std::{
+    env,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    cluster::Cluster, ecm::Engines, injector::Injector, journal::Journal, probe::Probes, random::Random,
+    workload::Shared,
+};
+use crate::harness::eventually;
+
+mod administrator;
+mod checks;
+mod cluster;
+mod ecm;
+mod engine;
+mod history;
+mod injector;
+mod journal;
+mod probe;
+mod random;
+mod summary;
+mod watcher;
+mod workload;
+
+/// How long things are broken unless something else is asked for.
+const DEFAULT: Duration = Duration::from_secs(14);
+
+/// How long after the end anything may still be held: what is locked then, and what an EM has to report as lost.
+const SETTLED: Duration = Duration::from_secs(20);
+
+/// How long after the end the last trace of instances that died has to be gone: instances without waiters look every 30 s.
+const SWEPT: Duration = Duration::from_secs(45);
+
+const INSTANCES: usize = 3;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_breaks_what_was_told_holds() {
+    let budget = env::var("LINKIS_RM_FAULTS").map_or(DEFAULT, |text| humantime::parse_duration(&text).unwrap());
+    let seed = env::var("LINKIS_RM_FAULTS_SEED").map_or_else(|_| any_seed(), |text| text.parse().unwrap());
+    println!("LINKIS_RM_FAULTS_SEED={seed}");
+    let mut random = Random::new(seed);
+    let cluster = Arc::new(Cluster::start(INSTANCES).await);
+    let (journal, stop, end) = (Arc::new(Journal::new()), CancellationToken::new(), CancellationToken::new());
+    let engines = Arc::new(Engines::default());
+    let shared = Shared { cluster: cluster.clone(), journal: journal.clone(), engines, stop: stop.clone() };
+
+    let mut reporting = workload::start_reporting(&shared, &mut random.fork(), &end);
+    let mut callers = workload::start(&shared, &mut random.fork()).await;
+    reporting.spawn(watcher::run(Shared { stop: end.clone(), ..shared.clone() }));
+    let begun = Instant::now();
+    let probes = Probes::start(&shared, &mut callers);
+    eventually("all instances serve", Duration::from_secs(20), async || probes.all_since(begun)).await;
+    let mut injector = Injector::new(shared, probes, random.fork());
+    injector.run(budget).await;
+
+    stop.cancel();
+    while let Some(ended) = callers.join_next().await {
+        ended.unwrap();
+    }
+    let mut connection = cluster.connect().await.unwrap();
+    checks::settle(&mut connection, &journal, checks::LEFT, SETTLED).await;
+    if budget > DEFAULT {
+        checks::settle(&mut connection, &journal, checks::LEFT_OVER, SWEPT).await;
+    }
+    checks::counters(&cluster.client(0), &journal).await;
+    end.cancel();
+    while let Some(ended) = reporting.join_next().await {
+        ended.unwrap();
+    }
+    let findings = checks::told(&mut connection, &journal).await;
+    for defect in cluster.stop().await {
+        journal.violation(format!("an instance logged {defect}"));
+    }
+    summary::print(&journal.book(), &injector.tolls, &findings);
+    let violations = journal.book().violations.join("\n");
+    assert!(violations.is_empty(), "with LINKIS_RM_FAULTS_SEED={seed}:\n{violations}");
+}
+
+fn any_seed() -> u64 {
+    SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs() % 1_000_000
+}

@@ -1,0 +1,35 @@
+//! What was broken, what was answered, and what came of it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{
+    checks::Findings,
+    injector::{Fault, Toll},
+    journal::Book,
+};
+
+pub fn print(book: &Book, tolls: &BTreeMap<Fault, Toll>, findings: &Findings) {
+    println!("\n{:<26}{:>9}{:>18}{:>18}", "fault", "injected", "longest outage", "after its end");
+    for (fault, toll) in tolls {
+        let (outage, recovery) = (seconds(toll.outage), seconds(toll.recovery));
+        println!("{:<26}{:>9}{outage:>18}{recovery:>18}", fault.name(), toll.injected);
+    }
+    println!("\n{:<26}slowest answer that the database is away", "broken");
+    for (broken, slowest) in &book.slowest {
+        println!("{broken:<26}{:>18}", seconds(*slowest));
+    }
+    println!("\n{:<26}answers", "call");
+    for (kind, answers) in &book.calls {
+        let answers = answers.iter().map(|(answer, count)| format!("{answer} {count}")).collect::<Vec<_>>();
+        println!("{kind:<26}{}", answers.join(", "));
+    }
+    let Findings { granted, ended, untold, latest_expiry } = findings;
+    let ended = ended.iter().map(|(end, count)| format!("{end} {count}")).collect::<Vec<_>>().join(", ");
+    println!("\n{granted} tickets ({untold} of them nobody was told of): {ended}");
+    println!("the latest expiry was {} late", seconds(*latest_expiry));
+    println!("{} violations\n", book.violations.len());
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.2} s", time.as_secs_f64())
+}

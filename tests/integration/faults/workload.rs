@@ -1,0 +1,201 @@
+//! The callers: every call there is, at random, by several dozen at once, through whichever instance.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, RmClient},
+    domain::{
+        em::EmInstance,
+        operation::{Register, Released},
+        resource::Resource,
+    },
+};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{
+    cluster::Cluster,
+    ecm::{self, Engines},
+    engine::Caller,
+    journal::{Answer, Journal},
+    probe::em_of_probe,
+    random::Random,
+};
+use crate::harness::*;
+
+/// How many callers ask at once.
+const CALLERS: usize = 36;
+
+/// How long anything is tried again and again before that is a violation: longer than any outage.
+const TRIES_MAX: Duration = Duration::from_secs(60);
+
+/// How long to wait before trying again.
+pub const RETRY: Duration = Duration::from_millis(50);
+
+/// What an EM never grants, whatever its size.
+pub fn protected() -> Resource {
+    load(1, 1, 0)
+}
+
+/// What every task of the workload shares.
+#[derive(Clone)]
+pub struct Shared {
+    pub cluster: Arc<Cluster>,
+    pub journal: Arc<Journal>,
+    pub engines: Arc<Engines>,
+    /// Nothing new is begun after it.
+    pub stop: CancellationToken,
+}
+
+/// The EMs, by what is done to them.
+pub struct Hosts;
+
+impl Hosts {
+    /// Small, so that they refuse, and callers wait.
+    pub const HOT: [&str; 2] = ["hot0", "hot1"];
+    /// Large.
+    pub const BIG: [&str; 3] = ["big0", "big1", "big2"];
+    /// Report what lives on them.
+    pub const REPORTING: [&str; 2] = ["ecm0", "ecm1"];
+    /// Is registered with one size and another.
+    pub const RESIZED: &str = "resized";
+    /// Comes and goes.
+    pub const FLEETING: &str = "fleeting";
+
+    /// One to ask for resources on; `None` for wherever there is room.
+    pub fn pick(random: &mut Random) -> Option<EmInstance> {
+        Some(em(match random.between(0, 99) {
+            0..35 => random.pick(Self::HOT),
+            35..50 => random.pick(Self::BIG),
+            50..65 => random.pick(Self::REPORTING),
+            65..75 => Self::RESIZED,
+            75..85 => Self::FLEETING,
+            _ => return None,
+        }))
+    }
+}
+
+pub fn registered(host: &str, size: Resource) -> Register {
+    Register { protected: protected(), ..registration(em(host), size) }
+}
+
+impl Shared {
+    /// Some instance.
+    pub fn client(&self, random: &mut Random) -> RmClient {
+        self.cluster.client(random.index(self.cluster.nodes.len()))
+    }
+
+    /// Repeats a call, each time through some instance, until it is known how it ended; `None` if it was rejected.
+    pub async fn insist<T, F: Future<Output = Result<T, ClientError>>>(
+        &self,
+        random: &mut Random,
+        kind: &'static str,
+        call: impl Fn(RmClient) -> F,
+    ) -> Option<T> {
+        let start = Instant::now();
+        while start.elapsed() < TRIES_MAX {
+            match self.journal.call(kind, call(self.client(random))).await {
+                Answer::Done(done) => return Some(done),
+                Answer::Rejected => return None,
+                Answer::Nothing | Answer::Unclear => tokio::time::sleep(RETRY).await,
+            }
+        }
+        self.journal.violation(format!("{kind} could not be done within {TRIES_MAX:?}"));
+        None
+    }
+
+    /// Whether the workload is to end; sleeps for a moment if not.
+    pub async fn goes_on(&self, pause: Duration) -> bool {
+        tokio::select! {
+            () = self.stop.cancelled() => false,
+            () = tokio::time::sleep(pause) => true,
+        }
+    }
+}
+
+/// Registers the EMs, and starts all callers.
+pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
+    let sized =
+        |hosts: &[&str], size: Resource| Vec::from_iter(hosts.iter().map(|host| registered(host, size.clone())));
+    let mut registrations = sized(&Hosts::HOT, load(33, 17, 12));
+    registrations.extend(sized(&Hosts::BIG, load(2000, 2000, 2000)));
+    registrations.extend(sized(&[Hosts::RESIZED], load(20, 20, 20)));
+    registrations.extend(sized(&[Hosts::FLEETING], load(200, 200, 200)));
+    registrations.extend(
+        (0..shared.cluster.nodes.len())
+            .map(|node| Register { em: em_of_probe(node), ..registered("probe", load(100_000, 100_000, 100_000)) }),
+    );
+    for registration in registrations {
+        shared.client(random).register(registration).await.unwrap();
+    }
+    let mut tasks = JoinSet::new();
+    for number in 0..CALLERS {
+        tasks.spawn(Caller::new(shared.clone(), random.fork(), number).run());
+    }
+    tasks.spawn(resizer(shared.clone(), random.fork()));
+    tasks.spawn(mover(shared.clone(), random.fork()));
+    tasks.spawn(onlooker(shared.clone(), random.fork()));
+    tasks.spawn(super::administrator::run(shared.clone(), random.fork()));
+    tasks
+}
+
+/// Starts the reporting EMs, which go on until `end`: longer than the callers, whose engines they report.
+pub fn start_reporting(shared: &Shared, random: &mut Random, end: &CancellationToken) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for host in Hosts::REPORTING {
+        let shared = Shared { stop: end.clone(), ..shared.clone() };
+        tasks.spawn(ecm::run(shared, random.fork(), em(host)));
+    }
+    tasks
+}
+
+/// Lowers the capacity of an EM below what is in use, and raises it again.
+async fn resizer(shared: Shared, mut random: Random) {
+    while shared.goes_on(random.millis(200, 1500)).await {
+        let cores = random.between(2, 24);
+        let size = registered(Hosts::RESIZED, load(24, cores, 24));
+        shared.insist(&mut random, "register", |rm| resize(rm, size.clone())).await;
+    }
+}
+
+async fn resize(rm: RmClient, registration: Register) -> Result<i64, ClientError> {
+    Ok(rm.register(registration).await?.epoch)
+}
+
+/// Takes an EM away with all of its tickets, and brings it back.
+async fn mover(shared: Shared, mut random: Random) {
+    while shared.goes_on(random.millis(500, 3000)).await {
+        let host = em(Hosts::FLEETING);
+        let unregister = async |rm: RmClient| rm.unregister(&host).await;
+        shared.insist(&mut random, "unregister", unregister).await;
+        tokio::time::sleep(random.millis(0, 200)).await;
+        let registration = registered(Hosts::FLEETING, load(200, 200, 200));
+        shared.insist(&mut random, "register", |rm| resize(rm, registration.clone())).await;
+    }
+}
+
+/// Asks what cannot change anything, or has to be rejected.
+async fn onlooker(shared: Shared, mut random: Random) {
+    while shared.goes_on(random.millis(5, 60)).await {
+        let rm = shared.client(&mut random);
+        let journal = &shared.journal;
+        match random.between(0, 7) {
+            0 => drop(journal.call("usage", rm.ems()).await),
+            1 => drop(journal.call("usage", rm.tickets(None)).await),
+            2 => drop(journal.call("usage", rm.scopes()).await),
+            3 => drop(journal.call("usage", rm.waiting()).await),
+            4 => drop(journal.call("usage", rm.em(&em(Hosts::FLEETING))).await),
+            5 => drop(journal.call("usage", rm.ticket(Uuid::now_v7())).await),
+            6 => drop(journal.call("usage", rm.policies()).await),
+            _ => {
+                let nothing = Released { ticket_id: Uuid::now_v7(), user: name("nobody"), em: em(Hosts::BIG[0]) };
+                let answer = journal.call("release of nothing", rm.resource_released(&nothing)).await;
+                journal.check(!matches!(answer, Answer::Done(())), || "a ticket was released that never was".into());
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Stands between the service and PostgreSQL, and breaks things on purpose.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        UnixListener, UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::harness::*;
+
+/// The name of PostgreSQL's socket in its folder.
+const SOCKET: &str = ".s.PGSQL.5432";
+
+/// How long a commit that is cut off after it was sent has to reach the database.
+const COMMIT_ARRIVES: Duration = Duration::from_millis(50);
+
+/// When a connection is cut that commits.
+#[derive(Clone, Copy, Debug)]
+pub enum Cut {
+    /// The COMMIT never reaches the database.
+    BeforeCommit,
+    /// The database commits, and nobody hears of it.
+    AfterCommit,
+}
+
+/// What happens to bytes on their way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Weather {
+    /// They pass.
+    Fair,
+    /// They pass late.
+    Slow(Duration),
+    /// They do not pass, in either direction; nobody is told.
+    Hole,
+}
+
+/// What becomes of the connections that there are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Generations {
+    /// Those before this one are closed.
+    living: u64,
+    /// Those before this one pass nothing any more, as if a firewall on the way had forgotten them.
+    known: u64,
+    /// That of new connections.
+    now: u64,
+}
+
+/// A socket in a folder of its own, for as long as this lives.
+pub struct Proxy {
+    folder: PathBuf,
+    way: Arc<Way>,
+    _accepting: AbortOnDropHandle<()>,
+}
+
+/// What all connections of a proxy share.
+struct Way {
+    target: PathBuf,
+    weather: watch::Sender<Weather>,
+    generations: watch::Sender<Generations>,
+    cuts: Mutex<Option<(Cut, u32)>>,
+}
+
+impl Proxy {
+    /// In front of the PostgreSQL whose socket is in the folder `target`, which may come and go.
+    pub fn start(name: &str, target: &Path) -> Self {
+        let folder = scratch(&format!("proxy-{name}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let listener = UnixListener::bind(folder.join(SOCKET)).unwrap();
+        let way = Arc::new(Way {
+            target: target.join(SOCKET),
+            weather: watch::Sender::new(Weather::Fair),
+            generations: watch::Sender::default(),
+            cuts: Mutex::default(),
+        });
+        let accepting = AbortOnDropHandle::new(tokio::spawn(accept(listener, way.clone())));
+        Self { folder, way, _accepting: accepting }
+    }
+
+    /// The folder of its socket.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Cuts the next `count` connections that commit.
+    pub fn cut_commits(&self, cut: Cut, count: u32) {
+        *self.way.cuts.lock().unwrap() = (count > 0).then_some((cut, count));
+    }
+
+    /// How many of them are still to come.
+    pub fn cuts_left(&self) -> u32 {
+        self.way.cuts.lock().unwrap().map_or(0, |(_, count)| count)
+    }
+
+    /// Closes all connections that there are.
+    pub fn cut_all(&self) {
+        self.way.generations.send_modify(|generations| {
+            generations.now += 1;
+            generations.living = generations.now;
+        });
+    }
+
+    /// Makes black holes of all connections that there are; new ones are as good as ever.
+    pub fn forget_all(&self) {
+        self.way.generations.send_modify(|generations| {
+            generations.now += 1;
+            generations.known = generations.now;
+        });
+    }
+
+    /// Decides what happens to bytes from now on.
+    pub fn set_weather(&self, weather: Weather) {
+        self.way.weather.send_replace(weather);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // The scratch folder of a run that failed is removed by the next run.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+async fn accept(listener: UnixListener, way: Arc<Way>) {
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        tokio::spawn(serve(client, way.clone()));
+    }
+}
+
+/// Serves one connection until either side is gone, or it is cut.
+async fn serve(client: UnixStream, way: Arc<Way>) {
+    let generation = way.generations.borrow().now;
+    let mut generations = way.generations.subscribe();
+    let Ok(server) = UnixStream::connect(&way.target).await else { return };
+    let ((mut from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let answers = AbortOnDropHandle::new(tokio::spawn(copy(from_server, to_client, way.clone(), generation)));
+    tokio::select! {
+        // Either side may go at any time.
+        _ = forward(&mut from_client, to_server, answers, &way, generation) => {}
+        _ = generations.wait_for(|generations| generation < generations.living) => {}
+    }
+}
+
+async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, way: Arc<Way>, generation: u64) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = from.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        way.pass(generation).await;
+        to.write_all(&buffer[..read]).await?;
+    }
+}
+
+/// Forwards what the client says until one of its commits is to be cut.
+async fn forward(
+    from: &mut OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    answers: AbortOnDropHandle<io::Result<()>>,
+    way: &Way,
+    generation: u64,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let read = from.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        let said = &buffer[..read];
+        way.pass(generation).await;
+        let commits = said.windows(7).any(|window| window == b"COMMIT\0");
+        match commits.then(|| way.take_cut()).flatten() {
+            None => to.write_all(said).await?,
+            Some(Cut::BeforeCommit) => return Ok(()),
+            Some(Cut::AfterCommit) => {
+                answers.abort();
+                to.write_all(said).await?;
+                tokio::time::sleep(COMMIT_ARRIVES).await;
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Way {
+    /// Waits until bytes may pass that came on a connection.
+    async fn pass(&self, generation: u64) {
+        if generation < self.generations.borrow().known {
+            std::future::pending::<()>().await;
+        }
+        let weather = *self.weather.borrow();
+        match weather {
+            Weather::Fair => {}
+            Weather::Slow(late) => tokio::time::sleep(late).await,
+            Weather::Hole => {
+                // The sender lives as long as `self`.
+                let _ = self.weather.subscribe().wait_for(|weather| *weather != Weather::Hole).await;
+            }
+        }
+    }
+
+    /// Whether a commit that is under way now is to be cut.
+    fn take_cut(&self) -> Option<Cut> {
+        let mut cuts = self.cuts.lock().unwrap();
+        let (cut, count) = (*cuts)?;
+        *cuts = (count > 1).then_some((cut, count - 1));
+        Some(cut)
+    }
+}
