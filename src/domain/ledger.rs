@@ -82,8 +82,6 @@ pub struct Deltas {
     pub inited: Vec<Ticket>,
     /// Tickets that ended.
     pub ended: Vec<EndedDelta>,
-    /// Tickets that are new.
-    pub granted: Vec<Ticket>,
     /// Request ids that are new.
     pub request_ids: Vec<RequestRecord>,
     /// What scopes hold that changed.
@@ -94,6 +92,8 @@ pub struct Deltas {
     pub moved: Vec<MovedDelta>,
     /// Requests that left the line, by their tickets.
     pub left_line: Vec<Uuid>,
+    /// Tickets that are new.
+    pub granted: Vec<Ticket>,
     /// Where there is more room now, or a place less ahead: nothing to write, but something to tell those who wait.
     pub freed: BTreeSet<Spot>,
 }

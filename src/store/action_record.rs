@@ -83,17 +83,16 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Remembers what a batch does at `now`.
+/// Remembers what a batch does at `now`; but for the tickets that were granted and live, which are written with their lines.
 pub async fn insert(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTime) -> Result<(), StoreError> {
     let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
     // A ticket that ended in the batch in which it was granted, or its engine reported in, did so all the same.
     let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored).map(|ended| &ended.ticket);
     let inited_and_ended = deltas.ended.iter().filter(|ended| ended.inited).map(|ended| &ended.ticket);
-    let (granted, inited) =
-        (deltas.granted.iter().chain(granted_and_ended), deltas.inited.iter().chain(inited_and_ended));
+    let inited = deltas.inited.iter().chain(inited_and_ended);
     let records: Vec<Record<'_>> = (registered.map(|em| Record::of_em(Action::Registered, em)))
         .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em)))
-        .chain(granted.map(|ticket| Record::of_ticket(Action::Granted, ticket)))
+        .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket)))
         .chain(inited.map(|ticket| Record::of_ticket(Action::Inited, ticket)))
         .chain(deltas.ended.iter().map(|ended| Record::of_ticket(Action::Ended(ended.end), &ended.ticket)))
         .chain(deltas.ems_deleted.iter().map(|em| Record::of_em(Action::Ended(End::Unregistered), em)))

@@ -11,6 +11,7 @@ use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
 use crate::domain::{
+    action::Action,
     em::EmInstance,
     ledger::EndedDelta,
     name::Name,
@@ -298,7 +299,7 @@ pub async fn inhabited<'a>(
     rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
 }
 
-/// Writes tickets that were granted.
+/// Writes tickets that were granted, and their lines in the history: in one statement, because they say the same.
 pub async fn insert(connection: &mut PgConnection, tickets: &[Ticket]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
     let expires_at: Vec<Option<OffsetDateTime>> = tickets
@@ -308,16 +309,25 @@ pub async fn insert(connection: &mut PgConnection, tickets: &[Ticket]) -> Result
             TicketState::Used { .. } => None,
         })
         .collect();
-    let done = sqlx::query(
+    let (written, told): (i64, i64) = sqlx::query_as(
         r#"-- user_resource::insert
-        INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
-            em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
-        SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
-            locked::jsonb, labels::jsonb, locked_time, expires_at
-        FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-            $9::text[], $10::timestamptz[], $11::timestamptz[])
-            AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
-                labels, locked_time, expires_at)"#,
+        WITH d AS MATERIALIZED (
+            SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
+                locked::jsonb AS locked, labels::jsonb AS labels, locked_time, expires_at
+            FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+                $9::text[], $10::timestamptz[], $11::timestamptz[])
+                AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
+                    labels, locked_time, expires_at)),
+        written AS (
+            INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+                em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
+            SELECT * FROM d RETURNING 1),
+        told AS (
+            INSERT INTO linkis_resource_action_record (action, ticket_id, "user", em_application_name, em_instance,
+                resource_type, resource, action_time)
+            SELECT $12, ticket_id, "user", em_application_name, em_instance, resource_type, locked, locked_time FROM d
+            RETURNING 1)
+        SELECT (SELECT count(*) FROM written), (SELECT count(*) FROM told)"#,
     )
     .bind(tickets.iter().map(|ticket| ticket.id).collect::<Vec<_>>())
     .bind(tickets.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
@@ -330,9 +340,11 @@ pub async fn insert(connection: &mut PgConnection, tickets: &[Ticket]) -> Result
     .bind(tickets.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
     .bind(tickets.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
     .bind(expires_at)
-    .execute(connection)
+    .bind(Action::Granted.as_str())
+    .fetch_one(connection)
     .await?;
-    expect_rows(TABLE.0, tickets.len(), done.rows_affected())
+    expect_rows(TABLE.0, tickets.len(), written.unsigned_abs())?;
+    expect_rows("linkis_resource_action_record", tickets.len(), told.unsigned_abs())
 }
 
 /// Writes tickets whose engine has reported in.

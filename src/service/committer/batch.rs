@@ -260,9 +260,6 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     if !deltas.ended.is_empty() {
         user_resource::delete(connection, &deltas.ended).await?;
     }
-    if !deltas.granted.is_empty() {
-        user_resource::insert(connection, &deltas.granted).await?;
-    }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;
     }
@@ -275,5 +272,10 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     if !deltas.left_line.is_empty() {
         waiting::delete(connection, &deltas.left_line).await?;
     }
-    action_record::insert(connection, deltas, now).await
+    // What was given back stands before what was granted for it, also in the history.
+    action_record::insert(connection, deltas, now).await?;
+    if !deltas.granted.is_empty() {
+        user_resource::insert(connection, &deltas.granted).await?;
+    }
+    Ok(())
 }
