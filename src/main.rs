@@ -12,6 +12,10 @@ use linkis_rm::{
 use sqlx::postgres::PgConnectOptions;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// A call costs some dozens of small allocations, on whatever thread, and as many are freed on another.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// As sysexits.h has it: the command was used wrongly.
 const EXIT_USAGE: u8 = 64;
 
