@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -293,7 +293,7 @@ async fn insert_spots(connection: &mut PgConnection, stands: Vec<(Place, &Spots)
 
 /// Removes requests from the line, all of which have to be there.
 pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
-    let gone = leave(connection, ticket_ids).await?;
+    let gone = remove(connection, ticket_ids).await?;
     expect_rows(TABLE.0, ticket_ids.len(), gone.requests)
 }
 
@@ -306,20 +306,28 @@ pub struct Gone {
     pub spots: BTreeSet<Spot>,
 }
 
-/// Removes those among requests from the line that are there.
+/// Removes those among requests from the line that are there, with all of their spots or not at all.
 pub async fn leave(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
+    let mut transaction = connection.begin().await?;
+    let gone = remove(&mut transaction, ticket_ids).await?;
+    transaction.commit().await?;
+    Ok(gone)
+}
+
+async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
     let gone: Vec<Uuid> = sqlx::query_scalar(
-        "-- waiting::leave
+        "-- waiting::remove
         DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING ticket_id",
     )
     .bind(ticket_ids)
     .fetch_all(&mut *connection)
     .await?;
-    leave_spots(connection, gone).await
+    remove_spots(connection, gone).await
 }
 
 /// Removes up to `limit` requests that wait on instances that have been dead for a while, or longer than they said.
 pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, StoreError> {
+    let mut transaction = connection.begin().await?;
     let gone: Vec<Uuid> = sqlx::query_scalar(
         "-- waiting::sweep
         DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY (ARRAY (
@@ -332,22 +340,24 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, St
     )
     .bind(limit)
     .bind(OVERDUE.as_secs_f64())
-    .fetch_all(&mut *connection)
+    .fetch_all(&mut *transaction)
     .await?;
     sqlx::query(
         "-- waiting::sweep, the instances
         DELETE FROM linkis_rm_instance WHERE alive_until < clock_timestamp() - make_interval(secs => $1)",
     )
     .bind(FORGOTTEN.as_secs_f64())
-    .execute(&mut *connection)
+    .execute(&mut *transaction)
     .await?;
-    leave_spots(connection, gone).await
+    let gone = remove_spots(&mut transaction, gone).await?;
+    transaction.commit().await?;
+    Ok(gone)
 }
 
 /// The spots in a statement of their own: one that had to wait for the request's row would not see where it has moved to meanwhile.
-async fn leave_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<Gone, StoreError> {
+async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<Gone, StoreError> {
     let spots: Vec<String> = sqlx::query_scalar(
-        "-- waiting::leave_spots
+        "-- waiting::remove_spots
         DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1) RETURNING spot::text",
     )
     .bind(&gone)

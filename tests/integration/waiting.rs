@@ -550,6 +550,23 @@ async fn who_could_not_leave_at_once_leaves_later() {
     rm.client.request_resource(&request(&host, "hadoop", cpu(10))).await.granted();
 }
 
+/// Found by the fault harness: a connection that broke in between left the spots of those who had left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_leaves_all_his_spots_or_none() {
+    let (database, rm) = start().await;
+    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
+    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT 1 FROM linkis_resource_waiting_spot FOR UPDATE").execute(&mut holder).await.unwrap();
+    gone.abort();
+    eventually("it tries to leave", LONG, async || is_waiting(&database).await).await;
+    eventually("and gives up", LONG, async || !is_waiting(&database).await).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    let rows =
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+    eventually("nothing is left of it", LONG, async || database.count(rows).await == 0).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_granted_after_his_instance_was_late_stands_in_line_no_more() {
     let (database, rm) = start().await;
