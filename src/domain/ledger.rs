@@ -13,19 +13,19 @@ use uuid::Uuid;
 
 use super::{
     em::{Em, EmInstance},
-    judgement::{Short, fits, judge},
+    judgement::{fits, judge},
     limit::{LimitedScope, Limits},
-    line::{Line, Place, Spot, Spots, Stand},
+    line::{Line, Place, Spot, Spots},
     name::Name,
-    operation::{
-        Grant, Inited, Operation, Outcome, Reap, Register, Rejection, Released, Request, RequestRecord, Waiting,
-    },
+    operation::{Grant, Inited, Operation, Outcome, Reap, Register, Rejection, Released, Request, RequestRecord},
     refusal::{Refusal, ScopeShortage},
     report::{LastSign, ReportNumber},
     resource::{Resource, ResourceError},
     scope::{Scope, Tally, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
 };
+
+mod queueing;
 
 /// What the store holds of everything that a batch touches, read under the locks.
 #[derive(Debug)]
@@ -417,58 +417,6 @@ impl Ledger {
         let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).map(|spot| (spot, false));
         self.leave_line(op, granted_at.collect());
         Ok(Outcome::Granted(grant))
-    }
-
-    /// The place in line that a request has, if any.
-    fn place(&self, op: &Request) -> Result<Option<Place>, Rejection> {
-        let place = op.wait.as_ref().and_then(|wait| wait.place);
-        match place {
-            Some(place) if self.line.line.spots_of(place).is_empty() => Err(Rejection::PlaceLost),
-            place => Ok(place),
-        }
-    }
-
-    /// Puts a request that does not fit into line, or back to where it stands; or refuses it.
-    fn wait_or_refuse(&mut self, op: &Request, place: Option<Place>, short: Short) -> Outcome {
-        let Short { refusal, spots } = short;
-        let line = &mut self.line.line;
-        let before = place.map(|place| line.spots_of(place)).unwrap_or_default();
-        match (&op.wait, place) {
-            (Some(wait), Some(place)) if wait.is_elsewhere => {
-                return Outcome::Waiting(Box::new(Waiting { place, spots: before, refusal }));
-            }
-            (Some(_), _) if !refusal.never_fits => {}
-            _ => {
-                self.leave_line(op, Spots::new());
-                return Outcome::Refused(Box::new(refusal));
-            }
-        }
-        let place = place.unwrap_or(Place { since: self.now, ticket_id: op.ask.ticket_id });
-        let spots = line.stand(place, &spots);
-        if before.is_empty() {
-            self.deltas.waiting.push(WaitingDelta { place, request: op.clone(), spots: spots.clone() });
-        } else if before != spots {
-            self.deltas.moved.push(MovedDelta { place, em: op.em.clone(), spots: spots.clone() });
-            self.deltas.freed.extend(before.into_keys().filter(|spot| !spots.contains_key(spot)));
-        }
-        line.remove(place);
-        for (spot, is_short) in &spots {
-            let stand = Stand { resource: op.ask.resource.clone(), is_short: *is_short };
-            line.insert(spot.clone(), place, stand);
-        }
-        Outcome::Waiting(Box::new(Waiting { place, spots, refusal }))
-    }
-
-    /// Takes a request out of the line, if it stands there; it makes room wherever it does not stay as a ticket.
-    fn leave_line(&mut self, op: &Request, stays_at: Spots) {
-        let Some(place) = op.wait.as_ref().and_then(|wait| wait.place) else { return };
-        let spots = self.line.line.spots_of(place);
-        if spots.is_empty() {
-            return;
-        }
-        self.line.line.remove(place);
-        self.deltas.left_line.push(place.ticket_id);
-        self.deltas.freed.extend(spots.into_keys().filter(|spot| !stays_at.contains_key(spot)));
     }
 
     /// Notes where there is more room now.
