@@ -22,8 +22,11 @@ survived=0
 for name in "${names[@]}"; do
     patch=$root/tests/planted_bugs/$name.patch
     read -ra tests <<<"$(sed -n 's/^Tests: //p' "$patch")"
-    git checkout --quiet . && git apply "$patch"
-    if ! cargo test --quiet --no-run --test integration 2>"$CARGO_TARGET_DIR.log"; then
+    git checkout --quiet .
+    if ! git apply "$patch"; then
+        printf '%-34s does not apply\n' "$name"
+        survived=1
+    elif ! cargo test --quiet --no-run --test integration 2>"$CARGO_TARGET_DIR.log"; then
         printf '%-34s does not build; see %s\n' "$name" "$CARGO_TARGET_DIR.log"
         survived=1
     elif out=$(timeout 300 cargo test --quiet --test integration -- "${tests[@]}" 2>&1); then
