@@ -93,6 +93,9 @@ pub enum ServerError {
         /// Why not.
         source: std::io::Error,
     },
+    /// There is no thread for the committer.
+    #[error("cannot start a thread")]
+    Thread(#[source] std::io::Error),
     /// The transport failed.
     #[error("the gRPC server failed")]
     Transport(#[from] tonic::transport::Error),
@@ -145,7 +148,7 @@ impl Server {
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
         let Self { listener, store, options } = self;
-        let (tasks, stopping) = (Tasks::default(), CancellationToken::new());
+        let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
         let router = assemble(&store, &options, &tasks, &stopping)?.add_service(health_service);
@@ -191,7 +194,7 @@ fn assemble(
     let (expiring_soon, expiring) = mpsc::unbounded_channel();
     let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
     let after_commit = AfterCommit { seen: seen.clone(), expiring_soon, abandoned: line.leaving() };
-    let committer = Committer::start(store.clone(), after_commit, tasks);
+    let committer = Committer::start(store.clone(), after_commit, tasks).map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen, options.patience.silent_after, tasks);
     tasks.spawn(expiry::run(store.clone(), committer.clone(), expiring, stopping.clone()));
     tasks.spawn(silence::run(store.clone(), committer.clone(), options.patience, stopping.clone()));

@@ -30,7 +30,7 @@ use crate::{
     service::tasks::Tasks,
     store::{
         Store, StoreError, em_report, em_resource, label_resource,
-        limit::{self, InForce},
+        limit::InForce,
         request_id,
         session::{Session, answered},
         waiting,
@@ -352,13 +352,13 @@ impl State {
 async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Result<State, StoreError> {
     let connection = session.get().await?;
     let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
-    let ems = em_resource::read(&mut *connection, instances).await?;
+    let (InForce { limits, anybody_waits }, ems) =
+        em_resource::read_in_force(&mut *connection, known, instances).await?;
     let ids: HashSet<&Name> = looks.iter().filter_map(|look| Some(&look.request.ask.request_id.as_ref()?.id)).collect();
     let request_ids = match ids.is_empty() {
         true => HashMap::new(),
         false => request_id::read(&mut *connection, &ids).await?,
     };
-    let InForce { limits, anybody_waits } = limit::current(&mut *connection, known).await?;
     let labels = looks.iter().map(|look| look.request.ask.ticket_labels(&look.request.em));
     let scopes: BTreeSet<Scope> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.scope).collect();
     let scopes = match scopes.is_empty() {

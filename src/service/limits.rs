@@ -109,7 +109,7 @@ impl LimitService {
     /// The rules in force.
     pub async fn current(&self) -> Result<Arc<Limits>, Error> {
         let mut connection = self.store.pool().acquire().await?;
-        Ok(answered(limit::current(&mut connection, &Arc::default())).await?.limits)
+        Ok(answered(limit::current(&mut connection, &Arc::default())).await?)
     }
 
     /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
@@ -132,7 +132,7 @@ impl LimitService {
         session::patient(&mut transaction).await?;
         let before = limit::lock(&mut transaction).await?;
         change(&mut transaction, &before).await?;
-        let after = limit::current(&mut transaction, &Arc::default()).await?.limits;
+        let after = limit::current(&mut transaction, &Arc::default()).await?;
         let sets = |limits: &Limits| limits.label_sets().cloned().collect::<BTreeSet<_>>();
         let (old, new) = (sets(&before), sets(&after));
         // Another policy may be about every counter.

@@ -1,24 +1,49 @@
 //! The tasks of an instance: all are waited for when it stops, and if one panics, the instance does not go on without it.
 
-use std::future::Future;
+use std::{future::Future, io, thread};
 
+use tokio::runtime::{self, Handle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// The tasks of an instance.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Tasks {
+    runtime: Handle,
     tracker: TaskTracker,
     defect: CancellationToken,
 }
 
 impl Tasks {
+    /// No tasks yet; they will run where this is called.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn here() -> Self {
+        Self { runtime: Handle::current(), tracker: TaskTracker::new(), defect: CancellationToken::new() }
+    }
+
     /// Starts a task.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tracker.spawn_on(self.alarming(task), &self.runtime);
+    }
+
+    /// Starts a task on a thread of its own, where it never waits for its turn behind others.
+    ///
+    /// # Errors
+    /// If there are no more threads.
+    pub fn spawn_apart(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let task = self.tracker.track_future(self.alarming(task));
+        thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(task))?;
+        Ok(())
+    }
+
+    fn alarming(&self, task: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send + 'static {
         let alarm = Alarm(self.defect.clone());
-        self.tracker.spawn(async move {
+        async move {
             task.await;
             drop(alarm);
-        });
+        }
     }
 
     /// Cancelled when a task has panicked.
@@ -54,13 +79,36 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_panic_is_a_defect() {
-        let tasks = Tasks::default();
+        let tasks = Tasks::here();
         tasks.spawn(async {});
+        tasks.spawn_apart("calm", async {}).unwrap();
         tasks.close();
         tasks.wait().await;
         assert!(!tasks.defect().is_cancelled());
         tasks.spawn(async { panic!("on purpose") });
         tasks.wait().await;
         assert!(tasks.defect().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_panic_on_a_thread_of_its_own_is_one_too() {
+        let tasks = Tasks::here();
+        tasks.spawn_apart("panicking", async { panic!("on purpose") }).unwrap();
+        tasks.close();
+        tasks.wait().await;
+        assert!(tasks.defect().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn what_a_thread_of_its_own_starts_does_not_end_with_it() {
+        let tasks = Tasks::here();
+        let (started, mut seen) = tokio::sync::mpsc::channel(1);
+        let starter = tasks.clone();
+        let later = async move {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            started.send(()).await.unwrap();
+        };
+        tasks.spawn_apart("short", async move { starter.spawn(later) }).unwrap();
+        assert_eq!(seen.recv().await, Some(()));
     }
 }

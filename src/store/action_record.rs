@@ -16,10 +16,7 @@ use crate::domain::{
     ticket::{End, EndedTicket, Ticket},
 };
 
-use super::{
-    StoreError, expect_rows,
-    rows::{Table, em_columns},
-};
+use super::{StoreError, expect_rows, rows::Table};
 
 const TABLE: Table = Table("linkis_resource_action_record");
 
@@ -83,44 +80,46 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Remembers what a batch does at `now`; but for the tickets that were granted and live, which are written with their lines.
-pub async fn insert(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTime) -> Result<(), StoreError> {
-    let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
-    // A ticket that ended in the batch in which it was granted, or its engine reported in, did so all the same.
-    let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored).map(|ended| &ended.ticket);
-    let inited_and_ended = deltas.ended.iter().filter(|ended| ended.inited).map(|ended| &ended.ticket);
-    let inited = deltas.inited.iter().chain(inited_and_ended);
-    let records: Vec<Record<'_>> = (registered.map(|em| Record::of_em(Action::Registered, em)))
-        .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em)))
-        .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket)))
-        .chain(inited.map(|ticket| Record::of_ticket(Action::Inited, ticket)))
-        .chain(deltas.ended.iter().map(|ended| Record::of_ticket(Action::Ended(ended.end), &ended.ticket)))
-        .chain(deltas.ems_deleted.iter().map(|em| Record::of_em(Action::Ended(End::Unregistered), em)))
-        .chain(deltas.ems_lost.iter().map(|em| Record::of_em(Action::Ended(End::Lost), em)))
-        .collect();
-    if records.is_empty() {
-        return Ok(());
+/// The columns of what a batch does; but for the tickets that were granted and live, which say it themselves.
+#[derive(Default)]
+pub(super) struct Columns<'a> {
+    pub action: Vec<&'static str>,
+    pub ticket_id: Vec<Option<Uuid>>,
+    pub user: Vec<Option<&'a str>>,
+    pub em_application_name: Vec<&'a str>,
+    pub em_instance: Vec<&'a str>,
+    pub resource_type: Vec<&'static str>,
+    pub resource: Vec<String>,
+}
+
+impl<'a> Columns<'a> {
+    pub fn of(deltas: &'a Deltas) -> Self {
+        let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
+        // A ticket that ended in the batch in which it was granted, or its engine reported in, did so all the same.
+        let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored).map(|ended| &ended.ticket);
+        let inited_and_ended = deltas.ended.iter().filter(|ended| ended.inited).map(|ended| &ended.ticket);
+        let inited = deltas.inited.iter().chain(inited_and_ended);
+        let records = (registered.map(|em| Record::of_em(Action::Registered, em)))
+            .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em)))
+            .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket)))
+            .chain(inited.map(|ticket| Record::of_ticket(Action::Inited, ticket)))
+            .chain(deltas.ended.iter().map(|ended| Record::of_ticket(Action::Ended(ended.end), &ended.ticket)))
+            .chain(deltas.ems_deleted.iter().map(|em| Record::of_em(Action::Ended(End::Unregistered), em)))
+            .chain(deltas.ems_lost.iter().map(|em| Record::of_em(Action::Ended(End::Lost), em)));
+        let mut columns = Self::default();
+        records.for_each(|record| columns.push(&record));
+        columns
     }
-    let (application_names, instances) = em_columns(records.iter().map(|record| record.em));
-    let done = sqlx::query(
-        r#"-- action_record::insert
-        INSERT INTO linkis_resource_action_record (action, ticket_id, "user", em_application_name, em_instance,
-            resource_type, resource, action_time)
-        SELECT action, ticket_id, "user", em_application_name, em_instance, resource_type, resource::jsonb, $8
-        FROM unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
-            AS d (action, ticket_id, "user", em_application_name, em_instance, resource_type, resource)"#,
-    )
-    .bind(records.iter().map(|record| record.action.as_str()).collect::<Vec<_>>())
-    .bind(records.iter().map(|record| record.ticket.map(|(id, _)| id)).collect::<Vec<_>>())
-    .bind(records.iter().map(|record| record.ticket.map(|(_, user)| user)).collect::<Vec<_>>())
-    .bind(application_names)
-    .bind(instances)
-    .bind(records.iter().map(|record| record.resource.resource_type().as_str()).collect::<Vec<_>>())
-    .bind(records.iter().map(|record| record.resource.to_json()).collect::<Vec<_>>())
-    .bind(now)
-    .execute(connection)
-    .await?;
-    expect_rows(TABLE.0, records.len(), done.rows_affected())
+
+    fn push(&mut self, record: &Record<'a>) {
+        self.action.push(record.action.as_str());
+        self.ticket_id.push(record.ticket.map(|(id, _)| id));
+        self.user.push(record.ticket.map(|(_, user)| user));
+        self.em_application_name.push(record.em.application_name.as_str());
+        self.em_instance.push(record.em.instance.as_str());
+        self.resource_type.push(record.resource.resource_type().as_str());
+        self.resource.push(record.resource.to_json());
+    }
 }
 
 /// Remembers that the counters of EMs or scopes were repaired at `now`, each with what its tickets hold together.

@@ -1,19 +1,22 @@
 //! `linkis_em_resource_meta_data`: the EMs and their counters.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 use time::OffsetDateTime;
 use tokio_stream::StreamExt as _;
 
 use crate::domain::{
     audit::{EmBooks, TrueCounters},
     em::{Em, EmInstance},
+    limit::Limits,
     resource::Left,
 };
 
 use super::{
-    StoreError, expect_rows, policy,
+    StoreError, expect_rows,
+    limit::{self, InForce},
+    policy,
     rows::{Table, em_columns, labels_json},
 };
 
@@ -74,6 +77,43 @@ pub async fn read(
     rows.into_iter().map(|row| Em::try_from(row).map(|em| (em.instance.clone(), em))).collect()
 }
 
+/// What a batch reads first, in one statement: the limits in force (`known`, if they have not changed since; in a transaction they
+/// then stay in force until it ends), whether anybody waits in line, and the EMs among `instances` that exist.
+pub async fn read_in_force(
+    connection: &mut PgConnection,
+    known: &Arc<Limits>,
+    instances: impl IntoIterator<Item = &EmInstance>,
+) -> Result<(InForce, HashMap<EmInstance, Em>), StoreError> {
+    let (application_names, em_instances) = em_columns(instances);
+    let rows = sqlx::query(
+        "-- em_resource::read_in_force
+        SELECT v.version AS limits_version,
+            EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp()) AS anybody_waits, e.*
+        FROM linkis_resource_limit_version v LEFT JOIN (
+            SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
+                used_resource::text, locked_resource::text, labels::text, epoch, register_time, version
+            FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
+            JOIN linkis_em_resource_meta_data e
+                ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance) e ON true
+        WHERE v.only_row",
+    )
+    .bind(application_names)
+    .bind(em_instances)
+    .fetch_all(&mut *connection)
+    .await?;
+    let first = rows.first().ok_or_else(|| StoreError::inconsistent("linkis_resource_limit_version", "it is empty"))?;
+    let (version, anybody_waits) = (first.try_get("limits_version")?, first.try_get("anybody_waits")?);
+    let mut ems = HashMap::with_capacity(rows.len());
+    for row in &rows {
+        if row.try_get::<Option<&str>, _>("em_instance")?.is_some() {
+            let em = Em::try_from(EmRow::from_row(row)?)?;
+            ems.insert(em.instance.clone(), em);
+        }
+    }
+    let limits = limit::of_version(connection, version, known).await?;
+    Ok((InForce { limits, anybody_waits }, ems))
+}
+
 /// Up to `limit` EMs in the order of their keys, from behind `after`.
 pub async fn list(
     executor: impl PgExecutor<'_>,
@@ -95,31 +135,6 @@ pub async fn list(
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(Em::try_from).collect()
-}
-
-/// Writes the counters of EMs, each with the version that was read.
-pub async fn update_counters(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
-    let columns = Columns::of(ems)?;
-    let done = sqlx::query(
-        "-- em_resource::update_counters
-        UPDATE linkis_em_resource_meta_data e SET
-            used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
-            -- Only a registration may set it; a grant that over-commits is refused by the constraint.
-            over_committed = e.over_committed AND d.over_committed, version = e.version + 1
-        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bool[], $7::bigint[])
-            AS d (em_application_name, em_instance, used, locked, rest, over_committed, version)
-        WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
-    )
-    .bind(columns.em_application_name)
-    .bind(columns.em_instance)
-    .bind(columns.used)
-    .bind(columns.locked)
-    .bind(columns.left)
-    .bind(columns.over_committed)
-    .bind(columns.version)
-    .execute(connection)
-    .await?;
-    expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
 /// Writes everything of EMs that registered again, each with the version that was read.
@@ -267,24 +282,24 @@ type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArgume
 
 /// The columns of many EMs.
 #[derive(Default)]
-struct Columns<'a> {
-    em_application_name: Vec<&'a str>,
-    em_instance: Vec<&'a str>,
+pub(super) struct Columns<'a> {
+    pub em_application_name: Vec<&'a str>,
+    pub em_instance: Vec<&'a str>,
     resource_type: Vec<&'a str>,
     total: Vec<String>,
     protected: Vec<String>,
-    used: Vec<String>,
-    locked: Vec<String>,
-    left: Vec<String>,
-    over_committed: Vec<bool>,
+    pub used: Vec<String>,
+    pub locked: Vec<String>,
+    pub left: Vec<String>,
+    pub over_committed: Vec<bool>,
     labels: Vec<String>,
     epoch: Vec<i64>,
     register_time: Vec<OffsetDateTime>,
-    version: Vec<i64>,
+    pub version: Vec<i64>,
 }
 
 impl<'a> Columns<'a> {
-    fn of(ems: &'a [Em]) -> Result<Self, StoreError> {
+    pub fn of(ems: &'a [Em]) -> Result<Self, StoreError> {
         let mut columns = Self::default();
         for em in ems {
             let left: Left = em.left().map_err(|error| StoreError::inconsistent(TABLE.0, error))?;

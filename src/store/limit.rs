@@ -17,7 +17,7 @@ use super::{
 
 const TABLE: &str = "linkis_resource_limit";
 
-/// What every batch has to know first.
+/// What every batch has to know first, read by [`em_resource::read_in_force`](super::em_resource::read_in_force).
 #[derive(Debug)]
 pub struct InForce {
     /// The limits.
@@ -27,19 +27,26 @@ pub struct InForce {
 }
 
 /// The limits in force: `known`, if they have not changed since. In a transaction they then stay in force until it ends.
-pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<InForce, StoreError> {
-    let (version, anybody_waits): (i64, bool) = sqlx::query_as(
+pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<Arc<Limits>, StoreError> {
+    let version = sqlx::query_scalar(
         "-- limit::current
-        SELECT version, EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())
-        FROM linkis_resource_limit_version WHERE only_row",
+        SELECT version FROM linkis_resource_limit_version WHERE only_row",
     )
     .fetch_one(&mut *connection)
     .await?;
-    let limits = match version == known.version() {
-        true => known.clone(),
-        false => Arc::new(read(connection, version).await?),
-    };
-    Ok(InForce { limits, anybody_waits })
+    of_version(connection, version, known).await
+}
+
+/// The limits of this version: `known`, if they have not changed since.
+pub(super) async fn of_version(
+    connection: &mut PgConnection,
+    version: i64,
+    known: &Arc<Limits>,
+) -> Result<Arc<Limits>, StoreError> {
+    match version == known.version() {
+        true => Ok(known.clone()),
+        false => Ok(Arc::new(read(connection, version).await?)),
+    }
 }
 
 async fn read(connection: &mut PgConnection, version: i64) -> Result<Limits, StoreError> {

@@ -2,6 +2,7 @@
 //!
 //! - [`em_resource`], [`em_report`], [`user_resource`], [`label_resource`], [`limit`], [`policy`], [`request_id`],
 //!   [`action_record`], [`resource_lock`], [`waiting`]: the tables;
+//! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -25,6 +26,7 @@ pub mod policy;
 pub mod request_id;
 pub mod resource_lock;
 pub mod session;
+pub mod settlement;
 pub mod user_resource;
 pub mod waiting;
 

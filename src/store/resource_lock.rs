@@ -23,8 +23,9 @@ pub struct Locks {
     pub now: OffsetDateTime,
     /// The transaction that holds them.
     pub transaction_id: String,
-    /// Where their rows lie.
-    places: Vec<String>,
+    pub(super) count: usize,
+    /// Where their rows lie: an array, as the database writes it.
+    pub(super) places: String,
 }
 
 /// Takes the locks of `keys` for the transaction that `connection` is in; rows must be read in a later statement.
@@ -35,41 +36,25 @@ pub struct Locks {
 /// [`StoreError::is_lock_timeout`] if another transaction held a key for longer than `lock_timeout`.
 pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
     let columns = Columns::of(keys);
-    // unnest keeps the order of its arrays, and rows are inserted, and waited for, in the order in which they come.
-    // So do their answers: the last row's clock is read after its wait, unlike now(), which is the transaction's start.
-    let rows: Vec<(String, OffsetDateTime, String)> = sqlx::query_as(
+    // unnest keeps the order of its arrays, and rows are inserted, and waited for, in the order in which they come. The clock is
+    // read when all are there, unlike now(), which is the transaction's start.
+    let (taken, places, now, transaction_id): (i64, Option<String>, OffsetDateTime, String) = sqlx::query_as(
         r#"-- resource_lock::take
-        INSERT INTO linkis_resource_lock (scope, "user", em_application_name, em_instance)
-        SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
-        ON CONFLICT DO NOTHING
-        RETURNING ctid::text, clock_timestamp(), pg_current_xact_id()::text"#,
+        WITH taken AS (
+            INSERT INTO linkis_resource_lock (scope, "user", em_application_name, em_instance)
+            SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+            ON CONFLICT DO NOTHING
+            RETURNING ctid)
+        SELECT count(*), array_agg(ctid)::text, clock_timestamp(), pg_current_xact_id()::text FROM taken"#,
     )
     .bind(columns.scope)
     .bind(columns.user)
     .bind(columns.em_application_name)
     .bind(columns.em_instance)
-    .fetch_all(connection)
-    .await?;
-    let Some((_, now, transaction_id)) = rows.last().cloned().filter(|_| rows.len() == keys.len()) else {
-        return Ok(None);
-    };
-    let places = rows.into_iter().map(|(place, ..)| place).collect();
-    Ok(Some(Locks { now, transaction_id, places }))
-}
-
-/// Drops the locks again: the rows were never visible to anyone. Answers whether anybody may wait in line, for free.
-pub async fn drop_all(connection: &mut PgConnection, locks: Locks) -> Result<bool, StoreError> {
-    // By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
-    let (dropped, anybody_waits): (i64, bool) = sqlx::query_as(
-        "-- resource_lock::drop_all
-        WITH dropped AS (DELETE FROM linkis_resource_lock WHERE ctid = ANY ($1::text[]::tid[]) RETURNING 1)
-        SELECT (SELECT count(*) FROM dropped), EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())",
-    )
-    .bind(&locks.places)
     .fetch_one(connection)
     .await?;
-    super::expect_rows("linkis_resource_lock", locks.places.len(), dropped.unsigned_abs())?;
-    Ok(anybody_waits)
+    let all = usize::try_from(taken).is_ok_and(|taken| taken == keys.len());
+    Ok(places.filter(|_| all).map(|places| Locks { now, transaction_id, count: keys.len(), places }))
 }
 
 /// What stands in the way of a key.

@@ -129,22 +129,80 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
 
 /// A connection that one task keeps to itself, opened when it is first needed and again after it broke. A pool would ask the
 /// server for a sign of life each time it is given back.
+///
+/// One transaction follows the other: the end of each begins the next, so that none waits for its beginning.
 #[derive(Debug)]
 pub struct Session {
     options: PgConnectOptions,
     connection: Option<PgConnection>,
+    transaction: Transaction,
+}
+
+/// The transaction that a connection is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Transaction {
+    None,
+    /// Nothing has been done in it yet: it holds and sees nothing.
+    Begun,
+    /// It may hold locks, or have failed.
+    InUse,
 }
 
 impl Session {
     pub(super) fn new(options: PgConnectOptions) -> Self {
-        Self { options, connection: None }
+        Self { options, connection: None, transaction: Transaction::None }
     }
 
-    /// The connection, opened if there is none.
+    /// The connection, opened if there is none; in no transaction.
     pub async fn get(&mut self) -> Result<&mut PgConnection, StoreError> {
+        if self.transaction != Transaction::None {
+            self.control("ROLLBACK", Transaction::None).await?;
+        }
+        self.connection().await
+    }
+
+    /// The connection in a new transaction; if it was in one that nobody has committed, that is undone.
+    pub async fn begin(&mut self) -> Result<&mut PgConnection, StoreError> {
+        match self.transaction {
+            Transaction::None => self.control("BEGIN", Transaction::Begun).await?,
+            Transaction::Begun => {}
+            Transaction::InUse => self.roll_back().await?,
+        }
+        self.transaction = Transaction::InUse;
+        self.connection().await
+    }
+
+    /// Commits the transaction.
+    pub async fn commit(&mut self) -> Result<(), StoreError> {
+        self.control("COMMIT AND CHAIN", Transaction::Begun).await
+    }
+
+    /// Undoes the transaction.
+    pub async fn roll_back(&mut self) -> Result<(), StoreError> {
+        self.control("ROLLBACK AND CHAIN", Transaction::Begun).await
+    }
+
+    /// Begins no transaction until one is needed: the database ends connections that sit in one for long.
+    pub async fn rest(&mut self) {
+        if self.transaction != Transaction::None && answered(self.control("ROLLBACK", Transaction::None)).await.is_err()
+        {
+            self.reset();
+        }
+    }
+
+    async fn control(&mut self, statement: &'static str, then: Transaction) -> Result<(), StoreError> {
+        sqlx::raw_sql(statement).execute(self.connection().await?).await?;
+        self.transaction = then;
+        Ok(())
+    }
+
+    async fn connection(&mut self) -> Result<&mut PgConnection, StoreError> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => connect(&self.options).await?,
+            None => {
+                self.transaction = Transaction::None;
+                connect(&self.options).await?
+            }
         };
         Ok(self.connection.insert(connection))
     }
@@ -205,5 +263,6 @@ impl Session {
     /// Forgets the connection: after an error that leaves its state in doubt.
     pub fn reset(&mut self) {
         self.connection = None;
+        self.transaction = Transaction::None;
     }
 }

@@ -11,9 +11,7 @@ use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
 use crate::domain::{
-    action::Action,
     em::EmInstance,
-    ledger::EndedDelta,
     name::Name,
     operation::Released,
     report::{LiveTicket, Report},
@@ -22,8 +20,8 @@ use crate::domain::{
 };
 
 use super::{
-    StoreError, expect_rows,
-    rows::{Table, em_columns, labels_json},
+    StoreError,
+    rows::{Table, em_columns},
 };
 
 const TABLE: Table = Table("linkis_user_resource_meta_data");
@@ -297,100 +295,6 @@ pub async fn inhabited<'a>(
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
-}
-
-/// Writes tickets that were granted, and their lines in the history: in one statement, because they say the same.
-pub async fn insert(connection: &mut PgConnection, tickets: &[Ticket]) -> Result<(), StoreError> {
-    let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
-    let expires_at: Vec<Option<OffsetDateTime>> = tickets
-        .iter()
-        .map(|ticket| match ticket.state {
-            TicketState::Locked { expires_at, .. } => Some(expires_at),
-            TicketState::Used { .. } => None,
-        })
-        .collect();
-    let (written, told): (i64, i64) = sqlx::query_as(
-        r#"-- user_resource::insert
-        WITH d AS MATERIALIZED (
-            SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
-                locked::jsonb AS locked, labels::jsonb AS labels, locked_time, expires_at
-            FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-                $9::text[], $10::timestamptz[], $11::timestamptz[])
-                AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
-                    labels, locked_time, expires_at)),
-        written AS (
-            INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
-                em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
-            SELECT * FROM d RETURNING 1),
-        told AS (
-            INSERT INTO linkis_resource_action_record (action, ticket_id, "user", em_application_name, em_instance,
-                resource_type, resource, action_time)
-            SELECT $12, ticket_id, "user", em_application_name, em_instance, resource_type, locked, locked_time FROM d
-            RETURNING 1)
-        SELECT (SELECT count(*) FROM written), (SELECT count(*) FROM told)"#,
-    )
-    .bind(tickets.iter().map(|ticket| ticket.id).collect::<Vec<_>>())
-    .bind(tickets.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
-    .bind(tickets.iter().map(|ticket| ticket.creator.as_str()).collect::<Vec<_>>())
-    .bind(tickets.iter().map(|ticket| ticket.engine_type.as_str()).collect::<Vec<_>>())
-    .bind(application_names)
-    .bind(instances)
-    .bind(tickets.iter().map(|ticket| ticket.resource_type().as_str()).collect::<Vec<_>>())
-    .bind(tickets.iter().map(|ticket| ticket.resource().to_json()).collect::<Vec<_>>())
-    .bind(tickets.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
-    .bind(tickets.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
-    .bind(expires_at)
-    .bind(Action::Granted.as_str())
-    .fetch_one(connection)
-    .await?;
-    expect_rows(TABLE.0, tickets.len(), written.unsigned_abs())?;
-    expect_rows("linkis_resource_action_record", tickets.len(), told.unsigned_abs())
-}
-
-/// Writes tickets whose engine has reported in.
-pub async fn update_used(connection: &mut PgConnection, tickets: &[Ticket]) -> Result<(), StoreError> {
-    let mut ids = Vec::with_capacity(tickets.len());
-    let (mut used, mut times) = (Vec::with_capacity(tickets.len()), Vec::with_capacity(tickets.len()));
-    let (mut application_names, mut instances) = (Vec::with_capacity(tickets.len()), Vec::with_capacity(tickets.len()));
-    for ticket in tickets {
-        if let TicketState::Used { resource, engine, used_time } = &ticket.state {
-            ids.push(ticket.id);
-            used.push(resource.to_json());
-            times.push(*used_time);
-            application_names.push(engine.application_name.as_str());
-            instances.push(engine.instance.as_str());
-        }
-    }
-    let done = sqlx::query(
-        "-- user_resource::update_used
-        UPDATE linkis_user_resource_meta_data t SET
-            user_locked_resource = NULL, expires_at = NULL, user_used_resource = d.used::jsonb, used_time = d.used_time,
-            engine_application_name = d.engine_application_name, engine_instance = d.engine_instance
-        FROM unnest($1::uuid[], $2::text[], $3::timestamptz[], $4::text[], $5::text[])
-            AS d (ticket_id, used, used_time, engine_application_name, engine_instance)
-        WHERE t.ticket_id = d.ticket_id",
-    )
-    .bind(ids)
-    .bind(used)
-    .bind(times)
-    .bind(application_names)
-    .bind(instances)
-    .execute(connection)
-    .await?;
-    expect_rows(TABLE.0, tickets.len(), done.rows_affected())
-}
-
-/// Removes the stored ones among tickets that ended.
-pub async fn delete(connection: &mut PgConnection, ended: &[EndedDelta]) -> Result<(), StoreError> {
-    let ids: Vec<Uuid> = ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect();
-    let done = sqlx::query(
-        "-- user_resource::delete
-        DELETE FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)",
-    )
-    .bind(&ids)
-    .execute(connection)
-    .await?;
-    expect_rows(TABLE.0, ids.len(), done.rows_affected())
 }
 
 /// Tickets that are alike: so many with the same labels, of the same state, that hold the same.

@@ -182,12 +182,10 @@ async fn a_held_em_stalls_nobody_else_and_its_requests_wait_for_it() {
             served.fetch_add(1, Ordering::Relaxed);
         });
     }
-    // One that cannot wait so long is told by its own deadline, and nothing is granted to it.
+    // One that cannot wait so long is told before its own deadline, which would say DEADLINE_EXCEEDED; nothing is granted to it.
     let hurried = linkis_rm::client::RmClient::new(&rm.address, Duration::from_millis(500)).unwrap();
-    let start = Instant::now();
     let error = hurried.request_resource(&request(&em("held"), "hurried", load(1, 1, 1))).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
-    assert!(start.elapsed() < Duration::from_millis(500), "before the client's own deadline");
 
     let contended = run(Duration::from_secs(2)).await;
     assert_eq!(served.load(Ordering::Relaxed), 0, "nobody passes the holder");

@@ -180,7 +180,9 @@ async fn forward(
         }
         let said = &buffer[..read];
         way.pass(generation).await;
-        let commits = said.windows(7).any(|window| window == b"COMMIT\0");
+        let commits = [&b"COMMIT\0"[..], b"COMMIT AND CHAIN\0"]
+            .iter()
+            .any(|commit| said.windows(commit.len()).any(|said| said == *commit));
         match commits.then(|| way.take_cut()).flatten() {
             None => to.write_all(said).await?,
             Some(Cut::BeforeCommit) => return Ok(()),

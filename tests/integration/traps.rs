@@ -3,10 +3,11 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use linkis_rm::{
-    domain::operation::LockKey,
+    domain::{em::Em, ledger::Deltas, operation::LockKey},
     store::{
-        em_resource,
+        Store, StoreError, em_resource,
         resource_lock::{self, Obstacle},
+        session, settlement,
     },
 };
 use sqlx::Connection as _;
@@ -20,6 +21,12 @@ async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnectio
     sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
     assert!(resource_lock::take(&mut holder, &keys).await.unwrap().is_some());
     holder
+}
+
+/// Writes the counters of an EM as a batch does.
+async fn count(connection: &mut sqlx::PgConnection, em: Em) -> Result<bool, StoreError> {
+    let now = session::clock(&mut *connection).await.unwrap();
+    settlement::write(connection, &Deltas { ems_counted: vec![em], ..Deltas::default() }, now, None).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,7 +46,7 @@ async fn a_transaction_that_waited_reads_what_the_other_wrote() {
     eventually("the second waits", Duration::from_secs(5), || is_waiting(&database)).await;
     let mut em = em_resource::read(&mut first, [&host]).await.unwrap().remove(&host).unwrap();
     em.locked = load(7, 7, 7);
-    em_resource::update_counters(&mut first, &[em]).await.unwrap();
+    count(&mut first, em).await.unwrap();
     sqlx::raw_sql("DELETE FROM linkis_resource_lock; COMMIT").execute(&mut first).await.unwrap();
     assert_eq!(reading.await.unwrap().locked, load(7, 7, 7));
 }
@@ -75,7 +82,7 @@ async fn a_write_states_the_version_that_it_read() {
     let mut connection = database.connect().await;
     let em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
     rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-    let stale = em_resource::update_counters(&mut connection, &[em]).await.unwrap_err();
+    let stale = count(&mut connection, em).await.unwrap_err();
     assert!(stale.to_string().contains("0 rows were written where 1 should have been"), "{stale}");
     assert_eq!(rm.client.em(&host).await.unwrap().locked, load(1, 1, 1));
 }
@@ -109,7 +116,7 @@ async fn the_database_refuses_a_grant_that_over_commits() {
     let mut connection = database.connect().await;
     let mut em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
     em.locked = load(11, 1, 1);
-    let refused = em_resource::update_counters(&mut connection, &[em]).await.unwrap_err();
+    let refused = count(&mut connection, em).await.unwrap_err();
     let cause = std::error::Error::source(&refused).unwrap().to_string();
     assert!(cause.contains("never_over_committed"), "{cause}");
 }
@@ -136,4 +143,40 @@ async fn locks_are_taken_in_one_order() {
         sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
         waiting.await.unwrap();
     }
+}
+
+/// The end of a batch begins the next transaction; but whoever has nothing to do does not sit in one, where the database would end
+/// his connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_without_work_is_in_no_transaction() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let idle = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
+    rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    eventually("no connection idles in a transaction", Duration::from_secs(10), async || {
+        database.count(idle).await == 0
+    })
+    .await;
+    rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_session_has_not_committed_is_undone_before_the_next() {
+    let (database, _rm) = start().await;
+    let (a, b) = (BTreeSet::from([LockKey::Em(em("a"))]), BTreeSet::from([LockKey::Em(em("b"))]));
+    let store = Store::open(database.options.clone()).await.unwrap();
+    let (mut session, mut other) = (store.session(), store.session());
+    resource_lock::take(session.begin().await.unwrap(), &a).await.unwrap().unwrap();
+    let held = resource_lock::take(other.begin().await.unwrap(), &a).await.unwrap_err();
+    assert!(held.is_lock_timeout(), "{held}");
+    // Given up in the middle, and taken up again: what it had locked is free.
+    resource_lock::take(session.begin().await.unwrap(), &b).await.unwrap().unwrap();
+    resource_lock::take(other.begin().await.unwrap(), &a).await.unwrap().unwrap();
+    // Outside a transaction nothing is held.
+    session.get().await.unwrap();
+    resource_lock::take(other.begin().await.unwrap(), &b).await.unwrap().unwrap();
+    other.roll_back().await.unwrap();
+    store.close().await;
 }

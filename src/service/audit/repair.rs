@@ -19,7 +19,8 @@ use crate::{
         ticket::End,
     },
     store::{
-        StoreError, action_record, em_resource, label_resource, limit, resource_lock, session, user_resource,
+        StoreError, action_record, em_resource, label_resource, limit, resource_lock, session, settlement,
+        user_resource,
         waiting::{self, Freed},
     },
 };
@@ -51,12 +52,13 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance) -> Result
     };
     // Like every batch: no rule changes, and no scope is repaired, meanwhile.
     limit::current(&mut transaction, &Arc::default()).await?;
-    let done = em_under_lock(&mut transaction, em, locks.now).await?;
+    let now = locks.now;
+    let done = em_under_lock(&mut transaction, em, now).await?;
     if done.repaired.is_empty() {
         transaction.rollback().await?;
         return Ok(done);
     }
-    resource_lock::drop_all(&mut transaction, locks).await?;
+    settlement::write(&mut transaction, &Deltas::default(), now, Some(locks)).await?;
     // The true sums may leave more room.
     waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
     transaction.commit().await?;
@@ -143,8 +145,7 @@ async fn remove_strays(
         tickets.into_values().map(|ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, inited: false });
     let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
     if !deltas.ended.is_empty() {
-        user_resource::delete(connection, &deltas.ended).await?;
-        action_record::insert(connection, &deltas, now).await?;
+        settlement::write(connection, &deltas, now, None).await?;
     }
     Ok(removed.iter().flat_map(|(em, stray)| stray.differences(em)).collect())
 }

@@ -5,13 +5,13 @@ use std::{
     sync::Arc,
 };
 
-use sqlx::{Connection as _, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
     domain::{
-        em::EmInstance,
+        em::{Em, EmInstance},
         judgement,
         ledger::{Deltas, Ledger, LineView, Snapshot, Standing},
         limit::Limits,
@@ -22,10 +22,10 @@ use crate::{
     },
     store::{
         StoreError, action_record, em_report, em_resource, label_resource,
-        limit::{self, InForce},
+        limit::InForce,
         request_id, resource_lock,
-        session::answered,
-        user_resource,
+        session::{Session, answered},
+        settlement, user_resource,
         waiting::{self, Freed},
     },
 };
@@ -78,24 +78,25 @@ pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>)
     operations.into_iter().flat_map(Operation::lock_keys).collect()
 }
 
-/// Carries `operations` out, one after another, and commits them together. After an error the connection may be in any state.
+/// Carries `operations` out, one after another, and commits them together. After an error the session's transaction has yet to be
+/// undone, or its connection to be given up.
 ///
 /// `limits` are those known so far; the batch finds out whether they have changed.
 pub(super) async fn run(
-    connection: &mut PgConnection,
+    session: &mut Session,
     operations: &[&Operation],
     limits: &Arc<Limits>,
 ) -> Result<Committed, BatchError> {
-    let mut transaction = answered(connection.begin()).await?;
-    let prepared = answered(prepare(&mut transaction, operations, limits)).await?;
+    let connection = answered(session.begin()).await?;
+    let prepared = answered(prepare(connection, operations, limits)).await?;
     let Some((transaction_id, evidence)) = prepared.to_commit else {
-        answered(transaction.rollback()).await?;
+        answered(session.roll_back()).await?;
         return Ok(prepared.committed);
     };
-    match answered(transaction.commit()).await {
+    match answered(session.commit()).await {
         Ok(()) => Ok(prepared.committed),
         // The database says that it did not: only one that goes down may leave it open.
-        Err(sqlx::Error::Database(error)) if !StoreError::is_going_down(&*error) => {
+        Err(StoreError::Database(sqlx::Error::Database(error))) if !StoreError::is_going_down(&*error) => {
             Err(StoreError::from(sqlx::Error::Database(error)).into())
         }
         Err(error) => {
@@ -128,13 +129,14 @@ async fn prepare(
         Err(error) => return Err(error.into()),
     };
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
-    let in_force = match limit::current(&mut *connection, limits).await {
-        Ok(in_force) => in_force,
+    // In statements of their own: each sees what was committed before it, and so before the locks were free.
+    let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
+    let (in_force, ems) = match em_resource::read_in_force(&mut *connection, limits, instances).await {
+        Ok(read) => read,
         Err(error) if error.is_lock_timeout() => return Err(BatchError::Fenced),
         Err(error) => return Err(error.into()),
     };
-    // In statements of their own: each sees what was committed before it, and so before the locks were free.
-    let snapshot = read(&mut *connection, operations, in_force, now).await?;
+    let snapshot = read(&mut *connection, operations, in_force, ems, now).await?;
     let mut ledger = Ledger::new(snapshot);
     let answers: Vec<_> = operations.iter().map(|operation| ledger.apply(operation)).collect();
     let (deltas, standing) = ledger.finish();
@@ -142,24 +144,23 @@ async fn prepare(
         return Ok(Prepared { to_commit: None, committed: Committed { answers, standing } });
     }
     let evidence = Evidence::of(&deltas).ok_or_else(|| StoreError::inconsistent("a batch", "it leaves no trace"))?;
-    write(&mut *connection, &deltas, now).await?;
-    let anybody_waits = resource_lock::drop_all(&mut *connection, locks).await?;
+    write(&mut *connection, &deltas).await?;
+    let anybody_waits = settlement::write(&mut *connection, &deltas, now, Some(locks)).await?;
     if anybody_waits && !deltas.freed.is_empty() {
         waiting::notify(&mut *connection, &Freed::at(&deltas.freed)).await?;
     }
     Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed: Committed { answers, standing } })
 }
 
-/// Reads everything that `operations` touch, and locks the scopes that their tickets count in.
+/// Reads everything else that `operations` touch, and locks the scopes that their tickets count in.
 async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
     in_force: InForce,
+    ems: HashMap<EmInstance, Em>,
     now: OffsetDateTime,
 ) -> Result<Snapshot, StoreError> {
     let limits = in_force.limits;
-    let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
-    let ems = em_resource::read(&mut *connection, instances).await?;
     let mut ticket_ids: Vec<_> = operations.iter().filter_map(|operation| operation.ticket_id()).collect();
     let (mut tickets, mut ended) = (HashMap::new(), HashMap::new());
     if !ticket_ids.is_empty() {
@@ -228,11 +229,8 @@ fn scopes<'a>(
     asked.chain(held).flat_map(|labels| limits.scopes(&labels)).map(|limited| limited.scope).collect()
 }
 
-/// Writes what the ledger decided.
-async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTime) -> Result<(), StoreError> {
-    if !deltas.ems_counted.is_empty() {
-        em_resource::update_counters(connection, &deltas.ems_counted).await?;
-    }
+/// Writes what only some batches have to.
+async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), StoreError> {
     if !deltas.ems_updated.is_empty() {
         em_resource::update(connection, &deltas.ems_updated).await?;
     }
@@ -254,12 +252,6 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     if !deltas.scopes.is_empty() {
         label_resource::update(connection, &deltas.scopes).await?;
     }
-    if !deltas.inited.is_empty() {
-        user_resource::update_used(connection, &deltas.inited).await?;
-    }
-    if !deltas.ended.is_empty() {
-        user_resource::delete(connection, &deltas.ended).await?;
-    }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;
     }
@@ -271,11 +263,6 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas, now: OffsetDateTi
     }
     if !deltas.left_line.is_empty() {
         waiting::delete(connection, &deltas.left_line).await?;
-    }
-    // What was given back stands before what was granted for it, also in the history.
-    action_record::insert(connection, deltas, now).await?;
-    if !deltas.granted.is_empty() {
-        user_resource::insert(connection, &deltas.granted).await?;
     }
     Ok(())
 }

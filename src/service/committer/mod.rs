@@ -10,14 +10,17 @@
 //! - `worker`: carries a batch out whatever happens to the transaction;
 //! - `lanes`: where operations on keys that others hold wait, so that they stall nobody else.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU8, Ordering},
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
 };
 
 use tokio::{
     sync::{mpsc, oneshot},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use uuid::Uuid;
 
@@ -33,6 +36,9 @@ mod batch;
 mod evidence;
 mod lanes;
 mod worker;
+
+/// A committer that has had nothing to do for so long waits outside a transaction.
+const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// How many operations may wait; more are turned away, because they would only wait longer than their callers do.
 const QUEUE_MAX: usize = 16_384;
@@ -59,12 +65,19 @@ pub struct AfterCommit {
 
 impl Committer {
     /// Starts the committer's task; it ends when all clones of the committer are gone and everything is answered.
-    pub fn start(store: Store, after_commit: AfterCommit, tasks: &Tasks) -> Self {
+    ///
+    /// It has a thread of its own: on one that it shared with the calls, each of its statements would wait until the calls that
+    /// the last batch has woken have had their turn.
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    pub fn start(store: Store, after_commit: AfterCommit, tasks: &Tasks) -> io::Result<Self> {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let answers = worker::Answers::new(after_commit, queue.downgrade());
         let lanes = lanes::Lanes::new(store.clone(), Arc::new(answers), tasks.clone());
-        tasks.spawn(run(inbox, Arc::new(lanes), store));
-        Self { queue }
+        let worker = worker::Worker::new(&store, lanes.answers());
+        tasks.spawn_apart("committer", run(inbox, Arc::new(lanes), worker))?;
+        Ok(Self { queue })
     }
 
     /// Has an operation carried out, and answers after its commit.
@@ -91,10 +104,16 @@ impl Committer {
     }
 }
 
-async fn run(mut inbox: mpsc::Receiver<Pending>, lanes: Arc<lanes::Lanes>, store: Store) {
-    let mut worker = worker::Worker::new(&store, lanes.answers());
+async fn run(mut inbox: mpsc::Receiver<Pending>, lanes: Arc<lanes::Lanes>, mut worker: worker::Worker) {
     let mut arrived = Vec::with_capacity(BATCH_MAX);
-    while inbox.recv_many(&mut arrived, BATCH_MAX).await > 0 {
+    loop {
+        if tokio::time::timeout(REST_AFTER, inbox.recv_many(&mut arrived, BATCH_MAX)).await.is_err() {
+            worker.session().rest().await;
+            inbox.recv_many(&mut arrived, BATCH_MAX).await;
+        }
+        if arrived.is_empty() {
+            return;
+        }
         let batch = lanes.divert(arrived.drain(..));
         for (key, operations) in worker.commit(batch).await {
             lanes.set_aside(key, operations);

@@ -128,7 +128,7 @@ impl Worker {
 
     async fn run(&mut self, part: &[Pending]) -> Result<Committed, BatchError> {
         let operations: Vec<&Operation> = part.iter().map(|pending| &pending.operation).collect();
-        let committed = batch::run(self.session.get().await?, &operations, &self.limits).await?;
+        let committed = batch::run(&mut self.session, &operations, &self.limits).await?;
         self.limits = committed.standing.limits.clone();
         Ok(committed)
     }
