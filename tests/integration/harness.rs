@@ -299,6 +299,9 @@ pub async fn lives(client: &RmClient, ticket_id: Uuid) -> bool {
     client.ticket(ticket_id).await.is_ok()
 }
 
+/// The program as it was just built.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkis-rm");
+
 /// A server in a process of its own.
 pub struct Process {
     child: Child,
@@ -309,14 +312,13 @@ pub struct Process {
 impl Process {
     /// Starts the program, on a free port and without settings from this environment, and waits until it serves.
     pub fn start(arguments: &[&str]) -> Self {
-        Self::start_logging(arguments, |line| println!("{line}"))
+        Self::start_command(Command::new(PROGRAM).args(arguments), |line| println!("{line}"))
     }
 
-    /// The same, with what it logs once it serves given to `log_line`.
-    pub fn start_logging(arguments: &[&str], mut log_line: impl FnMut(String) + Send + 'static) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_linkis-rm"))
+    /// The same with a command made elsewhere; what it logs once it serves is given to `log_line`.
+    pub fn start_command(command: &mut Command, mut log_line: impl FnMut(String) + Send + 'static) -> Self {
+        let mut child = command
             .args(["--listen", "127.0.0.1:0"])
-            .args(arguments)
             .env_remove("DATABASE_URL")
             .env_remove("LINKIS_RM_DATA_DIR")
             .env("RUST_LOG", "info")

@@ -2,7 +2,9 @@
 
 use std::{
     collections::VecDeque,
-    path::PathBuf,
+    env,
+    path::{Path, PathBuf},
+    process::Command,
     sync::{Arc, Mutex, RwLock},
     time::Duration,
 };
@@ -14,6 +16,7 @@ use linkis_rm::{
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
+use super::clock::Clock;
 use crate::{harness::*, proxy::Proxy};
 
 /// How long a caller has patience with an instance.
@@ -40,11 +43,27 @@ pub struct Cluster {
 /// One instance of the service.
 pub struct Node {
     pub proxy: Proxy,
+    /// If its clock can be set.
+    pub clock: Option<Clock>,
+    program: Mutex<Programs>,
     process: Mutex<Option<Process>>,
     clients: RwLock<Clients>,
     log: Arc<Mutex<VecDeque<String>>>,
     /// Lines of the log that tell of a defect.
     defects: Arc<Mutex<Vec<String>>>,
+}
+
+/// What an instance runs: the program as it was just built, and in turns with it another release, if there is one.
+struct Programs {
+    other: Option<String>,
+    is_next: bool,
+}
+
+impl Programs {
+    fn next(&mut self) -> String {
+        self.is_next = !self.is_next;
+        self.other.clone().filter(|_| self.is_next).unwrap_or_else(|| PROGRAM.to_owned())
+    }
 }
 
 #[derive(Clone)]
@@ -66,7 +85,7 @@ impl Cluster {
         remove_at_end(&folder);
         let postgres = Embedded::start(settings(&folder)).await.unwrap();
         let options = postgres.connect_options();
-        let nodes = (0..instances).map(|n| Node::start(&format!("faults-{n}"), postgres.socket_dir())).collect();
+        let nodes = (0..instances).map(|number| Node::start(number, postgres.socket_dir(), &folder)).collect();
         Self { postgres: tokio::sync::Mutex::new(Some(postgres)), folder, options, nodes }
     }
 
@@ -114,18 +133,21 @@ impl Cluster {
     }
 }
 
-fn settings(folder: &std::path::Path) -> Settings {
+fn settings(folder: &Path) -> Settings {
     let server_options = vec![("max_connections".to_owned(), CONNECTIONS_MAX.to_string())];
     Settings { data_dir: folder.to_owned(), server_options }
 }
 
 impl Node {
-    fn start(name: &str, postgres: &std::path::Path) -> Self {
-        let proxy = Proxy::start(name, postgres);
+    fn start(number: usize, postgres: &Path, folder: &Path) -> Self {
+        let proxy = Proxy::start(&format!("faults-{number}"), postgres);
+        let clock = Clock::in_folder(folder, number);
+        // Every second instance begins as the other release.
+        let mut programs = Programs { other: env::var("LINKIS_RM_FAULTS_OTHER").ok(), is_next: number % 2 == 1 };
         let (log, defects) = (Arc::default(), Arc::default());
-        let process = start_process(&proxy, &log, &defects);
+        let process = start_process(&programs.next(), &proxy, clock.as_ref(), &log, &defects);
         let clients = RwLock::new(Clients::new(&process.address));
-        Self { proxy, process: Mutex::new(Some(process)), clients, log, defects }
+        Self { proxy, clock, program: Mutex::new(programs), process: Mutex::new(Some(process)), clients, log, defects }
     }
 
     /// kill -9.
@@ -135,7 +157,8 @@ impl Node {
 
     /// Starts it again, at another address. Blocks until it serves.
     pub fn restart(&self) {
-        let process = start_process(&self.proxy, &self.log, &self.defects);
+        let program = self.program.lock().unwrap().next();
+        let process = start_process(&program, &self.proxy, self.clock.as_ref(), &self.log, &self.defects);
         *self.clients.write().unwrap() = Clients::new(&process.address);
         *self.process.lock().unwrap() = Some(process);
     }
@@ -151,11 +174,21 @@ impl Node {
     }
 }
 
-fn start_process(proxy: &Proxy, log: &Arc<Mutex<VecDeque<String>>>, defects: &Arc<Mutex<Vec<String>>>) -> Process {
+fn start_process(
+    program: &str,
+    proxy: &Proxy,
+    clock: Option<&Clock>,
+    log: &Arc<Mutex<VecDeque<String>>>,
+    defects: &Arc<Mutex<Vec<String>>>,
+) -> Process {
     let url = url(proxy.folder(), "postgres");
     let arguments = ["--database-url", &url, "--lock-ttl", "4s", "--em-silent-after", "4s", "--em-lost-after", "10s"];
     let (log, defects) = (log.clone(), defects.clone());
-    Process::start_logging(&arguments, move |line| {
+    let mut command = Command::new(program);
+    if let Some(clock) = clock {
+        clock.rule(&mut command);
+    }
+    Process::start_command(command.args(arguments), move |line| {
         if line.contains("panicked at") || line.contains("a defect") || line.contains("contradicts itself") {
             defects.lock().unwrap().push(line.clone());
         }

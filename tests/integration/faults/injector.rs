@@ -9,6 +9,7 @@ use std::{
 use sqlx::PgConnection;
 
 use super::{
+    clock::Clock,
     cluster::{CONNECTIONS_MAX, Cluster, Node},
     probe::Probes,
     random::Random,
@@ -48,12 +49,15 @@ pub enum Fault {
     Forgotten,
     /// No connection is to be had, and those that there were are gone.
     Exhaust,
+    /// The clock of an instance jumps, by up to two days, there and back.
+    Clock,
     /// Two of the others at once.
     Two,
 }
 
 impl Fault {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
+        Self::Clock,
         Self::Kill,
         Self::FreezeLong,
         Self::FreezeShort,
@@ -94,6 +98,7 @@ impl Fault {
             Self::Hole => "black hole for a while",
             Self::Forgotten => "connections forgotten",
             Self::Exhaust => "no connections left",
+            Self::Clock => "a clock jumps",
             Self::Two => "two of these at once",
         }
     }
@@ -131,6 +136,9 @@ impl Injector {
             match is_short {
                 true => deck.truncate(Fault::ALL.len() - Fault::LONG),
                 false => deck.extend([Fault::Two; 4]),
+            }
+            if !Clock::can_be_set() {
+                deck.retain(|fault| *fault != Fault::Clock);
             }
             self.random.shuffle(&mut deck);
             for fault in deck {
@@ -201,6 +209,7 @@ async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Rando
         Fault::Slow => bad_weather(cluster, Weather::Slow(random.millis(10, 150)), random).await,
         Fault::Hole => bad_weather(cluster, Weather::Hole, random).await,
         Fault::Exhaust => exhaust(cluster, random.millis(1000, 2500)).await,
+        Fault::Clock => jump(node, random).await,
         // Each of the two comes here by itself.
         Fault::Two => {}
     }
@@ -260,6 +269,16 @@ async fn terminate_on(admin: &mut PgConnection, percent: i64) -> Result<(), sqlx
     .execute(admin)
     .await?;
     Ok(())
+}
+
+/// Sets the clock of an instance ahead or back a few times, and right again.
+async fn jump(node: &Node, random: &mut Random) {
+    let Some(clock) = &node.clock else { return };
+    for _ in 0..random.between(1, 4) {
+        clock.set(random.between(-2 * 86_400, 2 * 86_400));
+        tokio::time::sleep(random.millis(200, 1500)).await;
+    }
+    clock.set(0);
 }
 
 /// Takes every connection that the database has, and those of the service away from it, for some time.

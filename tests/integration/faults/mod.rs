@@ -7,10 +7,12 @@
 //! - `LINKIS_RM_FAULTS`: for how long, e.g. `20m`; a quarter of a minute unless it is set;
 //! - `LINKIS_RM_FAULTS_SEED`: what decides about faults and calls; it is printed at the start. The schedule of the machine is not in it.
 //!
-//! Not injected: a clock that jumps. The service takes the time of its decisions from the database, and its own waits from a
-//! monotonic clock, which nobody can set; the database's clock cannot be moved without moving the machine's.
+//! - `LINKIS_RM_FAULTS_OTHER`: another release of the program, which then serves beside this one: an instance that is started again
+//!   is the other of the two.
 //!
-//! - `cluster`: PostgreSQL, the instances and their proxies; `injector`: what breaks them;
+//! Clocks of instances jump where libfaketime is installed. Not injected: a clock of the database that jumps.
+//!
+//! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `injector`: what breaks them;
 //! - `workload`, `engine`, `ecm`, `administrator`: the callers; `journal`: what they were told;
 //! - `probe`: how long an instance does not answer; `watcher`: what is true at every commit, looked at all the while;
 //! - `history`, `checks`: what has to be true afterwards; `summary`: what came of it all.
@@ -31,6 +33,7 @@ use crate::harness::eventually;
 
 mod administrator;
 mod checks;
+mod clock;
 mod cluster;
 mod ecm;
 mod engine;

@@ -1,0 +1,54 @@
+//! The clock of one instance, set with libfaketime where that is installed: what the program takes for the time of day jumps, while
+//! its monotonic clock, the database's clock and the machine's go on.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Where Debian puts it, for whatever processor.
+const LIBRARIES: &str = "/usr/lib";
+const LIBRARY: &str = "faketime/libfaketime.so.1";
+
+/// The clock of one instance.
+pub struct Clock {
+    library: PathBuf,
+    file: PathBuf,
+}
+
+impl Clock {
+    /// Whether clocks can be set here.
+    pub fn can_be_set() -> bool {
+        library().is_some()
+    }
+
+    /// One that tells the right time, and is set by a file in `folder`; `None` where clocks cannot be set.
+    pub fn in_folder(folder: &Path, number: usize) -> Option<Self> {
+        let clock = Self { library: library()?, file: folder.join(format!("clock-{number}")) };
+        clock.set(0);
+        Some(clock)
+    }
+
+    /// Has the process that `command` will start go by this clock.
+    pub fn rule(&self, command: &mut Command) {
+        command
+            .env("LD_PRELOAD", &self.library)
+            .env("FAKETIME_TIMESTAMP_FILE", &self.file)
+            .env("FAKETIME_NO_CACHE", "1")
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    }
+
+    /// Sets it to so many seconds after the right time, or before it.
+    pub fn set(&self, seconds: i64) {
+        let new = self.file.with_extension("new");
+        fs::write(&new, format!("{seconds:+}\n")).unwrap();
+        // At once: a file that is just being written says no time.
+        fs::rename(new, &self.file).unwrap();
+    }
+}
+
+fn library() -> Option<PathBuf> {
+    let folders = fs::read_dir(LIBRARIES).ok()?.filter_map(Result::ok);
+    folders.map(|folder| folder.path().join(LIBRARY)).find(|library| library.exists())
+}
