@@ -182,7 +182,8 @@ impl Session {
         self.control("ROLLBACK AND CHAIN", Transaction::Begun).await
     }
 
-    /// Begins no transaction until one is needed: the database ends connections that sit in one for long.
+    /// Undoes the transaction, if there is one, and begins none until one is needed: the database ends connections that sit in one
+    /// for long.
     pub async fn rest(&mut self) {
         if self.transaction != Transaction::None && answered(self.control("ROLLBACK", Transaction::None)).await.is_err()
         {

@@ -327,6 +327,29 @@ async fn a_row_held_without_its_lock_stalls_nobody_else() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 201);
 }
 
+/// A batch that waited in vain keeps nothing locked while its operations wait for another try.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_that_waited_in_vain_leaves_no_transaction_open() {
+    let (database, rm) = start().await;
+    let host = em("held");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT * FROM linkis_em_resource_meta_data FOR UPDATE").execute(&mut holder).await.unwrap();
+    let client = rm.client.clone();
+    let waiting = tokio::spawn(async move { client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await });
+    let left_so = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+        AND state = 'idle in transaction (aborted)' AND state_change < clock_timestamp() - interval '500ms'";
+    // Longer than it takes to be set aside, and than a committer without work sits in a transaction.
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end {
+        assert_eq!(database.count(left_so).await, 0, "a failed transaction is undone at once");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(!waiting.is_finished());
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    waiting.await.unwrap().granted();
+}
+
 /// Hundreds of held keys cost the others no more than one does, and the database no more connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_held_keys_stall_nobody_else() {

@@ -115,6 +115,8 @@ impl Worker {
                     }
                 }
                 Err(BatchError::Store(error)) if error.is_lock_timeout() => {
+                    // What waits again must not wait for the locks of its own last try.
+                    self.session.rest().await;
                     parts.extend(after_wait(part, &error, &mut aside));
                 }
                 Err(BatchError::Store(error)) => {
