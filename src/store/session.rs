@@ -156,7 +156,7 @@ impl Session {
     /// The connection, opened if there is none; in no transaction.
     pub async fn get(&mut self) -> Result<&mut PgConnection, StoreError> {
         if self.transaction != Transaction::None {
-            self.control("ROLLBACK", Transaction::None).await?;
+            answered(self.control("ROLLBACK", Transaction::None)).await?;
         }
         self.connection().await
     }

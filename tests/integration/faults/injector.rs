@@ -155,10 +155,13 @@ impl Injector {
         self.shared.journal.break_now(fault.name());
         let start = Instant::now();
         let cluster = self.shared.cluster.clone();
+        let violations = self.shared.journal.book().violations.len();
+        let mut broken = fault.name().to_owned();
         match fault {
             Fault::Two => {
                 let (first, second) = Fault::PAIRS;
                 let (first, second) = (self.random.pick(first), self.random.pick(second));
+                broken = format!("{} and {}", first.name(), second.name());
                 let (mut random, mut other) = (self.random.fork(), self.random.fork());
                 tokio::join!(
                     break_and_mend(&cluster, first, &mut random),
@@ -171,9 +174,6 @@ impl Injector {
         while !self.probes.all_since(mended) {
             if mended.elapsed() > RECOVERY_MAX {
                 self.shared.journal.violation(format!("an instance does not serve {RECOVERY_MAX:?} after its end"));
-                for (number, node) in self.shared.cluster.nodes.iter().enumerate() {
-                    eprintln!("the log of instance {number}:\n{}", node.log());
-                }
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -183,6 +183,12 @@ impl Injector {
         toll.recovery = toll.recovery.max(mended.elapsed());
         toll.outage = toll.outage.max(self.probes.longest_outage(start));
         self.shared.journal.break_now("nothing");
+        if self.shared.journal.book().violations.len() > violations {
+            eprintln!("what was broken: {broken}");
+            for (number, node) in self.shared.cluster.nodes.iter().enumerate() {
+                eprintln!("the log of instance {number}:\n{}", node.log());
+            }
+        }
     }
 }
 
