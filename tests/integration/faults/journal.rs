@@ -18,7 +18,10 @@ use time::OffsetDateTime;
 use tonic::Code;
 use uuid::Uuid;
 
-/// How long a caller may wait for the answer that the database is away: as long as an instance waits for the database before it takes
+/// Between two faults.
+const NOTHING: &str = "nothing";
+
+/// How long after a fault's beginning a caller may wait for the answer that the database is away: as long as an instance waits for the database before it takes
 /// it to be gone, looks for another connection, or stands still itself.
 pub const AWAY_MAX: Duration = Duration::from_secs(20);
 
@@ -82,12 +85,13 @@ pub struct Book {
 pub struct Journal {
     start: Instant,
     book: Mutex<Book>,
-    broken: Mutex<&'static str>,
+    /// What is broken, and when anything last broke.
+    broken: Mutex<(&'static str, Instant)>,
 }
 
 impl Journal {
     pub fn new() -> Self {
-        Self { start: Instant::now(), book: Mutex::default(), broken: Mutex::new("nothing") }
+        Self { start: Instant::now(), book: Mutex::default(), broken: Mutex::new((NOTHING, Instant::now())) }
     }
 
     pub fn book(&self) -> MutexGuard<'_, Book> {
@@ -101,12 +105,17 @@ impl Journal {
 
     /// What is broken from now on.
     pub fn break_now(&self, what: &'static str) {
-        *self.broken.lock().unwrap() = what;
+        *self.broken.lock().unwrap() = (what, Instant::now());
+    }
+
+    /// Nothing is broken any more.
+    pub fn mended(&self) {
+        self.broken.lock().unwrap().0 = NOTHING;
     }
 
     /// What must not be.
     pub fn violation(&self, what: String) {
-        let what = format!("at {}, {} broken: {what}", self.clock(), self.broken.lock().unwrap());
+        let what = format!("at {}, {} broken: {what}", self.clock(), self.broken.lock().unwrap().0);
         eprintln!("VIOLATION {what}");
         let violations = &mut self.book().violations;
         if violations.len() < VIOLATIONS_MAX {
@@ -146,7 +155,9 @@ impl Journal {
         self.count(kind, &reason);
         match reason.as_str() {
             "DATABASE_UNAVAILABLE" | "COMMIT_UNKNOWN" => {
-                let broken = *self.broken.lock().unwrap();
+                let (broken, since) = *self.broken.lock().unwrap();
+                // A call may have outlived a fault before: an instance stood still, went on, and then lost its connections.
+                let took = took.min(since.elapsed());
                 let mut book = self.book();
                 let slowest = book.slowest.entry(broken).or_default();
                 *slowest = took.max(*slowest);
