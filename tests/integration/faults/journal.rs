@@ -21,8 +21,8 @@ use uuid::Uuid;
 /// Between two faults.
 const NOTHING: &str = "nothing";
 
-/// How long after a fault's beginning a caller may wait for the answer that the database is away: as long as an instance waits for the database before it takes
-/// it to be gone, looks for another connection, or stands still itself.
+/// How long after a fault's beginning a caller may wait for the answer that the database is away: as long as an instance waits for
+/// the database before it takes it to be gone, looks for another connection, or stands still itself.
 pub const AWAY_MAX: Duration = Duration::from_secs(20);
 
 /// How many violations are told in full; more are the same over and over.
