@@ -31,6 +31,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long to wait for the end of a transaction whose connection broke: longer than the database lets it sit idle.
 const FATE_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// For how long one transaction may begin the next. The database counts what was done only between transactions, at most once a
+/// second, and vacuums by what it has counted.
+const CHAIN_MAX: Duration = Duration::from_secs(2);
+
 /// How often to ask.
 const FATE_POLL: Duration = Duration::from_millis(50);
 
@@ -136,6 +140,8 @@ pub struct Session {
     options: PgConnectOptions,
     connection: Option<PgConnection>,
     transaction: Transaction,
+    /// When a transaction last began that none before it had begun.
+    chained_since: Instant,
 }
 
 /// The transaction that a connection is in.
@@ -150,7 +156,7 @@ enum Transaction {
 
 impl Session {
     pub(super) fn new(options: PgConnectOptions) -> Self {
-        Self { options, connection: None, transaction: Transaction::None }
+        Self { options, connection: None, transaction: Transaction::None, chained_since: Instant::now() }
     }
 
     /// The connection, opened if there is none; in no transaction.
@@ -164,7 +170,10 @@ impl Session {
     /// The connection in a new transaction; if it was in one that nobody has committed, that is undone.
     pub async fn begin(&mut self) -> Result<&mut PgConnection, StoreError> {
         match self.transaction {
-            Transaction::None => self.control("BEGIN", Transaction::Begun).await?,
+            Transaction::None => {
+                self.control("BEGIN", Transaction::Begun).await?;
+                self.chained_since = Instant::now();
+            }
             Transaction::Begun => {}
             Transaction::InUse => self.roll_back().await?,
         }
@@ -174,7 +183,10 @@ impl Session {
 
     /// Commits the transaction.
     pub async fn commit(&mut self) -> Result<(), StoreError> {
-        self.control("COMMIT AND CHAIN", Transaction::Begun).await
+        match self.chained_since.elapsed() < CHAIN_MAX {
+            true => self.control("COMMIT AND CHAIN", Transaction::Begun).await,
+            false => self.control("COMMIT", Transaction::None).await,
+        }
     }
 
     /// Undoes the transaction.

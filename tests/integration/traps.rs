@@ -13,7 +13,7 @@ use linkis_rm::{
 use sqlx::Connection as _;
 use tokio::task::JoinHandle;
 
-use crate::harness::*;
+use crate::{harness::*, proxy::Proxy};
 
 /// A transaction that holds `keys`, and how to end it.
 async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnection {
@@ -179,4 +179,37 @@ async fn what_a_session_has_not_committed_is_undone_before_the_next() {
     resource_lock::take(other.begin().await.unwrap(), &b).await.unwrap().unwrap();
     other.roll_back().await.unwrap();
     store.close().await;
+}
+
+/// Nobody waits for ever for the end of a transaction on a connection that was lost without a word.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_undoing_of_a_transaction_is_bounded() {
+    let database = Database::fresh().await;
+    let proxy = Proxy::start("undoing", database.options.get_socket().unwrap());
+    let store = Store::open(database.options.clone().socket(proxy.folder())).await.unwrap();
+    let mut session = store.session();
+    session.begin().await.unwrap();
+    proxy.forget_all();
+    let told = tokio::time::timeout(Duration::from_secs(60), session.get()).await.expect("an answer");
+    assert!(told.unwrap_err().is_unavailable());
+}
+
+/// The database counts dead rows only between transactions; and without its count nothing is ever vacuumed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_database_counts_what_is_done_while_the_service_is_busy() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
+    let client = rm.client.clone();
+    let busy: JoinHandle<()> = tokio::spawn(async move {
+        loop {
+            client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        }
+    });
+    let counted =
+        "SELECT coalesce(sum(n_tup_del), 0)::bigint FROM pg_stat_user_tables WHERE relname = 'linkis_resource_lock'";
+    for more_than in [0, 50] {
+        eventually("it is counted", Duration::from_secs(15), async || database.count(counted).await > more_than).await;
+    }
+    busy.abort();
 }
