@@ -314,6 +314,8 @@ async fn a_caller_that_is_gone_keeps_nothing() {
         eventually("it waits", Duration::from_secs(5), || is_waiting(&database)).await;
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
+        // Behind the cancellation on the same connection: once answered, the server knows that the caller is gone.
+        rm.client.em(&host).await.unwrap();
         sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
         // Behind it in the queue: when this one is answered, the other one's fate is sealed.
         let next = rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
