@@ -79,15 +79,22 @@ async fn lock_existing(
     connection: &mut PgConnection,
     scopes: &BTreeSet<Scope>,
 ) -> Result<HashMap<Scope, Usage>, StoreError> {
-    let rows: Vec<ScopeRow> = sqlx::query_as(
+    let by_hash: HashMap<[u8; 32], &Scope> = scopes.iter().map(|scope| (scope_hash(scope), scope)).collect();
+    // Told apart by their hashes: the labels of hundreds of scopes need not be written and read again.
+    let rows: Vec<(Vec<u8>, String, String)> = sqlx::query_as(
         "-- label_resource::lock
-        SELECT scope::text, used_resource::text, locked_resource::text
+        SELECT scope_hash, used_resource::text, locked_resource::text
         FROM linkis_label_resource WHERE scope_hash = ANY ($1) ORDER BY scope_hash FOR UPDATE",
     )
-    .bind(hashes(scopes))
+    .bind(by_hash.keys().map(<[u8; 32]>::as_slice).collect::<Vec<_>>())
     .fetch_all(connection)
     .await?;
-    rows.into_iter().map(ScopeRow::parse).collect()
+    let usage = |(hash, used, locked): (Vec<u8>, String, String)| {
+        let scope =
+            by_hash.get(hash.as_slice()).ok_or_else(|| StoreError::inconsistent(TABLE, "a row not asked for"))?;
+        Ok(((*scope).clone(), Usage { used: tally(&used)?, locked: tally(&locked)? }))
+    };
+    rows.into_iter().map(usage).collect()
 }
 
 /// Writes rows for scopes that have none; one that somebody else wrote meanwhile stays as it is.
@@ -113,20 +120,21 @@ pub async fn insert(connection: &mut PgConnection, scopes: Vec<(Scope, Usage)>) 
     Ok(())
 }
 
-/// Writes what scopes hold whose rows are locked.
-pub async fn update(connection: &mut PgConnection, scopes: &[(Scope, Usage)]) -> Result<(), StoreError> {
-    let done = sqlx::query(
-        "-- label_resource::update
-        UPDATE linkis_label_resource s SET used_resource = d.used::jsonb, locked_resource = d.locked::jsonb
-        FROM unnest($1::bytea[], $2::text[], $3::text[]) AS d (scope_hash, used, locked)
-        WHERE s.scope_hash = d.scope_hash",
-    )
-    .bind(scopes.iter().map(|(scope, _)| scope_hash(scope).to_vec()).collect::<Vec<_>>())
-    .bind(scopes.iter().map(|(_, usage)| tally_json(usage.used.amounts())).collect::<Vec<_>>())
-    .bind(scopes.iter().map(|(_, usage)| tally_json(usage.locked.amounts())).collect::<Vec<_>>())
-    .execute(connection)
-    .await?;
-    expect_rows(TABLE, scopes.len(), done.rows_affected())
+/// The columns of what scopes hold.
+pub(super) struct Columns {
+    pub scope_hash: Vec<Vec<u8>>,
+    pub used: Vec<String>,
+    pub locked: Vec<String>,
+}
+
+impl Columns {
+    pub fn of(scopes: &[(Scope, Usage)]) -> Self {
+        Self {
+            scope_hash: scopes.iter().map(|(scope, _)| scope_hash(scope).to_vec()).collect(),
+            used: scopes.iter().map(|(_, usage)| tally_json(usage.used.amounts())).collect(),
+            locked: scopes.iter().map(|(_, usage)| tally_json(usage.locked.amounts())).collect(),
+        }
+    }
 }
 
 /// Removes the counters of a label set.

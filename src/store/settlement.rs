@@ -11,17 +11,17 @@ use crate::domain::{
 };
 
 use super::{
-    StoreError, action_record, em_resource, expect_rows,
+    StoreError, action_record, em_resource, expect_rows, label_resource,
     resource_lock::Locks,
     rows::{em_columns, labels_json},
 };
 
 /// How many rows each part of the statement has touched, and whether anybody may wait in line.
-type Touched = (i64, i64, i64, i64, i64, i64, bool);
+type Touched = (i64, i64, i64, i64, i64, i64, i64, bool);
 
-/// Writes the counters of EMs, each with the version that was read; tickets whose engine has reported in, that ended and that were
-/// granted; the history of all that at `now`; and drops `locks`, whose rows were never visible to anyone. Answers whether anybody
-/// may wait in line.
+/// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
+/// engine has reported in, that ended and that were granted; the history of all that at `now`; and drops `locks`, whose rows were
+/// never visible to anyone. Answers whether anybody may wait in line.
 pub async fn write(
     connection: &mut PgConnection,
     deltas: &Deltas,
@@ -34,6 +34,7 @@ pub async fn write(
     let granted = &deltas.granted;
     let (application_names, instances) = em_columns(granted.iter().map(|ticket| &ticket.em));
     let records = action_record::Columns::of(deltas);
+    let scopes = label_resource::Columns::of(&deltas.scopes);
     let (places, locked) = locks.map_or_else(|| ("{}".to_owned(), 0), |locks| (locks.places, locks.count));
     let touched: Touched = sqlx::query_as(
         r#"-- settlement::write
@@ -79,10 +80,15 @@ pub async fn write(
             SELECT $33::text, ticket_id, "user", em_application_name, em_instance, resource_type, locked, locked_time FROM d
             RETURNING 1),
         -- By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
-        dropped AS (DELETE FROM linkis_resource_lock WHERE ctid = ANY ($34::text::tid[]) RETURNING 1)
+        dropped AS (DELETE FROM linkis_resource_lock WHERE ctid = ANY ($34::text::tid[]) RETURNING 1),
+        scopes AS (
+            UPDATE linkis_label_resource s SET used_resource = d.used::jsonb, locked_resource = d.locked::jsonb
+            FROM unnest($35::bytea[], $36::text[], $37::text[]) AS d (scope_hash, used, locked)
+            WHERE s.scope_hash = d.scope_hash
+            RETURNING 1)
         SELECT (SELECT count(*) FROM counted), (SELECT count(*) FROM inited), (SELECT count(*) FROM ended),
             (SELECT count(*) FROM granted), (SELECT count(*) FROM told), (SELECT count(*) FROM dropped),
-            EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())"#,
+            (SELECT count(*) FROM scopes), EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())"#,
     )
     .bind(ems.em_application_name)
     .bind(ems.em_instance)
@@ -118,6 +124,9 @@ pub async fn write(
     .bind(&records.resource)
     .bind(Action::Granted.as_str())
     .bind(places)
+    .bind(scopes.scope_hash)
+    .bind(scopes.used)
+    .bind(scopes.locked)
     .fetch_one(connection)
     .await?;
     for (table, expected, touched) in [
@@ -127,10 +136,11 @@ pub async fn write(
         ("linkis_user_resource_meta_data", granted.len(), touched.3),
         ("linkis_resource_action_record", records.resource.len() + granted.len(), touched.4),
         ("linkis_resource_lock", locked, touched.5),
+        ("linkis_label_resource", deltas.scopes.len(), touched.6),
     ] {
         expect_rows(table, expected, touched.unsigned_abs())?;
     }
-    Ok(touched.6)
+    Ok(touched.7)
 }
 
 /// The columns of tickets whose engine has reported in.

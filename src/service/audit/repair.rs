@@ -173,7 +173,8 @@ async fn write_scopes(
         label_resource::delete(connection, hashes).await?;
     }
     for scopes in update.chunks(SCOPES_PER_STATEMENT) {
-        label_resource::update(connection, scopes).await?;
+        settlement::write(&mut *connection, &Deltas { scopes: scopes.to_vec(), ..Deltas::default() }, now, None)
+            .await?;
     }
     for scopes in insert.chunks(SCOPES_PER_STATEMENT) {
         label_resource::insert(connection, scopes.to_vec()).await?;

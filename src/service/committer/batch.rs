@@ -249,9 +249,6 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     if !deltas.reports_ended.is_empty() {
         em_report::delete(connection, &deltas.reports_ended).await?;
     }
-    if !deltas.scopes.is_empty() {
-        label_resource::update(connection, &deltas.scopes).await?;
-    }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;
     }

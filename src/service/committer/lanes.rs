@@ -45,18 +45,18 @@ const ERROR_PAUSE: Duration = Duration::from_millis(500);
 /// The lanes that are open.
 pub(super) struct Lanes {
     store: Store,
-    answers: Arc<Answers>,
+    answers: Answers,
     waiting: Mutex<HashMap<LockKey, Vec<Pending>>>,
     active: Semaphore,
     tasks: Tasks,
 }
 
 impl Lanes {
-    pub fn new(store: Store, answers: Arc<Answers>, tasks: Tasks) -> Self {
+    pub fn new(store: Store, answers: Answers, tasks: Tasks) -> Self {
         Self { store, answers, waiting: Mutex::default(), active: Semaphore::new(LANES_ACTIVE_MAX as usize), tasks }
     }
 
-    pub fn answers(&self) -> Arc<Answers> {
+    pub fn answers(&self) -> Answers {
         self.answers.clone()
     }
 

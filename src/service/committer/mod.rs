@@ -73,8 +73,8 @@ impl Committer {
     /// If there is no thread for it.
     pub fn start(store: Store, after_commit: AfterCommit, tasks: &Tasks) -> io::Result<Self> {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
-        let answers = worker::Answers::new(after_commit, queue.downgrade());
-        let lanes = lanes::Lanes::new(store.clone(), Arc::new(answers), tasks.clone());
+        let answers = worker::Answers::start(after_commit, queue.downgrade(), tasks);
+        let lanes = lanes::Lanes::new(store.clone(), answers, tasks.clone());
         let worker = worker::Worker::new(&store, lanes.answers());
         tasks.spawn_apart("committer", run(inbox, Arc::new(lanes), worker))?;
         Ok(Self { queue })

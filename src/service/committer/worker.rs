@@ -15,7 +15,7 @@ use crate::{
         operation::{Grant, LockKey, Operation, Outcome, Released, Request},
     },
     error::Error,
-    service::expiry,
+    service::{expiry, tasks::Tasks},
     store::{
         Store, StoreError, resource_lock,
         session::{Session, answered},
@@ -44,7 +44,7 @@ pub(super) type SetAside = BTreeMap<LockKey, Vec<Pending>>;
 /// Carries batches out on a connection of its own.
 pub(super) struct Worker {
     session: Session,
-    answers: Arc<Answers>,
+    answers: Answers,
     /// Those of the last batch.
     limits: Arc<Limits>,
 }
@@ -83,7 +83,7 @@ impl Part {
 }
 
 impl Worker {
-    pub fn new(store: &Store, answers: Arc<Answers>) -> Self {
+    pub fn new(store: &Store, answers: Answers) -> Self {
         Self { session: store.session(), answers, limits: Arc::default() }
     }
 
@@ -231,18 +231,37 @@ enum Undo {
     Leave(Uuid),
 }
 
+/// Has callers, and the rest of the service, told what was committed: by a task of its own, batch after batch, so that the next
+/// one need not wait for it.
+#[derive(Clone)]
+pub(super) struct Answers(mpsc::UnboundedSender<(Vec<Pending>, Committed)>);
+
+impl Answers {
+    pub fn start(after_commit: AfterCommit, queue: mpsc::WeakSender<Pending>, tasks: &Tasks) -> Self {
+        let (committed, mut batches) = mpsc::unbounded_channel();
+        let teller = Teller { after_commit, queue };
+        tasks.spawn(async move {
+            while let Some((part, committed)) = batches.recv().await {
+                teller.tell(part, committed);
+            }
+        });
+        Self(committed)
+    }
+
+    fn committed(&self, part: Vec<Pending>, committed: Committed) {
+        // It listens as long as there is a sender.
+        let _ = self.0.send((part, committed));
+    }
+}
+
 /// Tells callers, and the rest of the service, what was committed.
-pub(super) struct Answers {
+struct Teller {
     after_commit: AfterCommit,
     queue: mpsc::WeakSender<Pending>,
 }
 
-impl Answers {
-    pub fn new(after_commit: AfterCommit, queue: mpsc::WeakSender<Pending>) -> Self {
-        Self { after_commit, queue }
-    }
-
-    fn committed(&self, part: Vec<Pending>, committed: Committed) {
+impl Teller {
+    fn tell(&self, part: Vec<Pending>, committed: Committed) {
         self.after_commit.seen.update(committed.standing);
         for (pending, answer) in part.into_iter().zip(committed.answers) {
             let undo = match (&pending.operation, &answer) {
