@@ -80,12 +80,14 @@ impl Store {
     }
 }
 
-/// How pools treat their connections. One that is given back has to answer in time: the pool's own question, which follows, would
-/// wait for ever on a connection that was lost without a word, and keep its place in the pool.
+/// How pools treat their connections. They have to answer in time when they are taken, and when they are given back: the pool's own
+/// questions would wait on a connection that was lost without a word until the caller's time is over, or for ever.
 fn pool_options(connections_max: u32) -> PgPoolOptions {
     PgPoolOptions::new()
         .max_connections(connections_max)
         .acquire_timeout(session::CONNECT_TIMEOUT)
+        .test_before_acquire(false)
+        .before_acquire(|connection, _| Box::pin(async { session::check(connection).await.map(|()| true) }))
         .after_release(|connection, _| Box::pin(async { session::check(connection).await.map(|()| true) }))
 }
 

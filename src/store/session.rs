@@ -18,6 +18,10 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// takes, short enough for the others to bear once.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// How long a connection from the pool has to show that it is alive: so long a call waits for one that was lost without a word, which
+/// leaves it time for a new one.
+const ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long one statement may take; it bounds the sum of its waits, which `lock_timeout` does not.
 const STATEMENT_TIMEOUT: &str = "10s";
 
@@ -112,9 +116,9 @@ pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreEr
     }
 }
 
-/// Fails if the other end of a connection does not answer within [`CONNECT_TIMEOUT`].
+/// Fails if the other end of a connection does not answer within [`ALIVE_TIMEOUT`].
 pub async fn check(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    tokio::time::timeout(CONNECT_TIMEOUT, connection.ping()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    tokio::time::timeout(ALIVE_TIMEOUT, connection.ping()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// Bounds a wait for the database. After an error the connection must not be used again: an answer may still come.

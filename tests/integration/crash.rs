@@ -191,6 +191,27 @@ async fn connections_that_fell_silent_are_replaced() {
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
 }
 
+/// A connection that was lost without a word while nobody used it costs the next call a moment, not its answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_fell_silent_while_idle_costs_no_answer() {
+    let (database, _direct) = start().await;
+    let proxy = Proxy::start("silent-idle", database.options.get_socket().unwrap());
+    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let rm = Instance::start(&proxied).await;
+    let read_ten_times = async || {
+        let reads = (0..10).map(|_| rm.client.clone()).map(|client| async move { client.ems().await });
+        reads.collect::<JoinSet<_>>().join_all().await
+    };
+    // Slowly, so that each has a connection of its own.
+    proxy.set_weather(Weather::Slow(Duration::from_millis(50)));
+    read_ten_times().await;
+    proxy.set_weather(Weather::Fair);
+    proxy.forget_all();
+    for answer in read_ten_times().await {
+        answer.unwrap();
+    }
+}
+
 /// A read on a connection that is lost without a word is answered, also if its caller would wait for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_on_a_connection_that_fell_silent_is_answered() {
