@@ -5,17 +5,13 @@ use linkis_rm::domain::{
     resource::Dimension,
 };
 
-use crate::{
-    harness::*,
-    proxy::{Cut, Proxy},
-};
+use crate::{harness::*, proxy::Cut};
 
 async fn commits_are_found_out(cut: Cut) {
     let (database, direct) = start().await;
     let host = em("host1");
     direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    let proxy = Proxy::start(&format!("{cut:?}"), database.options.get_socket().unwrap());
-    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let (proxy, proxied) = database.behind_proxy(&format!("{cut:?}"));
     let rm = Instance::start(&proxied).await;
 
     for round in 1..=5 {
@@ -42,9 +38,7 @@ async fn a_commit_that_never_arrived_is_done_again() {
 async fn nobody_claims_to_know_of_a_limit_whose_commit_was_cut() {
     let (database, _direct) = start().await;
     for cut in [Cut::BeforeCommit, Cut::AfterCommit] {
-        let proxy = Proxy::start(&format!("limits-{cut:?}"), database.options.get_socket().unwrap());
-        let proxied =
-            Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+        let (proxy, proxied) = database.behind_proxy(&format!("limits-{cut:?}"));
         let rm = Instance::start(&proxied).await;
         let pattern = Pattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
         let rule = Rule { pattern: pattern.clone(), max: [(Dimension::Cores, 7)].into() };

@@ -13,10 +13,7 @@ use linkis_rm::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{
-    harness::*,
-    proxy::{Proxy, Weather},
-};
+use crate::{harness::*, proxy::Weather};
 
 /// What callers were told.
 #[derive(Default)]
@@ -178,8 +175,7 @@ async fn an_instance_that_froze_serves_those_who_still_wait() {
 async fn connections_that_fell_silent_are_replaced() {
     let (database, direct) = start().await;
     direct.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
-    let proxy = Proxy::start("silent", database.options.get_socket().unwrap());
-    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let (proxy, proxied) = database.behind_proxy("silent");
     let rm = Instance::start(&proxied).await;
     // As many as the pool has connections, and more; all of them read while the connections fall silent.
     for round in 0..5 {
@@ -202,8 +198,7 @@ async fn connections_that_fell_silent_are_replaced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_fell_silent_while_idle_costs_no_answer() {
     let (database, _direct) = start().await;
-    let proxy = Proxy::start("silent-idle", database.options.get_socket().unwrap());
-    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let (proxy, proxied) = database.behind_proxy("silent-idle");
     let rm = Instance::start(&proxied).await;
     let read_ten_times = async || {
         let reads = (0..10).map(|_| rm.client.clone()).map(|client| async move { client.ems().await });
@@ -223,8 +218,7 @@ async fn a_connection_that_fell_silent_while_idle_costs_no_answer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_on_a_connection_that_fell_silent_is_answered() {
     let (database, _direct) = start().await;
-    let proxy = Proxy::start("silent-read", database.options.get_socket().unwrap());
-    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let (proxy, proxied) = database.behind_proxy("silent-read");
     let rm = Instance::start(&proxied).await;
     proxy.set_weather(Weather::Slow(Duration::from_millis(200)));
     let client = rm.client.clone();

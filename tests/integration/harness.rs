@@ -39,6 +39,8 @@ use sqlx::{
 use tokio::{sync::oneshot, task::JoinHandle};
 use uuid::Uuid;
 
+use crate::proxy::Proxy;
+
 pub const GB: i64 = 1 << 30;
 
 /// The PostgreSQL of this test run; it ends with this process.
@@ -101,6 +103,13 @@ impl Database {
         let options = postgres().clone().database(&name);
         let pool = PgPool::connect_lazy_with(options.clone());
         Self { options, pool }
+    }
+
+    /// The same database, reached through a proxy; what a test looks up by itself goes past it.
+    pub fn behind_proxy(&self, name: &str) -> (Proxy, Self) {
+        let proxy = Proxy::start(name, self.options.get_socket().unwrap());
+        let options = self.options.clone().socket(proxy.folder());
+        (proxy, Self { options, pool: self.pool.clone() })
     }
 
     /// For a process of its own.

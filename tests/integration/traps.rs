@@ -13,7 +13,7 @@ use linkis_rm::{
 use sqlx::Connection as _;
 use tokio::task::JoinHandle;
 
-use crate::{harness::*, proxy::Proxy};
+use crate::harness::*;
 
 /// A transaction that holds `keys`, and how to end it.
 async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnection {
@@ -185,8 +185,8 @@ async fn what_a_session_has_not_committed_is_undone_before_the_next() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_undoing_of_a_transaction_is_bounded() {
     let database = Database::fresh().await;
-    let proxy = Proxy::start("undoing", database.options.get_socket().unwrap());
-    let store = Store::open(database.options.clone().socket(proxy.folder())).await.unwrap();
+    let (proxy, proxied) = database.behind_proxy("undoing");
+    let store = Store::open(proxied.options).await.unwrap();
     let mut session = store.session();
     session.begin().await.unwrap();
     proxy.forget_all();

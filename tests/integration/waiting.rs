@@ -22,10 +22,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tonic::Code;
 use uuid::Uuid;
 
-use crate::{
-    harness::*,
-    proxy::{Proxy, Weather},
-};
+use crate::{harness::*, proxy::Weather};
 
 /// Longer than any test waits for anything.
 const LONG: Duration = Duration::from_secs(60);
@@ -664,8 +661,7 @@ async fn room_in_many_places_at_once_wakes_everybody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_leaves_while_the_database_is_away_has_left_when_it_is_back() {
     let (database, direct) = start().await;
-    let proxy = Proxy::start("leaving", database.options.get_socket().unwrap());
-    let proxied = Database { options: database.options.clone().socket(proxy.folder()), pool: database.pool.clone() };
+    let (proxy, proxied) = database.behind_proxy("leaving");
     let rm = Instance::start(&proxied).await;
     let (host, held) = full_em(&direct.client, "host1", 10).await;
     let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
