@@ -1,7 +1,7 @@
 //! Settings: by flag and environment, read once into typed values, all mistakes reported together.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -23,6 +23,10 @@ struct Arguments {
     /// Where to serve gRPC; port 0 picks a free one.
     #[arg(long, env = "LINKIS_RM_LISTEN", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     listen: String,
+
+    /// Where to serve metrics and health over HTTP; port 0 picks a free one, "" serves none [default: this machine, the port of --listen + 1000]
+    #[arg(long, env = "LINKIS_RM_HTTP_LISTEN", value_name = "ADDRESS")]
+    http_listen: Option<String>,
 
     /// Serve others than this machine although nothing is encrypted and nobody is asked who they are.
     #[arg(long, env = "LINKIS_RM_INSECURE", value_parser = clap::builder::FalseyValueParser::new())]
@@ -98,6 +102,8 @@ impl Purpose {
 pub struct Config {
     /// Where to serve gRPC.
     pub listen: SocketAddr,
+    /// Where to serve metrics and health; `None` for nowhere.
+    pub http_listen: Option<SocketAddr>,
     /// Which PostgreSQL to use.
     pub database: Database,
     /// All limits to start with; `None` to leave them as they are.
@@ -133,7 +139,12 @@ pub struct ConfigError(Vec<String>);
 impl Arguments {
     fn check(self) -> Result<Config, ConfigError> {
         let mut mistakes = Vec::new();
-        let listen = keep(&mut mistakes, parse_listen(&self.listen, self.insecure));
+        let listen = keep(&mut mistakes, parse_listen(LISTEN, &self.listen, self.insecure));
+        let http_listen = match &self.http_listen {
+            None => Some(listen.map(http_default)),
+            Some(text) if text.is_empty() => Some(None),
+            Some(text) => keep(&mut mistakes, parse_listen(HTTP_LISTEN, text, self.insecure)).map(Some),
+        };
         let database = match self.database_url.as_deref().filter(|url| !url.is_empty()) {
             None => Some(Database::Embedded(self.data_dir.clone())),
             Some(url) => keep(&mut mistakes, parse_database(url, self.data_dir.is_some())),
@@ -151,9 +162,21 @@ impl Arguments {
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let patience = self.patience(&mut mistakes);
-        match (listen, database, limits, lock_ttl, request_timeout, max_wait, patience, history, drain_timeout) {
+        match (
+            listen,
+            http_listen,
+            database,
+            limits,
+            lock_ttl,
+            request_timeout,
+            max_wait,
+            patience,
+            history,
+            drain_timeout,
+        ) {
             (
                 Some(listen),
+                Some(http_listen),
                 Some(database),
                 Some(limits),
                 Some(lock_ttl),
@@ -164,6 +187,7 @@ impl Arguments {
                 Some(drain_timeout),
             ) => Ok(Config {
                 listen,
+                http_listen,
                 database,
                 limits,
                 lock_ttl,
@@ -207,11 +231,25 @@ fn keep<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
     parsed.map_err(|mistake| mistakes.push(mistake)).ok()
 }
 
-fn parse_listen(text: &str, insecure: bool) -> Result<SocketAddr, String> {
-    let name = "--listen (LINKIS_RM_LISTEN)";
-    let address: SocketAddr = text
-        .parse()
-        .map_err(|_| format!("{name}: {text:?} is not a numeric ADDRESS:PORT; for example 127.0.0.1:50051"))?;
+/// A setting that says where to listen, and an example of it.
+type Listen = (&'static str, &'static str);
+
+const LISTEN: Listen = ("--listen (LINKIS_RM_LISTEN)", "127.0.0.1:50051");
+const HTTP_LISTEN: Listen = ("--http-listen (LINKIS_RM_HTTP_LISTEN)", "127.0.0.1:51051");
+
+/// How far above the port of gRPC that of metrics and health is, unless it is set.
+const HTTP_PORT_ABOVE: u16 = 1000;
+
+/// On this machine only, wherever gRPC is served; on any free port if gRPC is, or if there is none so far above it.
+fn http_default(listen: SocketAddr) -> SocketAddr {
+    let loopback: IpAddr = if listen.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let port = if listen.port() == 0 { 0 } else { listen.port().checked_add(HTTP_PORT_ABOVE).unwrap_or(0) };
+    SocketAddr::new(loopback, port)
+}
+
+fn parse_listen((name, example): Listen, text: &str, insecure: bool) -> Result<SocketAddr, String> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| format!("{name}: {text:?} is not a numeric ADDRESS:PORT; for example {example}"))?;
     if !address.ip().is_loopback() && !insecure {
         return Err(format!(
             "{name}: {address} can be reached from other machines, and nothing is encrypted or asked for a password; \
@@ -318,9 +356,31 @@ mod tests {
     }
 
     #[test]
+    fn metrics_are_beside_grpc_and_on_this_machine_unless_told_otherwise() {
+        for (arguments, http_listen) in [
+            (&[][..], Some("127.0.0.1:51051")),
+            (&["--listen", "127.0.0.1:0"], Some("127.0.0.1:0")),
+            (&["--listen", "0.0.0.0:7000", "--insecure"], Some("127.0.0.1:8000")),
+            (&["--listen", "[::]:7000", "--insecure"], Some("[::1]:8000")),
+            (&["--listen", "127.0.0.1:65000"], Some("127.0.0.1:0")),
+            (&["--http-listen", "127.0.0.2:9"], Some("127.0.0.2:9")),
+            (&["--http-listen", ""], None),
+        ] {
+            let told = check(arguments).unwrap().http_listen.map(|address| address.to_string());
+            assert_eq!(told.as_deref(), http_listen, "{arguments:?}");
+        }
+        let error = check(&["--http-listen", "here"]).unwrap_err().to_string();
+        assert!(error.contains("for example 127.0.0.1:51051"), "{error}");
+        let error = check(&["--listen", "here"]).unwrap_err();
+        assert_eq!(error.0.len(), 1, "{error}");
+    }
+
+    #[test]
     fn others_are_served_only_on_purpose() {
         assert!(check(&["--listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--insecure"));
         assert!(check(&["--listen", "0.0.0.0:1", "--insecure"]).is_ok());
         assert!(check(&["--listen", "[::1]:0"]).is_ok());
+        assert!(check(&["--http-listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--http-listen"));
+        assert!(check(&["--http-listen", "0.0.0.0:1", "--insecure"]).is_ok());
     }
 }

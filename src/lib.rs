@@ -7,10 +7,12 @@
 //! - [`store`]: PostgreSQL: the tables, the resource locks, and the private server;
 //! - [`service`]: the use cases, above all the committer, the one way to change anything;
 //! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
+//! - [`http`]: metrics and health, on a listener of its own;
 //! - [`server`]: puts an instance together, serves it, and takes it down;
 //! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
 //! - [`commands`]: what the program does other than serving, through the client;
-//! - [`config`], [`limits_file`], [`telemetry`], [`error`]: settings, limits in version control, logs, and why a call failed.
+//! - [`config`], [`limits_file`], [`telemetry`], [`metrics`], [`error`]: settings, limits in version control, logs, what is counted,
+//!   and why a call failed.
 //!
 //! `main → server → transport → service → store → domain`: nothing reaches back.
 //!
@@ -35,7 +37,9 @@ pub mod commands;
 pub mod config;
 pub mod domain;
 pub mod error;
+pub mod http;
 pub mod limits_file;
+pub mod metrics;
 pub mod server;
 pub mod service;
 pub mod store;

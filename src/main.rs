@@ -43,6 +43,10 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = server::listen(config.listen).await?;
+    let http = match config.http_listen {
+        Some(address) => Some(server::listen_http(address).await?),
+        None => None,
+    };
     let (options, private) = database(&config.database).await?;
     let server_options = Options {
         times: Times { lock_ttl: config.lock_ttl, request_timeout: config.request_timeout, max_wait: config.max_wait },
@@ -50,10 +54,13 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         history: config.history,
         drain_timeout: config.drain_timeout,
     };
-    let server = Server::open(listener, options, server_options).await?;
+    let server = Server::open(listener, http, options, server_options).await?;
     if let Some(rules) = &config.limits {
         server.replace_limits(rules).await?;
         tracing::info!(limits = rules.len(), "the limits are those of the file");
+    }
+    if let Some(address) = server.http_address() {
+        tracing::info!(%address, "metrics and health over HTTP");
     }
     tracing::info!(address = %server.address()?, "serving");
     let mut died = None;

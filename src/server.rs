@@ -3,14 +3,20 @@
 use std::{future::Future, net::SocketAddr, time::Duration};
 
 use sqlx::postgres::PgConnectOptions;
-use tokio::{net::TcpListener, sync::mpsc};
-use tokio_util::sync::CancellationToken;
+use tokio::{
+    net::TcpListener,
+    sync::{mpsc, watch},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::transport::server::{Router, TcpIncoming};
 use tonic_health::server::HealthReporter;
+use tower_layer::{Identity, Stack};
 
 use crate::{
     domain::limit::Rule,
     error::Error,
+    http::{self, Readiness},
+    metrics::Metrics,
     service::{
         audit::AuditService,
         committer::{AfterCommit, Committer},
@@ -29,6 +35,7 @@ use crate::{
         self,
         admin::Admin,
         message_size::{Limited, MESSAGE_BYTES_MAX},
+        observe::{self, Observe},
         proto,
         proto::{
             admin_service_server::AdminServiceServer, limit_service_server::LimitServiceServer,
@@ -71,6 +78,10 @@ pub struct Server {
     listener: TcpListener,
     store: Store,
     options: Options,
+    metrics: Metrics,
+    readiness: watch::Sender<Readiness>,
+    /// Serves metrics and health; ends with the server.
+    http: Option<(SocketAddr, AbortOnDropHandle<()>)>,
 }
 
 /// Why a server cannot serve.
@@ -80,16 +91,20 @@ pub enum ServerError {
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
     /// The address is taken.
-    #[error("cannot listen on {address}: it is taken; is another instance running? choose another with --listen")]
+    #[error("cannot listen on {address}: it is taken; is another instance running? choose another with {setting}")]
     Taken {
         /// Which address.
         address: SocketAddr,
+        /// Where it is set.
+        setting: &'static str,
     },
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}; choose another with --listen")]
+    #[error("cannot listen on {address}; choose another with {setting}")]
     Listen {
         /// Which address.
         address: SocketAddr,
+        /// Where it is set.
+        setting: &'static str,
         /// Why not.
         source: std::io::Error,
     },
@@ -105,6 +120,9 @@ pub enum ServerError {
     /// The descriptors of the API cannot be read: a defect of the build.
     #[error("the API's descriptors cannot be read")]
     Reflection(#[from] tonic_reflection::server::Error),
+    /// The methods of the API cannot be read: a defect of the build.
+    #[error("the API's methods cannot be read")]
+    Methods(#[from] prost::DecodeError),
 }
 
 /// How a server came to its end.
@@ -116,23 +134,47 @@ pub enum Ending {
     CutOff,
 }
 
-/// Takes an address; first of all, because that tells soonest whether another instance has it.
+/// Takes an address for gRPC; first of all, because that tells soonest whether another instance has it.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    bind(address, "--listen").await
+}
+
+/// Takes an address for metrics and health.
+pub async fn listen_http(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    bind(address, "--http-listen").await
+}
+
+async fn bind(address: SocketAddr, setting: &'static str) -> Result<TcpListener, ServerError> {
     TcpListener::bind(address).await.map_err(|source| match source.kind() {
-        std::io::ErrorKind::AddrInUse => ServerError::Taken { address },
-        _ => ServerError::Listen { address, source },
+        std::io::ErrorKind::AddrInUse => ServerError::Taken { address, setting },
+        _ => ServerError::Listen { address, setting, source },
     })
 }
 
+/// The descriptors of everything that is served.
+const DESCRIPTORS: [&[u8]; 4] = [
+    proto::DESCRIPTORS,
+    tonic_health::pb::FILE_DESCRIPTOR_SET,
+    tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+    tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+];
+
 impl Server {
-    /// Brings the schema of the database up to date; calls wait at `listener` meanwhile.
+    /// Brings the schema of the database up to date; calls wait at `listener` meanwhile. Metrics and health are served at `http` from
+    /// now on, if there is one.
     pub async fn open(
         listener: TcpListener,
+        http: Option<TcpListener>,
         database: PgConnectOptions,
         options: Options,
     ) -> Result<Self, ServerError> {
+        let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?);
+        let (readiness, seen) = watch::channel(Readiness::Starting);
+        let serve =
+            |listener: TcpListener| Some((listener.local_addr().ok()?, http::serve(listener, metrics.clone(), seen)));
+        let http = http.and_then(serve);
         let store = Store::open(database).await?;
-        Ok(Self { listener, store, options })
+        Ok(Self { listener, store, options, metrics, readiness, http })
     }
 
     /// Makes `rules` all the limits there are.
@@ -145,14 +187,20 @@ impl Server {
         self.listener.local_addr()
     }
 
+    /// Where it serves metrics and health; `None` if it does not.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().map(|(address, _)| *address)
+    }
+
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
-        let Self { listener, store, options } = self;
+        // While calls under way are finished, metrics and health are served on.
+        let Self { listener, store, options, metrics, readiness, http: _http } = self;
         let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
-        let router = assemble(&store, &options, &tasks, &stopping)?.add_service(health_service);
-        tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
+        let router = assemble(&store, &options, &metrics, &tasks, &stopping)?.add_service(health_service);
+        tasks.spawn(watch_health(Health { grpc: health, readiness, metrics }, store.clone(), stopping.clone()));
         tasks.close();
 
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
@@ -187,9 +235,10 @@ impl Server {
 fn assemble(
     store: &Store,
     options: &Options,
+    metrics: &Metrics,
     tasks: &Tasks,
     stopping: &CancellationToken,
-) -> Result<Router, ServerError> {
+) -> Result<Router<Stack<Observe, Identity>>, ServerError> {
     let seen = Seen::default();
     let (expiring_soon, expiring) = mpsc::unbounded_channel();
     let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
@@ -222,6 +271,7 @@ fn assemble(
         .http2_max_pending_accept_reset_streams(Some(CANCELLED_UNSEEN_MAX))
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .layer(Observe::new(metrics.clone()))
         .add_service(Limited::new(manager))
         .add_service(
             LimitServiceServer::new(transport::limit::Limit::new(limits)).max_decoding_message_size(MESSAGE_BYTES_MAX),
@@ -232,30 +282,50 @@ fn assemble(
         .add_service(reflection().build_v1alpha()?))
 }
 
+/// Who is told whether calls may be sent here.
+struct Health {
+    grpc: HealthReporter,
+    readiness: watch::Sender<Readiness>,
+    metrics: Metrics,
+}
+
 /// Tells load balancers whether to send calls here: while the database answers, and until the server is told to stop.
-async fn watch_health(health: HealthReporter, store: Store, stopping: CancellationToken) {
+async fn watch_health(health: Health, store: Store, stopping: CancellationToken) {
     let mut session = store.session();
     let mut looks = tokio::time::interval(HEALTH_INTERVAL);
     loop {
-        let stopped = tokio::select! {
-            () = stopping.cancelled() => true,
-            _ = looks.tick() => false,
+        let look = async {
+            looks.tick().await;
+            session.answers().await
         };
-        if !stopped && session.answers().await {
-            health.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
-            health.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
-            health.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;
-            health.set_serving::<AdminServiceServer<Admin>>().await;
-            health.set_service_status("", tonic_health::ServingStatus::Serving).await;
-        } else {
-            health.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
-            health.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
-            health.set_not_serving::<LimitServiceServer<transport::limit::Limit>>().await;
-            health.set_not_serving::<AdminServiceServer<Admin>>().await;
-            health.set_service_status("", tonic_health::ServingStatus::NotServing).await;
-        }
-        if stopped {
+        let readiness = tokio::select! {
+            biased;
+            () = stopping.cancelled() => Readiness::Stopping,
+            answers = look => if answers { Readiness::Ready } else { Readiness::NoDatabase },
+        };
+        health.metrics.database.look(readiness != Readiness::NoDatabase, store.pool());
+        health.tell(readiness).await;
+        if readiness == Readiness::Stopping {
             return;
+        }
+    }
+}
+
+impl Health {
+    async fn tell(&self, readiness: Readiness) {
+        let _ = self.readiness.send_replace(readiness);
+        if readiness == Readiness::Ready {
+            self.grpc.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
+            self.grpc.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
+            self.grpc.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;
+            self.grpc.set_serving::<AdminServiceServer<Admin>>().await;
+            self.grpc.set_service_status("", tonic_health::ServingStatus::Serving).await;
+        } else {
+            self.grpc.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
+            self.grpc.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
+            self.grpc.set_not_serving::<LimitServiceServer<transport::limit::Limit>>().await;
+            self.grpc.set_not_serving::<AdminServiceServer<Admin>>().await;
+            self.grpc.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         }
     }
 }

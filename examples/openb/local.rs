@@ -61,7 +61,7 @@ impl Local {
         postgres: &Embedded,
     ) -> Result<(String, CancellationToken, JoinHandle<Result<Ending, ServerError>>), Box<dyn Error>> {
         let listener = listen(ANY_FREE_PORT).await?;
-        let server = Server::open(listener, postgres.connect_options(), OPTIONS).await?;
+        let server = Server::open(listener, None, postgres.connect_options(), OPTIONS).await?;
         let (address, stop) = (format!("http://{}", server.address()?), CancellationToken::new());
         let serving = tokio::spawn(server.serve(stop.clone().cancelled_owned()));
         Ok((address, stop, serving))

@@ -4,6 +4,7 @@
 //! - [`convert`]: between protobuf and the domain, the only place that knows both;
 //! - [`status`]: from errors to gRPC statuses;
 //! - [`deadline`]: how long a call may wait;
+//! - [`observe`]: counts every call;
 //! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
 pub mod admin;
@@ -11,6 +12,7 @@ pub mod convert;
 pub mod deadline;
 pub mod limit;
 pub mod message_size;
+pub mod observe;
 pub mod resource_manager;
 pub mod status;
 pub mod usage;

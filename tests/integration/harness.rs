@@ -5,6 +5,7 @@ use std::{
     fs,
     future::Future,
     io::{BufRead as _, BufReader},
+    net::{Ipv4Addr, SocketAddr},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -26,7 +27,7 @@ use linkis_rm::{
         scope::Usage,
         ticket::{EngineInstance, Ticket, TicketState},
     },
-    server::{Ending, Options, Server, listen},
+    server::{Ending, Options, Server, listen, listen_http},
     service::{heartbeat::Patience, limits::ScopeUsage},
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
@@ -135,6 +136,8 @@ pub fn url(socket: &Path, database: &str) -> String {
 pub struct Instance {
     pub client: RmClient,
     pub address: String,
+    /// Where metrics and health are.
+    pub http: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<Ending>,
 }
@@ -155,12 +158,14 @@ impl Instance {
     }
 
     pub async fn start_with(database: &Database, options: Options) -> Self {
-        let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let server = Server::open(listener, database.options.clone(), options).await.unwrap();
+        let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let (listener, http) = (listen(any_port).await.unwrap(), listen_http(any_port).await.unwrap());
+        let server = Server::open(listener, Some(http), database.options.clone(), options).await.unwrap();
         let address = format!("http://{}", server.address().unwrap());
+        let http = server.http_address().unwrap();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move { server.serve(async { drop(stopped.await) }).await.unwrap() });
-        Self { client: client(&address), address, stop: Some(stop), serving }
+        Self { client: client(&address), address, http, stop: Some(stop), serving }
     }
 
     pub async fn stop(mut self) -> Ending {

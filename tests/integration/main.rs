@@ -15,6 +15,7 @@ mod heartbeat;
 mod ledger_model;
 mod lifecycle;
 mod limits;
+mod metrics;
 mod migrations;
 mod plans;
 mod private_database;

@@ -1,0 +1,111 @@
+//! What people's tools ask over HTTP, on a listener of its own: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever keeps
+//! instances running or sends them calls.
+//!
+//! Nothing is encrypted here, nobody is asked who they are, and nothing asks the database: an answer takes no longer when it is away.
+//! One connection is one request, within a time that is bounded, and only so many are served at once; so whoever connects and
+//! says nothing, or does not read, is soon rid of.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use hyper::server::conn::http1;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::metrics::{self, Metrics};
+
+/// How many connections are served at once; the others wait until one of them is done.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How long a connection may take, with its one request and the answer.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How many bytes of a request, or of an answer, are kept in memory before the other side has to go on.
+const BUFFER_MAX: usize = 64 * 1024;
+
+/// How long to wait before accepting again, if that failed: there may be too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether calls may be sent to an instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Not yet: it is being put together.
+    Starting,
+    /// Yes.
+    Ready,
+    /// Not while its database is away.
+    NoDatabase,
+    /// Not any more.
+    Stopping,
+}
+
+/// Serves `listener` until the answer is dropped.
+pub fn serve(listener: TcpListener, metrics: Metrics, readiness: watch::Receiver<Readiness>) -> AbortOnDropHandle<()> {
+    let router = Router::new()
+        .route("/livez", get(|| async { "alive\n" }))
+        .route("/readyz", get(move || async move { ready(*readiness.borrow()) }))
+        .route("/metrics", get(move || async move { scrape(&metrics) }));
+    AbortOnDropHandle::new(tokio::spawn(accept(listener, router)))
+}
+
+async fn accept(listener: TcpListener, router: Router) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // With them, whoever is connected goes when the server does.
+    let mut connections = JoinSet::new();
+    while let Ok(place) = places.clone().acquire_owned().await {
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let service = TowerToHyperService::new(router.clone());
+                connections.spawn(async move {
+                    serve_one(stream, peer, service).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection for metrics and health");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn serve_one(stream: TcpStream, peer: SocketAddr, service: TowerToHyperService<Router>) {
+    let mut http = http1::Builder::new();
+    http.keep_alive(false).max_buf_size(BUFFER_MAX);
+    let served = tokio::time::timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service));
+    match served.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection for metrics and health broke"),
+        Err(_) => tracing::debug!(%peer, "a connection for metrics and health took too long"),
+    }
+}
+
+fn ready(readiness: Readiness) -> (StatusCode, &'static str) {
+    match readiness {
+        Readiness::Ready => (StatusCode::OK, "ready\n"),
+        Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting\n"),
+        Readiness::NoDatabase => (StatusCode::SERVICE_UNAVAILABLE, "not ready: the database does not answer\n"),
+        Readiness::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "not ready: stopping\n"),
+    }
+}
+
+fn scrape(metrics: &Metrics) -> Response {
+    match metrics.text() {
+        Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "the metrics cannot be written");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}

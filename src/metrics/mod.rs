@@ -1,0 +1,111 @@
+//! What an instance counts of itself, for Prometheus.
+//!
+//! Every server has a [`Metrics`] of its own, so that several in one process do not mix. Each room is handed a clone and moves its
+//! own group; nothing here asks a room, or the database, for anything: to read it all is to read atomics and a few files of
+//! `/proc/self`. The number of series is bounded by the code: no label holds a name that a caller has chosen.
+//!
+//! - [`Metrics`]: all families, grouped by the room that moves them;
+//! - [`rooms`]: the edge, the committer, the waiting line, the caches, the database;
+//! - [`calls`]: gRPC calls by method;
+//! - [`tasks`]: background tasks, and the jobs that are left;
+//! - `process`: memory, processor time and files of the process;
+//! - `value`: counters as Prometheus' text format has them, gauges of what is held, and how long something took.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use prometheus_client::{
+    encoding::text,
+    metrics::gauge::{ConstGauge, Gauge},
+    registry::{Metric, Registry},
+};
+
+use calls::{Calls, Method};
+use tasks::{TaskMetrics, Tasks};
+
+pub mod calls;
+mod process;
+pub mod rooms;
+pub mod tasks;
+mod value;
+
+pub use value::{Counter, Held, timed};
+
+/// The media type of what [`Metrics::text`] writes.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Everything that one server counts; clones share it.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Families>);
+
+/// All families, by the room that moves them.
+#[derive(Debug)]
+pub struct Families {
+    registry: Registry,
+    tasks: Tasks,
+    /// gRPC calls.
+    pub calls: Calls,
+    /// The edge: connections, and what is turned away.
+    pub edge: rooms::Edge,
+    /// The committer.
+    pub committer: rooms::Committer,
+    /// Callers that wait in line.
+    pub line: rooms::Line,
+    /// What is remembered of the database.
+    pub caches: rooms::Caches,
+    /// The database.
+    pub database: rooms::Database,
+}
+
+impl Deref for Metrics {
+    type Target = Families;
+
+    fn deref(&self) -> &Families {
+        &self.0
+    }
+}
+
+impl Metrics {
+    /// Nothing has been counted yet; `methods` are all that the server serves.
+    pub fn new(methods: impl IntoIterator<Item = Method>) -> Self {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(process::Process::new()));
+        let calls = Calls::register(&mut registry, methods);
+        let ours = registry.sub_registry_with_prefix("linkis_rm");
+        let version = ("version".into(), env!("CARGO_PKG_VERSION").into());
+        ours.sub_registry_with_labels([version].into_iter()).register(
+            "build_info",
+            "Which release this is: compare the instances while you upgrade",
+            ConstGauge::new(1_i64),
+        );
+        let (edge, committer) = (rooms::Edge::register(ours), rooms::Committer::register(ours));
+        let (line, caches) = (rooms::Line::register(ours), rooms::Caches::register(ours));
+        let (database, tasks) = (rooms::Database::register(ours), Tasks::register(ours));
+        Self(Arc::new(Families { registry, tasks, calls, edge, committer, line, caches, database }))
+    }
+
+    /// Everything, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// If a value is outside the range that can be written.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode_registry(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// What the background task `task` reports of itself. Its name is a label: of the program, so that there are few.
+    pub fn task(&self, task: &'static str) -> TaskMetrics {
+        self.tasks.task(task)
+    }
+
+    /// How many jobs of a kind are left, to be set by whoever counts them. The kind is a label: of the program, too.
+    pub fn jobs(&self, kind: &'static str) -> Gauge {
+        self.tasks.jobs(kind)
+    }
+}
+
+/// Registers a metric, and hands it to whoever moves it.
+fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}

@@ -1,0 +1,116 @@
+//! The process, as the kernel sees it: memory, processor time, open files. Elsewhere than on Linux there is nothing to tell.
+
+use std::{fmt, fs, os::unix::fs::MetadataExt as _};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+
+/// Reads `/proc/self` when it is asked.
+#[derive(Debug)]
+pub(super) struct Process {
+    /// In seconds since 1970.
+    start_time: Option<f64>,
+}
+
+impl Process {
+    pub fn new() -> Self {
+        // It does not change, and the kernel's own statistics take longer to read than those of a process.
+        let start_time = Stat::read().zip(boot_time()).map(|(stat, boot_time)| boot_time + stat.started);
+        Self { start_time }
+    }
+}
+
+impl Collector for Process {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut write = |name: &str, help: &str, kind: MetricType, value: Option<f64>| match value {
+            Some(value) => ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, kind)?),
+            None => Ok(()),
+        };
+        let stat = Stat::read();
+        let (cpu, memory) = (stat.as_ref().map(|stat| stat.cpu), stat.as_ref().map(|stat| stat.resident_memory));
+        write("process_cpu_seconds_total", "Processor time of the process", MetricType::Counter, cpu)?;
+        write("process_resident_memory_bytes", "Memory of the process that is in RAM", MetricType::Gauge, memory)?;
+        write("process_open_fds", "Files and sockets that the process has open", MetricType::Gauge, open_files())?;
+        write(
+            "process_start_time_seconds",
+            "When the process was started, in seconds since 1970: it changes with each restart",
+            MetricType::Gauge,
+            self.start_time,
+        )
+    }
+}
+
+/// What is of use in `/proc/self/stat`.
+#[derive(Debug, PartialEq)]
+struct Stat {
+    /// Seconds.
+    cpu: f64,
+    /// Seconds since the machine was started.
+    started: f64,
+    /// Bytes.
+    resident_memory: f64,
+}
+
+impl Stat {
+    fn read() -> Option<Self> {
+        let text = fs::read_to_string("/proc/self/stat").ok()?;
+        Self::parse(&text, rustix::param::clock_ticks_per_second() as f64, rustix::param::page_size() as f64)
+    }
+
+    fn parse(text: &str, ticks_per_second: f64, page_size: f64) -> Option<Self> {
+        // The name of the program comes second, in brackets, and may have spaces and brackets in it.
+        let (_, rest) = text.rsplit_once(')')?;
+        // As proc(5) counts them, the first that is left is field 3.
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
+        Some(Self {
+            cpu: (field(14)? + field(15)?) / ticks_per_second,
+            started: field(22)? / ticks_per_second,
+            resident_memory: field(24)? * page_size,
+        })
+    }
+}
+
+/// When the machine was started, in seconds since 1970.
+fn boot_time() -> Option<f64> {
+    let text = fs::read_to_string("/proc/stat").ok()?;
+    text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}
+
+/// How many files are open. Kernels since 6.2 say so in the size of the folder; older ones have to be asked for each.
+fn open_files() -> Option<f64> {
+    let folder = "/proc/self/fd";
+    match fs::metadata(folder).ok()?.size() {
+        0 => Some(fs::read_dir(folder).ok()?.count() as f64),
+        told => Some(told as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_may_be_called_anything() {
+        let stat =
+            "42 (a) b (c) S 1 42 42 0 -1 4194560 1 2 3 4 250 50 5 6 20 0 9 0 1000 123456 2560 18446744073709551615";
+        let parsed = Stat::parse(stat, 100.0, 4096.0);
+        assert_eq!(parsed, Some(Stat { cpu: 3.0, started: 10.0, resident_memory: 2560.0 * 4096.0 }));
+        for cut in ["", "42 (a", "42 (a) S 1 2 3"] {
+            assert_eq!(Stat::parse(cut, 100.0, 4096.0), None, "{cut}");
+        }
+    }
+
+    #[test]
+    fn this_process_has_been_running() {
+        let stat = Stat::read().unwrap();
+        assert!(stat.resident_memory > 1e6, "{stat:?}");
+        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+        let age = now - Process::new().start_time.unwrap();
+        assert!((-2.0..3600.0).contains(&age), "{age}");
+        assert!(open_files().unwrap() >= 3.0);
+    }
+}

@@ -1,0 +1,303 @@
+//! The families of each room, which moves them itself.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+use sqlx::postgres::PgPool;
+
+use crate::error::Error;
+
+use super::{Counter, Held, add};
+
+/// From 0.1 ms to 13 s, each bound twice the one before: what a batch, or a part of it, may take.
+fn batch_seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.0001, 2.0, 18))
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+/// The edge of the server.
+#[derive(Debug)]
+pub struct Edge {
+    /// Open connections.
+    pub connections: Gauge,
+    /// Connections that were closed at once.
+    pub connections_refused: Counter,
+    /// Bytes of requests that are being read or carried out.
+    pub request_bytes: Gauge,
+    shed: Family<Reason, Counter>,
+}
+
+impl Edge {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            connections: add(
+                registry,
+                "connections",
+                "Open gRPC connections: if they only grow, some client opens one for each call",
+                Gauge::default(),
+            ),
+            connections_refused: add(
+                registry,
+                "connections_refused_total",
+                "gRPC connections closed at once, because there were too many: find who opens them, or allow more",
+                Counter::default(),
+            ),
+            request_bytes: add(
+                registry,
+                "request_in_flight_bytes",
+                "Bytes of requests that are being read or carried out: the memory that large calls take together",
+                Gauge::default(),
+            ),
+            shed: add(
+                registry,
+                "calls_shed_total",
+                "Calls turned away unheard, by what there was too much of: add instances, or find who calls so much",
+                Family::default(),
+            ),
+        }
+    }
+
+    /// Calls that are turned away for a reason, to be kept by whoever does so. The reason is a label: of the program, so that there
+    /// are few.
+    pub fn shed(&self, reason: &'static str) -> Counter {
+        self.shed.get_or_create_owned(&Reason { reason })
+    }
+}
+
+/// The committer.
+#[derive(Debug)]
+pub struct Committer {
+    queue: Gauge,
+    set_aside: Gauge,
+    set_aside_total: Counter,
+    failed: Family<Class, Counter>,
+    /// Operations in each batch that is tried.
+    pub batch_operations: Histogram,
+    /// Seconds that a batch waits for its resource locks.
+    pub lock_wait: Histogram,
+    /// Seconds from the beginning of a batch to the end of its commit.
+    pub batch: Histogram,
+    /// Seconds of the commit alone.
+    pub commit: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Class {
+    class: &'static str,
+}
+
+const CLASSES: [&str; 7] =
+    ["rejected", "lock_timeout", "overloaded", "unavailable", "commit_unknown", "shutting_down", "internal"];
+
+/// What kind of failure it is, to whoever would act upon it.
+fn class(error: &Error) -> Class {
+    let class = match error {
+        Error::InvalidField(_) | Error::Rejected(_) => "rejected",
+        Error::LockTimeout => "lock_timeout",
+        Error::Overloaded => "overloaded",
+        Error::Unavailable(_) => "unavailable",
+        Error::CommitUnknown => "commit_unknown",
+        Error::ShuttingDown => "shutting_down",
+        Error::Internal(_) => "internal",
+    };
+    Class { class }
+}
+
+impl Committer {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let failed: Family<Class, Counter> = Family::default();
+        for class in CLASSES {
+            drop(failed.get_or_create(&Class { class }));
+        }
+        Self {
+            queue: add(
+                registry,
+                "committer_queue_operations",
+                "Operations that wait for the next batch: near 16384, calls are turned away; look at batch and commit seconds",
+                Gauge::default(),
+            ),
+            set_aside: add(
+                registry,
+                "set_aside_operations",
+                "Operations that wait apart because others hold their EM or user: look for holds, or for a transaction that stands",
+                Gauge::default(),
+            ),
+            set_aside_total: add(
+                registry,
+                "operations_set_aside_total",
+                "Operations that met an EM or user which others hold, each as often as it did",
+                Counter::default(),
+            ),
+            failed: add(
+                registry,
+                "operations_failed_total",
+                "Operations that were not carried out: internal is a defect, unavailable the database, lock_timeout a key that is held",
+                failed,
+            ),
+            batch_operations: add(
+                registry,
+                "batch_operations",
+                "Operations per transaction: near 512, the service is as busy as it can be",
+                Histogram::new(exponential_buckets(1.0, 2.0, 10)),
+            ),
+            lock_wait: add(
+                registry,
+                "lock_wait_seconds",
+                "How long a batch waits for its resource locks: other instances, or an operator, hold the same EMs and users",
+                batch_seconds(),
+            ),
+            batch: add(
+                registry,
+                "batch_seconds",
+                "How long a batch takes from its beginning to the end of its commit: every call that changes something waits for one",
+                batch_seconds(),
+            ),
+            commit: add(
+                registry,
+                "commit_seconds",
+                "How long the COMMIT of a batch takes: the database's disk, and its synchronous standbys",
+                batch_seconds(),
+            ),
+        }
+    }
+
+    /// An operation waits in the queue for as long as the answer lives.
+    pub fn queued(&self) -> Held {
+        Held::in_gauge(&self.queue)
+    }
+
+    /// An operation was set aside, and waits there for as long as the answer lives.
+    pub fn set_aside(&self) -> Held {
+        self.set_aside_total.inc();
+        Held::in_gauge(&self.set_aside)
+    }
+
+    /// An operation was not carried out.
+    pub fn failed(&self, error: &Error) {
+        self.failed.get_or_create(&class(error)).inc();
+    }
+}
+
+/// Callers that wait in line.
+#[derive(Debug)]
+pub struct Line {
+    callers: Gauge,
+    /// Looks whether a request that waits can be granted.
+    pub looks: Counter,
+    /// Requests that were granted after they had stood in line.
+    pub served: Counter,
+}
+
+impl Line {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            callers: add(
+                registry,
+                "waiting_requests",
+                "Requests that wait in line through this instance: at 4000, more are turned away",
+                Gauge::default(),
+            ),
+            looks: add(
+                registry,
+                "waiting_looks_total",
+                "Looks whether a request in line can be granted now: many for each that is served are work for nothing",
+                Counter::default(),
+            ),
+            served: add(
+                registry,
+                "waiting_served_total",
+                "Requests that were granted after they had stood in line",
+                Counter::default(),
+            ),
+        }
+    }
+
+    /// A caller waits for as long as the answer lives.
+    pub fn caller(&self) -> Held {
+        Held::in_gauge(&self.callers)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cache {
+    cache: &'static str,
+}
+
+/// What is remembered of the database, in entries.
+#[derive(Debug)]
+pub struct Caches {
+    /// EMs as they were last seen.
+    pub ems: Gauge,
+    /// Scopes as they were last seen.
+    pub scopes: Gauge,
+    /// Spots where somebody was seen in line.
+    pub line_spots: Gauge,
+    /// EMs to choose among.
+    pub placement: Gauge,
+}
+
+impl Caches {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let entries: Family<Cache, Gauge> = Family::default();
+        let of = |cache| entries.get_or_create_owned(&Cache { cache });
+        let caches =
+            Self { ems: of("ems"), scopes: of("scopes"), line_spots: of("line_spots"), placement: of("placement") };
+        registry.register(
+            "cache_entries",
+            "What is remembered of the database, so that it need not be asked: the memory of the process grows with it",
+            entries,
+        );
+        caches
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct State {
+    state: &'static str,
+}
+
+/// The database.
+#[derive(Debug)]
+pub struct Database {
+    up: Gauge,
+    used: Gauge,
+    idle: Gauge,
+}
+
+impl Database {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let up = add(
+            registry,
+            "database_up",
+            "1 while the database answers, else 0: this instance is not ready then, and its calls fail",
+            Gauge::default(),
+        );
+        let connections: Family<State, Gauge> = Family::default();
+        let of = |state| connections.get_or_create_owned(&State { state });
+        let database = Self { up, used: of("used"), idle: of("idle") };
+        registry.register(
+            "database_pool_connections",
+            "Connections of the pool that serves reads: if all are used for long, readers wait for each other",
+            connections,
+        );
+        database
+    }
+
+    /// How a look at the database went, and how its pool stood then.
+    pub fn look(&self, answers: bool, pool: &PgPool) {
+        let (size, idle) = (i64::from(pool.size()), i64::try_from(pool.num_idle()).unwrap_or(i64::MAX));
+        self.up.set(i64::from(answers));
+        self.idle.set(idle);
+        self.used.set(size.saturating_sub(idle).max(0));
+    }
+}

@@ -1,0 +1,124 @@
+//! Background tasks, and the jobs that are left.
+
+use std::time::{Duration, SystemTime};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use super::{Counter, add};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Task {
+    task: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: &'static str,
+}
+
+/// Seconds, or a moment in seconds since 1970.
+type Seconds = Gauge<f64, std::sync::atomic::AtomicU64>;
+
+/// The families of all tasks.
+#[derive(Debug)]
+pub(super) struct Tasks {
+    last_run: Family<Task, Seconds>,
+    last_success: Family<Task, Seconds>,
+    lag: Family<Task, Seconds>,
+    steps: Family<Task, Counter>,
+    errors: Family<Task, Counter>,
+    jobs: Family<Kind, Gauge>,
+}
+
+impl Tasks {
+    pub fn register(registry: &mut Registry) -> Self {
+        Self {
+            last_run: add(
+                registry,
+                "task_last_run_timestamp_seconds",
+                "When a background task last ended a step, well or not: one that stands still is stuck or starved",
+                Family::default(),
+            ),
+            last_success: add(
+                registry,
+                "task_last_success_timestamp_seconds",
+                "When a background task last did a step well: if it lags behind the last run, the log says what fails",
+                Family::default(),
+            ),
+            lag: add(
+                registry,
+                "task_lag_seconds",
+                "How far a background task is behind what is due: while it grows, more falls due than is done",
+                Family::default(),
+            ),
+            steps: add(registry, "task_steps_total", "Steps that a background task has done well", Family::default()),
+            errors: add(
+                registry,
+                "task_errors_total",
+                "Steps of a background task that failed, and will be tried again: the log says why",
+                Family::default(),
+            ),
+            jobs: add(
+                registry,
+                "jobs",
+                "Jobs that are left, by kind: large work that is done in steps, by any instance",
+                Family::default(),
+            ),
+        }
+    }
+
+    pub fn task(&self, task: &'static str) -> TaskMetrics {
+        let task = Task { task };
+        TaskMetrics {
+            last_run: self.last_run.get_or_create_owned(&task),
+            last_success: self.last_success.get_or_create_owned(&task),
+            lag: self.lag.get_or_create_owned(&task),
+            steps: self.steps.get_or_create_owned(&task),
+            errors: self.errors.get_or_create_owned(&task),
+        }
+    }
+
+    pub fn jobs(&self, kind: &'static str) -> Gauge {
+        self.jobs.get_or_create_owned(&Kind { kind })
+    }
+}
+
+/// What one background task reports of itself; made once, when it starts.
+#[derive(Clone, Debug)]
+pub struct TaskMetrics {
+    last_run: Seconds,
+    last_success: Seconds,
+    lag: Seconds,
+    steps: Counter,
+    errors: Counter,
+}
+
+impl TaskMetrics {
+    /// It has done a step, also if there was nothing to do.
+    pub fn step(&self) {
+        self.steps.inc();
+        let now = now();
+        self.last_run.set(now);
+        self.last_success.set(now);
+    }
+
+    /// How far it is behind what is due; zero if it has caught up.
+    pub fn lag(&self, behind: Duration) {
+        self.lag.set(behind.as_secs_f64());
+    }
+
+    /// A step has failed.
+    pub fn failed(&self) {
+        self.errors.inc();
+        self.last_run.set(now());
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64())
+}

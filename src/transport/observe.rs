@@ -1,0 +1,148 @@
+//! Counts every call, in front of all services: by its method, its code, and how long it took.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use prost::{DecodeError, Message as _};
+use prost_types::FileDescriptorSet;
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::{BoxFuture, Bytes, Service, http},
+};
+use tower_layer::Layer;
+
+use crate::metrics::{
+    Metrics,
+    calls::{Call, Method},
+};
+
+/// Put into the extensions of an answer whose caller was ready to wait for it.
+#[derive(Clone, Copy, Debug)]
+pub struct MayWait;
+
+/// All methods of all services that are described there.
+///
+/// # Errors
+/// If one is no descriptor set: a defect of the build.
+pub fn methods(descriptors: &[&[u8]]) -> Result<Vec<Method>, DecodeError> {
+    let mut methods = Vec::new();
+    for set in descriptors {
+        for file in FileDescriptorSet::decode(*set)?.file {
+            for service in &file.service {
+                let grpc_service = format!("{}.{}", file.package(), service.name());
+                methods.extend(service.method.iter().map(|method| Method {
+                    grpc_type: match (method.client_streaming(), method.server_streaming()) {
+                        (false, false) => "unary",
+                        (true, false) => "client_stream",
+                        (false, true) => "server_stream",
+                        (true, true) => "bidi_stream",
+                    },
+                    grpc_service: grpc_service.clone(),
+                    grpc_method: method.name().to_owned(),
+                }));
+            }
+        }
+    }
+    Ok(methods)
+}
+
+/// Has the calls of a server counted.
+#[derive(Clone, Debug)]
+pub struct Observe(Metrics);
+
+impl Observe {
+    /// In `metrics`.
+    pub fn new(metrics: Metrics) -> Self {
+        Self(metrics)
+    }
+}
+
+impl<S> Layer<S> for Observe {
+    type Service = Observed<S>;
+
+    fn layer(&self, inner: S) -> Observed<S> {
+        Observed { inner, metrics: self.0.clone() }
+    }
+}
+
+/// A service whose calls are counted.
+#[derive(Clone, Debug)]
+pub struct Observed<S> {
+    inner: S,
+    metrics: Metrics,
+}
+
+impl<S> Service<http::Request<Body>> for Observed<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<ObservedBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let mut call = self.metrics.calls.begin(request.uri().path());
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let answer = answer.await?;
+            if answer.extensions().get::<MayWait>().is_some() {
+                call.may_wait();
+            }
+            // An answer that is only a status has it here, and no body.
+            if let Some(code) = code(answer.headers()) {
+                call.end(code);
+            }
+            Ok(answer.map(|body| ObservedBody { body, call }))
+        })
+    }
+}
+
+fn code(headers: &http::HeaderMap) -> Option<Code> {
+    headers.get(Status::GRPC_STATUS).map(|code| Code::from_bytes(code.as_bytes()))
+}
+
+/// The answer to a call; its trailers tell how it ended.
+#[derive(Debug)]
+pub struct ObservedBody {
+    body: Body,
+    call: Call,
+}
+
+impl HttpBody for ObservedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(frame) = &polled {
+            match frame {
+                Some(Ok(frame)) => {
+                    if let Some(code) = frame.trailers_ref().map(code) {
+                        self.call.end(code.unwrap_or(Code::Unknown));
+                    }
+                }
+                Some(Err(status)) => self.call.end(status.code()),
+                None => self.call.end(Code::Unknown),
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
