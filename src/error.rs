@@ -28,6 +28,9 @@ pub enum Error {
     /// The database went away while it committed: it is not known whether something was changed.
     #[error("the database went away while it committed, and has not said how that ended; repeat the call to learn it")]
     CommitUnknown,
+    /// A later release has changed how is counted: this one only reads.
+    #[error("{0}")]
+    Outdated(Arc<StoreError>),
     /// The server is going down.
     #[error("the server is shutting down; ask another instance")]
     ShuttingDown,
@@ -37,6 +40,12 @@ pub enum Error {
 }
 
 impl Error {
+    /// The connection to the database broke again and again while it committed; nothing was.
+    pub fn lost_connection() -> Self {
+        let lost = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the connection broke again and again");
+        Self::Unavailable(Arc::new(StoreError::Database(sqlx::Error::Io(lost))))
+    }
+
     /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::LockTimeout | Self::Overloaded | Self::Unavailable(_))
@@ -54,8 +63,11 @@ impl From<StoreError> for Error {
         if error.is_lock_timeout() {
             return Self::LockTimeout;
         }
-        let unavailable = error.is_unavailable();
+        let (unavailable, outdated) = (error.is_unavailable(), matches!(error, StoreError::TooOld { .. }));
         let error = Arc::new(error);
+        if outdated {
+            return Self::Outdated(error);
+        }
         if unavailable { Self::Unavailable(error) } else { Self::Internal(error) }
     }
 }

@@ -1,11 +1,12 @@
 //! Puts an instance together, serves it, and takes it down in order.
 
-use std::{future::Future, net::SocketAddr, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
-    sync::{mpsc, watch},
+    sync::{Notify, watch},
+    time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::transport::server::{Router, TcpIncoming};
@@ -13,19 +14,27 @@ use tonic_health::server::HealthReporter;
 use tower_layer::{Identity, Stack};
 
 use crate::{
-    domain::limit::Rule,
+    domain::{limit::Rule, principal::Principal},
     error::Error,
     http::{self, Readiness},
     metrics::Metrics,
     service::{
         audit::AuditService,
+        background::{
+            Driver,
+            counting::CountLabelSets,
+            expiry,
+            going::Going,
+            lease::{Holder, Lease},
+            pruning::Pruning,
+            retention::Retention,
+            silence::Silence,
+        },
         committer::{AfterCommit, Committer},
-        expiry,
         heartbeat::{HeartbeatService, Patience},
         judge::{Judge, Seen},
         limits::LimitService,
         request_resource::RequestResourceService,
-        retention, silence,
         tasks::Tasks,
         usage::Usage,
         waiting::{self, WaitingLine},
@@ -173,13 +182,17 @@ impl Server {
         let serve =
             |listener: TcpListener| Some((listener.local_addr().ok()?, http::serve(listener, metrics.clone(), seen)));
         let http = http.and_then(serve);
-        let store = Store::open(database).await?;
+        let store = Store::open(database, options.history).await?;
         Ok(Self { listener, store, options, metrics, readiness, http })
     }
 
     /// Makes `rules` all the limits there are.
+    ///
+    /// # Errors
+    /// As of [`LimitService::replace`].
     pub async fn replace_limits(&self, rules: &[Rule]) -> Result<(), Error> {
-        LimitService::new(self.store.clone()).replace(rules).await
+        let limits = LimitService::new(self.store.clone(), Arc::default());
+        limits.replace(&Principal::Service, rules, Instant::now() + self.options.times.request_timeout).await
     }
 
     /// Where it listens.
@@ -240,14 +253,23 @@ fn assemble(
     stopping: &CancellationToken,
 ) -> Result<Router<Stack<Observe, Identity>>, ServerError> {
     let seen = Seen::default();
-    let (expiring_soon, expiring) = mpsc::unbounded_channel();
+    let (expiring_soon, expiring) = expiry::channel();
     let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
-    let after_commit = AfterCommit { seen: seen.clone(), expiring_soon, abandoned: line.leaving() };
+    let after_commit =
+        AfterCommit { seen: seen.clone(), expiring_soon: expiring_soon.clone(), abandoned: line.leaving() };
     let committer = Committer::start(store.clone(), after_commit, tasks).map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen, options.patience.silent_after, tasks);
-    tasks.spawn(expiry::run(store.clone(), committer.clone(), expiring, stopping.clone()));
-    tasks.spawn(silence::run(store.clone(), committer.clone(), options.patience, stopping.clone()));
-    tasks.spawn(retention::run(store.clone(), options.history, stopping.clone()));
+    let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
+    tasks.spawn(expiry::run_timers(committer.clone(), expiring, stopping.clone()));
+    let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
+    let (holder, wake) = (Holder::default(), Arc::default);
+    driver.start(Lease::new(holder.clone()), wake());
+    driver.start(expiry::Sweep::new(expiring_soon, holder.clone()), wake());
+    driver.start(Silence::new(committer.clone(), options.patience, holder.clone()), wake());
+    driver.start(Retention::new(options.history, holder.clone()), wake());
+    driver.start(Pruning::new(holder.clone()), wake());
+    driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
+    driver.start(CountLabelSets::new(committer.clone(), holder, metrics.jobs("label_sets")), counting.clone());
 
     tasks.spawn(waiting::keep(line.clone(), leaving));
     tasks.spawn(waiting::live(line.clone()));
@@ -255,8 +277,8 @@ fn assemble(
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);
     let heartbeat = HeartbeatService::new(store.clone(), committer.clone(), options.patience);
-    let manager = ResourceManager::new(committer, request_resource, heartbeat, options.times);
-    let limits = LimitService::new(store.clone());
+    let manager = ResourceManager::new(committer, request_resource, heartbeat, em_goes, options.times);
+    let limits = LimitService::new(store.clone(), counting);
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
     let admin = Admin::new(AuditService::new(store.clone()));
     let reflection = || {
@@ -274,7 +296,8 @@ fn assemble(
         .layer(Observe::new(metrics.clone()))
         .add_service(Limited::new(manager))
         .add_service(
-            LimitServiceServer::new(transport::limit::Limit::new(limits)).max_decoding_message_size(MESSAGE_BYTES_MAX),
+            LimitServiceServer::new(transport::limit::Limit::new(limits, options.times.request_timeout))
+                .max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(UsageServiceServer::new(usage).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(AdminServiceServer::new(admin).max_decoding_message_size(MESSAGE_BYTES_MAX))

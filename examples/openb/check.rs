@@ -82,7 +82,7 @@ async fn users_against_tickets(
     let (scopes, ..) = repeated(|| "listing the scopes".into(), || client.scopes()).await?;
     let mut counted = HashMap::new();
     for scope in scopes {
-        let labels = scope.limited.scope.labels();
+        let labels = scope.scope.labels();
         if let (2, Some(APPLICATION), Some(user)) =
             (labels.len(), labels.get(CREATOR).map(String::as_str), labels.get(USER))
         {

@@ -20,10 +20,16 @@ pub enum Action {
     Ended(End),
     /// The counters of an EM or a scope were brought in line with the tickets.
     Repaired,
+    /// A rule was set.
+    LimitSet,
+    /// A rule was deleted.
+    LimitDeleted,
+    /// A kind of EMs got a policy.
+    PolicySet,
 }
 
 impl Action {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 12] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -33,6 +39,9 @@ impl Action {
         Self::Ended(End::Unregistered),
         Self::Ended(End::Lost),
         Self::Repaired,
+        Self::LimitSet,
+        Self::LimitDeleted,
+        Self::PolicySet,
     ];
 
     /// As it stands in `linkis_resource_action_record.action`.
@@ -44,6 +53,9 @@ impl Action {
             Self::Inited => "inited",
             Self::Ended(end) => end.as_str(),
             Self::Repaired => "repaired",
+            Self::LimitSet => "limit_set",
+            Self::LimitDeleted => "limit_deleted",
+            Self::PolicySet => "policy_set",
         }
     }
 
@@ -62,11 +74,13 @@ pub struct ActionRecord {
     pub action: Action,
     /// To which ticket, and whose that is; `None` if it was done to the EM or the scope.
     pub ticket: Option<(Uuid, Name)>,
-    /// On which EM; only repairs are also of scopes.
+    /// On which EM; repairs are also of scopes, and rules and policies are subjects themselves.
     pub subject: Subject,
     /// What the ticket held after it, or when it ended; of an EM, what it provides. After a repair, what the tickets hold together:
-    /// of a scope as a Special, by the keys of dimensions.
+    /// of a scope as a Special, by the keys of dimensions. Of a rule its maximum, likewise.
     pub resource: Resource,
+    /// Who did it: the service itself where nobody asked.
+    pub actor: String,
     /// When, by the database's clock.
     pub at: OffsetDateTime,
 }

@@ -9,9 +9,10 @@ use time::OffsetDateTime;
 
 use super::{
     em::EmInstance,
-    limit::Limits,
+    limit::{Limits, Pattern},
+    name::Name,
     resource::{Dimension, Left, Resource, ResourceError},
-    scope::{Scope, Tally, Usage},
+    scope::{Counter, Scope, Tally, Usage},
 };
 
 /// Whose counters.
@@ -21,6 +22,10 @@ pub enum Subject {
     Em(EmInstance),
     /// A scope's.
     Scope(Scope),
+    /// A rule.
+    Rule(Pattern),
+    /// The policy of a kind of EMs.
+    Policy(Name),
 }
 
 /// For people: not to be taken apart again.
@@ -29,6 +34,8 @@ impl fmt::Display for Subject {
         match self {
             Self::Em(em) => write!(f, "em={em}"),
             Self::Scope(scope) => write!(f, "scope {scope}"),
+            Self::Rule(pattern) => write!(f, "limit {pattern}"),
+            Self::Policy(kind) => write!(f, "policy of {kind}"),
         }
     }
 }
@@ -302,8 +309,8 @@ impl Stray {
 /// What is stored of a scope, whether or not it makes sense.
 #[derive(Debug)]
 pub struct ScopeBooks {
-    /// Which.
-    pub scope: Scope,
+    /// Which, and as which label set counts it.
+    pub counter: Counter,
     /// What its tickets should hold.
     pub usage: Result<Usage, String>,
     /// Where its row is.
@@ -316,54 +323,61 @@ pub struct ScopeBooks {
 #[derive(Debug, PartialEq, Eq)]
 pub enum ScopeFix {
     /// Its row has to say what the tickets say.
-    Update(Scope, Usage),
+    Update(Counter, Usage),
     /// It needs a row.
-    Insert(Scope, Usage),
+    Insert(Counter, Usage),
     /// The row at this hash has to go.
-    Delete(Scope, Vec<u8>),
+    Delete(Counter, Vec<u8>),
 }
 
-/// What the live tickets hold in every scope of every label set that some rule has, to be compared with the rows.
+/// What the live tickets hold in every scope of every label set that is counted, to be compared with the rows.
 #[derive(Debug)]
 pub struct ScopeSums {
-    sets: BTreeSet<BTreeSet<String>>,
-    sums: HashMap<Scope, Usage>,
+    /// Those that are counted.
+    counted: BTreeSet<i64>,
+    /// Those whose rows are being made, or removed: nothing is wrong with them.
+    passing: BTreeSet<i64>,
+    sums: HashMap<Counter, Usage>,
 }
 
 impl ScopeSums {
-    /// The sums of the label sets of `limits`.
-    pub fn new(limits: &Limits, sums: HashMap<Scope, Usage>) -> Self {
-        Self { sets: limits.label_sets().cloned().collect(), sums }
+    /// The sums of the label sets of `limits`; `known` are all label sets that have rows, also those that count no more.
+    pub fn new(limits: &Limits, known: BTreeSet<i64>, sums: HashMap<Counter, Usage>) -> Self {
+        let counted = limits.label_sets().filter(|set| set.is_counted).map(|set| set.id).collect();
+        Self { passing: known.difference(&counted).copied().collect(), counted, sums }
     }
 
     /// Compares one row; each scope has one at most that is in place.
     pub fn compare(&mut self, row: &ScopeBooks) -> Option<(Vec<Difference>, ScopeFix)> {
-        let subject = Subject::Scope(row.scope.clone());
+        if self.passing.contains(&row.counter.label_set_id) {
+            return None;
+        }
+        let subject = Subject::Scope(row.counter.scope.clone());
         let told = |problem| vec![Difference::told(&subject, "row", problem)];
-        let delete = || ScopeFix::Delete(row.scope.clone(), row.hash.clone());
+        let delete = || ScopeFix::Delete(row.counter.clone(), row.hash.clone());
         if !row.is_in_place {
             return Some((told("its row is where nobody looks for it"), delete()));
         }
-        if !self.sets.iter().any(|keys| keys.iter().eq(row.scope.labels().keys())) {
+        if !self.counted.contains(&row.counter.label_set_id) {
             return Some((told("there is a row, but no limit has these labels"), delete()));
         }
-        let sums = self.sums.remove(&row.scope).unwrap_or_default();
+        let sums = self.sums.remove(&row.counter).unwrap_or_default();
         let differences = match &row.usage {
             Ok(stored) => usage_differences(&subject, stored, &sums),
             Err(problem) => vec![Difference::told(&subject, "row", problem)],
         };
-        (!differences.is_empty()).then(|| (differences, ScopeFix::Update(row.scope.clone(), sums)))
+        (!differences.is_empty()).then(|| (differences, ScopeFix::Update(row.counter.clone(), sums)))
     }
 
     /// After all rows were compared: the scopes that have none, though tickets count in them.
     pub fn missing(self) -> impl Iterator<Item = (Vec<Difference>, ScopeFix)> {
         let mut missing: Vec<_> = self.sums.into_iter().collect();
         missing.sort_by(|(a, _), (b, _)| a.cmp(b));
-        missing.into_iter().filter_map(|(scope, usage)| {
-            let subject = Subject::Scope(scope.clone());
+        missing.into_iter().filter_map(|(counter, usage)| {
+            let subject = Subject::Scope(counter.scope.clone());
             let mut differences = usage_differences(&subject, &Usage::default(), &usage);
             differences.iter_mut().for_each(|difference| "there is no row".clone_into(&mut difference.problem));
-            (!differences.is_empty()).then_some((differences, ScopeFix::Insert(scope, usage)))
+            (!differences.is_empty()).then_some((differences, ScopeFix::Insert(counter, usage)))
         })
     }
 }

@@ -3,12 +3,14 @@
 use std::fmt;
 
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::{
     name::{FieldError, Labels, Name},
     refusal::Refusal,
     resource::{Dimension, Left, Resource, ResourceError, ResourceType},
     scope::Tally,
+    ticket::End,
 };
 
 /// The name of a host that starts engines. The two parts are never joined into one string.
@@ -58,9 +60,59 @@ pub struct Em {
     pub register_time: OffsetDateTime,
     /// Counts the writes of its row: a write states the version that it read.
     pub version: i64,
+    /// That it goes, if it does.
+    pub going: Option<Going>,
+    /// Which counters of label sets count its tickets.
+    pub counted: Counted,
+}
+
+/// An EM that goes: the tickets of its registrations up to an epoch end in steps; its row goes last, unless it registers again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Going {
+    /// The last registration whose tickets end.
+    pub epoch: i64,
+    /// How they end.
+    pub end: End,
+    /// The tickets up to this one have been seen, in the order of their ids.
+    pub after: Uuid,
+}
+
+/// Up to which label set the tickets of an EM are counted.
+///
+/// Label sets have growing numbers. A new one is counted EM by EM, under the EM's lock: so whoever changes a ticket knows from the
+/// EM's own row whether it is in the counters already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counted {
+    /// All tickets are in the counters of the label sets up to this one.
+    pub to: i64,
+    /// Those up to this ticket are also in the counters up to that label set.
+    pub under_way: Option<(i64, Uuid)>,
+}
+
+impl Counted {
+    /// Whether a ticket, if it lives, is in the counters of a label set.
+    pub fn counts(&self, label_set_id: i64, ticket_id: Uuid) -> bool {
+        label_set_id <= self.to || self.under_way.is_some_and(|(to, after)| label_set_id <= to && ticket_id <= after)
+    }
 }
 
 impl Em {
+    /// Whether the steps through its tickets have come at least as far as in `other`, which is the same EM at some moment.
+    pub fn has_stepped_to(&self, other: &Self) -> bool {
+        let counted = (self.counted.to, self.counted.under_way) >= (other.counted.to, other.counted.under_way);
+        let gone = match (self.going, other.going) {
+            (None, _) => true,
+            (Some(now), Some(then)) => (now.epoch, now.after) >= (then.epoch, then.after),
+            (Some(now), None) => now.epoch >= other.epoch,
+        };
+        counted && gone
+    }
+
+    /// Whether it can be used: it does not go, or has registered again since it went.
+    pub fn is_registered(&self) -> bool {
+        self.going.is_none_or(|going| going.epoch < self.epoch)
+    }
+
     /// The type in which its amounts are counted.
     pub fn resource_type(&self) -> ResourceType {
         self.total.resource_type()

@@ -7,7 +7,7 @@ use super::{
     operation::{Ask, Rejection},
     refusal::{Refusal, ScopeShortage},
     resource::Resource,
-    scope::{Scope, Usage},
+    scope::{Counter, Usage},
 };
 
 /// Why a request cannot be granted now.
@@ -28,7 +28,7 @@ pub struct Short {
 pub fn judge<'a>(
     em: &Em,
     scopes: &[LimitedScope],
-    usage: impl Fn(&Scope) -> Option<&'a Usage>,
+    usage: impl Fn(&Counter) -> Option<&'a Usage>,
     line: &Line,
     place: Option<Place>,
     ask: &Ask,
@@ -41,8 +41,8 @@ pub fn judge<'a>(
 
     let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
     let in_scope = |limited: &LimitedScope| {
-        let ahead = line.ahead_at(|| Spot::Scope(limited.scope.clone()), place);
-        ScopeShortage::of(limited, usage(&limited.scope).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
+        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), place);
+        ScopeShortage::of(limited, usage(&limited.counter).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
     };
     let shortages: Vec<ScopeShortage> = scopes.iter().map(in_scope).collect();
 
@@ -51,7 +51,7 @@ pub fn judge<'a>(
     }
     let mut spots = Spots::from([(Spot::Em(em.instance.clone()), on_em.is_some())]);
     for (limited, shortage) in scopes.iter().zip(&shortages).filter(|(limited, _)| limited.rule.is_some()) {
-        spots.insert(Spot::Scope(limited.scope.clone()), !shortage.is_none());
+        spots.insert(Spot::Scope(limited.scope().clone()), !shortage.is_none());
     }
     match Refusal::first_of(on_em, Refusal::of_scopes(shortages)) {
         Some(refusal) => Ok(Err(Box::new(Short { refusal, spots }))),
@@ -63,7 +63,7 @@ pub fn judge<'a>(
 pub fn fits<'a>(
     em: &Em,
     scopes: &[LimitedScope],
-    usage: impl Fn(&Scope) -> Option<&'a Usage>,
+    usage: impl Fn(&Counter) -> Option<&'a Usage>,
     line: &Line,
     ask: &Ask,
 ) -> bool {
@@ -74,13 +74,13 @@ pub fn fits<'a>(
     }
     let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
     !scopes.iter().any(|limited| {
-        let ahead = line.ahead_at(|| Spot::Scope(limited.scope.clone()), None);
-        ScopeShortage::is_any(limited, usage(&limited.scope).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
+        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), None);
+        ScopeShortage::is_any(limited, usage(&limited.counter).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
     })
 }
 
 /// Everywhere where a request is judged on `em`.
 pub fn spots(em: &EmInstance, limits: &Limits, ask: &Ask) -> impl Iterator<Item = Spot> + use<> {
     let limited = limits.scopes(&ask.ticket_labels(em)).into_iter().filter(|limited| limited.rule.is_some());
-    [Spot::Em(em.clone())].into_iter().chain(limited.map(|limited| Spot::Scope(limited.scope)))
+    [Spot::Em(em.clone())].into_iter().chain(limited.map(|limited| Spot::Scope(limited.counter.scope)))
 }

@@ -12,20 +12,22 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    em::{Em, EmInstance},
+    em::{Counted, Em, EmInstance},
     judgement::{fits, judge},
     limit::{LimitedScope, Limits},
     line::{Line, Place, Spot, Spots},
     name::Name,
-    operation::{Grant, Inited, Operation, Outcome, Reap, Register, Rejection, Released, Request, RequestRecord},
+    operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
+    principal::Principal,
     refusal::{Refusal, ScopeShortage},
-    report::{LastSign, ReportNumber},
+    report::ReportNumber,
     resource::{Resource, ResourceError},
-    scope::{Scope, Tally, Usage},
+    scope::{Counter, Tally, TicketLabels, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
 };
 
 mod queueing;
+mod steps;
 
 /// What the store holds of everything that a batch touches, read under the locks.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ pub struct Snapshot {
     pub ems: HashMap<EmInstance, Em>,
     /// The tickets that live.
     pub tickets: HashMap<Uuid, Ticket>,
+    /// The parts of the tickets of EMs that operations go through.
+    pub pages: HashMap<EmInstance, TicketPage>,
     /// The tickets that history remembers.
     pub ended: HashMap<Uuid, EndedTicket>,
     /// Those of the EMs that register which have live tickets.
@@ -46,10 +50,19 @@ pub struct Snapshot {
     pub request_ids: HashMap<Name, RequestRecord>,
     /// The limits in force.
     pub limits: Arc<Limits>,
-    /// What the scopes hold that the operations' tickets count in; one that is missing holds nothing.
-    pub scopes: HashMap<Scope, Usage>,
+    /// What the counters hold that the operations' tickets belong to; one that is missing holds nothing.
+    pub scopes: HashMap<Counter, Usage>,
     /// Who waits where.
     pub line: LineView,
+}
+
+/// A part of an EM's tickets in the order of their ids, all of which are among those that were read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TicketPage {
+    /// They are behind this one.
+    pub after: Uuid,
+    /// The last of them; `None` if there are none behind them.
+    pub last: Option<Uuid>,
 }
 
 /// A part of the waiting line.
@@ -70,22 +83,26 @@ pub struct Deltas {
     pub ems_updated: Vec<Em>,
     /// EMs that registered again with other amounts, with the version that was read.
     pub ems_resized: Vec<Em>,
+    /// EMs whose tickets were ended or counted in part, with the version that was read.
+    pub ems_stepped: Vec<Em>,
     /// EMs that are new.
     pub ems_inserted: Vec<Em>,
-    /// EMs that were unregistered, with the version that was read.
+    /// EMs whose rows go, with the version that was read.
     pub ems_deleted: Vec<Em>,
-    /// EMs that were given up, with the version that was read.
-    pub ems_lost: Vec<Em>,
+    /// EMs that began to go: nothing to write, but something to remember. With how they went, and by whom.
+    pub ems_gone: Vec<(Em, End, Principal)>,
+    /// Who registered the EMs that registered.
+    pub registered_by: HashMap<EmInstance, Principal>,
     /// EMs whose reports are over: those that went, also if they came again.
     pub reports_ended: Vec<EmInstance>,
-    /// Tickets whose engine reported in.
-    pub inited: Vec<Ticket>,
+    /// Tickets whose engine reported in, and who told.
+    pub inited: Vec<(Ticket, Principal)>,
     /// Tickets that ended.
     pub ended: Vec<EndedDelta>,
     /// Request ids that are new.
     pub request_ids: Vec<RequestRecord>,
     /// What scopes hold that changed.
-    pub scopes: Vec<(Scope, Usage)>,
+    pub scopes: Vec<(Counter, Usage)>,
     /// Requests that are new in line.
     pub waiting: Vec<WaitingDelta>,
     /// Requests that now stand elsewhere.
@@ -104,9 +121,10 @@ impl Deltas {
         self.ems_counted.is_empty()
             && self.ems_updated.is_empty()
             && self.ems_resized.is_empty()
+            && self.ems_stepped.is_empty()
             && self.ems_inserted.is_empty()
             && self.ems_deleted.is_empty()
-            && self.ems_lost.is_empty()
+            && self.ems_gone.is_empty()
             && self.reports_ended.is_empty()
             && self.inited.is_empty()
             && self.ended.is_empty()
@@ -122,12 +140,12 @@ impl Deltas {
 /// How EMs and scopes stand after a batch.
 #[derive(Debug)]
 pub struct Standing {
-    /// The EMs that exist.
+    /// The EMs that are registered.
     pub ems: Vec<Em>,
-    /// The EMs that went.
+    /// The EMs that are not.
     pub gone: Vec<EmInstance>,
     /// What scopes hold.
-    pub scopes: Vec<(Scope, Usage)>,
+    pub scopes: Vec<(Counter, Usage)>,
     /// The limits that were in force.
     pub limits: Arc<Limits>,
     /// Who waits where.
@@ -165,22 +183,27 @@ pub struct EndedDelta {
     pub end: End,
     /// False if it was granted in this very batch.
     pub stored: bool,
-    /// Whether its engine reported in in this very batch.
-    pub inited: bool,
+    /// Who told that its engine reported in, if that was in this very batch.
+    pub inited: Option<Principal>,
+    /// Who ended it.
+    pub by: Principal,
 }
 
 /// The state of one batch.
 #[derive(Debug)]
 pub struct Ledger {
     now: OffsetDateTime,
+    /// Who asked for the operation that is being carried out.
+    by: Principal,
     ems: HashMap<EmInstance, EmSlot>,
     tickets: HashMap<Uuid, TicketSlot>,
+    pages: HashMap<EmInstance, TicketPage>,
     ended: HashMap<Uuid, EndedTicket>,
     inhabited: HashSet<EmInstance>,
     reports: HashMap<EmInstance, ReportNumber>,
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
-    scopes: HashMap<Scope, ScopeSlot>,
+    scopes: HashMap<Counter, ScopeSlot>,
     line: LineView,
     deltas: Deltas,
 }
@@ -188,13 +211,14 @@ pub struct Ledger {
 #[derive(Debug, Default)]
 struct EmSlot {
     stored_version: Option<i64>,
-    /// As it was before it went.
+    /// As it was before its row went.
     before: Option<Em>,
     current: Option<Em>,
-    /// How it went last, if it did.
-    went: Option<End>,
+    /// Whether it went, if only for a moment.
+    went: bool,
     registered: bool,
     resized: bool,
+    stepped: bool,
     counted: bool,
 }
 
@@ -208,7 +232,8 @@ struct ScopeSlot {
 struct TicketSlot {
     ticket: Ticket,
     stored: bool,
-    changed: bool,
+    /// Who told that its engine reported in.
+    inited: Option<Principal>,
 }
 
 impl Ledger {
@@ -216,11 +241,13 @@ impl Ledger {
     pub fn new(snapshot: Snapshot) -> Self {
         let em_slot = |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), ..EmSlot::default() };
         let scope_slot = |usage| ScopeSlot { usage, changed: false };
-        let ticket_slot = |ticket| TicketSlot { ticket, stored: true, changed: false };
+        let ticket_slot = |ticket| TicketSlot { ticket, stored: true, inited: None };
         Self {
             now: snapshot.now,
+            by: Principal::Anonymous,
             ems: snapshot.ems.into_iter().map(|(key, em)| (key, em_slot(em))).collect(),
             tickets: snapshot.tickets.into_iter().map(|(id, ticket)| (id, ticket_slot(ticket))).collect(),
+            pages: snapshot.pages,
             ended: snapshot.ended,
             inhabited: snapshot.inhabited,
             reports: snapshot.reports,
@@ -232,8 +259,9 @@ impl Ledger {
         }
     }
 
-    /// Carries one operation out, or rejects it and changes nothing.
-    pub fn apply(&mut self, operation: &Operation) -> Result<Outcome, Rejection> {
+    /// Carries out what `by` asks for, or rejects it and changes nothing.
+    pub fn apply(&mut self, by: &Principal, operation: &Operation) -> Result<Outcome, Rejection> {
+        self.by = by.clone();
         match operation {
             Operation::Register(op) => self.register(op),
             Operation::Unregister(em) => self.unregister(em),
@@ -243,6 +271,8 @@ impl Ledger {
             Operation::Expire(op) => self.expire(op),
             Operation::Lost(op) => self.lost(op),
             Operation::Reap(op) => self.reap(op),
+            Operation::EndTickets(em) => self.end_tickets(em),
+            Operation::CountTickets(op) => self.count_tickets(op),
         }
     }
 
@@ -251,31 +281,29 @@ impl Ledger {
         let mut ems = Vec::with_capacity(self.ems.len());
         let mut gone = Vec::new();
         for (instance, slot) in self.ems {
-            ems.extend(slot.current.clone());
-            if slot.went.is_some() && slot.stored_version.is_some() {
-                self.deltas.reports_ended.push(instance.clone());
+            match &slot.current {
+                Some(em) if em.is_registered() => ems.push(em.clone()),
+                _ if slot.stored_version.is_some() => gone.push(instance.clone()),
+                _ => {}
+            }
+            if slot.went && slot.stored_version.is_some() {
+                self.deltas.reports_ended.push(instance);
             }
             match (slot.stored_version, slot.current) {
                 (Some(version), Some(em)) if slot.resized => self.deltas.ems_resized.push(Em { version, ..em }),
                 (Some(version), Some(em)) if slot.registered => self.deltas.ems_updated.push(Em { version, ..em }),
+                (Some(version), Some(em)) if slot.stepped => self.deltas.ems_stepped.push(Em { version, ..em }),
                 (Some(version), Some(em)) if slot.counted => self.deltas.ems_counted.push(Em { version, ..em }),
                 (None, Some(em)) => self.deltas.ems_inserted.push(em),
-                (Some(version), None) => {
-                    gone.push(instance);
-                    let deleted = match slot.went {
-                        Some(End::Lost) => &mut self.deltas.ems_lost,
-                        _ => &mut self.deltas.ems_deleted,
-                    };
-                    deleted.extend(slot.before.map(|em| Em { version, ..em }));
-                }
+                (Some(version), None) => self.deltas.ems_deleted.extend(slot.before.map(|em| Em { version, ..em })),
                 _ => {}
             }
         }
         for slot in self.tickets.into_values() {
-            match (slot.stored, slot.changed) {
+            match (slot.stored, slot.inited) {
                 (false, _) => self.deltas.granted.push(slot.ticket),
-                (true, true) => self.deltas.inited.push(slot.ticket),
-                (true, false) => {}
+                (true, Some(by)) => self.deltas.inited.push((slot.ticket, by)),
+                (true, None) => {}
             }
         }
         let mut scopes = Vec::with_capacity(self.scopes.len());
@@ -301,6 +329,8 @@ impl Ledger {
                 epoch: 0,
                 register_time: self.now,
                 version: slot.stored_version.unwrap_or(0),
+                going: None,
+                counted: Counted { to: self.limits.newest_label_set(), under_way: None },
             },
             Some(em) => em.clone(),
         };
@@ -314,7 +344,8 @@ impl Ledger {
             em.used = op.total.zero_like();
             em.locked = op.total.zero_like();
         }
-        let resized = slot.current.is_some() && (em.total != op.total || em.protected != op.protected);
+        let resized = slot.current.as_ref().is_some_and(Em::is_registered)
+            && (em.total != op.total || em.protected != op.protected);
         em.total = op.total.clone();
         em.protected = op.protected.clone();
         em.labels = op.labels.clone();
@@ -326,48 +357,9 @@ impl Ledger {
         slot.registered = true;
         slot.resized |= resized;
         slot.current = Some(em.clone());
+        self.deltas.registered_by.insert(op.em.clone(), self.by.clone());
         self.free(&op.em, &[]);
         Ok(Outcome::Registered(Box::new(em)))
-    }
-
-    fn unregister(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
-        Ok(Outcome::Unregistered { removed_tickets: self.remove_em(instance, End::Unregistered)? })
-    }
-
-    /// Gives an EM up that nothing was heard of since. Whatever was heard wins.
-    fn reap(&mut self, op: &Reap) -> Result<Outcome, Rejection> {
-        let current = self.ems.get(&op.em).and_then(|slot| slot.current.as_ref());
-        let last = current.zip(self.reports.get(&op.em));
-        let last = last.map(|(em, reported)| LastSign { registered: em.epoch, reported: *reported });
-        if last != Some(op.last) {
-            return Ok(Outcome::Reaped(None));
-        }
-        self.remove_em(&op.em, End::Lost).map(|removed| Outcome::Reaped(Some(removed)))
-    }
-
-    /// Takes an EM and its tickets away; answers how many these were.
-    fn remove_em(&mut self, instance: &EmInstance, end: End) -> Result<usize, Rejection> {
-        live_em(&mut self.ems, instance)?;
-        let gone: Vec<Ticket> =
-            self.tickets.values().filter(|slot| slot.ticket.em == *instance).map(|slot| slot.ticket.clone()).collect();
-        let mut counted = HashMap::new();
-        for ticket in &gone {
-            let scopes = self.limits.scopes(&ticket.ticket_labels());
-            self.count(&mut counted, &scopes, |usage| give_back(usage, ticket))?;
-        }
-        self.deltas.freed.extend(counted.keys().cloned().map(Spot::Scope));
-        self.free(instance, &[]);
-        self.keep(counted);
-        for ticket in &gone {
-            self.forget(ticket.id, end);
-        }
-        if let Some(slot) = self.ems.get_mut(instance) {
-            slot.before = slot.current.take();
-            slot.went = Some(end);
-            slot.resized = false;
-        }
-        self.reports.remove(instance);
-        Ok(gone.len())
     }
 
     fn request(&mut self, op: &Request) -> Result<Outcome, Rejection> {
@@ -382,9 +374,10 @@ impl Ledger {
             return Ok(Outcome::Granted(grant));
         }
         let place = self.place(op)?;
-        let em = live_em(&mut self.ems, &op.em)?;
-        let scopes = self.limits.scopes(&op.ask.ticket_labels(&op.em));
-        let usage = |scope: &Scope| self.scopes.get(scope).map(|slot| &slot.usage);
+        let em = registered_em(&mut self.ems, &op.em)?;
+        let (epoch, in_counters) = (em.current.epoch, em.current.counted);
+        let scopes = counters(&self.limits, in_counters, op.ask.ticket_id, &op.ask.ticket_labels(&op.em));
+        let usage = |counter: &Counter| self.scopes.get(counter).map(|slot| &slot.usage);
         let judged = judge(em.current, &scopes, usage, &self.line.line, place, &op.ask)?;
         debug_assert!(
             place.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok(),
@@ -399,21 +392,21 @@ impl Ledger {
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |usage| usage.locked.add(&op.ask.resource, 1))?;
         self.keep(counted);
-        let em = live_em(&mut self.ems, &op.em)?;
+        let em = registered_em(&mut self.ems, &op.em)?;
         em.current.locked = em_locked;
         *em.counted = true;
         let grant =
             Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
         self.tickets.insert(
             op.ask.ticket_id,
-            TicketSlot { ticket: ticket(op, self.now, grant.expires_at), stored: false, changed: false },
+            TicketSlot { ticket: self.new_ticket(op, epoch, grant.expires_at), stored: false, inited: None },
         );
         if let Some(request_id) = &op.ask.request_id {
             let record = RequestRecord { request_id: request_id.clone(), grant: grant.clone(), create_time: self.now };
             self.request_ids.insert(request_id.id.clone(), record.clone());
             self.deltas.request_ids.push(record);
         }
-        let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.scope));
+        let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.counter.scope));
         let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).map(|spot| (spot, false));
         self.leave_line(op, granted_at.collect());
         Ok(Outcome::Granted(grant))
@@ -423,7 +416,7 @@ impl Ledger {
     fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope]) {
         self.deltas.freed.insert(Spot::Em(em.clone()));
         let limited = scopes.iter().filter(|limited| limited.rule.is_some());
-        self.deltas.freed.extend(limited.map(|limited| Spot::Scope(limited.scope.clone())));
+        self.deltas.freed.extend(limited.map(|limited| Spot::Scope(limited.scope().clone())));
     }
 
     fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
@@ -443,8 +436,12 @@ impl Ledger {
             return Err(Rejection::OtherUse { source });
         }
         used.covers(&locked).map_err(|source| Rejection::OtherUse { source })?;
-        let scopes = self.limits.scopes(&slot.ticket.ticket_labels());
-        let em = live_em(&mut self.ems, &op.em)?;
+        let em = registered_em(&mut self.ems, &op.em)?;
+        if em.current.going.is_some_and(|going| slot.ticket.em_epoch <= going.epoch) {
+            // It belongs to a registration that is over, and is just about to end.
+            return Err(Rejection::EmNotRegistered(op.em.clone()));
+        }
+        let scopes = counters(&self.limits, em.current.counted, op.ticket_id, &slot.ticket.ticket_labels());
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", op.em), source };
         let locked_share = em.current.share(&locked).map_err(inconsistent)?;
         let used_share = em.current.project(&used).map_err(|source| Rejection::Unanswerable {
@@ -467,7 +464,7 @@ impl Ledger {
             usage.used.add(&used, 1)
         })?;
         self.keep(counted);
-        let em = live_em(&mut self.ems, &op.em)?;
+        let em = registered_em(&mut self.ems, &op.em)?;
         *em.current = after;
         *em.counted = true;
         if used != locked {
@@ -475,7 +472,7 @@ impl Ledger {
         }
         let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
         slot.ticket.state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
-        slot.changed = true;
+        slot.inited = Some(self.by.clone());
         Ok(Outcome::Inited(Box::new(slot.ticket.clone())))
     }
 
@@ -515,16 +512,16 @@ impl Ledger {
     fn end(&mut self, ticket_id: Uuid, end: End) -> Result<(), Rejection> {
         let not_found = || Rejection::TicketNotFound { ticket_id, ended: None };
         let ticket = self.tickets.get(&ticket_id).ok_or_else(not_found)?.ticket.clone();
-        let mut em = live_em(&mut self.ems, &ticket.em)?.current.clone();
+        let mut em = stored_em(&mut self.ems, &ticket.em)?.current.clone();
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
         let share = em.share(ticket.resource()).map_err(inconsistent)?;
         let held = if ticket.is_locked() { &mut em.locked } else { &mut em.used };
         *held = held.minus(&share).map_err(inconsistent)?;
         let mut counted = HashMap::new();
-        let scopes = self.limits.scopes(&ticket.ticket_labels());
+        let scopes = counters(&self.limits, em.counted, ticket_id, &ticket.ticket_labels());
         self.count(&mut counted, &scopes, |usage| give_back(usage, &ticket))?;
         self.keep(counted);
-        let slot = live_em(&mut self.ems, &ticket.em)?;
+        let slot = stored_em(&mut self.ems, &ticket.em)?;
         *slot.current = em;
         *slot.counted = true;
         self.free(&ticket.em, &scopes);
@@ -534,10 +531,10 @@ impl Ledger {
 
     /// Moves a ticket from those that live to those that ended.
     fn forget(&mut self, ticket_id: Uuid, end: End) {
-        if let Some(TicketSlot { ticket, stored, changed: inited }) = self.tickets.remove(&ticket_id) {
+        if let Some(TicketSlot { ticket, stored, inited }) = self.tickets.remove(&ticket_id) {
             let (user, em) = (ticket.user.clone(), ticket.em.clone());
             self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
-            self.deltas.ended.push(EndedDelta { ticket, end, stored, inited });
+            self.deltas.ended.push(EndedDelta { ticket, end, stored, inited, by: self.by.clone() });
         }
     }
 
@@ -551,7 +548,7 @@ impl Ledger {
     ) -> Option<Refusal> {
         let nothing = Usage::default();
         let short = |limited: &LimitedScope| {
-            let usage = self.scopes.get(&limited.scope).map_or(&nothing, |slot| &slot.usage);
+            let usage = self.scopes.get(&limited.counter).map_or(&nothing, |slot| &slot.usage);
             ScopeShortage::of(limited, usage, from, to, ahead)
         };
         Refusal::of_scopes(scopes.iter().map(short).collect())
@@ -560,25 +557,40 @@ impl Ledger {
     /// What scopes will hold after a change, on top of what was counted before.
     fn count(
         &self,
-        counted: &mut HashMap<Scope, Usage>,
+        counted: &mut HashMap<Counter, Usage>,
         scopes: &[LimitedScope],
         change: impl Fn(&mut Usage) -> Result<(), ResourceError>,
     ) -> Result<(), Rejection> {
-        for LimitedScope { scope, .. } in scopes {
-            let stored = || self.scopes.get(scope).map(|slot| slot.usage.clone()).unwrap_or_default();
-            let usage = counted.entry(scope.clone()).or_insert_with(stored);
+        for LimitedScope { counter, .. } in scopes {
+            let stored = || self.scopes.get(counter).map(|slot| slot.usage.clone()).unwrap_or_default();
+            let usage = counted.entry(counter.clone()).or_insert_with(stored);
             change(usage).map_err(|source| match source {
                 ResourceError::Overflow { .. } => Rejection::Overflow { field: "resource", source },
-                _ => Rejection::Inconsistent { what: format!("the scope {scope}"), source },
+                _ => Rejection::Inconsistent { what: format!("the scope {}", counter.scope), source },
             })?;
         }
         Ok(())
     }
 
     /// Makes what was counted hold.
-    fn keep(&mut self, counted: HashMap<Scope, Usage>) {
-        let slots = counted.into_iter().map(|(scope, usage)| (scope, ScopeSlot { usage, changed: true }));
+    fn keep(&mut self, counted: HashMap<Counter, Usage>) {
+        let slots = counted.into_iter().map(|(counter, usage)| (counter, ScopeSlot { usage, changed: true }));
         self.scopes.extend(slots);
+    }
+
+    fn new_ticket(&self, op: &Request, em_epoch: i64, expires_at: OffsetDateTime) -> Ticket {
+        Ticket {
+            id: op.ask.ticket_id,
+            user: op.ask.user.clone(),
+            creator: op.ask.creator.clone(),
+            engine_type: op.ask.engine_type.clone(),
+            em: op.em.clone(),
+            labels: op.ask.labels.clone(),
+            locked_time: self.now,
+            state: TicketState::Locked { resource: op.ask.resource.clone(), expires_at },
+            principal: op.ask.principal.clone(),
+            em_epoch,
+        }
     }
 }
 
@@ -587,17 +599,33 @@ fn give_back(usage: &mut Usage, ticket: &Ticket) -> Result<(), ResourceError> {
     held.minus(ticket.resource())
 }
 
-/// An EM that is registered, and the mark that its counters have to be written.
-struct LiveEm<'a> {
+/// The counters that a ticket is in, if it lives: all but those that are just being made and have not come to it.
+fn counters(limits: &Limits, counted: Counted, ticket_id: Uuid, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
+    let mut counters = limits.scopes(labels);
+    counters.retain(|limited| counted.counts(limited.counter.label_set_id, ticket_id));
+    counters
+}
+
+/// An EM that has a row, and the mark that its counters have to be written.
+struct StoredEm<'a> {
     current: &'a mut Em,
     counted: &'a mut bool,
 }
 
-fn live_em<'a>(ems: &'a mut HashMap<EmInstance, EmSlot>, instance: &EmInstance) -> Result<LiveEm<'a>, Rejection> {
+fn stored_em<'a>(ems: &'a mut HashMap<EmInstance, EmSlot>, instance: &EmInstance) -> Result<StoredEm<'a>, Rejection> {
     match ems.get_mut(instance) {
-        Some(EmSlot { current: Some(current), counted, .. }) => Ok(LiveEm { current, counted }),
+        Some(EmSlot { current: Some(current), counted, .. }) => Ok(StoredEm { current, counted }),
         _ => Err(Rejection::EmNotRegistered(instance.clone())),
     }
+}
+
+/// An EM that can be used.
+fn registered_em<'a>(
+    ems: &'a mut HashMap<EmInstance, EmSlot>,
+    instance: &EmInstance,
+) -> Result<StoredEm<'a>, Rejection> {
+    let em = stored_em(ems, instance)?;
+    if em.current.is_registered() { Ok(em) } else { Err(Rejection::EmNotRegistered(instance.clone())) }
 }
 
 /// A live ticket that `user` holds on `em`.
@@ -628,17 +656,4 @@ fn check_owner(ticket_id: Uuid, owner: (&Name, &EmInstance), caller: (&Name, &Em
 
 fn duration(op: &Request) -> time::Duration {
     time::Duration::try_from(op.ask.lock_ttl).unwrap_or(time::Duration::MAX)
-}
-
-fn ticket(op: &Request, now: OffsetDateTime, expires_at: OffsetDateTime) -> Ticket {
-    Ticket {
-        id: op.ask.ticket_id,
-        user: op.ask.user.clone(),
-        creator: op.ask.creator.clone(),
-        engine_type: op.ask.engine_type.clone(),
-        em: op.em.clone(),
-        labels: op.ask.labels.clone(),
-        locked_time: now,
-        state: TicketState::Locked { resource: op.ask.resource.clone(), expires_at },
-    }
 }

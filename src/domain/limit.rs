@@ -3,7 +3,7 @@
 //! A rule names a set of labels, each with a value or "each", and caps the dimensions that it names. Of the rules with the same
 //! label set, the most specific one that matches a request decides; rules with different label sets all apply. A counter is kept
 //! for every scope of every label set that some rule has, whatever its rules say, so that a change of a rule can never
-//! unbalance it.
+//! unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,11 +11,13 @@ use std::{
     sync::Arc,
 };
 
+use uuid::Uuid;
+
 use super::{
     name::Name,
     policy::Policy,
     resource::Dimension,
-    scope::{CREATOR, ENGINE_TYPE, Scope, TicketLabels, USER},
+    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, TicketLabels, USER},
 };
 
 /// How many labels a limit may name.
@@ -102,39 +104,100 @@ pub struct Rule {
     pub max: BTreeMap<Dimension, i64>,
 }
 
-/// All rules, as they stand at some version.
-#[derive(Debug, Clone, Default)]
-pub struct Limits {
-    version: i64,
-    /// By label set, in the order in which they are checked; each with its rules, the most specific first.
-    sets: Vec<(BTreeSet<String>, Vec<Arc<Rule>>)>,
-    /// By the application name of EMs; others have all limits.
-    policies: BTreeMap<Name, Policy>,
+impl Rule {
+    /// The names of its labels.
+    pub fn label_set(&self) -> BTreeSet<String> {
+        self.pattern.keys().map(str::to_owned).collect()
+    }
 }
 
-/// A scope that a ticket counts in, and the rule that decides there, if any.
+/// One way to count: the labels that scopes have, and the kinds of EMs whose tickets do not count.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Counting {
+    /// The names of the labels.
+    pub keys: BTreeSet<String>,
+    /// The application names of EMs whose policies leave this label set out.
+    pub exempt: BTreeSet<Name>,
+}
+
+impl Counting {
+    /// What has to be counted for rules of these label sets under these policies.
+    pub fn wanted(sets: BTreeSet<BTreeSet<String>>, policies: &BTreeMap<Name, Policy>) -> BTreeSet<Self> {
+        let exempt = |keys: &BTreeSet<String>| {
+            let leaving_out = policies.iter().filter(|(_, policy)| !policy.applies(keys));
+            leaving_out.map(|(kind, _)| kind.clone()).collect()
+        };
+        sets.into_iter().map(|keys| Self { exempt: exempt(&keys), keys }).collect()
+    }
+
+    /// The scope that a ticket with these labels counts in, if it does in any.
+    fn scope(&self, labels: &TicketLabels<'_>) -> Option<Scope> {
+        match self.exempt.contains(labels.em_kind()) {
+            true => None,
+            false => Scope::of(labels, self.keys.iter().map(String::as_str)),
+        }
+    }
+}
+
+/// A label set that is counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabelSet {
+    /// Its number: later ones have higher ones, and none is used twice.
+    pub id: i64,
+    /// How it is counted.
+    pub counting: Counting,
+    /// Whether all tickets are in its counters, so that rules decide by them; otherwise they are being counted.
+    pub is_counted: bool,
+}
+
+/// All rules and all that is counted, as they stand at some version.
+#[derive(Debug, Clone, Default)]
+pub struct Limits {
+    version: Uuid,
+    /// In the order in which they are checked; each with its rules, the most specific first, if it decides.
+    sets: Vec<(LabelSet, Vec<Arc<Rule>>)>,
+    /// All rules by label set, in the same order.
+    rules: Vec<(BTreeSet<String>, Vec<Arc<Rule>>)>,
+    /// By the application name of EMs; others have all limits.
+    policies: BTreeMap<Name, Policy>,
+    users_held: bool,
+}
+
+/// A counter that a ticket counts in, and the rule that decides there, if any.
 #[derive(Debug, Clone)]
 pub struct LimitedScope {
     /// Which.
-    pub scope: Scope,
-    /// The most specific rule that matches; `None` if no rule of the label set does.
+    pub counter: Counter,
+    /// The most specific rule that matches; `None` if no rule of the label set does, or the set is still being counted.
     pub rule: Option<Arc<Rule>>,
 }
 
+impl LimitedScope {
+    /// The scope that is counted.
+    pub fn scope(&self) -> &Scope {
+        &self.counter.scope
+    }
+}
+
 impl Limits {
-    /// The rules of a version.
-    pub fn new(version: i64, rules: impl IntoIterator<Item = Rule>) -> Self {
+    /// The rules of a version, and the label sets that are counted then.
+    pub fn new(version: Uuid, sets: Vec<LabelSet>, rules: impl IntoIterator<Item = Rule>) -> Self {
         let mut by_set: BTreeMap<BTreeSet<String>, Vec<Arc<Rule>>> = BTreeMap::new();
         for rule in rules {
-            let keys = rule.pattern.keys().map(str::to_owned).collect();
-            by_set.entry(keys).or_default().push(Arc::new(rule));
+            by_set.entry(rule.label_set()).or_default().push(Arc::new(rule));
         }
-        let mut sets: Vec<_> = by_set.into_iter().collect();
-        for (_, rules) in &mut sets {
-            rules.sort_by_key(|rule| std::cmp::Reverse(rule.pattern.specificity()));
+        for rules in by_set.values_mut() {
+            rules.sort_by_cached_key(|rule| std::cmp::Reverse(rule.pattern.specificity()));
         }
-        sets.sort_by(|(a, _), (b, _)| check_order(a).cmp(&check_order(b)));
-        Self { version, sets, policies: BTreeMap::new() }
+        let deciding = |set: &LabelSet| by_set.get(&set.counting.keys).filter(|_| set.is_counted).cloned();
+        let mut sets: Vec<_> = sets.into_iter().map(|set| (deciding(&set).unwrap_or_default(), set)).collect();
+        sets.sort_by(|(_, a), (_, b)| {
+            check_order(&a.counting.keys).cmp(&check_order(&b.counting.keys)).then(a.id.cmp(&b.id))
+        });
+        let sets = sets.into_iter().map(|(rules, set)| (set, rules)).collect();
+        let mut rules: Vec<_> = by_set.into_iter().collect();
+        rules.sort_by(|(a, _), (b, _)| check_order(a).cmp(&check_order(b)));
+        Self { version, sets, rules, policies: BTreeMap::new(), users_held: false }
     }
 
     /// The same, with the policies of kinds of EMs.
@@ -142,56 +205,69 @@ impl Limits {
         Self { policies, ..self }
     }
 
+    /// The same, and whether an operator holds users.
+    pub fn with_users_held(self, users_held: bool) -> Self {
+        Self { users_held, ..self }
+    }
+
     /// The policies, by the application name of EMs.
     pub fn policies(&self) -> &BTreeMap<Name, Policy> {
         &self.policies
     }
 
-    /// Grows with every change.
-    pub fn version(&self) -> i64 {
+    /// Another with every change.
+    pub fn version(&self) -> Uuid {
         self.version
     }
 
-    /// Whether there is no rule.
+    /// Whether nothing is counted.
     pub fn is_empty(&self) -> bool {
         self.sets.is_empty()
     }
 
-    /// All rules, in the order in which they are checked.
-    pub fn rules(&self) -> impl Iterator<Item = &Rule> {
-        self.sets.iter().flat_map(|(_, rules)| rules).map(|rule| &**rule)
+    /// All rules, in the order in which they are checked; each with whether it decides already.
+    pub fn rules(&self) -> impl Iterator<Item = (&Rule, bool)> {
+        self.rules.iter().flat_map(|(keys, rules)| {
+            let decides = self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys);
+            rules.iter().map(move |rule| (&**rule, decides))
+        })
     }
 
-    /// The label sets of all rules.
-    pub fn label_sets(&self) -> impl Iterator<Item = &BTreeSet<String>> {
-        self.sets.iter().map(|(keys, _)| keys)
+    /// What is counted.
+    pub fn label_sets(&self) -> impl Iterator<Item = &LabelSet> {
+        self.sets.iter().map(|(set, _)| set)
     }
 
-    /// The scopes that a ticket with these labels counts in, in the order in which they are checked.
+    /// The number up to which the tickets of an EM without tickets are counted.
+    pub fn newest_label_set(&self) -> i64 {
+        self.sets.iter().map(|(set, _)| set.id).max().unwrap_or(0)
+    }
+
+    /// Whether users' resource locks have to be taken: some label set counts by user, or an operator holds users.
+    pub fn locks_users(&self) -> bool {
+        self.users_held || self.sets.iter().any(|(set, _)| set.counting.keys.contains(USER))
+    }
+
+    /// The counters that a ticket with these labels belongs to, in the order in which they are checked. Whether it is in those that
+    /// are still being made, its EM knows.
     pub fn scopes(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
-        let in_set =
-            |(keys, rules): &(BTreeSet<String>, Vec<Arc<Rule>>)| Some(decide(rules, self.scope(labels, keys)?));
+        let in_set = |(set, rules): &(LabelSet, Vec<Arc<Rule>>)| {
+            let counter = Counter { label_set_id: set.id, scope: set.counting.scope(labels)? };
+            Some(decide(rules, counter))
+        };
         self.sets.iter().filter_map(in_set).collect()
     }
 
-    /// The scope of a label set that a ticket with these labels counts in, if it does in any.
-    pub fn scope(&self, labels: &TicketLabels<'_>, label_set: &BTreeSet<String>) -> Option<Scope> {
-        let policy = self.policies.get(labels.em_kind());
-        let applies = policy.is_none_or(|policy| policy.applies(label_set));
-        if applies { Scope::of(labels, label_set.iter().map(String::as_str)) } else { None }
-    }
-
-    /// A scope with the rule that decides there.
-    pub fn of_scope(&self, scope: Scope) -> LimitedScope {
-        let same_set = |keys: &BTreeSet<String>| keys.iter().eq(scope.labels().keys());
-        let rules = self.sets.iter().find(|(keys, _)| same_set(keys)).map_or(&[][..], |(_, rules)| rules);
-        decide(rules, scope)
+    /// A counter with the rule that decides there.
+    pub fn of_counter(&self, counter: Counter) -> LimitedScope {
+        let rules = self.sets.iter().find(|(set, _)| set.id == counter.label_set_id);
+        decide(rules.map_or(&[][..], |(_, rules)| rules), counter)
     }
 }
 
-fn decide(rules: &[Arc<Rule>], scope: Scope) -> LimitedScope {
-    let rule = rules.iter().find(|rule| rule.pattern.matches(&scope)).cloned();
-    LimitedScope { scope, rule }
+fn decide(rules: &[Arc<Rule>], counter: Counter) -> LimitedScope {
+    let rule = rules.iter().find(|rule| rule.pattern.matches(&counter.scope)).cloned();
+    LimitedScope { counter, rule }
 }
 
 #[cfg(test)]
@@ -208,14 +284,51 @@ mod tests {
         let labels = Labels::default();
         let em = EmInstance::parse("em", "ecm", "host").unwrap();
         let scopes = limits.scopes(&TicketLabels::new(user, creator, "", &labels, &em));
-        scopes.into_iter().map(|s| (s.scope.to_string(), s.rule.map(|rule| rule.max[&Dimension::Instances]))).collect()
+        scopes
+            .into_iter()
+            .map(|s| (s.scope().to_string(), s.rule.map(|rule| rule.max[&Dimension::Instances])))
+            .collect()
+    }
+
+    /// With all label sets counted, or all being counted.
+    fn limits(is_counted: bool, rules: impl IntoIterator<Item = Rule>) -> Limits {
+        let rules: Vec<Rule> = rules.into_iter().collect();
+        let wanted = Counting::wanted(rules.iter().map(Rule::label_set).collect(), &BTreeMap::new());
+        let sets = (1..).zip(wanted).map(|(id, counting)| LabelSet { id, counting, is_counted }).collect();
+        Limits::new(Uuid::nil(), sets, rules)
+    }
+
+    #[test]
+    fn a_label_set_that_is_being_counted_decides_nothing() {
+        for is_counted in [true, false] {
+            let limits = limits(is_counted, [rule(&[("user", None)], 2)]);
+            assert_eq!(decided(&limits, "hadoop", "IDE"), [("user=hadoop".into(), is_counted.then_some(2))]);
+            assert!(limits.rules().all(|(_, decides)| decides == is_counted));
+            assert!(limits.locks_users());
+        }
+        assert!(!limits(true, [rule(&[("creator", None)], 2)]).locks_users());
+    }
+
+    #[test]
+    fn kinds_whose_policy_leaves_a_label_set_out_do_not_count_there() {
+        let kind = Name::parse("em", "ecm").unwrap();
+        let policies = BTreeMap::from([(kind.clone(), Policy::new([]))]);
+        let rules = [rule(&[("user", None)], 2)];
+        let [counting] = Counting::wanted(rules.iter().map(Rule::label_set).collect(), &policies)
+            .into_iter()
+            .collect::<Vec<_>>()
+            .try_into()
+            .unwrap();
+        assert_eq!(counting.exempt, BTreeSet::from([kind]));
+        let limits = Limits::new(Uuid::nil(), vec![LabelSet { id: 1, counting, is_counted: true }], rules);
+        assert_eq!(decided(&limits, "hadoop", "IDE"), []);
     }
 
     #[test]
     fn the_most_specific_rule_of_a_label_set_decides() {
         let both = |user, creator, max| rule(&[("user", user), ("creator", creator)], max);
-        let limits = Limits::new(
-            1,
+        let limits = limits(
+            true,
             [
                 both(None, None, 4),
                 both(None, Some("IDE"), 3),
@@ -230,8 +343,8 @@ mod tests {
 
     #[test]
     fn label_sets_are_checked_creator_first_then_user_then_larger_ones() {
-        let limits = Limits::new(
-            1,
+        let limits = limits(
+            true,
             [
                 rule(&[("user", None), ("creator", None)], 3),
                 rule(&[("user", None)], 2),

@@ -1,6 +1,7 @@
 //! What is true of resources, EMs and tickets, and who may have what: pure, without IO, clock or randomness.
 //!
 //! - [`name`]: names and labels, validated once;
+//! - [`principal`]: who calls;
 //! - [`resource`]: the one algebra of amounts;
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
 //! - [`ticket`]: one grant and its life;
@@ -27,6 +28,7 @@ pub mod name;
 pub mod operation;
 pub mod placement;
 pub mod policy;
+pub mod principal;
 pub mod refusal;
 pub mod report;
 pub mod resource;

@@ -9,6 +9,7 @@ use super::{
     em::{Em, EmInstance},
     line::{Place, Spots},
     name::{Labels, Name},
+    principal::Principal,
     refusal::Refusal,
     report::{LastSign, ReportNumber},
     resource::{Resource, ResourceError, ResourceType},
@@ -35,7 +36,14 @@ pub enum Operation {
     Lost(Released),
     /// An EM fell silent.
     Reap(Reap),
+    /// An EM goes: the next of its tickets end.
+    EndTickets(EmInstance),
+    /// A label set is new: the next of an EM's tickets are put into its counters.
+    CountTickets(CountTickets),
 }
+
+/// How many tickets of an EM one operation touches: so many that a batch which carries it out keeps nobody waiting for long.
+pub const STEP_TICKETS_MAX: usize = 128;
 
 /// An EM tells what it provides.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,6 +87,8 @@ pub struct Wait {
 /// Resources are asked for, wherever they may be.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ask {
+    /// Who asks.
+    pub principal: Principal,
     /// The name that the ticket will have if it is granted.
     pub ticket_id: Uuid,
     /// For whom.
@@ -148,6 +158,17 @@ pub struct Reap {
     pub last: LastSign,
 }
 
+/// The tickets of an EM are put into the counters of label sets, some at a time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CountTickets {
+    /// Which EM.
+    pub em: EmInstance,
+    /// Up to which label set.
+    pub to: i64,
+    /// How many tickets this step touches at most: up to [`STEP_TICKETS_MAX`].
+    pub tickets_max: usize,
+}
+
 /// A ticket is given back, or given up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Released {
@@ -157,6 +178,17 @@ pub struct Released {
     pub user: Name,
     /// Where it should be.
     pub em: EmInstance,
+}
+
+/// From where on an operation goes through the tickets of its EM, in the order of their ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepFrom {
+    /// From the first.
+    First,
+    /// From behind those that have been ended.
+    Ended,
+    /// From behind those that have been counted.
+    Counted,
 }
 
 /// What a transaction excludes others from. The order of this type is the one order in which locks are taken: EMs before users,
@@ -174,7 +206,8 @@ impl Operation {
     pub fn em(&self) -> &EmInstance {
         match self {
             Self::Register(op) => &op.em,
-            Self::Unregister(em) => em,
+            Self::Unregister(em) | Self::EndTickets(em) => em,
+            Self::CountTickets(op) => &op.em,
             Self::Request(op) => &op.em,
             Self::Inited(op) => &op.em,
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
@@ -182,10 +215,26 @@ impl Operation {
         }
     }
 
-    /// The user that it is for; registrations have none.
+    /// What it costs in a batch: how many tickets it touches at most.
+    pub fn cost(&self) -> usize {
+        match self {
+            Self::Unregister(_) | Self::Reap(_) | Self::EndTickets(_) => STEP_TICKETS_MAX,
+            Self::CountTickets(op) => op.tickets_max.clamp(1, STEP_TICKETS_MAX),
+            Self::Register(_)
+            | Self::Request(_)
+            | Self::Inited(_)
+            | Self::Released(_)
+            | Self::Expire(_)
+            | Self::Lost(_) => 1,
+        }
+    }
+
+    /// The user that it is for; what concerns a whole EM has none.
     pub fn user(&self) -> Option<&Name> {
         match self {
-            Self::Register(_) | Self::Unregister(_) | Self::Reap(_) => None,
+            Self::Register(_) | Self::Unregister(_) | Self::Reap(_) | Self::EndTickets(_) | Self::CountTickets(_) => {
+                None
+            }
             Self::Request(op) => Some(&op.ask.user),
             Self::Inited(op) => Some(&op.user),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(&op.user),
@@ -195,17 +244,23 @@ impl Operation {
     /// The live or ended ticket that it names.
     pub fn ticket_id(&self) -> Option<Uuid> {
         match self {
-            Self::Register(_) | Self::Unregister(_) | Self::Request(_) | Self::Reap(_) => None,
+            Self::Register(_)
+            | Self::Unregister(_)
+            | Self::Request(_)
+            | Self::Reap(_)
+            | Self::EndTickets(_)
+            | Self::CountTickets(_) => None,
             Self::Inited(op) => Some(op.ticket_id),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(op.ticket_id),
         }
     }
 
-    /// The EM that goes, or may go, with it.
-    pub fn unregisters(&self) -> Option<&EmInstance> {
+    /// Whether it goes through tickets of its EM, and from where.
+    pub fn steps_from(&self) -> Option<StepFrom> {
         match self {
-            Self::Unregister(em) => Some(em),
-            Self::Reap(op) => Some(&op.em),
+            Self::Unregister(_) | Self::Reap(_) => Some(StepFrom::First),
+            Self::EndTickets(_) => Some(StepFrom::Ended),
+            Self::CountTickets(_) => Some(StepFrom::Counted),
             _ => None,
         }
     }
@@ -244,9 +299,10 @@ impl Operation {
         self.request()?.ask.request_id.as_ref()
     }
 
-    /// The locks that it takes.
-    pub fn lock_keys(&self) -> impl Iterator<Item = LockKey> + use<> {
-        [Some(LockKey::Em(self.em().clone())), self.user().cloned().map(LockKey::User)].into_iter().flatten()
+    /// The locks that it takes: that of its EM, and where users are locked, that of its user.
+    pub fn lock_keys(&self, locks_users: bool) -> impl Iterator<Item = LockKey> + use<> {
+        let user = self.user().filter(|_| locks_users).cloned();
+        [Some(LockKey::Em(self.em().clone())), user.map(LockKey::User)].into_iter().flatten()
     }
 }
 
@@ -255,10 +311,12 @@ impl Operation {
 pub enum Outcome {
     /// The EM as it now stands.
     Registered(Box<Em>),
-    /// The EM is gone, and so many tickets with it.
+    /// The EM grants nothing any more, and so many of its tickets have ended.
     Unregistered {
-        /// How many live tickets were removed.
+        /// How many live tickets have ended so far.
         removed_tickets: usize,
+        /// Whether there may be more, which end in steps.
+        in_progress: bool,
     },
     /// The request was granted, now or before under the same request id.
     Granted(Grant),
@@ -274,8 +332,16 @@ pub enum Outcome {
     Expired(bool),
     /// The ticket was given up; false if there was nothing to do.
     Lost(bool),
-    /// The EM is gone, and so many tickets with it; `None` if it was heard of since, or was gone already.
+    /// The EM grants nothing any more, and so many of its tickets have ended so far; `None` if it was heard of since, or was gone
+    /// already.
     Reaped(Option<usize>),
+    /// A step through the tickets of an EM was made; whether there may be another.
+    Stepped {
+        /// How many tickets it touched.
+        tickets: usize,
+        /// Whether there may be more.
+        more: bool,
+    },
 }
 
 /// A request that stands in line, and why.

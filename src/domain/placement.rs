@@ -213,11 +213,14 @@ mod tests {
             epoch: 1,
             register_time: OffsetDateTime::UNIX_EPOCH,
             version: 1,
+            going: None,
+            counted: Default::default(),
         }
     }
 
     fn ask(number: u128, memory: i64, cores: i64, tenant: &str) -> Ask {
         Ask {
+            principal: crate::domain::principal::Principal::Anonymous,
             ticket_id: Uuid::from_u128(number),
             user: name("hadoop"),
             creator: name("IDE"),

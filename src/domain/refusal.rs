@@ -56,7 +56,7 @@ impl ScopeShortage {
     pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
         let Some(rule) = &limited.rule else { return Self::default() };
         let shortfall = |short: ShortDimension<'_>| Shortfall {
-            scope: limited.scope.to_string(),
+            scope: limited.scope().to_string(),
             dimension: short.dimension.clone(),
             requested: short.requested,
             available: short.available,

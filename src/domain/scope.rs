@@ -71,6 +71,15 @@ impl Scope {
 }
 
 /// For people: not to be taken apart again.
+/// A counter: a scope, as one label set counts it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Counter {
+    /// The number of the label set. While another way to count the same labels is being prepared, there are two.
+    pub label_set_id: i64,
+    /// What is counted.
+    pub scope: Scope,
+}
+
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (key, value)) in self.0.iter().enumerate() {

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::{
     em::EmInstance,
     name::{FieldError, Labels, Name},
+    principal::Principal,
     resource::{Resource, ResourceType},
     scope::TicketLabels,
 };
@@ -50,6 +51,10 @@ pub struct Ticket {
     pub locked_time: OffsetDateTime,
     /// How far it has come.
     pub state: TicketState,
+    /// Who asked for it.
+    pub principal: Principal,
+    /// The registration of its EM under which it was granted.
+    pub em_epoch: i64,
 }
 
 /// How far a live ticket has come.

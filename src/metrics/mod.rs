@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 
 use calls::{Calls, Method};
-use tasks::{TaskMetrics, Tasks};
+use tasks::Tasks;
 
 pub mod calls;
 mod process;
@@ -28,6 +28,7 @@ pub mod rooms;
 pub mod tasks;
 mod value;
 
+pub use tasks::TaskMetrics;
 pub use value::{Counter, Held, timed};
 
 /// The media type of what [`Metrics::text`] writes.

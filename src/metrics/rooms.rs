@@ -96,8 +96,16 @@ struct Class {
     class: &'static str,
 }
 
-const CLASSES: [&str; 7] =
-    ["rejected", "lock_timeout", "overloaded", "unavailable", "commit_unknown", "shutting_down", "internal"];
+const CLASSES: [&str; 8] = [
+    "rejected",
+    "lock_timeout",
+    "overloaded",
+    "unavailable",
+    "commit_unknown",
+    "outdated",
+    "shutting_down",
+    "internal",
+];
 
 /// What kind of failure it is, to whoever would act upon it.
 fn class(error: &Error) -> Class {
@@ -107,6 +115,7 @@ fn class(error: &Error) -> Class {
         Error::Overloaded => "overloaded",
         Error::Unavailable(_) => "unavailable",
         Error::CommitUnknown => "commit_unknown",
+        Error::Outdated(_) => "outdated",
         Error::ShuttingDown => "shutting_down",
         Error::Internal(_) => "internal",
     };

@@ -142,7 +142,7 @@ fn released(ticket: &Ticket) -> Released {
 
 async fn give_up_one(committer: &Committer, ticket: Released, deadline: Instant) {
     let Released { ticket_id, user, em } = ticket.clone();
-    match committer.submit(Operation::Lost(ticket), deadline).await {
+    match committer.submit_in_background(Operation::Lost(ticket), deadline).await {
         Ok(Outcome::Lost(true)) => {
             tracing::warn!(%ticket_id, %user, %em, "a ticket is lost: its EM reports without it");
         }

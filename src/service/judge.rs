@@ -24,7 +24,7 @@ use crate::{
         operation::{Ask, Rejection, Request, RequestRecord},
         placement::View,
         report::Statuses,
-        scope::{Scope, Usage},
+        scope::{Counter, Usage},
     },
     error::Error,
     service::tasks::Tasks,
@@ -298,7 +298,7 @@ struct State {
     ems: HashMap<EmInstance, Em>,
     /// Only by a view of all EMs.
     limits: Arc<Limits>,
-    scopes: HashMap<Scope, Usage>,
+    scopes: HashMap<Counter, Usage>,
     request_ids: HashMap<Name, RequestRecord>,
     line: LineView,
 }
@@ -331,7 +331,7 @@ impl State {
             return Err(Rejection::PlaceLost);
         }
         let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
-        let usage = |scope: &Scope| self.scopes.get(scope);
+        let usage = |counter: &Counter| self.scopes.get(counter);
         Ok(match judge(em, &scopes, usage, &self.line.line, place, &request.ask)? {
             Ok(_) => Verdict::Fits,
             Err(mut short) => {
@@ -352,15 +352,16 @@ impl State {
 async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Result<State, StoreError> {
     let connection = session.get().await?;
     let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
-    let (InForce { limits, anybody_waits }, ems) =
+    let (InForce { limits, anybody_waits, .. }, mut ems) =
         em_resource::read_in_force(&mut *connection, known, instances).await?;
+    ems.retain(|_, em| em.is_registered());
     let ids: HashSet<&Name> = looks.iter().filter_map(|look| Some(&look.request.ask.request_id.as_ref()?.id)).collect();
     let request_ids = match ids.is_empty() {
         true => HashMap::new(),
         false => request_id::read(&mut *connection, &ids).await?,
     };
     let labels = looks.iter().map(|look| look.request.ask.ticket_labels(&look.request.em));
-    let scopes: BTreeSet<Scope> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.scope).collect();
+    let scopes: BTreeSet<Counter> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.counter).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,

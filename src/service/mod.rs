@@ -5,23 +5,19 @@
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
 //! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
-//! - [`expiry`]: rolls back what no engine reported in for;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
-//! - [`silence`]: gives up EMs that are not heard of any more;
-//! - [`retention`]: forgets what history need not remember;
+//! - [`background`]: what is done although nobody waits for it: expiry, lost EMs, jobs in steps, retention;
 //! - [`tasks`]: what all of it runs in;
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
 
 pub mod audit;
+pub mod background;
 pub mod committer;
-pub mod expiry;
 pub mod heartbeat;
 pub mod judge;
 pub mod limits;
 pub mod request_resource;
-pub mod retention;
-pub mod silence;
 pub mod tasks;
 pub mod usage;
 pub mod waiting;

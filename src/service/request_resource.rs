@@ -88,7 +88,8 @@ impl RequestResourceService {
         {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
-        self.committer.submit(Operation::Request(request), deadline).await
+        let by = request.ask.principal.clone();
+        self.committer.submit(&by, Operation::Request(request), deadline).await
     }
 
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
@@ -173,7 +174,7 @@ impl RequestResourceService {
         let wait = caller.wait(request.ask.ticket_id, elsewhere.is_some()).await?;
         let em = elsewhere.unwrap_or_else(|| request.em.clone());
         let tried = Request { em, ask: request.ask.clone(), wait: Some(wait) };
-        self.committer.submit(Operation::Request(tried), caller.until()).await
+        self.committer.submit(&request.ask.principal, Operation::Request(tried), caller.until()).await
     }
 
     /// Where a request that any EM will do for may stand instead of where it cannot.

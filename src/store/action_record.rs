@@ -10,13 +10,20 @@ use crate::domain::{
     action::{Action, ActionRecord},
     audit::Subject,
     em::{Em, EmInstance},
-    ledger::Deltas,
-    resource::Resource,
+    ledger::{Deltas, EndedDelta},
+    limit::Pattern,
+    name::Name,
+    policy::Policy,
+    principal::Principal,
+    resource::{Resource, ResourceType},
     scope::Scope,
-    ticket::{End, EndedTicket, Ticket},
+    ticket::{End, EndedTicket, Ticket, TicketState},
 };
 
-use super::{StoreError, expect_rows, rows::Table};
+use super::{
+    StoreError, expect_rows, limit,
+    rows::{Table, labels_json},
+};
 
 const TABLE: Table = Table("linkis_resource_action_record");
 
@@ -61,22 +68,23 @@ pub async fn read(
     rows.into_iter().map(|row| EndedTicket::try_from(row).map(|ended| (ended.id, ended))).collect()
 }
 
-/// What a record says, beside what and where.
+/// What a record says.
 struct Record<'a> {
     action: Action,
-    ticket: Option<(Uuid, &'a str)>,
+    ticket: Option<&'a Ticket>,
     em: &'a EmInstance,
     resource: &'a Resource,
+    actor: &'a str,
 }
 
 impl<'a> Record<'a> {
-    fn of_em(action: Action, em: &'a Em) -> Self {
-        Self { action, ticket: None, em: &em.instance, resource: &em.total }
+    fn of_em(action: Action, em: &'a Em, by: Option<&'a Principal>) -> Self {
+        let by = by.unwrap_or(&Principal::Service);
+        Self { action, ticket: None, em: &em.instance, resource: &em.total, actor: by.as_str() }
     }
 
-    fn of_ticket(action: Action, ticket: &'a Ticket) -> Self {
-        let (id, user) = (ticket.id, ticket.user.as_str());
-        Self { action, ticket: Some((id, user)), em: &ticket.em, resource: ticket.resource() }
+    fn of_ticket(action: Action, ticket: &'a Ticket, by: &'a Principal) -> Self {
+        Self { action, ticket: Some(ticket), em: &ticket.em, resource: ticket.resource(), actor: by.as_str() }
     }
 }
 
@@ -86,62 +94,128 @@ pub(super) struct Columns<'a> {
     pub action: Vec<&'static str>,
     pub ticket_id: Vec<Option<Uuid>>,
     pub user: Vec<Option<&'a str>>,
+    pub creator: Vec<Option<&'a str>>,
+    pub engine_type: Vec<Option<&'a str>>,
+    pub labels: Vec<Option<String>>,
+    pub engine_application_name: Vec<Option<&'a str>>,
+    pub engine_instance: Vec<Option<&'a str>>,
     pub em_application_name: Vec<&'a str>,
     pub em_instance: Vec<&'a str>,
     pub resource_type: Vec<&'static str>,
     pub resource: Vec<String>,
+    pub actor: Vec<&'a str>,
 }
 
 impl<'a> Columns<'a> {
     pub fn of(deltas: &'a Deltas) -> Self {
+        let registered_by = |em: &Em| deltas.registered_by.get(&em.instance);
         let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
         // A ticket that ended in the batch in which it was granted, or its engine reported in, did so all the same.
         let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored).map(|ended| &ended.ticket);
-        let inited_and_ended = deltas.ended.iter().filter(|ended| ended.inited).map(|ended| &ended.ticket);
-        let inited = deltas.inited.iter().chain(inited_and_ended);
-        let records = (registered.map(|em| Record::of_em(Action::Registered, em)))
-            .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em)))
-            .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket)))
-            .chain(inited.map(|ticket| Record::of_ticket(Action::Inited, ticket)))
-            .chain(deltas.ended.iter().map(|ended| Record::of_ticket(Action::Ended(ended.end), &ended.ticket)))
-            .chain(deltas.ems_deleted.iter().map(|em| Record::of_em(Action::Ended(End::Unregistered), em)))
-            .chain(deltas.ems_lost.iter().map(|em| Record::of_em(Action::Ended(End::Lost), em)));
+        let inited_and_ended = deltas.ended.iter().filter_map(|ended| Some((&ended.ticket, ended.inited.as_ref()?)));
+        let inited = deltas.inited.iter().map(|(ticket, by)| (ticket, by)).chain(inited_and_ended);
+        let ended = |ended: &'a EndedDelta| Record::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by);
+        let records = (registered.map(|em| Record::of_em(Action::Registered, em, registered_by(em))))
+            .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em, registered_by(em))))
+            .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket, &ticket.principal)))
+            .chain(inited.map(|(ticket, by)| Record::of_ticket(Action::Inited, ticket, by)))
+            .chain(deltas.ended.iter().map(ended))
+            .chain(deltas.ems_gone.iter().map(|(em, end, by)| Record::of_em(Action::Ended(*end), em, Some(by))));
         let mut columns = Self::default();
         records.for_each(|record| columns.push(&record));
         columns
     }
 
     fn push(&mut self, record: &Record<'a>) {
+        let engine = record.ticket.and_then(|ticket| match &ticket.state {
+            TicketState::Used { engine, .. } => Some(engine),
+            TicketState::Locked { .. } => None,
+        });
         self.action.push(record.action.as_str());
-        self.ticket_id.push(record.ticket.map(|(id, _)| id));
-        self.user.push(record.ticket.map(|(_, user)| user));
+        self.ticket_id.push(record.ticket.map(|ticket| ticket.id));
+        self.user.push(record.ticket.map(|ticket| ticket.user.as_str()));
+        self.creator.push(record.ticket.map(|ticket| ticket.creator.as_str()));
+        self.engine_type.push(record.ticket.map(|ticket| ticket.engine_type.as_str()));
+        self.labels.push(record.ticket.map(|ticket| labels_json(&ticket.labels)));
+        self.engine_application_name.push(engine.map(|engine| engine.application_name.as_str()));
+        self.engine_instance.push(engine.map(|engine| engine.instance.as_str()));
         self.em_application_name.push(record.em.application_name.as_str());
         self.em_instance.push(record.em.instance.as_str());
         self.resource_type.push(record.resource.resource_type().as_str());
         self.resource.push(record.resource.to_json());
+        self.actor.push(record.actor);
     }
 }
 
-/// Remembers that the counters of EMs or scopes were repaired at `now`, each with what its tickets hold together.
+/// Remembers that a rule was set, with its maximum, or deleted, by whom.
+pub async fn insert_limit(
+    connection: &mut PgConnection,
+    action: Action,
+    pattern: &Pattern,
+    max: &Resource,
+    by: &Principal,
+) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- action_record::insert_limit
+        INSERT INTO linkis_resource_action_record (action, scope, resource_type, resource, actor, action_time)
+        VALUES ($1, $2::text::jsonb, $3, $4::text::jsonb, $5, clock_timestamp())",
+    )
+    .bind(action.as_str())
+    .bind(limit::pattern_json(pattern))
+    .bind(max.resource_type().as_str())
+    .bind(max.to_json())
+    .bind(by.as_str())
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, 1, done.rows_affected())
+}
+
+/// Remembers that a kind of EMs got a policy, by whom.
+pub async fn insert_policy(
+    connection: &mut PgConnection,
+    em_kind: &Name,
+    policy: &Policy,
+    by: &Principal,
+) -> Result<(), StoreError> {
+    let nothing = Resource::zero(ResourceType::Special);
+    let done = sqlx::query(
+        "-- action_record::insert_policy
+        INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
+            action_time)
+        VALUES ($1, $2, to_jsonb(string_to_array($3, ',')), $4, $5::text::jsonb, $6, clock_timestamp())",
+    )
+    .bind(Action::PolicySet.as_str())
+    .bind(em_kind.as_str())
+    .bind(policy.to_string())
+    .bind(nothing.resource_type().as_str())
+    .bind(nothing.to_json())
+    .bind(by.as_str())
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, 1, done.rows_affected())
+}
+
+/// Remembers that the counters of EMs or scopes were repaired at `now`, by whom, each with what its tickets hold together.
 pub async fn insert_repairs(
     connection: &mut PgConnection,
     repairs: &[(Subject, Resource)],
     now: OffsetDateTime,
+    by: &Principal,
 ) -> Result<(), StoreError> {
     let ems = repairs.iter().map(|(subject, _)| match subject {
         Subject::Em(em) => Some((em.application_name.as_str(), em.instance.as_str())),
-        Subject::Scope(_) => None,
+        Subject::Scope(_) | Subject::Rule(_) | Subject::Policy(_) => None,
     });
     let (application_names, instances): (Vec<_>, Vec<_>) = ems.map(Option::unzip).unzip();
     let scopes = repairs.iter().map(|(subject, _)| match subject {
-        Subject::Em(_) => None,
+        Subject::Em(_) | Subject::Rule(_) | Subject::Policy(_) => None,
         Subject::Scope(scope) => Some(serde_json::json!(scope.labels()).to_string()),
     });
     let done = sqlx::query(
         "-- action_record::insert_repairs
         INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type,
-            resource, action_time)
-        SELECT $1, em_application_name, em_instance, scope::jsonb, resource_type, resource::jsonb, $7
+            resource, actor, action_time)
+        SELECT $1, em_application_name, em_instance, scope::jsonb, resource_type, resource::jsonb, $8, $7
         FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
             AS d (em_application_name, em_instance, scope, resource_type, resource)",
     )
@@ -152,6 +226,7 @@ pub async fn insert_repairs(
     .bind(repairs.iter().map(|(_, resource)| resource.resource_type().as_str()).collect::<Vec<_>>())
     .bind(repairs.iter().map(|(_, resource)| resource.to_json()).collect::<Vec<_>>())
     .bind(now)
+    .bind(by.as_str())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, repairs.len(), done.rows_affected())
@@ -168,12 +243,18 @@ struct ActionRow {
     scope: Option<String>,
     resource_type: String,
     resource: String,
+    actor: String,
     action_time: OffsetDateTime,
 }
 
 impl ActionRow {
-    fn subject(&self) -> Result<Subject, StoreError> {
+    fn subject(&self, action: Action) -> Result<Subject, StoreError> {
         match (&self.em_application_name, &self.em_instance, &self.scope) {
+            (Some(kind), None, Some(_)) => Ok(Subject::Policy(TABLE.name("em_application_name", kind)?)),
+            (None, None, Some(pattern)) if matches!(action, Action::LimitSet | Action::LimitDeleted) => {
+                let labels = serde_json::from_str(pattern).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+                Ok(Subject::Rule(Pattern::new(labels)))
+            }
             (Some(application_name), Some(instance), None) => Ok(Subject::Em(TABLE.em(application_name, instance)?)),
             (None, None, Some(scope)) => {
                 let labels = serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
@@ -189,14 +270,16 @@ impl TryFrom<ActionRow> for ActionRecord {
 
     fn try_from(row: ActionRow) -> Result<Self, StoreError> {
         let resource_type = TABLE.resource_type(&row.resource_type)?;
-        let subject = row.subject()?;
+        let action = Action::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?;
+        let subject = row.subject(action)?;
         let user = row.user.map(|user| TABLE.name("user", &user)).transpose()?;
         Ok(Self {
             number: row.id,
-            action: Action::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?,
+            action,
             ticket: row.ticket_id.zip(user),
             subject,
             resource: TABLE.resource("resource", resource_type, &row.resource)?,
+            actor: row.actor,
             at: row.action_time,
         })
     }
@@ -213,24 +296,24 @@ pub async fn list(
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            action_time
+            actor, action_time
         FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            action_time
+            actor, action_time
         FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
     };
     let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;
     rows.into_iter().map(ActionRecord::try_from).collect()
 }
 
-/// Removes up to `limit` records older than `history`, the oldest first; true if there may be more.
-pub async fn forget(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
+/// Removes up to `limit` records older than `history` that are in no part of their own; true if there may be more.
+pub async fn forget_rest(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
-        "-- action_record::forget
-        DELETE FROM linkis_resource_action_record WHERE id = ANY (ARRAY (
-            SELECT id FROM linkis_resource_action_record ORDER BY id LIMIT $2))
+        "-- action_record::forget_rest
+        DELETE FROM linkis_resource_action_record_rest WHERE (id, action_time) IN (
+            SELECT id, action_time FROM linkis_resource_action_record_rest ORDER BY id LIMIT $2)
             AND action_time < now() - make_interval(secs => $1)",
     )
     .bind(history.as_secs_f64())

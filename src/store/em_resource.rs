@@ -5,12 +5,14 @@ use std::{collections::HashMap, sync::Arc};
 use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 use time::OffsetDateTime;
 use tokio_stream::StreamExt as _;
+use uuid::Uuid;
 
 use crate::domain::{
     audit::{EmBooks, TrueCounters},
-    em::{Em, EmInstance},
+    em::{Counted, Em, EmInstance, Going},
     limit::Limits,
     resource::Left,
+    ticket::End,
 };
 
 use super::{
@@ -35,6 +37,22 @@ struct EmRow {
     epoch: i64,
     register_time: OffsetDateTime,
     version: i64,
+    going_epoch: Option<i64>,
+    going_end: Option<String>,
+    going_after: Option<Uuid>,
+    counted_to: i64,
+    counting_to: Option<i64>,
+    counted_after: Option<Uuid>,
+}
+
+impl EmRow {
+    fn going(&self) -> Result<Option<Going>, StoreError> {
+        let (Some(epoch), Some(end), Some(after)) = (self.going_epoch, &self.going_end, self.going_after) else {
+            return Ok(None);
+        };
+        let end = End::parse(end).ok_or_else(|| StoreError::inconsistent(TABLE.0, end))?;
+        Ok(Some(Going { epoch, end, after }))
+    }
 }
 
 impl TryFrom<EmRow> for Em {
@@ -52,6 +70,8 @@ impl TryFrom<EmRow> for Em {
             epoch: row.epoch,
             register_time: row.register_time,
             version: row.version,
+            going: row.going()?,
+            counted: Counted { to: row.counted_to, under_way: row.counting_to.zip(row.counted_after) },
         })
     }
 }
@@ -65,7 +85,8 @@ pub async fn read(
     let rows: Vec<EmRow> = sqlx::query_as(
         "-- em_resource::read
         SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version
+            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version, going_epoch, going_end,
+            going_after, counted_to, counting_to, counted_after
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
         JOIN linkis_em_resource_meta_data e
             ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance",
@@ -87,11 +108,12 @@ pub async fn read_in_force(
     let (application_names, em_instances) = em_columns(instances);
     let rows = sqlx::query(
         "-- em_resource::read_in_force
-        SELECT v.version AS limits_version,
+        SELECT v.version AS limits_version, v.oldest_writer,
             EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp()) AS anybody_waits, e.*
         FROM linkis_resource_limit_version v LEFT JOIN (
             SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
-                used_resource::text, locked_resource::text, labels::text, epoch, register_time, version
+                used_resource::text, locked_resource::text, labels::text, epoch, register_time, version, going_epoch, going_end,
+            going_after, counted_to, counting_to, counted_after
             FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
             JOIN linkis_em_resource_meta_data e
                 ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance) e ON true
@@ -103,6 +125,7 @@ pub async fn read_in_force(
     .await?;
     let first = rows.first().ok_or_else(|| StoreError::inconsistent("linkis_resource_limit_version", "it is empty"))?;
     let (version, anybody_waits) = (first.try_get("limits_version")?, first.try_get("anybody_waits")?);
+    let oldest_writer = first.try_get("oldest_writer")?;
     let mut ems = HashMap::with_capacity(rows.len());
     for row in &rows {
         if row.try_get::<Option<&str>, _>("em_instance")?.is_some() {
@@ -111,7 +134,7 @@ pub async fn read_in_force(
         }
     }
     let limits = limit::of_version(connection, version, known).await?;
-    Ok((InForce { limits, anybody_waits }, ems))
+    Ok((InForce { limits, anybody_waits, oldest_writer }, ems))
 }
 
 /// Up to `limit` EMs in the order of their keys, from behind `after`.
@@ -124,7 +147,8 @@ pub async fn list(
     let rows: Vec<EmRow> = sqlx::query_as(
         "-- em_resource::list
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version
+            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version, going_epoch, going_end,
+            going_after, counted_to, counting_to, counted_after
         FROM linkis_em_resource_meta_data
         WHERE (em_application_name, em_instance) > ($1, $2)
         ORDER BY em_application_name, em_instance LIMIT $3",
@@ -137,6 +161,52 @@ pub async fn list(
     rows.into_iter().map(Em::try_from).collect()
 }
 
+/// Whether there is any EM.
+pub async fn is_any(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
+    Ok(sqlx::query_scalar(
+        "-- em_resource::is_any
+        SELECT EXISTS (SELECT FROM linkis_em_resource_meta_data)",
+    )
+    .fetch_one(executor)
+    .await?)
+}
+
+/// Up to `limit` EMs whose tickets are being ended, in the order of their keys.
+pub async fn going(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EmInstance>, StoreError> {
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- em_resource::going
+        SELECT em_application_name, em_instance FROM linkis_em_resource_meta_data WHERE going_epoch IS NOT NULL
+        ORDER BY em_application_name, em_instance LIMIT $1",
+    )
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+}
+
+/// Up to `limit` EMs in the order of their keys, from behind `after`, each with the label set up to which its tickets are counted.
+pub async fn counted(
+    executor: impl PgExecutor<'_>,
+    after: Option<&EmInstance>,
+    limit: i64,
+) -> Result<Vec<(EmInstance, i64)>, StoreError> {
+    let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
+    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+        "-- em_resource::counted
+        SELECT em_application_name, em_instance, counted_to FROM linkis_em_resource_meta_data
+        WHERE (em_application_name, em_instance) > ($1, $2)
+        ORDER BY em_application_name, em_instance LIMIT $3",
+    )
+    .bind(after.0)
+    .bind(after.1)
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    let of =
+        |(application_name, instance, to): (String, String, i64)| Ok((TABLE.em(&application_name, &instance)?, to));
+    rows.into_iter().map(of).collect()
+}
+
 /// Writes everything of EMs that registered again, each with the version that was read.
 pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let columns = Columns::of(ems)?;
@@ -146,11 +216,14 @@ pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
             resource_type = d.resource_type, total_resource = d.total::jsonb, protected_resource = d.protected::jsonb,
             used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
             over_committed = d.over_committed, labels = d.labels::jsonb, epoch = d.epoch, register_time = d.register_time,
-            version = e.version + 1
+            version = e.version + 1, going_epoch = d.going_epoch, going_end = d.going_end, going_after = d.going_after,
+            counted_to = d.counted_to, counting_to = d.counting_to, counted_after = d.counted_after
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-            $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[])
+            $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[], $14::bigint[], $15::text[],
+            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[])
             AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
-                over_committed, labels, epoch, register_time, version)
+                over_committed, labels, epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
+                counting_to, counted_after)
         WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
     );
     let done = columns.bind(update).execute(connection).await?;
@@ -165,13 +238,16 @@ pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
         "-- em_resource::insert
         INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch,
-            register_time, version)
+            register_time, version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after)
         SELECT em_application_name, em_instance, resource_type, total::jsonb, protected::jsonb, used::jsonb,
-            locked::jsonb, rest::jsonb, over_committed, labels::jsonb, epoch, register_time, version + 1
+            locked::jsonb, rest::jsonb, over_committed, labels::jsonb, epoch, register_time, version + 1, going_epoch,
+            going_end, going_after, counted_to, counting_to, counted_after
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-            $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[])
+            $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[], $14::bigint[], $15::text[],
+            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[])
             AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
-                over_committed, labels, epoch, register_time, version)",
+                over_committed, labels, epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
+                counting_to, counted_after)",
     );
     let done = columns.bind(insert).execute(connection).await?;
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
@@ -296,6 +372,12 @@ pub(super) struct Columns<'a> {
     epoch: Vec<i64>,
     register_time: Vec<OffsetDateTime>,
     pub version: Vec<i64>,
+    going_epoch: Vec<Option<i64>>,
+    going_end: Vec<Option<&'static str>>,
+    going_after: Vec<Option<Uuid>>,
+    counted_to: Vec<i64>,
+    counting_to: Vec<Option<i64>>,
+    counted_after: Vec<Option<Uuid>>,
 }
 
 impl<'a> Columns<'a> {
@@ -316,6 +398,12 @@ impl<'a> Columns<'a> {
             columns.epoch.push(em.epoch);
             columns.register_time.push(em.register_time);
             columns.version.push(em.version);
+            columns.going_epoch.push(em.going.map(|going| going.epoch));
+            columns.going_end.push(em.going.map(|going| going.end.as_str()));
+            columns.going_after.push(em.going.map(|going| going.after));
+            columns.counted_to.push(em.counted.to);
+            columns.counting_to.push(em.counted.under_way.map(|(to, _)| to));
+            columns.counted_after.push(em.counted.under_way.map(|(_, after)| after));
         }
         Ok(columns)
     }
@@ -338,5 +426,11 @@ impl<'a> Columns<'a> {
             .bind(self.epoch)
             .bind(self.register_time)
             .bind(self.version)
+            .bind(self.going_epoch)
+            .bind(self.going_end)
+            .bind(self.going_after)
+            .bind(self.counted_to)
+            .bind(self.counting_to)
+            .bind(self.counted_after)
     }
 }

@@ -8,7 +8,7 @@ use tokio_stream::StreamExt as _;
 use crate::domain::{
     audit::ScopeBooks,
     resource::Dimension,
-    scope::{Scope, Tally, Usage},
+    scope::{Counter, Scope, Tally, Usage},
 };
 
 use super::{
@@ -18,18 +18,22 @@ use super::{
 
 const TABLE: &str = "linkis_label_resource";
 
+/// How often a counter's row is made anew that is removed meanwhile.
+const INSERT_TRIES_MAX: u32 = 3;
+
 #[derive(FromRow)]
 struct ScopeRow {
+    label_set_id: i64,
     scope: String,
     used_resource: String,
     locked_resource: String,
 }
 
 impl ScopeRow {
-    fn parse(self) -> Result<(Scope, Usage), StoreError> {
+    fn parse(self) -> Result<(Counter, Usage), StoreError> {
         let labels = serde_json::from_str(&self.scope).map_err(|error| StoreError::inconsistent(TABLE, error))?;
         let usage = Usage { used: tally(&self.used_resource)?, locked: tally(&self.locked_resource)? };
-        Ok((Scope::new(labels), usage))
+        Ok((Counter { label_set_id: self.label_set_id, scope: Scope::new(labels) }, usage))
     }
 }
 
@@ -42,44 +46,48 @@ fn tally(json: &str) -> Result<Tally, StoreError> {
     Ok(Tally::new(amounts?))
 }
 
-/// What those among `scopes` hold that are known: a plain look.
+/// What those among `counters` hold that are known: a plain look.
 pub async fn read(
     executor: impl PgExecutor<'_>,
-    scopes: &BTreeSet<Scope>,
-) -> Result<HashMap<Scope, Usage>, StoreError> {
+    counters: &BTreeSet<Counter>,
+) -> Result<HashMap<Counter, Usage>, StoreError> {
     let rows: Vec<ScopeRow> = sqlx::query_as(
         "-- label_resource::read
-        SELECT scope::text, used_resource::text, locked_resource::text
+        SELECT label_set_id, scope::text, used_resource::text, locked_resource::text
         FROM linkis_label_resource WHERE scope_hash = ANY ($1)",
     )
-    .bind(hashes(scopes))
+    .bind(counters.iter().map(|counter| scope_hash(counter).to_vec()).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(ScopeRow::parse).collect()
 }
 
-/// Locks the rows of `scopes` until the transaction ends, and reads what they hold. Scopes that are new get a row.
+/// Locks the rows of `counters` until the transaction ends, and reads what they hold. Counters that are new get a row.
 ///
 /// In the order of their hashes, and after the resource locks: so nobody waits for each other. A row that was waited for is read
 /// as its last writer left it.
 pub async fn lock(
     connection: &mut PgConnection,
-    scopes: &BTreeSet<Scope>,
-) -> Result<HashMap<Scope, Usage>, StoreError> {
-    let found = lock_existing(&mut *connection, scopes).await?;
-    if found.len() == scopes.len() {
-        return Ok(found);
+    counters: &BTreeSet<Counter>,
+) -> Result<HashMap<Counter, Usage>, StoreError> {
+    let mut found = lock_existing(&mut *connection, counters).await?;
+    // A row of nothing may be removed between the two.
+    for _ in 0..INSERT_TRIES_MAX {
+        if found.len() == counters.len() {
+            return Ok(found);
+        }
+        let new: BTreeSet<Counter> = counters.iter().filter(|counter| !found.contains_key(counter)).cloned().collect();
+        insert(&mut *connection, new.into_iter().map(|counter| (counter, Usage::default())).collect()).await?;
+        found = lock_existing(&mut *connection, counters).await?;
     }
-    let new: BTreeSet<Scope> = scopes.iter().filter(|scope| !found.contains_key(scope)).cloned().collect();
-    insert(&mut *connection, new.into_iter().map(|scope| (scope, Usage::default())).collect()).await?;
-    lock_existing(connection, scopes).await
+    Ok(found)
 }
 
 async fn lock_existing(
     connection: &mut PgConnection,
-    scopes: &BTreeSet<Scope>,
-) -> Result<HashMap<Scope, Usage>, StoreError> {
-    let by_hash: HashMap<[u8; 32], &Scope> = scopes.iter().map(|scope| (scope_hash(scope), scope)).collect();
+    counters: &BTreeSet<Counter>,
+) -> Result<HashMap<Counter, Usage>, StoreError> {
+    let by_hash: HashMap<[u8; 32], &Counter> = counters.iter().map(|counter| (scope_hash(counter), counter)).collect();
     // Told apart by their hashes: the labels of hundreds of scopes need not be written and read again.
     let rows: Vec<(Vec<u8>, String, String)> = sqlx::query_as(
         "-- label_resource::lock
@@ -90,28 +98,27 @@ async fn lock_existing(
     .fetch_all(connection)
     .await?;
     let usage = |(hash, used, locked): (Vec<u8>, String, String)| {
-        let scope =
+        let counter =
             by_hash.get(hash.as_slice()).ok_or_else(|| StoreError::inconsistent(TABLE, "a row not asked for"))?;
-        Ok(((*scope).clone(), Usage { used: tally(&used)?, locked: tally(&locked)? }))
+        Ok(((*counter).clone(), Usage { used: tally(&used)?, locked: tally(&locked)? }))
     };
     rows.into_iter().map(usage).collect()
 }
 
-/// Writes rows for scopes that have none; one that somebody else wrote meanwhile stays as it is.
-pub async fn insert(connection: &mut PgConnection, scopes: Vec<(Scope, Usage)>) -> Result<(), StoreError> {
-    let mut rows: Vec<_> = scopes.iter().map(|(scope, usage)| (scope_hash(scope), scope, usage)).collect();
+/// Writes rows for counters that have none; one that somebody else wrote meanwhile stays as it is.
+pub async fn insert(connection: &mut PgConnection, counters: Vec<(Counter, Usage)>) -> Result<(), StoreError> {
+    let mut rows: Vec<_> = counters.iter().map(|(counter, usage)| (scope_hash(counter), counter, usage)).collect();
     rows.sort_by_key(|(hash, ..)| *hash);
-    let label_set = |scope: &Scope| serde_json::json!(scope.labels().keys().collect::<Vec<_>>()).to_string();
     sqlx::query(
         "-- label_resource::insert
-        INSERT INTO linkis_label_resource (scope, label_set, used_resource, locked_resource, scope_hash)
-        SELECT scope::jsonb, label_set::jsonb, used::jsonb, locked::jsonb, scope_hash
-        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[])
-            AS d (scope, label_set, used, locked, scope_hash)
+        INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
+        SELECT label_set_id, scope::jsonb, used::jsonb, locked::jsonb, scope_hash
+        FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::bytea[])
+            AS d (label_set_id, scope, used, locked, scope_hash)
         ON CONFLICT DO NOTHING",
     )
-    .bind(rows.iter().map(|(_, scope, _)| scope_json(scope)).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(_, scope, _)| label_set(scope)).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(_, counter, _)| counter.label_set_id).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(_, counter, _)| scope_json(&counter.scope)).collect::<Vec<_>>())
     .bind(rows.iter().map(|(.., usage)| tally_json(usage.used.amounts())).collect::<Vec<_>>())
     .bind(rows.iter().map(|(.., usage)| tally_json(usage.locked.amounts())).collect::<Vec<_>>())
     .bind(rows.iter().map(|(hash, ..)| hash.as_slice()).collect::<Vec<_>>())
@@ -120,7 +127,7 @@ pub async fn insert(connection: &mut PgConnection, scopes: Vec<(Scope, Usage)>) 
     Ok(())
 }
 
-/// The columns of what scopes hold.
+/// The columns of what counters hold.
 pub(super) struct Columns {
     pub scope_hash: Vec<Vec<u8>>,
     pub used: Vec<String>,
@@ -128,42 +135,84 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    pub fn of(scopes: &[(Scope, Usage)]) -> Self {
+    pub fn of(counters: &[(Counter, Usage)]) -> Self {
         Self {
-            scope_hash: scopes.iter().map(|(scope, _)| scope_hash(scope).to_vec()).collect(),
-            used: scopes.iter().map(|(_, usage)| tally_json(usage.used.amounts())).collect(),
-            locked: scopes.iter().map(|(_, usage)| tally_json(usage.locked.amounts())).collect(),
+            scope_hash: counters.iter().map(|(counter, _)| scope_hash(counter).to_vec()).collect(),
+            used: counters.iter().map(|(_, usage)| tally_json(usage.used.amounts())).collect(),
+            locked: counters.iter().map(|(_, usage)| tally_json(usage.locked.amounts())).collect(),
         }
     }
 }
 
-/// Removes the counters of a label set.
-pub async fn delete_set(connection: &mut PgConnection, keys: &BTreeSet<String>) -> Result<(), StoreError> {
-    sqlx::query(
-        "-- label_resource::delete_set
-        DELETE FROM linkis_label_resource
-        WHERE md5(label_set::text) = md5($1::text::jsonb::text) AND label_set = $1::text::jsonb",
+/// Removes up to `limit` counters of a label set that counts no more; true if there may be more.
+pub async fn delete_of_set(executor: impl PgExecutor<'_>, label_set_id: i64, limit: i64) -> Result<bool, StoreError> {
+    let done = sqlx::query(
+        "-- label_resource::delete_of_set
+        DELETE FROM linkis_label_resource WHERE scope_hash = ANY (ARRAY (
+            SELECT scope_hash FROM linkis_label_resource WHERE label_set_id = $1 ORDER BY label_set_id, scope_hash LIMIT $2))",
     )
-    .bind(serde_json::json!(keys).to_string())
-    .execute(connection)
+    .bind(label_set_id)
+    .bind(limit)
+    .execute(executor)
     .await?;
-    Ok(())
+    Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
 }
 
-/// All scopes of a label set.
+/// Removes the counters of nothing among the next `limit`, in the order of their hashes from behind `after`; those that somebody
+/// is just using stay. Answers the last hash that was looked at, or `None` at the end, and how many were removed.
+pub async fn prune(
+    executor: impl PgExecutor<'_>,
+    after: &[u8],
+    limit: i64,
+) -> Result<(Option<Vec<u8>>, i64), StoreError> {
+    let (last, seen, removed): (Option<Vec<u8>>, i64, i64) = sqlx::query_as(
+        "-- label_resource::prune
+        WITH page AS (
+            SELECT scope_hash, used_resource = '{}' AND locked_resource = '{}' AS is_nothing
+            FROM linkis_label_resource WHERE scope_hash > $1 ORDER BY scope_hash LIMIT $2),
+        idle AS (
+            SELECT r.scope_hash FROM page p JOIN linkis_label_resource r ON r.scope_hash = p.scope_hash
+            WHERE p.is_nothing FOR UPDATE OF r SKIP LOCKED),
+        -- As it stands now that it is locked: another may have counted in it since the page was read.
+        gone AS (
+            DELETE FROM linkis_label_resource r USING idle
+            WHERE r.scope_hash = idle.scope_hash AND r.used_resource = '{}' AND r.locked_resource = '{}'
+            RETURNING 1)
+        SELECT (SELECT scope_hash FROM page ORDER BY scope_hash DESC LIMIT 1), (SELECT count(*) FROM page),
+            (SELECT count(*) FROM gone)",
+    )
+    .bind(after)
+    .bind(limit)
+    .fetch_one(executor)
+    .await?;
+    Ok((last.filter(|_| seen == limit), removed))
+}
+
+/// Up to `limit` scopes of a label set, in the order of their hashes from behind `after`; each with its hash.
 pub async fn list_set(
     executor: impl PgExecutor<'_>,
-    keys: &BTreeSet<String>,
-) -> Result<Vec<(Scope, Usage)>, StoreError> {
-    let rows: Vec<ScopeRow> = sqlx::query_as(
+    label_set_id: i64,
+    after: &[u8],
+    limit: i64,
+) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+    let rows: Vec<(Vec<u8>, i64, String, String, String)> = sqlx::query_as(
         "-- label_resource::list_set
-        SELECT scope::text, used_resource::text, locked_resource::text FROM linkis_label_resource
-        WHERE md5(label_set::text) = md5($1::text::jsonb::text) AND label_set = $1::text::jsonb",
+        SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text
+        FROM linkis_label_resource WHERE label_set_id = $1 AND scope_hash > $2 ORDER BY label_set_id, scope_hash LIMIT $3",
     )
-    .bind(serde_json::json!(keys).to_string())
+    .bind(label_set_id)
+    .bind(after)
+    .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(ScopeRow::parse).collect()
+    rows.into_iter().map(hashed).collect()
+}
+
+fn hashed(
+    (hash, label_set_id, scope, used_resource, locked_resource): (Vec<u8>, i64, String, String, String),
+) -> Result<(Vec<u8>, Counter, Usage), StoreError> {
+    let (counter, usage) = ScopeRow { label_set_id, scope, used_resource, locked_resource }.parse()?;
+    Ok((hash, counter, usage))
 }
 
 /// Tells all rows, whether or not they make sense, in the order of their hashes. What cannot be read at all is an error of its own.
@@ -173,25 +222,24 @@ pub async fn tell_all(
 ) -> Result<(), StoreError> {
     let mut rows = sqlx::query_as(
         "-- label_resource::tell_all
-        SELECT scope_hash, scope::text, label_set::text, used_resource::text, locked_resource::text
+        SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text
         FROM linkis_label_resource ORDER BY scope_hash",
     )
     .fetch(connection);
     while let Some(row) = rows.next().await {
-        let (hash, scope, label_set, used, locked): (Vec<u8>, String, String, String, String) = row?;
-        tell(books(hash, &scope, &label_set, &used, &locked));
+        let (hash, label_set_id, scope, used, locked): (Vec<u8>, i64, String, String, String) = row?;
+        tell(books(hash, label_set_id, &scope, &used, &locked));
     }
     Ok(())
 }
 
-fn books(hash: Vec<u8>, scope: &str, label_set: &str, used: &str, locked: &str) -> Result<ScopeBooks, StoreError> {
+fn books(hash: Vec<u8>, label_set_id: i64, scope: &str, used: &str, locked: &str) -> Result<ScopeBooks, StoreError> {
     let labels: BTreeMap<String, String> =
         serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE, format!("{scope}: {error}")))?;
-    let keys: Option<Vec<String>> = serde_json::from_str(label_set).ok();
-    let scope = Scope::new(labels);
-    let is_in_place = hash == scope_hash(&scope) && keys.is_some_and(|keys| keys.iter().eq(scope.labels().keys()));
+    let counter = Counter { label_set_id, scope: Scope::new(labels) };
+    let is_in_place = hash == scope_hash(&counter);
     let usage = || Ok(Usage { used: tally(used)?, locked: tally(locked)? });
-    Ok(ScopeBooks { usage: usage().map_err(|error: StoreError| error.to_string()), scope, hash, is_in_place })
+    Ok(ScopeBooks { usage: usage().map_err(|error: StoreError| error.to_string()), counter, hash, is_in_place })
 }
 
 /// Removes the rows at these hashes.
@@ -206,37 +254,31 @@ pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result
     expect_rows(TABLE, hashes.len(), done.rows_affected())
 }
 
-/// Up to `limit` scopes, in the order of their hashes, from behind `after` (empty for the first); each with its hash.
+/// Up to `limit` scopes of label sets that decide, in the order of their hashes, from behind `after` (empty for the first); each
+/// with its hash.
 pub async fn list(
     executor: impl PgExecutor<'_>,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Scope, Usage)>, StoreError> {
-    let rows: Vec<(Vec<u8>, String, String, String)> = sqlx::query_as(
+) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+    let rows: Vec<(Vec<u8>, i64, String, String, String)> = sqlx::query_as(
         "-- label_resource::list
-        SELECT scope_hash, scope::text, used_resource::text, locked_resource::text
-        FROM linkis_label_resource WHERE scope_hash > $1 ORDER BY scope_hash LIMIT $2",
+        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+        FROM linkis_label_resource r
+        JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
+        WHERE r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2",
     )
     .bind(after)
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter()
-        .map(|(hash, scope, used_resource, locked_resource)| {
-            let (scope, usage) = ScopeRow { scope, used_resource, locked_resource }.parse()?;
-            Ok((hash, scope, usage))
-        })
-        .collect()
+    rows.into_iter().map(hashed).collect()
 }
 
 fn scope_json(scope: &Scope) -> String {
     serde_json::json!(scope.labels()).to_string()
 }
 
-fn scope_hash(scope: &Scope) -> [u8; 32] {
-    hash(&scope_json(scope))
-}
-
-fn hashes(scopes: &BTreeSet<Scope>) -> Vec<Vec<u8>> {
-    scopes.iter().map(|scope| scope_hash(scope).to_vec()).collect()
+fn scope_hash(counter: &Counter) -> [u8; 32] {
+    hash(&format!("{}:{}", counter.label_set_id, scope_json(&counter.scope)))
 }

@@ -1,17 +1,22 @@
 //! `linkis_resource_limit`: the rules, and `linkis_resource_limit_version`: the fence between those who count by them and those
 //! who change them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, PgExecutor};
+use uuid::Uuid;
 
 use crate::domain::{
     limit::{Limits, Pattern, Rule},
+    principal::Principal,
     resource::Dimension,
 };
 
 use super::{
-    StoreError, policy,
+    StoreError, label_set, policy,
     rows::{hash, tally_json},
 };
 
@@ -24,6 +29,19 @@ pub struct InForce {
     pub limits: Arc<Limits>,
     /// Whether anybody may wait in line, anywhere: an instance that has waiters says that it lives before they stand there.
     pub anybody_waits: bool,
+    /// The oldest release that may write.
+    pub oldest_writer: i32,
+}
+
+/// What this release can count by: raised by one that counts otherwise.
+pub const WRITER: i32 = 1;
+
+/// Fails if this release is too old to write.
+///
+/// # Errors
+/// [`StoreError::TooOld`].
+pub fn check_writer(oldest_writer: i32) -> Result<(), StoreError> {
+    if oldest_writer <= WRITER { Ok(()) } else { Err(StoreError::TooOld { oldest_writer }) }
 }
 
 /// The limits in force: `known`, if they have not changed since. In a transaction they then stay in force until it ends.
@@ -40,7 +58,7 @@ pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Resu
 /// The limits of this version: `known`, if they have not changed since.
 pub(super) async fn of_version(
     connection: &mut PgConnection,
-    version: i64,
+    version: Uuid,
     known: &Arc<Limits>,
 ) -> Result<Arc<Limits>, StoreError> {
     match version == known.version() {
@@ -49,15 +67,28 @@ pub(super) async fn of_version(
     }
 }
 
-async fn read(connection: &mut PgConnection, version: i64) -> Result<Limits, StoreError> {
+async fn read(connection: &mut PgConnection, version: Uuid) -> Result<Limits, StoreError> {
+    let rules = rules(&mut *connection).await?;
+    let sets = label_set::read(&mut *connection).await?;
+    let policies = policy::read(&mut *connection).await?;
+    let users_held = sqlx::query_scalar(
+        "-- limit::read, whether users are held
+        SELECT users_held FROM linkis_resource_limit_version WHERE only_row",
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(Limits::new(version, sets, rules).with_policies(policies).with_users_held(users_held))
+}
+
+/// All rules.
+pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreError> {
     let rows: Vec<(String, String)> = sqlx::query_as(
-        "-- limit::read
+        "-- limit::rules
         SELECT pattern::text, max_resource::text FROM linkis_resource_limit",
     )
-    .fetch_all(&mut *connection)
+    .fetch_all(executor)
     .await?;
-    let rules = rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Limits::new(version, rules).with_policies(policy::read(connection).await?))
+    rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect()
 }
 
 fn rule(pattern: &str, max: &str) -> Result<Rule, StoreError> {
@@ -69,53 +100,74 @@ fn rule(pattern: &str, max: &str) -> Result<Rule, StoreError> {
     Ok(Rule { pattern: Pattern::new(labels), max })
 }
 
-/// Waits until nobody counts by the rules, keeps everybody from doing so until the transaction ends, and answers with the rules.
-pub async fn lock(connection: &mut PgConnection) -> Result<Limits, StoreError> {
+/// Waits until nobody counts by the rules, and keeps everybody from doing so until the transaction ends, which has to be soon.
+///
+/// # Errors
+/// [`StoreError::is_lock_timeout`] if somebody counts for longer than `lock_timeout`; who comes later waits meanwhile.
+pub async fn lock(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").execute(&mut *connection).await?;
-    let version: i64 = sqlx::query_scalar(
+    let oldest_writer = sqlx::query_scalar(
         "-- limit::lock
-        UPDATE linkis_resource_limit_version SET version = version + 1 WHERE only_row RETURNING version",
+        UPDATE linkis_resource_limit_version SET version = gen_random_uuid() WHERE only_row RETURNING oldest_writer",
     )
     .fetch_one(&mut *connection)
     .await?;
-    read(connection, version).await
+    check_writer(oldest_writer)
 }
 
 /// Writes a rule, in place of another with the same pattern.
-pub async fn upsert(connection: &mut PgConnection, rule: &Rule) -> Result<(), StoreError> {
+pub async fn upsert(connection: &mut PgConnection, rule: &Rule, by: &Principal) -> Result<(), StoreError> {
     let pattern = pattern_json(&rule.pattern);
     sqlx::query(
         "-- limit::upsert
-        INSERT INTO linkis_resource_limit (pattern, max_resource, update_time, pattern_hash)
-        VALUES ($1::text::jsonb, $2::text::jsonb, clock_timestamp(), $3)
-        ON CONFLICT (pattern_hash) DO UPDATE SET max_resource = excluded.max_resource, update_time = excluded.update_time",
+        INSERT INTO linkis_resource_limit (pattern, name, max_resource, update_time, updated_by, pattern_hash, label_set)
+        VALUES ($1::text::jsonb, $2, $3::text::jsonb, clock_timestamp(), $4, $5, $6::text::jsonb)
+        ON CONFLICT (pattern_hash) DO UPDATE SET max_resource = excluded.max_resource, update_time = excluded.update_time,
+            updated_by = excluded.updated_by",
     )
     .bind(&pattern)
+    .bind(rule.pattern.to_string())
     .bind(tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max))))
+    .bind(by.as_str())
     .bind(hash(&pattern).as_slice())
+    .bind(serde_json::json!(rule.label_set()).to_string())
     .execute(connection)
     .await?;
     Ok(())
 }
 
-/// Removes a rule; false if there was none.
-pub async fn delete(connection: &mut PgConnection, pattern: &Pattern) -> Result<bool, StoreError> {
-    let done = sqlx::query(
+/// Removes a rule, and answers it; `None` if there was none.
+pub async fn delete(connection: &mut PgConnection, pattern: &Pattern) -> Result<Option<Rule>, StoreError> {
+    let row: Option<(String, String)> = sqlx::query_as(
         "-- limit::delete
-        DELETE FROM linkis_resource_limit WHERE pattern_hash = $1",
+        DELETE FROM linkis_resource_limit WHERE pattern_hash = $1 RETURNING pattern::text, max_resource::text",
     )
     .bind(hash(&pattern_json(pattern)).as_slice())
-    .execute(connection)
+    .fetch_optional(connection)
     .await?;
-    Ok(done.rows_affected() == 1)
+    row.map(|(pattern, max)| rule(&pattern, &max)).transpose()
+}
+
+/// The label sets of all rules.
+pub async fn label_sets(executor: impl PgExecutor<'_>) -> Result<BTreeSet<BTreeSet<String>>, StoreError> {
+    let sets: Vec<String> = sqlx::query_scalar(
+        "-- limit::label_sets
+        SELECT DISTINCT label_set::text FROM linkis_resource_limit",
+    )
+    .fetch_all(executor)
+    .await?;
+    let set = |json: String| serde_json::from_str(&json).map_err(|error| StoreError::inconsistent(TABLE, error));
+    sets.into_iter().map(set).collect()
 }
 
 /// The rules, without keeping anybody from changing them.
 pub async fn look(connection: &mut PgConnection) -> Result<Limits, StoreError> {
     // The version is not read: whoever does so in a transaction makes the next change wait, and all others behind it.
-    read(connection, 0).await
+    let rules = rules(&mut *connection).await?;
+    let sets = label_set::read(&mut *connection).await?;
+    Ok(Limits::new(Uuid::nil(), sets, rules).with_policies(policy::read(connection).await?))
 }
 
-fn pattern_json(pattern: &Pattern) -> String {
+pub(super) fn pattern_json(pattern: &Pattern) -> String {
     serde_json::json!(pattern.labels()).to_string()
 }

@@ -1,7 +1,7 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
-//! - [`em_resource`], [`em_report`], [`user_resource`], [`label_resource`], [`limit`], [`policy`], [`request_id`],
-//!   [`action_record`], [`resource_lock`], [`waiting`]: the tables;
+//! - [`em_resource`], [`em_report`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`policy`], [`request_id`],
+//!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
@@ -20,11 +20,15 @@ pub mod action_record;
 pub mod em_report;
 pub mod em_resource;
 pub mod embedded;
+pub mod history_part;
 pub mod label_resource;
+pub mod label_set;
+pub mod lease;
 pub mod limit;
 pub mod policy;
 pub mod request_id;
 pub mod resource_lock;
+pub mod schema;
 pub mod session;
 pub mod settlement;
 pub mod user_resource;
@@ -46,16 +50,17 @@ pub struct Store {
 }
 
 impl Store {
-    /// Prepares to use the database at `options`, and brings its schema up to date. Several instances may do so at once.
-    pub async fn open(options: PgConnectOptions) -> Result<Self, StoreError> {
+    /// Prepares to use the database at `options`, and brings its schema up to date, with room for a history that reaches back so far.
+    /// Several instances may do so at once.
+    pub async fn open(options: PgConnectOptions, history: Duration) -> Result<Self, StoreError> {
         let options = session::bounded(options);
         // Directly, because a pool would try until its time is over, and hide why.
         let connected = session::connect(&session::unbounded(options.clone())).await;
         let mut migrations =
             connected.map_err(|error| StoreError::Unreachable { place: place(&options), source: Box::new(error) })?;
         let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
-        // May wait for another instance's, and take longer than any request may.
-        sqlx::migrate!().run(&mut migrations).await.map_err(StoreError::Migration)?;
+        schema::migrate(&mut migrations).await?;
+        history_part::make(&mut migrations, history).await?;
         Ok(Self { options, pool })
     }
 
@@ -116,6 +121,15 @@ pub enum StoreError {
         /// Which row and column, and how.
         what: String,
     },
+    /// A later release has written what this one would count wrongly.
+    #[error(
+        "a later release ({oldest_writer}) has changed how the database counts, and this one ({}) may only read: start the later one",
+        limit::WRITER
+    )]
+    TooOld {
+        /// The oldest release that may write.
+        oldest_writer: i32,
+    },
     /// Rows had changed since they were read under the locks: somebody wrote without taking them.
     #[error(
         "{table}: {touched} rows were written where {expected} should have been; somebody else writes without the locks"
@@ -145,16 +159,24 @@ impl StoreError {
                 | sqlx::Error::PoolClosed
                 | sqlx::Error::WorkerCrashed => true,
                 sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
-                // 08: connection exceptions; 57P: shutdown, crash, cannot connect now; 25P03: idle in transaction;
-                // 25006: a standby after a failover; 53: too many connections, disk or memory full.
+                // 08: connection exceptions; 57: shutdown, crash, cannot connect now, and a statement that took too long;
+                // 25P03: idle in transaction; 25006: a standby after a failover; 53: too many connections, disk or memory full.
                 _ => self.code().is_some_and(|code| {
-                    ["08", "57P", "53"].iter().any(|class| code.starts_with(class))
-                        || code == "25P03"
-                        || code == "25006"
+                    ["08", "57", "53"].iter().any(|class| code.starts_with(class)) || code == "25P03" || code == "25006"
                 }),
             },
             _ => false,
         }
+    }
+
+    /// Whether the database gave the statement up (57014): it took longer than `statement_timeout`, or an operator cancelled it.
+    pub fn is_cancelled(&self) -> bool {
+        self.code().is_some_and(|code| code == "57014")
+    }
+
+    /// Whether a row contradicts a constraint (23514).
+    pub fn is_check_violation(&self) -> bool {
+        self.code().is_some_and(|code| code == "23514")
     }
 
     /// Whether a lock was not to be had in time (55P03), or waiting for it would never have ended (40P01).
@@ -176,7 +198,10 @@ impl StoreError {
     /// The SQLSTATE, if the database gave one.
     fn code(&self) -> Option<String> {
         match self {
-            Self::Database(error) => error.as_database_error()?.code().map(String::from),
+            Self::Database(error)
+            | Self::Migration(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
+                error.as_database_error()?.code().map(String::from)
+            }
             _ => None,
         }
     }

@@ -130,7 +130,7 @@ pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
 pub async fn holds(connection: &mut PgConnection, limit: i64) -> Result<Vec<String>, StoreError> {
     let holds = sqlx::query_scalar(
         r#"-- resource_lock::holds
-        SELECT scope || '=' || coalesce("user", em_application_name || '/' || em_instance)
+        SELECT scope || '=' || CASE scope WHEN 'user' THEN "user" ELSE em_application_name || '/' || em_instance END
         FROM linkis_resource_lock ORDER BY 1 LIMIT $1"#,
     )
     .bind(limit)
@@ -142,23 +142,24 @@ pub async fn holds(connection: &mut PgConnection, limit: i64) -> Result<Vec<Stri
 /// The columns of many keys.
 struct Columns<'a> {
     scope: Vec<&'static str>,
-    user: Vec<Option<&'a str>>,
-    em_application_name: Vec<Option<&'a str>>,
-    em_instance: Vec<Option<&'a str>>,
+    user: Vec<&'a str>,
+    em_application_name: Vec<&'a str>,
+    em_instance: Vec<&'a str>,
 }
 
 impl<'a> Columns<'a> {
     fn of(keys: &'a BTreeSet<LockKey>) -> Self {
         let mut columns = Self { scope: vec![], user: vec![], em_application_name: vec![], em_instance: vec![] };
         for key in keys {
-            let (scope, user, em) = match key {
-                LockKey::Em(em) => ("em", None, Some(em)),
-                LockKey::User(user) => ("user", Some(user.as_str()), None),
+            // No name is empty: an empty one is none.
+            let (scope, user, application_name, instance) = match key {
+                LockKey::Em(em) => ("em", "", em.application_name.as_str(), em.instance.as_str()),
+                LockKey::User(user) => ("user", user.as_str(), "", ""),
             };
             columns.scope.push(scope);
             columns.user.push(user);
-            columns.em_application_name.push(em.map(|em| em.application_name.as_str()));
-            columns.em_instance.push(em.map(|em| em.instance.as_str()));
+            columns.em_application_name.push(application_name);
+            columns.em_instance.push(instance);
         }
         columns
     }

@@ -66,15 +66,31 @@ pub fn bounded(options: PgConnectOptions) -> PgConnectOptions {
     ])
 }
 
-/// Takes the bounds off again, for work that may take its time.
+/// Takes the bounds off again, for work that may take its time; but whoever comes later waits behind it for no longer than this for
+/// a lock that it does not get.
 pub fn unbounded(options: PgConnectOptions) -> PgConnectOptions {
     options.options([
-        ("lock_timeout", "0"),
+        ("lock_timeout", "2s"),
         ("statement_timeout", "0"),
         ("enable_seqscan", "on"),
         ("enable_hashjoin", "on"),
         ("enable_sort", "on"),
     ])
+}
+
+/// How long one that others wait behind waits for a lock at first.
+pub const HURRY: Duration = Duration::from_millis(40);
+
+/// Has the transaction that `connection` is in wait no longer for a lock, because others wait behind it.
+pub async fn hurried(connection: &mut PgConnection, longest: Duration) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- session::hurried
+        SELECT set_config('lock_timeout', $1, true)",
+    )
+    .bind(format!("{}ms", longest.as_millis()))
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// Lets the transaction that `connection` is in wait longer: it changes rules, and waits for all others to end.

@@ -7,6 +7,7 @@ use uuid::Uuid;
 use crate::domain::{
     action::Action,
     ledger::Deltas,
+    principal::Principal,
     ticket::{Ticket, TicketState},
 };
 
@@ -60,24 +61,29 @@ pub async fn write(
         ended AS (DELETE FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($13) RETURNING 1),
         d AS MATERIALIZED (
             SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
-                locked::jsonb AS locked, labels::jsonb AS labels, locked_time, expires_at
+                locked::jsonb AS locked, labels::jsonb AS labels, locked_time, expires_at, principal, em_epoch
             FROM unnest($14::uuid[], $15::text[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[],
-                $21::text[], $22::text[], $23::timestamptz[], $24::timestamptz[])
+                $21::text[], $22::text[], $23::timestamptz[], $24::timestamptz[], $38::text[], $39::bigint[])
                 AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
-                    labels, locked_time, expires_at)),
+                    labels, locked_time, expires_at, principal, em_epoch)),
         granted AS (
             INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
-                em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
+                em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at, principal, em_epoch)
             SELECT * FROM d RETURNING 1),
         told AS (
-            INSERT INTO linkis_resource_action_record (action, ticket_id, "user", em_application_name, em_instance,
-                resource_type, resource, action_time)
+            INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
+                engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
+                action_time)
             -- What was given back stands before what was granted for it.
-            SELECT action, ticket_id, "user", em_application_name, em_instance, resource_type, resource::jsonb, $25::timestamptz
-            FROM unnest($26::text[], $27::uuid[], $28::text[], $29::text[], $30::text[], $31::text[], $32::text[])
-                AS r (action, ticket_id, "user", em_application_name, em_instance, resource_type, resource)
+            SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name, engine_instance,
+                em_application_name, em_instance, resource_type, resource::jsonb, actor, $25::timestamptz
+            FROM unnest($26::text[], $27::uuid[], $28::text[], $29::text[], $30::text[], $31::text[], $32::text[],
+                $40::text[], $41::text[], $42::text[], $43::text[], $44::text[], $45::text[])
+                AS r (action, ticket_id, "user", em_application_name, em_instance, resource_type, resource, creator,
+                    engine_type, labels, engine_application_name, engine_instance, actor)
             UNION ALL
-            SELECT $33::text, ticket_id, "user", em_application_name, em_instance, resource_type, locked, locked_time FROM d
+            SELECT $33::text, ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance,
+                resource_type, locked, principal, locked_time FROM d
             RETURNING 1),
         -- By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
         dropped AS (DELETE FROM linkis_resource_lock WHERE ctid = ANY ($34::text::tid[]) RETURNING 1),
@@ -127,6 +133,14 @@ pub async fn write(
     .bind(scopes.scope_hash)
     .bind(scopes.used)
     .bind(scopes.locked)
+    .bind(granted.iter().map(|ticket| ticket.principal.as_str()).collect::<Vec<_>>())
+    .bind(granted.iter().map(|ticket| ticket.em_epoch).collect::<Vec<_>>())
+    .bind(records.creator)
+    .bind(records.engine_type)
+    .bind(records.labels)
+    .bind(records.engine_application_name)
+    .bind(records.engine_instance)
+    .bind(records.actor)
     .fetch_one(connection)
     .await?;
     for (table, expected, touched) in [
@@ -154,9 +168,9 @@ struct Inited<'a> {
 }
 
 impl<'a> Inited<'a> {
-    fn of(tickets: &'a [Ticket]) -> Self {
+    fn of(tickets: &'a [(Ticket, Principal)]) -> Self {
         let mut columns = Self::default();
-        for ticket in tickets {
+        for (ticket, _) in tickets {
             if let TicketState::Used { resource, engine, used_time } = &ticket.state {
                 columns.ticket_id.push(ticket.id);
                 columns.used.push(resource.to_json());

@@ -12,8 +12,10 @@ use uuid::Uuid;
 
 use crate::domain::{
     em::EmInstance,
+    ledger::TicketPage,
     name::Name,
     operation::Released,
+    principal::Principal,
     report::{LiveTicket, Report},
     resource::Resource,
     ticket::{EngineInstance, Ticket, TicketState},
@@ -43,6 +45,8 @@ struct TicketRow {
     locked_time: OffsetDateTime,
     used_time: Option<OffsetDateTime>,
     expires_at: Option<OffsetDateTime>,
+    principal: String,
+    em_epoch: i64,
 }
 
 impl TryFrom<TicketRow> for Ticket {
@@ -78,6 +82,9 @@ impl TryFrom<TicketRow> for Ticket {
             engine_type: row.engine_type,
             locked_time: row.locked_time,
             state,
+            principal: Principal::parse("principal", &row.principal)
+                .map_err(|error| StoreError::inconsistent(TABLE.0, error))?,
+            em_epoch: row.em_epoch,
         })
     }
 }
@@ -88,13 +95,62 @@ pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<
         r#"-- user_resource::read
         SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
-            locked_time, used_time, expires_at
+            locked_time, used_time, expires_at, principal, em_epoch
         FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
     )
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+}
+
+/// The first tickets of an EM behind one of them.
+#[derive(Debug, Clone, Copy)]
+pub struct PageOf<'a> {
+    /// Which EM.
+    pub em: &'a EmInstance,
+    /// Behind which ticket; nil for the first.
+    pub after: Uuid,
+    /// How many at most.
+    pub limit: usize,
+}
+
+/// Parts of the tickets of EMs, each in the order of their ids; at most one for each EM.
+pub async fn read_pages(
+    executor: impl PgExecutor<'_>,
+    pages: &[PageOf<'_>],
+) -> Result<(HashMap<EmInstance, TicketPage>, HashMap<Uuid, Ticket>), StoreError> {
+    let (application_names, instances) = em_columns(pages.iter().map(|page| page.em));
+    let rows: Vec<TicketRow> = sqlx::query_as(
+        r#"-- user_resource::read_pages
+        SELECT t.ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
+            engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
+            locked_time, used_time, expires_at, principal, em_epoch
+        FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS k (em_application_name, em_instance, after, most)
+        CROSS JOIN LATERAL (
+            SELECT * FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.ticket_id > k.after
+            ORDER BY t.ticket_id LIMIT k.most) t"#,
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(pages.iter().map(|page| page.after).collect::<Vec<_>>())
+    .bind(pages.iter().map(|page| i64::try_from(page.limit).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+    .fetch_all(executor)
+    .await?;
+    let mut tickets = HashMap::with_capacity(rows.len());
+    let mut seen: HashMap<EmInstance, (usize, Uuid)> = HashMap::new();
+    for row in rows {
+        let ticket = Ticket::try_from(row)?;
+        let (count, last) = seen.entry(ticket.em.clone()).or_default();
+        (*count, *last) = (*count + 1, ticket.id.max(*last));
+        tickets.insert(ticket.id, ticket);
+    }
+    let part = |page: &PageOf<'_>| {
+        let full = seen.get(page.em).filter(|(count, _)| *count == page.limit);
+        (page.em.clone(), TicketPage { after: page.after, last: full.map(|(_, last)| *last) })
+    };
+    Ok((pages.iter().map(part).collect(), tickets))
 }
 
 /// All tickets on EMs.
@@ -107,7 +163,7 @@ pub async fn read_on<'a>(
         r#"-- user_resource::read_on
         SELECT ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
-            locked_time, used_time, expires_at
+            locked_time, used_time, expires_at, principal, em_epoch
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
         JOIN linkis_user_resource_meta_data t
             ON t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance"#,
@@ -117,6 +173,31 @@ pub async fn read_on<'a>(
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+}
+
+/// How many tickets EMs have, counted up to `most`.
+pub async fn count_on(
+    executor: impl PgExecutor<'_>,
+    ems: &[EmInstance],
+    most: usize,
+) -> Result<Vec<(EmInstance, usize)>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+        "-- user_resource::count_on
+        SELECT k.em_application_name, k.em_instance, (SELECT count(*) FROM (
+            SELECT FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance LIMIT $3) t)
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(i64::try_from(most).unwrap_or(i64::MAX))
+    .fetch_all(executor)
+    .await?;
+    let of = |(application_name, instance, count): (String, String, i64)| {
+        Ok((TABLE.em(&application_name, &instance)?, usize::try_from(count).unwrap_or(most)))
+    };
+    rows.into_iter().map(of).collect()
 }
 
 /// The live tickets of an EM, as far as its reports concern them.
@@ -190,7 +271,8 @@ pub async fn list(
             r#"-- user_resource::list, by EM
             SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance,
                 engine_application_name, engine_instance, resource_type, user_locked_resource::text,
-                user_used_resource::text, labels::text, locked_time, used_time, expires_at
+                user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal,
+                em_epoch
             FROM linkis_user_resource_meta_data
             WHERE em_application_name = $4 AND em_instance = $5 AND ticket_id > $1
                 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($6::text IS NULL OR "user" = $6)
@@ -200,7 +282,8 @@ pub async fn list(
             r#"-- user_resource::list, by user
             SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance,
                 engine_application_name, engine_instance, resource_type, user_locked_resource::text,
-                user_used_resource::text, labels::text, locked_time, used_time, expires_at
+                user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal,
+                em_epoch
             FROM linkis_user_resource_meta_data
             WHERE "user" = $6 AND ticket_id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
                 AND $4::text IS NULL AND $5::text IS NULL
@@ -210,7 +293,8 @@ pub async fn list(
             r#"-- user_resource::list, all
             SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance,
                 engine_application_name, engine_instance, resource_type, user_locked_resource::text,
-                user_used_resource::text, labels::text, locked_time, used_time, expires_at
+                user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal,
+                em_epoch
             FROM linkis_user_resource_meta_data
             WHERE ticket_id > $1 AND ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3)
                 AND $4::text IS NULL AND $5::text IS NULL AND $6::text IS NULL
@@ -229,25 +313,37 @@ pub async fn list(
     rows.into_iter().map(Ticket::try_from).collect()
 }
 
+/// The order in which tickets fall due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DueKey {
+    /// Its deadline.
+    pub expires_at: OffsetDateTime,
+    /// Which ticket.
+    pub ticket_id: Uuid,
+}
+
 /// A locked ticket whose deadline is near: how far off it is, by the database's clock, and how to expire it.
 #[derive(Debug)]
 pub struct Due {
+    /// Where it stands among all that fall due; unknown of one that was only just granted.
+    pub key: Option<DueKey>,
     /// Zero if it has passed.
     pub within: Duration,
     /// The ticket, its user and its EM.
     pub ticket: Released,
 }
 
-/// Up to `limit` locked tickets whose deadline passes within `horizon`, nearest first, but for those that are `known`.
+/// Up to `limit` locked tickets whose deadline passes within `horizon`, nearest first, from behind `after`.
 pub async fn due(
     executor: impl PgExecutor<'_>,
-    horizon: Duration,
-    known: Vec<Uuid>,
+    horizon: time::Duration,
+    after: Option<DueKey>,
     limit: i64,
 ) -> Result<Vec<Due>, StoreError> {
     #[derive(FromRow)]
     struct DueRow {
         seconds: f64,
+        expires_at: OffsetDateTime,
         ticket_id: Uuid,
         user: String,
         em_application_name: String,
@@ -255,22 +351,25 @@ pub async fn due(
     }
     let rows: Vec<DueRow> = sqlx::query_as(
         r#"-- user_resource::due
-        SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds, ticket_id, "user",
+        SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds, expires_at, ticket_id, "user",
             em_application_name, em_instance
         FROM linkis_user_resource_meta_data
-        WHERE expires_at IS NOT NULL AND expires_at <= now() + make_interval(secs => $1) AND ticket_id <> ALL ($3)
-        ORDER BY expires_at LIMIT $2"#,
+        WHERE expires_at IS NOT NULL AND expires_at <= now() + make_interval(secs => $1)
+            AND (expires_at, ticket_id) > (coalesce($2, '-infinity'::timestamptz), $3)
+        ORDER BY expires_at, ticket_id LIMIT $4"#,
     )
-    .bind(horizon.as_secs_f64())
+    .bind(horizon.as_seconds_f64())
+    .bind(after.map(|key| key.expires_at))
+    .bind(after.map_or(Uuid::nil(), |key| key.ticket_id))
     .bind(limit)
-    .bind(known)
     .fetch_all(executor)
     .await?;
     let due = |row: DueRow| {
         let user = TABLE.name("user", &row.user)?;
         let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
         let within = Duration::try_from_secs_f64(row.seconds).unwrap_or_default();
-        Ok(Due { within, ticket: Released { ticket_id: row.ticket_id, user, em } })
+        let key = DueKey { expires_at: row.expires_at, ticket_id: row.ticket_id };
+        Ok(Due { key: Some(key), within, ticket: Released { ticket_id: row.ticket_id, user, em } })
     };
     // One row that somebody spoilt must not keep all the others from expiring.
     let told = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
@@ -323,7 +422,8 @@ pub async fn tell_groups(
             em_application_name, min(em_instance) AS em_instance,
             min(engine_application_name) AS engine_application_name, min(engine_instance) AS engine_instance,
             resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
-            min(locked_time) AS locked_time, min(used_time) AS used_time, min(expires_at) AS expires_at, count(*) AS count
+            min(locked_time) AS locked_time, min(used_time) AS used_time, min(expires_at) AS expires_at,
+            min(principal) AS principal, min(em_epoch) AS em_epoch, count(*) AS count
         FROM linkis_user_resource_meta_data
         GROUP BY "user", creator, engine_type, em_application_name, resource_type, user_locked_resource,
             user_used_resource, labels"#,

@@ -5,7 +5,7 @@ use tonic::{Request, Response, Status};
 use crate::service::audit::AuditService;
 
 use super::{
-    convert,
+    convert, identity,
     proto::{self, admin_service_server::AdminService},
 };
 
@@ -26,7 +26,7 @@ impl AdminService for Admin {
         Ok(Response::new(convert::audit::report(&self.0.audit().await?)))
     }
 
-    async fn repair(&self, _: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
-        Ok(Response::new(convert::audit::repaired(&self.0.repair().await?)))
+    async fn repair(&self, call: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
+        Ok(Response::new(convert::audit::repaired(&self.0.repair(&identity::of_call(&call)).await?)))
     }
 }

@@ -10,6 +10,7 @@
 pub mod admin;
 pub mod convert;
 pub mod deadline;
+pub mod identity;
 pub mod limit;
 pub mod message_size;
 pub mod observe;

@@ -1,9 +1,10 @@
 //! `ResourceManagerService`: the calls of EMs, of those who ask for them, and of engines.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -24,7 +25,7 @@ use crate::{
 };
 
 use super::{
-    convert, deadline,
+    convert, deadline, identity,
     proto::{
         self, request_resource_response::Result as Answer, resource_manager_service_server::ResourceManagerService,
     },
@@ -53,6 +54,8 @@ pub struct ResourceManager {
     committer: Committer,
     request_resource: RequestResourceService,
     heartbeat: HeartbeatService,
+    /// Wakes whoever ends the tickets of EMs that go.
+    em_goes: Arc<Notify>,
     times: Times,
 }
 
@@ -62,16 +65,19 @@ impl ResourceManager {
         committer: Committer,
         request_resource: RequestResourceService,
         heartbeat: HeartbeatService,
+        em_goes: Arc<Notify>,
         times: Times,
     ) -> Self {
-        Self { committer, request_resource, heartbeat, times }
+        Self { committer, request_resource, heartbeat, em_goes, times }
     }
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
-        self.committer.submit(operation, deadline::of_call(call.metadata(), self.times.request_timeout)).await
+        let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
+        self.committer.submit(&identity::of_call(call), operation, deadline).await
     }
 
-    fn parse_request(&self, message: &proto::RequestResourceRequest) -> Result<(Option<EmInstance>, Ask), Error> {
+    fn parse_request(&self, call: &Request<proto::RequestResourceRequest>) -> Result<(Option<EmInstance>, Ask), Error> {
+        let message = call.get_ref();
         let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
         check_text("engine_type", &message.engine_type)?;
         let resource = convert::resource::required("resource", message.resource.clone())?;
@@ -83,6 +89,7 @@ impl ResourceManager {
             id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(message) }),
         };
         let ask = Ask {
+            principal: identity::of_call(call),
             ticket_id: Uuid::now_v7(),
             user: Name::parse("user", &message.user)?,
             creator: Name::parse("creator", &message.creator)?,
@@ -163,9 +170,13 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
         let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(Error::from)?;
         match self.submit(&call, Operation::Unregister(em)).await? {
-            Outcome::Unregistered { removed_tickets } => Ok(Response::new(proto::UnregisterResponse {
-                removed_tickets: i64::try_from(removed_tickets).unwrap_or(i64::MAX),
-            })),
+            Outcome::Unregistered { removed_tickets, in_progress } => {
+                if in_progress {
+                    self.em_goes.notify_one();
+                }
+                let removed_tickets = i64::try_from(removed_tickets).unwrap_or(i64::MAX);
+                Ok(Response::new(proto::UnregisterResponse { removed_tickets, in_progress }))
+            }
             other => Err(unexpected(&other)),
         }
     }
@@ -175,7 +186,7 @@ impl ResourceManagerService for ResourceManager {
         call: Request<proto::RequestResourceRequest>,
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let message = call.get_ref();
-        let (em, ask) = self.parse_request(message)?;
+        let (em, ask) = self.parse_request(&call)?;
         let deadlines = self.deadlines(&call).map_err(Error::from)?;
         let answer = if message.dry_run {
             match self.request_resource.dry_run(em, ask).await? {

@@ -214,6 +214,8 @@ async fn a_held_user_stalls_neither_his_ems_nor_others() {
     for host in ["a", "b"] {
         rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
     }
+    // Somebody counts by user, so that users are locked.
+    rm.client.set_limit(&each_user(1000)).await.unwrap();
     let mut holder = database.connect().await;
     sqlx::raw_sql(r#"BEGIN; INSERT INTO linkis_resource_lock (scope, "user") VALUES ('user', 'hadoop')"#)
         .execute(&mut holder)
@@ -236,6 +238,29 @@ async fn a_held_user_stalls_neither_his_ems_nor_others() {
     sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
     waiting.join_all().await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 60);
+}
+
+/// Where no rule counts by user, users are not locked; until an operator says inside the fence that he holds some.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_is_held_although_no_rule_counts_by_user() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("a"), load(1000, 1000, 1000))).await.unwrap();
+    rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
+    sqlx::raw_sql(
+        r#"BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE;
+        UPDATE linkis_resource_limit_version SET users_held = true, version = gen_random_uuid();
+        INSERT INTO linkis_resource_lock (scope, "user") VALUES ('user', 'hadoop'); COMMIT"#,
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let hurried = linkis_rm::client::RmClient::new(&rm.address, Duration::from_millis(400)).unwrap();
+    let error = hurried.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
+    rm.client.request_resource(&request(&em("a"), "alice", load(1, 1, 1))).await.granted();
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
+    assert_invariants(&database, &rm.client).await;
 }
 
 /// A committed row is a hold by an operator's hand: requests on its key wait for it to go, until their deadline.
@@ -355,6 +380,7 @@ async fn a_batch_that_waited_in_vain_leaves_no_transaction_open() {
 async fn many_held_keys_stall_nobody_else() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("free"), load(10_000, 10_000, 10_000))).await.unwrap();
+    rm.client.set_limit(&each_user(1000)).await.unwrap();
     let mut holder = database.connect().await;
     sqlx::raw_sql(
         r#"BEGIN; INSERT INTO linkis_resource_lock (scope, "user") SELECT 'user', 'held' || n FROM generate_series(1, 300) n"#,

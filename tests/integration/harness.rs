@@ -1,7 +1,7 @@
 //! One PostgreSQL for all tests, a fresh database for each, servers on free ports, and what tests say often.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fs,
     future::Future,
     io::{BufRead as _, BufReader},
@@ -20,10 +20,12 @@ use linkis_rm::{
     client::{ClientError, ResourceRequest, ResultResource, RmClient},
     domain::{
         em::{Em, EmInstance},
+        limit::{Counting, LabelSet, Limits, Pattern, Rule},
         name::{Labels, Name},
         operation::{Grant, Inited, Register, Released},
+        policy::Policy,
         refusal::Refusal,
-        resource::Resource,
+        resource::{Dimension, Resource},
         scope::Usage,
         ticket::{EngineInstance, Ticket, TicketState},
     },
@@ -293,12 +295,12 @@ pub fn assert_scope_equals_tickets(scope: &ScopeUsage, tickets: &[Ticket]) {
     let mut sums = Usage::default();
     for ticket in tickets {
         let labels = ticket.ticket_labels();
-        if scope.limited.scope.labels().iter().all(|(key, value)| labels.get(key) == Some(value)) {
+        if scope.scope.labels().iter().all(|(key, value)| labels.get(key) == Some(value)) {
             let held = if ticket.is_locked() { &mut sums.locked } else { &mut sums.used };
             held.add(ticket.resource(), 1).unwrap();
         }
     }
-    assert_eq!(scope.usage, sums, "{}", scope.limited.scope);
+    assert_eq!(scope.usage, sums, "{}", scope.scope);
 }
 
 /// Whether some transaction waits for another.
@@ -377,5 +379,20 @@ impl Drop for Process {
         // It has ended already, unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Limits under which everything is counted.
+pub fn counted(rules: Vec<Rule>, policies: BTreeMap<Name, Policy>) -> Limits {
+    let wanted = Counting::wanted(rules.iter().map(Rule::label_set).collect(), &policies);
+    let sets = (1..).zip(wanted).map(|(id, counting)| LabelSet { id, counting, is_counted: true }).collect();
+    Limits::new(Uuid::nil(), sets, rules)
+}
+
+/// A limit on the instances of each user.
+pub fn each_user(instances: i64) -> Rule {
+    Rule {
+        pattern: Pattern::new([("user".to_owned(), None)].into()),
+        max: BTreeMap::from([(Dimension::Instances, instances)]),
     }
 }

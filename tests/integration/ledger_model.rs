@@ -8,21 +8,22 @@ use std::{
 
 use linkis_rm::domain::{
     em::EmInstance,
-    ledger::{Deltas, Ledger, LineView, Snapshot},
+    ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Limits, Pattern, Rule},
     line::{Line, Place, Spot, Spots, Stand},
     name::Name,
     operation::{Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Wait},
+    principal::Principal,
     report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
-    scope::{Scope, Usage},
+    scope::{Counter, Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
 };
 use proptest::prelude::*;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::harness::{em, engine, name, registration};
+use crate::harness::{counted, em, engine, name, registration};
 
 const EMS: usize = 3;
 const USERS: usize = 2;
@@ -153,7 +154,7 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
         Err(Rejection::NotEnough(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
-        Err(other) => panic!("{other:?}"),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -447,7 +448,7 @@ impl Model {
             pattern: Pattern::new(BTreeMap::from([("user".into(), number.map(|number| user(number).to_string()))])),
             max: BTreeMap::from([(Dimension::Cores, *max)]),
         });
-        Limits::new(0, rules)
+        counted(rules.collect(), BTreeMap::new())
     }
 
     /// The operation that a step stands for; none for a commit.
@@ -507,6 +508,7 @@ fn operation(ask: &ModelWaiting, place: Option<Option<Place>>) -> Operation {
     Operation::Request(Request {
         em: instance(ask.em),
         ask: Ask {
+            principal: Principal::Anonymous,
             ticket_id: ask.id,
             user: user(ask.user),
             creator: name("IDE"),
@@ -540,7 +542,7 @@ struct Tables {
     ended: HashMap<Uuid, EndedTicket>,
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
-    scopes: HashMap<Scope, Usage>,
+    scopes: HashMap<Counter, Usage>,
     waiting: HashMap<Place, (Resource, Spots)>,
     reports: HashMap<EmInstance, ReportNumber>,
 }
@@ -551,6 +553,8 @@ impl Tables {
             now,
             ems: self.ems.clone(),
             tickets: self.tickets.clone(),
+            // All of them at once.
+            pages: self.ems.keys().map(|em| (em.clone(), TicketPage { after: Uuid::nil(), last: None })).collect(),
             ended: self.ended.clone(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: self.reports.clone(),
@@ -599,11 +603,14 @@ impl Tables {
         } else if self.limits.is_empty() {
             for ticket in self.tickets.values() {
                 for limited in limits.scopes(&ticket.ticket_labels()) {
-                    let usage = self.scopes.entry(limited.scope).or_default();
+                    let usage = self.scopes.entry(limited.counter).or_default();
                     let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
                     held.add(ticket.resource(), 1).unwrap();
                 }
             }
+        }
+        for em in self.ems.values_mut() {
+            em.counted.to = em.counted.to.max(limits.newest_label_set());
         }
         self.limits = Arc::new(limits);
     }
@@ -614,7 +621,8 @@ impl Tables {
     }
 
     fn write(&mut self, deltas: Deltas, now: OffsetDateTime) {
-        for mut em in deltas.ems_counted.into_iter().chain(deltas.ems_updated).chain(deltas.ems_resized) {
+        let ems = deltas.ems_counted.into_iter().chain(deltas.ems_updated).chain(deltas.ems_resized);
+        for mut em in ems.chain(deltas.ems_stepped) {
             em.version += 1;
             let before = self.ems.insert(em.instance.clone(), em.clone()).expect("updated rows exist");
             assert_eq!(before.version + 1, em.version, "the version that was read");
@@ -622,13 +630,13 @@ impl Tables {
         for em in deltas.ems_inserted {
             assert!(self.ems.insert(em.instance.clone(), em).is_none(), "inserted rows are new");
         }
-        for em in deltas.ems_deleted.into_iter().chain(deltas.ems_lost) {
+        for em in deltas.ems_deleted {
             assert_eq!(self.ems.remove(&em.instance).unwrap().version, em.version);
         }
         for em in deltas.reports_ended {
             self.reports.remove(&em);
         }
-        for ticket in deltas.inited {
+        for (ticket, _) in deltas.inited {
             assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");
         }
         for ended in deltas.ended {
@@ -673,7 +681,8 @@ impl Tables {
             alive += 1;
         }
         for number in 0..USERS {
-            let usage = self.scopes.get(&scope_of(number)).cloned().unwrap_or_default();
+            let counter = Counter { label_set_id: 1, scope: scope_of(number) };
+            let usage = self.scopes.get(&counter).cloned().unwrap_or_default();
             let counted = [usage.used, usage.locked].map(|tally| tally.get(&Dimension::Cores));
             let expected = [model.sum_of_user(number, true), model.sum_of_user(number, false)];
             assert_eq!(counted, if model.limits.is_empty() { [0, 0] } else { expected });
@@ -722,7 +731,11 @@ fn run(steps: Vec<Step>) {
             Some(operation) => {
                 let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
                 let expected = model.step(step, new_id);
-                assert_eq!(answer(ledger.apply(&operation)), expected, "step {number}: {step:?}, left {held_before:?}");
+                assert_eq!(
+                    answer(ledger.apply(&Principal::Anonymous, &operation)),
+                    expected,
+                    "step {number}: {step:?}, left {held_before:?}"
+                );
             }
             None => {
                 let deltas = ledger.finish().0;

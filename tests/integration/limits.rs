@@ -223,6 +223,7 @@ async fn bad_limits_are_refused_by_field() {
     let (_database, rm) = start().await;
     let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
     let good = proto::Limit {
+        state: 0,
         labels: BTreeMap::from([("user".into(), "hadoop".into())]),
         each: vec![],
         max: BTreeMap::from([("instances".into(), 10)]),
@@ -348,7 +349,7 @@ async fn a_policy_decides_which_limits_are_for_a_kind_of_em() {
     assert_eq!(second.client.policies().await.unwrap()[&kinds[1]], Policy::new([Check::Labels]));
     let held = async |scope: &str| {
         let scopes = second.client.scopes().await.unwrap();
-        let found = scopes.iter().find(|usage| usage.limited.scope.to_string() == scope);
+        let found = scopes.iter().find(|usage| usage.scope.to_string() == scope);
         found.map_or(0, |usage| usage.usage.locked.get(&Dimension::Instances))
     };
     assert_eq!((held("user=hadoop").await, held("creator=IDE,user=hadoop").await), (1, 2));

@@ -37,23 +37,26 @@ const LARGE: [&str; 8] = [
 async fn fill(database: &Database) {
     let fill = format!(
         r#"INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
-            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time, version)
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time, version,
+            counted_to)
         SELECT 'other', 'host' || n, resource_type, total_resource, protected_resource, used_resource, locked_resource,
-            left_resource, over_committed, labels, epoch, register_time, 1
+            left_resource, over_committed, labels, epoch, register_time, 1, counted_to
         FROM linkis_em_resource_meta_data, generate_series(1, {ROWS} / 100) n;
         INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
             resource_type, user_locked_resource, labels, locked_time, expires_at)
         SELECT gen_random_uuid(), 'user' || n % 1000, 'IDE', '', 'other', 'host' || n % ({ROWS} / 100), 'LoadInstance',
             '{{"memory":1,"cores":1,"instances":1,"instance":1}}', '{{}}', now(), now() + interval '1 day'
         FROM generate_series(1, {ROWS}) n;
-        INSERT INTO linkis_resource_action_record (action, ticket_id, "user", em_application_name, em_instance, resource_type,
-            resource, action_time)
-        SELECT 'granted', ticket_id, "user", em_application_name, em_instance, resource_type, user_locked_resource, locked_time
+        INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
+            em_instance, resource_type, resource, actor, action_time)
+        SELECT 'granted', ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
+            user_locked_resource, principal, locked_time
         FROM linkis_user_resource_meta_data;
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
         SELECT n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {ROWS}) n;
-        INSERT INTO linkis_label_resource (scope, label_set, used_resource, locked_resource, scope_hash)
-        SELECT jsonb_build_object('user', 'other' || n), '["user"]', '{{}}', '{{}}', sha256(('other' || n)::bytea)
+        INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
+        SELECT (SELECT max(label_set_id) FROM linkis_label_set), jsonb_build_object('user', 'other' || n), '{{"cores":1}}', '{{}}',
+            sha256(('other' || n)::bytea)
         FROM generate_series(1, {ROWS}) n;"#
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
@@ -78,7 +81,7 @@ async fn round(rm: &Instance, number: usize) {
     let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1)), ..request(&host, "hadoop", load(1, 1, 1)) };
     let short = client.request_resource(&short).await.granted();
     eventually("it expires", Duration::from_secs(20), async || !lives(client, short.ticket_id).await).await;
-    let wait_timeout = Duration::from_millis(50);
+    let wait_timeout = Duration::from_millis(500);
     let patient = ResourceRequest { wait_timeout, ..request(&host, "hadoop", load(9, 1, 1)) };
     client.request_resource(&patient).await.refused();
     client.resource_released(&release(&grant, "hadoop")).await.unwrap();

@@ -57,6 +57,7 @@ async fn operations_of_a_user_on_two_ems_exclude_each_other() {
     for host in ["a", "b"] {
         rm.client.register(registration(em(host), load(10, 10, 10))).await.unwrap();
     }
+    rm.client.set_limit(&each_user(100)).await.unwrap();
     // What a transaction for this user on EM "a" holds.
     let keys = BTreeSet::from([LockKey::Em(em("a")), LockKey::User(name("hadoop"))]);
     let mut holder = hold(&database, keys).await;
@@ -166,7 +167,7 @@ async fn an_instance_without_work_is_in_no_transaction() {
 async fn what_a_session_has_not_committed_is_undone_before_the_next() {
     let (database, _rm) = start().await;
     let (a, b) = (BTreeSet::from([LockKey::Em(em("a"))]), BTreeSet::from([LockKey::Em(em("b"))]));
-    let store = Store::open(database.options.clone()).await.unwrap();
+    let store = Store::open(database.options.clone(), options().history).await.unwrap();
     let (mut session, mut other) = (store.session(), store.session());
     resource_lock::take(session.begin().await.unwrap(), &a).await.unwrap().unwrap();
     let held = resource_lock::take(other.begin().await.unwrap(), &a).await.unwrap_err();
@@ -186,7 +187,7 @@ async fn what_a_session_has_not_committed_is_undone_before_the_next() {
 async fn the_undoing_of_a_transaction_is_bounded() {
     let database = Database::fresh().await;
     let (proxy, proxied) = database.behind_proxy("undoing");
-    let store = Store::open(proxied.options).await.unwrap();
+    let store = Store::open(proxied.options, options().history).await.unwrap();
     let mut session = store.session();
     session.begin().await.unwrap();
     proxy.forget_all();

@@ -10,7 +10,10 @@ use sqlx::PgConnection;
 use tokio::sync::Mutex;
 
 use crate::{
-    domain::audit::{AuditReport, Difference, Differences, Subject},
+    domain::{
+        audit::{AuditReport, Difference, Differences, Subject},
+        principal::Principal,
+    },
     error::Error,
     store::{Store, StoreError, session::answered_within},
 };
@@ -57,23 +60,23 @@ impl AuditService {
     }
 
     /// Audits, and writes what the tickets say where something differs. What a caller that goes leaves undone, the next one does.
-    pub async fn repair(&self) -> Result<Repaired, Error> {
+    pub async fn repair(&self, by: &Principal) -> Result<Repaired, Error> {
         let _turn = self.turn.lock().await;
         let mut session = self.store.session();
-        answered_within(TIMEOUT, repair_all(session.get().await?)).await
+        answered_within(TIMEOUT, repair_all(session.get().await?, by)).await
     }
 }
 
-async fn repair_all(connection: &mut PgConnection) -> Result<Repaired, Error> {
+async fn repair_all(connection: &mut PgConnection, by: &Principal) -> Result<Repaired, Error> {
     let found = look::look(connection).await?;
     let mut repaired = Repaired::default();
     repaired.remaining.extend(found.unreadable);
     for em in &found.ems {
-        let done = repair::em(connection, em).await;
+        let done = repair::em(connection, em, by).await;
         repaired.keep(&Subject::Em(em.clone()).to_string(), done)?;
     }
     if found.scopes || !found.strays.is_empty() {
-        let done = repair::scopes(connection, &found.strays).await;
+        let done = repair::scopes(connection, &found.strays, by).await;
         repaired.keep("scopes", done)?;
     }
     Ok(repaired)

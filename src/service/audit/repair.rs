@@ -14,6 +14,7 @@ use crate::{
         em::EmInstance,
         ledger::{Deltas, EndedDelta},
         operation::LockKey,
+        principal::Principal,
         resource::{Resource, ResourceType},
         scope::Usage,
         ticket::End,
@@ -40,7 +41,7 @@ pub(super) struct Done {
 }
 
 /// Repairs one EM in a transaction like any batch's: under its lock, no ticket on it comes or goes. Does nothing if it has gone.
-pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance) -> Result<Done, StoreError> {
+pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Principal) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::patient(&mut transaction).await?;
     let keys = BTreeSet::from([LockKey::Em(em.clone())]);
@@ -53,7 +54,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance) -> Result
     // Like every batch: no rule changes, and no scope is repaired, meanwhile.
     limit::current(&mut transaction, &Arc::default()).await?;
     let now = locks.now;
-    let done = em_under_lock(&mut transaction, em, now).await?;
+    let done = em_under_lock(&mut transaction, em, now, by).await?;
     if done.repaired.is_empty() {
         transaction.rollback().await?;
         return Ok(done);
@@ -69,6 +70,7 @@ async fn em_under_lock(
     connection: &mut PgConnection,
     em: &EmInstance,
     now: OffsetDateTime,
+    by: &Principal,
 ) -> Result<Done, StoreError> {
     let mut books = None;
     em_resource::tell_all(connection, Some(em), |row| books = Some(row)).await?;
@@ -87,7 +89,7 @@ async fn em_under_lock(
     };
     if !differences.is_empty() {
         em_resource::repair(connection, &books, &counters).await?;
-        action_record::insert_repairs(connection, &[(Subject::Em(em.clone()), counters.held())], now).await?;
+        action_record::insert_repairs(connection, &[(Subject::Em(em.clone()), counters.held())], now, by).await?;
     }
     Ok(Done { repaired: differences, ..Done::default() })
 }
@@ -98,12 +100,17 @@ async fn em_under_lock(
 ///
 /// # Errors
 /// [`StoreError::Inconsistent`] if some ticket or row cannot be read.
-pub(super) async fn scopes(connection: &mut PgConnection, strays: &BTreeSet<EmInstance>) -> Result<Done, StoreError> {
+pub(super) async fn scopes(
+    connection: &mut PgConnection,
+    strays: &BTreeSet<EmInstance>,
+    by: &Principal,
+) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::thorough(&mut transaction).await?;
-    let limits = limit::lock(&mut transaction).await?;
+    limit::lock(&mut transaction).await?;
+    let limits = limit::look(&mut transaction).await?;
     let now = session::clock(&mut transaction).await?;
-    let mut differences = remove_strays(&mut transaction, strays, now).await?;
+    let mut differences = remove_strays(&mut transaction, strays, now, by).await?;
     let mut fixes = Vec::new();
     compare_scopes(
         &mut transaction,
@@ -119,7 +126,7 @@ pub(super) async fn scopes(connection: &mut PgConnection, strays: &BTreeSet<EmIn
         transaction.rollback().await?;
         return Ok(Done::default());
     }
-    write_scopes(&mut transaction, fixes, now).await?;
+    write_scopes(&mut transaction, fixes, now, by).await?;
     waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
     transaction.commit().await?;
     Ok(Done { repaired: differences, ..Done::default() })
@@ -130,6 +137,7 @@ async fn remove_strays(
     connection: &mut PgConnection,
     strays: &BTreeSet<EmInstance>,
     now: OffsetDateTime,
+    by: &Principal,
 ) -> Result<Vec<Difference>, StoreError> {
     if strays.is_empty() {
         return Ok(vec![]);
@@ -141,8 +149,13 @@ async fn remove_strays(
     for ticket in tickets.values() {
         removed.entry(ticket.em.clone()).or_default().count(Ok(ticket.resource()), ticket.is_locked(), 1);
     }
-    let ended =
-        tickets.into_values().map(|ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, inited: false });
+    let ended = tickets.into_values().map(|ticket| EndedDelta {
+        ticket,
+        end: End::Unregistered,
+        stored: true,
+        inited: None,
+        by: by.clone(),
+    });
     let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
     if !deltas.ended.is_empty() {
         settlement::write(connection, &deltas, now, None).await?;
@@ -154,17 +167,18 @@ async fn write_scopes(
     connection: &mut PgConnection,
     fixes: Vec<ScopeFix>,
     now: OffsetDateTime,
+    by: &Principal,
 ) -> Result<(), StoreError> {
     let (mut update, mut insert, mut delete, mut repairs) = (vec![], vec![], vec![], vec![]);
     for fix in fixes {
-        let (scope, usage) = match &fix {
-            ScopeFix::Update(scope, usage) | ScopeFix::Insert(scope, usage) => (scope.clone(), usage.clone()),
-            ScopeFix::Delete(scope, _) => (scope.clone(), Usage::default()),
+        let (counter, usage) = match &fix {
+            ScopeFix::Update(counter, usage) | ScopeFix::Insert(counter, usage) => (counter, usage.clone()),
+            ScopeFix::Delete(counter, _) => (counter, Usage::default()),
         };
-        repairs.push((Subject::Scope(scope), together(&usage)));
+        repairs.push((Subject::Scope(counter.scope.clone()), together(&usage)));
         match fix {
-            ScopeFix::Update(scope, usage) => update.push((scope, usage)),
-            ScopeFix::Insert(scope, usage) => insert.push((scope, usage)),
+            ScopeFix::Update(counter, usage) => update.push((counter, usage)),
+            ScopeFix::Insert(counter, usage) => insert.push((counter, usage)),
             ScopeFix::Delete(_, hash) => delete.push(hash),
         }
     }
@@ -180,7 +194,7 @@ async fn write_scopes(
         label_resource::insert(connection, scopes.to_vec()).await?;
     }
     for repairs in repairs.chunks(SCOPES_PER_STATEMENT) {
-        action_record::insert_repairs(connection, repairs, now).await?;
+        action_record::insert_repairs(connection, repairs, now, by).await?;
     }
     Ok(())
 }

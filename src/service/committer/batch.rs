@@ -16,16 +16,18 @@ use crate::{
         ledger::{Deltas, Ledger, LineView, Snapshot, Standing},
         limit::Limits,
         line::{Line, Spot},
-        operation::{LockKey, Operation, Outcome, Rejection},
-        scope::Scope,
+        operation::{LockKey, Operation, Outcome, Rejection, StepFrom},
+        principal::Principal,
+        scope::Counter,
         ticket::Ticket,
     },
     store::{
         StoreError, action_record, em_report, em_resource, label_resource,
-        limit::InForce,
+        limit::{self, InForce},
         request_id, resource_lock,
         session::{Session, answered},
-        settlement, user_resource,
+        settlement,
+        user_resource::{self, PageOf},
         waiting::{self, Freed},
     },
 };
@@ -48,6 +50,8 @@ pub(super) enum BatchError {
     Held,
     /// The limits are being changed.
     Fenced,
+    /// There are other limits, by which other locks are to be taken.
+    OtherLimits(Arc<Limits>),
     /// The store could not do it; nothing was committed.
     Store(StoreError),
     /// The connection broke while it committed: only what it left tells what holds.
@@ -73,9 +77,13 @@ impl From<sqlx::Error> for BatchError {
     }
 }
 
-/// All the locks that a batch takes, in the one order.
-pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>) -> BTreeSet<LockKey> {
-    operations.into_iter().flat_map(Operation::lock_keys).collect()
+/// An operation, and who wants it.
+pub(super) type Wanted<'a> = (&'a Principal, &'a Operation);
+
+/// All the locks that a batch takes under `limits`, in the one order.
+pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>, limits: &Limits) -> BTreeSet<LockKey> {
+    let locks_users = limits.locks_users();
+    operations.into_iter().flat_map(|operation| operation.lock_keys(locks_users)).collect()
 }
 
 /// Carries `operations` out, one after another, and commits them together. After an error the session's transaction has yet to be
@@ -84,7 +92,7 @@ pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>)
 /// `limits` are those known so far; the batch finds out whether they have changed.
 pub(super) async fn run(
     session: &mut Session,
-    operations: &[&Operation],
+    operations: &[Wanted<'_>],
     limits: &Arc<Limits>,
 ) -> Result<Committed, BatchError> {
     let connection = answered(session.begin()).await?;
@@ -118,10 +126,11 @@ struct Prepared {
 /// Locks, reads, decides, writes and unlocks.
 async fn prepare(
     connection: &mut PgConnection,
-    operations: &[&Operation],
+    wanted: &[Wanted<'_>],
     limits: &Arc<Limits>,
 ) -> Result<Prepared, BatchError> {
-    let keys = lock_keys(operations.iter().copied());
+    let operations: Vec<&Operation> = wanted.iter().map(|(_, operation)| *operation).collect();
+    let keys = lock_keys(operations.iter().copied(), limits);
     let locks = match resource_lock::take(&mut *connection, &keys).await {
         Ok(Some(locks)) => locks,
         Ok(None) => return Err(BatchError::Held),
@@ -136,9 +145,13 @@ async fn prepare(
         Err(error) if error.is_lock_timeout() => return Err(BatchError::Fenced),
         Err(error) => return Err(error.into()),
     };
-    let snapshot = read(&mut *connection, operations, in_force, ems, now).await?;
+    limit::check_writer(in_force.oldest_writer)?;
+    if in_force.limits.locks_users() && !limits.locks_users() {
+        return Err(BatchError::OtherLimits(in_force.limits));
+    }
+    let snapshot = read(&mut *connection, &operations, in_force, ems, now).await?;
     let mut ledger = Ledger::new(snapshot);
-    let answers: Vec<_> = operations.iter().map(|operation| ledger.apply(operation)).collect();
+    let answers: Vec<_> = wanted.iter().map(|(by, operation)| ledger.apply(by, operation)).collect();
     let (deltas, standing) = ledger.finish();
     if deltas.is_empty() {
         return Ok(Prepared { to_commit: None, committed: Committed { answers, standing } });
@@ -170,9 +183,12 @@ async fn read(
             ended = action_record::read(&mut *connection, &ticket_ids).await?;
         }
     }
-    let going: HashSet<_> = operations.iter().filter_map(|operation| operation.unregisters()).collect();
-    if !going.is_empty() {
-        tickets.extend(user_resource::read_on(&mut *connection, going).await?);
+    let mut pages = HashMap::new();
+    let steps = steps(operations, &ems);
+    if !steps.is_empty() {
+        let (read, of_pages) = user_resource::read_pages(&mut *connection, &steps).await?;
+        pages = read;
+        tickets.extend(of_pages);
     }
     let silent: HashSet<_> = operations.iter().filter_map(|operation| operation.reaps()).collect();
     let reports = if silent.is_empty() { HashMap::new() } else { em_report::lock(&mut *connection, silent).await? };
@@ -191,7 +207,23 @@ async fn read(
         true => line(&mut *connection, operations, &limits).await?,
         false => LineView::default(),
     };
-    Ok(Snapshot { now, ems, tickets, ended, inhabited, reports, request_ids, limits, scopes, line })
+    Ok(Snapshot { now, ems, tickets, pages, ended, inhabited, reports, request_ids, limits, scopes, line })
+}
+
+/// The parts of EMs' tickets that operations go through: one for each EM, for the first operation that does.
+fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec<PageOf<'a>> {
+    let mut seen = HashSet::new();
+    let step = |operation: &&'a Operation| {
+        let (from, instance) = (operation.steps_from()?, operation.em());
+        let em = ems.get(instance)?;
+        let after = match from {
+            StepFrom::First => Uuid::nil(),
+            StepFrom::Ended => em.going?.after,
+            StepFrom::Counted => em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after),
+        };
+        Some(PageOf { em: instance, after, limit: operation.cost() })
+    };
+    operations.iter().filter_map(step).filter(|page| seen.insert(page.em)).collect()
 }
 
 /// Who waits where requests are judged.
@@ -212,12 +244,12 @@ async fn line(
     Ok(LineView { line, spots: Some(spots) })
 }
 
-/// All scopes that the tickets of a batch count in, those that live and those that are asked for.
+/// All counters that the tickets of a batch may be in, those that live and those that are asked for.
 fn scopes<'a>(
     limits: &Limits,
     operations: &[&Operation],
     tickets: impl Iterator<Item = &'a Ticket>,
-) -> BTreeSet<Scope> {
+) -> BTreeSet<Counter> {
     if limits.is_empty() {
         return BTreeSet::new();
     }
@@ -226,7 +258,7 @@ fn scopes<'a>(
         .filter_map(|operation| operation.request())
         .map(|request| request.ask.ticket_labels(&request.em));
     let held = tickets.map(|ticket| ticket.ticket_labels());
-    asked.chain(held).flat_map(|labels| limits.scopes(&labels)).map(|limited| limited.scope).collect()
+    asked.chain(held).flat_map(|labels| limits.scopes(&labels)).map(|limited| limited.counter).collect()
 }
 
 /// Writes what only some batches have to.
@@ -237,14 +269,14 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     if !deltas.ems_resized.is_empty() {
         em_resource::update(connection, &deltas.ems_resized).await?;
     }
+    if !deltas.ems_stepped.is_empty() {
+        em_resource::update(connection, &deltas.ems_stepped).await?;
+    }
     if !deltas.ems_inserted.is_empty() {
         em_resource::insert(connection, &deltas.ems_inserted).await?;
     }
     if !deltas.ems_deleted.is_empty() {
         em_resource::delete(connection, &deltas.ems_deleted).await?;
-    }
-    if !deltas.ems_lost.is_empty() {
-        em_resource::delete(connection, &deltas.ems_lost).await?;
     }
     if !deltas.reports_ended.is_empty() {
         em_report::delete(connection, &deltas.reports_ended).await?;

@@ -4,7 +4,12 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    domain::{em::EmInstance, ledger::Deltas, line::Spots, ticket::End},
+    domain::{
+        em::{Em, EmInstance},
+        ledger::Deltas,
+        line::Spots,
+        ticket::End,
+    },
     store::{StoreError, action_record, em_resource, user_resource, waiting},
 };
 
@@ -19,8 +24,10 @@ pub(super) enum Evidence {
     Inited(Uuid),
     /// An EM registered: it has this epoch, or a later one.
     Registered(EmInstance, i64),
-    /// An EM went: it is not there.
-    Unregistered(EmInstance),
+    /// An EM's row says how far a step through its tickets came, which only the next one changes; or it is not there.
+    Stepped(Em),
+    /// An EM's row went: it is not there.
+    Gone(EmInstance),
     /// A request stands in line there: only its own instance moves it.
     Waits(Uuid, Spots),
     /// A request left the line: it is not there.
@@ -30,12 +37,12 @@ pub(super) enum Evidence {
 impl Evidence {
     pub fn of(deltas: &Deltas) -> Option<Self> {
         let registered = || deltas.ems_updated.iter().chain(&deltas.ems_resized).chain(&deltas.ems_inserted).next();
-        let gone = || deltas.ems_deleted.iter().chain(&deltas.ems_lost).next();
         None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
             .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
-            .or_else(|| deltas.inited.first().map(|ticket| Self::Inited(ticket.id)))
+            .or_else(|| deltas.inited.first().map(|(ticket, _)| Self::Inited(ticket.id)))
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
-            .or_else(|| gone().map(|em| Self::Unregistered(em.instance.clone())))
+            .or_else(|| deltas.ems_stepped.first().map(|em| Self::Stepped(em.clone())))
+            .or_else(|| deltas.ems_deleted.first().map(|em| Self::Gone(em.instance.clone())))
             .or_else(|| deltas.waiting.first().map(|new| Self::Waits(new.place.ticket_id, new.spots.clone())))
             .or_else(|| deltas.moved.first().map(|moved| Self::Waits(moved.place.ticket_id, moved.spots.clone())))
             .or_else(|| deltas.left_line.first().map(|ticket_id| Self::LeftLine(*ticket_id)))
@@ -57,7 +64,11 @@ impl Evidence {
             Self::Registered(em, epoch) => {
                 em_resource::read(&mut *connection, [em]).await?.get(em).is_some_and(|em| em.epoch >= *epoch)
             }
-            Self::Unregistered(em) => em_resource::read(&mut *connection, [em]).await?.is_empty(),
+            Self::Stepped(after) => {
+                let now = em_resource::read(&mut *connection, [&after.instance]).await?.remove(&after.instance);
+                now.is_none_or(|now| now.has_stepped_to(after))
+            }
+            Self::Gone(em) => em_resource::read(&mut *connection, [em]).await?.is_empty(),
             Self::Waits(ticket_id, spots) => waiting::spots_of(&mut *connection, *ticket_id).await? == *spots,
             Self::LeftLine(ticket_id) => waiting::spots_of(&mut *connection, *ticket_id).await?.is_empty(),
         })

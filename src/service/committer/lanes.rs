@@ -23,7 +23,8 @@ use crate::{
 };
 
 use super::{
-    BATCH_MAX, Pending,
+    Pending,
+    queue::BATCH_COST_MAX,
     worker::{Answers, SetAside, Worker},
 };
 
@@ -68,7 +69,7 @@ impl Lanes {
         }
         let mut others = Vec::new();
         for pending in arrived {
-            match pending.operation.lock_keys().find(|key| waiting.contains_key(key)) {
+            match pending.operation.lock_keys(true).find(|key| waiting.contains_key(key)) {
                 Some(key) => waiting.entry(key).or_default().push(pending),
                 None => others.push(pending),
             }
@@ -151,11 +152,17 @@ impl Lanes {
         wanted
     }
 
-    /// The first operations of a lane, which stays open.
+    /// The first operations of a lane, which stays open: as many as a batch may cost.
     fn take(&self, key: &LockKey) -> Vec<Pending> {
         let mut waiting = self.waiting();
         let Some(lane) = waiting.get_mut(key) else { return Vec::new() };
-        lane.drain(..lane.len().min(BATCH_MAX)).collect()
+        let mut cost = 0;
+        let fits = |pending: &&Pending| {
+            cost += pending.operation.cost();
+            cost <= BATCH_COST_MAX
+        };
+        let count = lane.iter().take_while(fits).count();
+        lane.drain(..count).collect()
     }
 
     /// A lock that is poisoned guards nothing that a panic could have left half done.

@@ -5,6 +5,7 @@
 //! batch of one, and under load hundreds share the cost of a commit. The transaction runs in the committer's task, so a call
 //! that is cancelled cannot leave one half done.
 //!
+//! - `queue`: who is next;
 //! - `batch`: one transaction: lock, read, decide, write, unlock, commit;
 //! - `evidence`: whether a batch was committed whose connection broke;
 //! - `worker`: carries a batch out whatever happens to the transaction;
@@ -25,7 +26,10 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    domain::operation::{Operation, Outcome},
+    domain::{
+        operation::{Operation, Outcome},
+        principal::Principal,
+    },
     error::Error,
     store::{Store, user_resource::Due},
 };
@@ -35,21 +39,20 @@ use super::{judge::Seen, tasks::Tasks};
 mod batch;
 mod evidence;
 mod lanes;
+mod queue;
 mod worker;
+
+use queue::{Place, Queues, Room, WAITING_MAX};
 
 /// A committer that has had nothing to do for so long waits outside a transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
-/// How many operations may wait; more are turned away, because they would only wait longer than their callers do.
-const QUEUE_MAX: usize = 16_384;
-
-/// How many operations share a transaction. Larger batches are hardly cheaper per operation, and make everyone wait longer.
-const BATCH_MAX: usize = 512;
-
-/// The way into the committer's queue.
+/// The way into the committer's queues.
 #[derive(Clone, Debug)]
 pub struct Committer {
-    queue: mpsc::Sender<Pending>,
+    callers: mpsc::Sender<Pending>,
+    background: mpsc::Sender<Pending>,
+    room: Room,
 }
 
 /// What other parts of the service are told after a commit.
@@ -58,7 +61,7 @@ pub struct AfterCommit {
     /// How full the EMs were left.
     pub seen: Seen,
     /// Grants that expire before the next sweep would find them.
-    pub expiring_soon: mpsc::UnboundedSender<Due>,
+    pub expiring_soon: mpsc::Sender<Due>,
     /// Requests that stand in line although their callers are gone.
     pub abandoned: mpsc::UnboundedSender<Uuid>,
 }
@@ -72,25 +75,51 @@ impl Committer {
     /// # Errors
     /// If there is no thread for it.
     pub fn start(store: Store, after_commit: AfterCommit, tasks: &Tasks) -> io::Result<Self> {
-        let (queue, inbox) = mpsc::channel(QUEUE_MAX);
-        let answers = worker::Answers::start(after_commit, queue.downgrade(), tasks);
+        let (callers, called) = mpsc::channel(WAITING_MAX);
+        let (background, waiting) = mpsc::channel(WAITING_MAX);
+        let answers = worker::Answers::start(after_commit, callers.downgrade(), tasks);
         let lanes = lanes::Lanes::new(store.clone(), answers, tasks.clone());
         let worker = worker::Worker::new(&store, lanes.answers());
-        tasks.spawn_apart("committer", run(inbox, Arc::new(lanes), worker))?;
-        Ok(Self { queue })
+        tasks.spawn_apart("committer", run(Queues::new(called, waiting), Arc::new(lanes), worker))?;
+        Ok(Self { callers, background, room: Room::default() })
     }
 
-    /// Has an operation carried out, and answers after its commit.
+    /// How many operations wait, or are set aside.
+    pub fn waiting(&self) -> usize {
+        self.room.taken()
+    }
+
+    /// Has an operation carried out that a caller waits for, and answers after its commit.
     ///
     /// A future that is dropped takes its operation out of the queue, if its transaction has not begun.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out.
-    pub async fn submit(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
+    /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out; [`Error::Overloaded`] if too many wait.
+    pub async fn submit(&self, by: &Principal, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
+        // One that touches many tickets waits behind those that do not.
+        let queue = if operation.cost() == 1 { &self.callers } else { &self.background };
+        self.queue(queue, by.clone(), operation, deadline).await
+    }
+
+    /// Has an operation carried out that nobody waits for: whoever waits for others goes first.
+    ///
+    /// # Errors
+    /// As of [`Committer::submit`].
+    pub async fn submit_in_background(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
+        self.queue(&self.background, Principal::Service, operation, deadline).await
+    }
+
+    async fn queue(
+        &self,
+        queue: &mpsc::Sender<Pending>,
+        by: Principal,
+        operation: Operation,
+        deadline: Instant,
+    ) -> Result<Outcome, Error> {
         let (reply, mut answer) = oneshot::channel();
-        let progress = Progress::default();
-        let pending = Pending { operation, deadline, progress: progress.clone(), reply };
-        self.queue.try_send(pending).map_err(|error| match error {
+        let (progress, place) = (Progress::default(), self.room.take().ok_or(Error::Overloaded)?);
+        let pending = Pending { by, operation, deadline, progress: progress.clone(), reply, _room: Some(place) };
+        queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
@@ -104,17 +133,19 @@ impl Committer {
     }
 }
 
-async fn run(mut inbox: mpsc::Receiver<Pending>, lanes: Arc<lanes::Lanes>, mut worker: worker::Worker) {
-    let mut arrived = Vec::with_capacity(BATCH_MAX);
+async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::Worker) {
     loop {
-        if tokio::time::timeout(REST_AFTER, inbox.recv_many(&mut arrived, BATCH_MAX)).await.is_err() {
-            worker.session().rest().await;
-            inbox.recv_many(&mut arrived, BATCH_MAX).await;
-        }
-        if arrived.is_empty() {
+        let is_open = match tokio::time::timeout(REST_AFTER, queues.wait()).await {
+            Ok(is_open) => is_open,
+            Err(_) => {
+                worker.session().rest().await;
+                queues.wait().await
+            }
+        };
+        if !is_open {
             return;
         }
-        let batch = lanes.divert(arrived.drain(..));
+        let batch = lanes.divert(queues.next().into_iter());
         for (key, operations) in worker.commit(batch).await {
             lanes.set_aside(key, operations);
         }
@@ -124,10 +155,13 @@ async fn run(mut inbox: mpsc::Receiver<Pending>, lanes: Arc<lanes::Lanes>, mut w
 /// An operation that waits to be carried out, and who waits for its answer.
 #[derive(Debug)]
 struct Pending {
+    by: Principal,
     operation: Operation,
     deadline: Instant,
     progress: Progress,
     reply: oneshot::Sender<Result<Outcome, Error>>,
+    /// Held until it is answered; what undoes something has room in any case.
+    _room: Option<Place>,
 }
 
 /// Whether an operation is still only waiting: decided between its caller and the committer, once.

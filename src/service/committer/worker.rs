@@ -13,9 +13,10 @@ use crate::{
     domain::{
         limit::Limits,
         operation::{Grant, LockKey, Operation, Outcome, Released, Request},
+        principal::Principal,
     },
     error::Error,
-    service::{expiry, tasks::Tasks},
+    service::{background::expiry, tasks::Tasks},
     store::{
         Store, StoreError, resource_lock,
         session::{Session, answered},
@@ -53,6 +54,8 @@ pub(super) struct Worker {
 struct Part {
     operations: Vec<Pending>,
     tries: u32,
+    /// Half of a batch that took the database too long.
+    is_half: bool,
 }
 
 impl Part {
@@ -72,13 +75,13 @@ impl Part {
     /// In two halves, or as it is if it is only one operation.
     fn halves(mut self) -> Vec<Self> {
         let rest = self.operations.split_off(self.operations.len() / 2);
-        let of = |operations| Self { operations, tries: WAITS_MAX };
+        let of = |operations| Self { operations, tries: WAITS_MAX, is_half: true };
         [self.operations, rest].into_iter().filter(|operations| !operations.is_empty()).map(of).collect()
     }
 
     fn singles(self) -> Vec<Self> {
-        let of = |pending| Self { operations: vec![pending], tries: self.tries };
-        self.operations.into_iter().map(of).collect()
+        let (tries, is_half) = (self.tries, self.is_half);
+        self.operations.into_iter().map(|pending| Self { operations: vec![pending], tries, is_half }).collect()
     }
 }
 
@@ -95,7 +98,8 @@ impl Worker {
     /// hold, which wait again.
     pub async fn commit(&mut self, batch: Vec<Pending>) -> SetAside {
         let mut aside = SetAside::new();
-        let mut parts = vec![Part { operations: batch.into_iter().filter(Pending::begin).collect(), tries: 0 }];
+        let operations = batch.into_iter().filter(Pending::begin).collect();
+        let mut parts = vec![Part { operations, tries: 0, is_half: false }];
         while let Some(mut part) = parts.pop() {
             part.drop_overdue();
             if part.operations.is_empty() {
@@ -107,11 +111,16 @@ impl Worker {
                 Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
                 // Whoever changes them waits for nobody but those before us, and is soon done.
                 Err(BatchError::Fenced) => parts.push(part),
+                Err(BatchError::OtherLimits(limits)) => {
+                    self.limits = limits;
+                    parts.push(part);
+                }
                 Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
                     match self.was_committed(&transaction_id, &evidence).await {
                         Some(true) => self.answers.committed(part.operations, committed),
                         Some(false) if part.tries < RETRIES_MAX => parts.push(part.again()),
-                        _ => answer_all(part.operations, &Error::CommitUnknown),
+                        Some(false) => answer_all(part.operations, &Error::lost_connection()),
+                        None => answer_all(part.operations, &Error::CommitUnknown),
                     }
                 }
                 Err(BatchError::Store(error)) if error.is_lock_timeout() => {
@@ -129,7 +138,7 @@ impl Worker {
     }
 
     async fn run(&mut self, part: &[Pending]) -> Result<Committed, BatchError> {
-        let operations: Vec<&Operation> = part.iter().map(|pending| &pending.operation).collect();
+        let operations: Vec<_> = part.iter().map(|pending| (&pending.by, &pending.operation)).collect();
         let committed = batch::run(&mut self.session, &operations, &self.limits).await?;
         self.limits = committed.standing.limits.clone();
         Ok(committed)
@@ -149,7 +158,7 @@ impl Worker {
 
     /// Finds out which keys others hold, and sets the operations on them aside; answers with the rest.
     async fn split(&mut self, part: Part, aside: &mut SetAside) -> Option<Part> {
-        let keys = batch::lock_keys(part.operations.iter().map(|pending| &pending.operation));
+        let keys = batch::lock_keys(part.operations.iter().map(|pending| &pending.operation), &self.limits);
         let held = match self.session.get().await {
             Ok(connection) => answered(resource_lock::held(connection, &keys)).await,
             Err(error) => Err(error),
@@ -164,12 +173,12 @@ impl Worker {
         };
         let mut rest = Vec::with_capacity(part.operations.len());
         for pending in part.operations {
-            match pending.operation.lock_keys().find(|key| held.contains(key)) {
+            match pending.operation.lock_keys(true).find(|key| held.contains(key)) {
                 Some(key) => set_aside(aside, key, pending),
                 None => rest.push(pending),
             }
         }
-        Some(Part { operations: rest, tries: part.tries })
+        Some(Part { operations: rest, tries: part.tries, is_half: part.is_half })
     }
 }
 
@@ -186,7 +195,7 @@ fn after_wait(part: Part, error: &StoreError, aside: &mut SetAside) -> Vec<Part>
         _ if part.tries < WAITS_MAX => vec![part.again()],
         1 => {
             for pending in part.operations {
-                if let Some(key) = pending.operation.lock_keys().next() {
+                if let Some(key) = pending.operation.lock_keys(false).next() {
                     set_aside(aside, key, pending);
                 }
             }
@@ -198,7 +207,12 @@ fn after_wait(part: Part, error: &StoreError, aside: &mut SetAside) -> Vec<Part>
 
 /// What to do about a batch that the store failed, and that changed nothing: the parts to try again.
 fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
-    if reused && error.is_unavailable() {
+    if error.is_cancelled() && part.operations.len() > 1 && !part.is_half {
+        // Too much for one statement: half of it may do. Two halves that fail alike say that the database is too slow for any.
+        tracing::warn!(error = &error as &dyn std::error::Error, "a batch took too long; trying its halves");
+        return part.halves();
+    }
+    if reused && error.is_unavailable() && !error.is_cancelled() {
         // A connection that broke while it was idle costs no more than a new one.
         return vec![part];
     }
@@ -206,7 +220,7 @@ fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
         tracing::warn!(error = &error as &dyn std::error::Error, "somebody else wrote the same rows; trying again");
         return vec![part.again()];
     }
-    if !error.is_unavailable() && part.operations.len() > 1 {
+    if !error.is_unavailable() && !matches!(error, StoreError::TooOld { .. }) && part.operations.len() > 1 {
         // One operation must not fail its neighbours: each on its own tells which one it was.
         tracing::warn!(error = &error as &dyn std::error::Error, "a batch failed; trying its operations one by one");
         return part.singles();
@@ -226,7 +240,7 @@ fn answer_all(part: Vec<Pending>, error: &Error) {
 /// What to do about an answer whose caller is gone.
 enum Undo {
     /// Nothing is granted to such a one.
-    Release(Released),
+    Release(Principal, Released),
     /// Nor does such a one wait.
     Leave(Uuid),
 }
@@ -265,13 +279,15 @@ impl Teller {
         self.after_commit.seen.update(committed.standing);
         for (pending, answer) in part.into_iter().zip(committed.answers) {
             let undo = match (&pending.operation, &answer) {
-                (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(request, grant),
+                (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(&pending.by, request, grant),
                 (_, Ok(Outcome::Waiting(waiting))) => Some(Undo::Leave(waiting.place.ticket_id)),
                 _ => None,
             };
             let delivered = pending.answer(answer.map_err(Error::from));
             match undo {
-                Some(Undo::Release(release)) if !delivered => self.submit_detached(Operation::Released(release)),
+                Some(Undo::Release(by, release)) if !delivered => {
+                    self.submit_detached(by, Operation::Released(release))
+                }
                 // Without a listener the server has shut down; other instances sweep what it left.
                 Some(Undo::Leave(ticket_id)) if !delivered => drop(self.after_commit.abandoned.send(ticket_id)),
                 _ => {}
@@ -281,21 +297,21 @@ impl Teller {
 
     /// Has the expiry of a grant watched, and answers how to undo it if its caller is gone: nothing is granted to such a one,
     /// unless a request id lets it come back for the ticket.
-    fn granted(&self, request: &Request, grant: &Grant) -> Option<Undo> {
+    fn granted(&self, by: &Principal, request: &Request, grant: &Grant) -> Option<Undo> {
         let ticket = grant.released(request.ask.user.clone());
         if request.ask.lock_ttl <= expiry::HORIZON {
-            let due = Due { within: request.ask.lock_ttl, ticket: ticket.clone() };
-            // Without a listener the server is shutting down; another instance's sweep will find it.
-            let _ = self.after_commit.expiring_soon.send(due);
+            let due = Due { key: None, within: request.ask.lock_ttl, ticket: ticket.clone() };
+            // Of too many, the next sweep finds the rest; without a listener, another instance's does.
+            let _ = self.after_commit.expiring_soon.try_send(due);
         }
-        request.ask.request_id.is_none().then_some(Undo::Release(ticket))
+        request.ask.request_id.is_none().then(|| Undo::Release(by.clone(), ticket))
     }
 
     /// Queues an operation that nobody waits for.
-    fn submit_detached(&self, operation: Operation) {
+    fn submit_detached(&self, by: Principal, operation: Operation) {
         let (reply, answer) = oneshot::channel();
         let deadline = Instant::now() + DETACHED_TIMEOUT;
-        let pending = Pending { operation, deadline, progress: Progress::default(), reply };
+        let pending = Pending { by, operation, deadline, progress: Progress::default(), reply, _room: None };
         if self.queue.upgrade().is_none_or(|queue| queue.try_send(pending).is_err()) {
             tracing::warn!("a grant whose caller is gone could not be undone; it will expire");
             return;

@@ -11,13 +11,14 @@ use crate::{
     domain::{
         action::ActionRecord,
         audit::Subject,
-        em::{Em, EmInstance},
+        em::{Counted, Em, EmInstance, Going},
         line::{Place, WaitingRequest},
         name::{FieldError, Labels, Name},
         operation::Grant,
+        principal::Principal,
         refusal::{Refusal, Shortfall},
         report::{EmStatus, Health, Load},
-        ticket::{EngineInstance, Ticket, TicketState},
+        ticket::{End, EngineInstance, Ticket, TicketState},
     },
     service::heartbeat::UnknownTicket,
     transport::proto,
@@ -90,6 +91,7 @@ pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResour
         load: status.and_then(|status| status.load).map(load),
         last_report_time: status.map(|status| timestamp(status.last_report_time)),
         silent: status.is_some_and(|status| status.silent),
+        unregistering: !em.is_registered(),
     })
 }
 
@@ -163,9 +165,18 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
 pub fn action(record: &ActionRecord) -> proto::Action {
     let (ticket_id, user) =
         record.ticket.as_ref().map(|(id, user)| (id.to_string(), user.to_string())).unwrap_or_default();
+    let mut each = Vec::new();
     let (em, scope) = match &record.subject {
         Subject::Em(em) => (Some(em_message(em)), BTreeMap::new()),
         Subject::Scope(scope) => (None, scope.labels().clone()),
+        Subject::Rule(pattern) => {
+            let valued = |(key, value): (&String, &Option<String>)| Some((key.clone(), value.clone()?));
+            each.extend(pattern.labels().iter().filter(|(_, value)| value.is_none()).map(|(key, _)| key.clone()));
+            (None, pattern.labels().iter().filter_map(valued).collect())
+        }
+        Subject::Policy(kind) => {
+            (Some(proto::EmInstance { application_name: kind.to_string(), instance: String::new() }), BTreeMap::new())
+        }
     };
     proto::Action {
         action: record.action.as_str().into(),
@@ -175,6 +186,8 @@ pub fn action(record: &ActionRecord) -> proto::Action {
         resource: Some(resource::message(record.resource.parts())),
         action_time: Some(timestamp(record.at)),
         scope,
+        each,
+        actor: record.actor.clone(),
     }
 }
 
@@ -234,6 +247,12 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
         epoch: message.epoch,
         register_time: read_time("register_time", message.register_time)?,
         version: 0,
+        going: message.unregistering.then_some(Going {
+            epoch: message.epoch,
+            end: End::Unregistered,
+            after: Uuid::nil(),
+        }),
+        counted: Counted::default(),
     })
 }
 
@@ -281,6 +300,8 @@ pub fn read_ticket(message: proto::Ticket) -> Result<Ticket, FieldError> {
         labels: Labels::parse("labels", message.labels)?,
         locked_time: read_time("locked_time", message.locked_time)?,
         state,
+        principal: Principal::Anonymous,
+        em_epoch: 0,
     })
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     domain::{
-        limit::{DIMENSIONS_MAX, LABELS_MAX, LimitedScope, Pattern, Rule},
+        limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule},
         name::{FieldError, Name},
         policy::{Check, Policy},
         resource::Dimension,
@@ -69,6 +69,16 @@ fn amount(field: &str, key: &str, max: i64) -> Result<i64, FieldError> {
     Ok(max)
 }
 
+/// A rule, and whether it decides.
+pub fn limit_with_state((rule, decides): (&Rule, bool)) -> proto::Limit {
+    proto::Limit { state: state(decides).into(), ..limit(rule) }
+}
+
+/// Whether a rule decides.
+pub fn state(decides: bool) -> proto::LimitState {
+    if decides { proto::LimitState::InForce } else { proto::LimitState::Counting }
+}
+
 /// A rule as its administrators write it.
 pub fn limit(rule: &Rule) -> proto::Limit {
     let mut message = proto::Limit::default();
@@ -114,10 +124,10 @@ pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
 pub fn scope_usage(scope: &ScopeUsage) -> proto::ScopeUsage {
     let amounts = |tally: &Tally| tally.amounts().map(|(dimension, amount)| (dimension.key(), amount)).collect();
     proto::ScopeUsage {
-        labels: scope.limited.scope.labels().clone(),
+        labels: scope.scope.labels().clone(),
         used: amounts(&scope.usage.used),
         locked: amounts(&scope.usage.locked),
-        limit: scope.limited.rule.as_deref().map(limit),
+        limit: scope.rule.as_deref().map(limit),
         over_limit: scope.is_over(),
     }
 }
@@ -131,7 +141,8 @@ fn read_tally(field: &str, amounts: BTreeMap<String, i64>) -> Result<Tally, Fiel
 pub fn read_scope_usage(message: proto::ScopeUsage) -> Result<ScopeUsage, FieldError> {
     let rule = message.limit.map(|limit| rule("limit", Some(&limit))).transpose()?.map(Arc::new);
     Ok(ScopeUsage {
-        limited: LimitedScope { scope: Scope::new(message.labels), rule },
+        scope: Scope::new(message.labels),
+        rule,
         usage: Usage { used: read_tally("used", message.used)?, locked: read_tally("locked", message.locked)? },
     })
 }

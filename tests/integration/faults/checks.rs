@@ -7,10 +7,7 @@ use std::{
 
 use linkis_rm::{
     client::RmClient,
-    domain::{
-        limit::Limits,
-        scope::{Scope, Usage},
-    },
+    domain::scope::{Scope, Usage},
 };
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -67,19 +64,19 @@ pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'st
 /// Counters equal tickets: for EMs, and for the scopes that limits are for.
 pub async fn counters(rm: &RmClient, journal: &Journal) {
     let tickets = rm.tickets(None).await.unwrap();
-    let limits = Limits::new(1, rm.limits().await.unwrap()).with_policies(rm.policies().await.unwrap());
+    let limits = counted(rm.limits().await.unwrap(), rm.policies().await.unwrap());
     let mut sums: HashMap<Scope, Usage> = HashMap::new();
     for ticket in &tickets {
         for limited in limits.scopes(&ticket.ticket_labels()) {
-            let sum = sums.entry(limited.scope).or_default();
+            let sum = sums.entry(limited.counter.scope).or_default();
             let held = if ticket.is_locked() { &mut sum.locked } else { &mut sum.used };
             held.add(ticket.resource(), 1).unwrap();
         }
     }
     for scope in rm.scopes().await.unwrap() {
-        let sum = sums.get(&scope.limited.scope).cloned().unwrap_or_default();
+        let sum = sums.get(&scope.scope).cloned().unwrap_or_default();
         journal.check(scope.usage == sum, || {
-            format!("{} holds {sum:?}, and is counted as {:?}", scope.limited.scope, scope.usage)
+            format!("{} holds {sum:?}, and is counted as {:?}", scope.scope, scope.usage)
         });
     }
     for em in rm.ems().await.unwrap() {

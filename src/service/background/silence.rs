@@ -6,16 +6,9 @@
 //! As that is at least `silent_after`, every EM had the time to report to a service that was there. The removal itself is an
 //! operation like any other, judged again under the locks; so it does not matter how many instances propose it.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
-use tokio::{
-    task::{JoinError, JoinSet},
-    time::Instant,
-};
-use tokio_util::sync::CancellationToken;
+use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
     domain::{
@@ -23,59 +16,78 @@ use crate::{
         operation::{Operation, Outcome, Reap},
         report::LastSign,
     },
+    service::{committer::Committer, heartbeat::Patience},
     store::{
-        Store, StoreError, em_report,
+        StoreError, em_report,
         session::{Session, answered},
     },
 };
 
-use super::{committer::Committer, heartbeat::Patience};
-
-/// How often to look.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+use super::{Step, Task, lease::Holder};
 
 /// Two looks further apart than this are no unbroken watch: the instance itself was away.
 const GAP_MAX: Duration = Duration::from_secs(5);
 
-/// How many EMs are being given up at once; later looks take the rest.
-const REAPS_MAX: usize = 16;
+/// How many EMs are given up in one step.
+const REAPS_MAX: usize = 64;
 
 /// How long giving one up may wait for its locks; the next look tries again.
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Gives silent EMs up until `stop`.
-pub async fn run(store: Store, committer: Committer, patience: Patience, stop: CancellationToken) {
-    let mut reaper = Reaper { committer, reaping: HashSet::new(), under_way: JoinSet::new() };
-    let mut watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
-    let mut session = store.session();
-    let mut looks = tokio::time::interval(LOOK_INTERVAL);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut reachable = true;
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            _ = looks.tick() => match look(&mut session, patience.silent_after).await {
-                Ok(silent) => {
-                    reachable = true;
-                    let lost = watch.look(Instant::now(), silent);
-                    lost.into_iter().for_each(|reap| reaper.reap(reap));
-                }
-                Err(error) => {
-                    session.reset();
-                    watch.clear();
-                    if reachable {
-                        tracing::warn!(error = &error as &dyn std::error::Error, "cannot look for silent EMs");
-                    }
-                    reachable = false;
-                }
-            },
-            Some(done) = reaper.under_way.join_next() => reaper.forget(done),
+/// Gives silent EMs up.
+#[derive(Debug)]
+pub struct Silence {
+    committer: Committer,
+    patience: Patience,
+    holder: Holder,
+    watch: Watch,
+}
+
+impl Silence {
+    /// Of EMs that are silent for longer than `patience` allows. Every instance watches; the one that holds the lease gives up.
+    pub fn new(committer: Committer, patience: Patience, holder: Holder) -> Self {
+        let watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
+        Self { committer, patience, holder, watch }
+    }
+
+    async fn reap(&self, lost: Vec<Reap>) {
+        let mut under_way = JoinSet::new();
+        for reap in lost.into_iter().take(REAPS_MAX) {
+            under_way.spawn(give_up(self.committer.clone(), reap));
         }
+        while under_way.join_next().await.is_some() {}
     }
 }
 
-async fn look(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
-    answered(em_report::silent(session.get().await?, silent_after)).await
+impl Task for Silence {
+    const NAME: &'static str = "silence";
+    const PERIOD: Duration = Duration::from_secs(1);
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        let silent = answered(em_report::silent(session.get().await?, self.patience.silent_after)).await;
+        let silent = silent.inspect_err(|_| self.watch.clear())?;
+        let lost = self.watch.look(Instant::now(), silent);
+        if !self.holder.holds() {
+            return Ok(Step::Done);
+        }
+        let more = lost.len() > REAPS_MAX;
+        self.reap(lost).await;
+        Ok(if more { Step::More } else { Step::Done })
+    }
+}
+
+async fn give_up(committer: Committer, reap: Reap) {
+    let em = reap.em.clone();
+    match committer.submit_in_background(Operation::Reap(reap), Instant::now() + REAP_TIMEOUT).await {
+        Ok(Outcome::Reaped(Some(ended_tickets))) => {
+            tracing::warn!(%em, ended_tickets, "an EM is lost: it was silent for too long, and is unregistered");
+        }
+        Ok(_) => {}
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(%em, error, "a silent EM could not be given up yet");
+        }
+    }
 }
 
 /// What one instance has seen of silent EMs, without a gap.
@@ -113,45 +125,6 @@ impl Watch {
         let is_lost = |since: Instant| now.saturating_duration_since(since) >= self.patience;
         let lost = self.seen.iter().filter(|(_, (_, since))| is_lost(*since));
         lost.map(|(em, (last, _))| Reap { em: em.clone(), last: *last }).collect()
-    }
-}
-
-struct Reaper {
-    committer: Committer,
-    reaping: HashSet<EmInstance>,
-    under_way: JoinSet<EmInstance>,
-}
-
-impl Reaper {
-    fn reap(&mut self, reap: Reap) {
-        if self.under_way.len() >= REAPS_MAX || !self.reaping.insert(reap.em.clone()) {
-            return;
-        }
-        let committer = self.committer.clone();
-        self.under_way.spawn(async move {
-            let em = reap.em.clone();
-            match committer.submit(Operation::Reap(reap), Instant::now() + REAP_TIMEOUT).await {
-                Ok(Outcome::Reaped(Some(removed_tickets))) => {
-                    tracing::warn!(%em, removed_tickets, "an EM is lost: it was silent for too long, and is unregistered");
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    let error: &dyn std::error::Error = &error;
-                    tracing::warn!(%em, error, "a silent EM could not be given up yet");
-                }
-            }
-            em
-        });
-    }
-
-    fn forget(&mut self, done: Result<EmInstance, JoinError>) {
-        match done {
-            Ok(em) => {
-                self.reaping.remove(&em);
-            }
-            // Which one is not known: without marks, the next look finds what is still there.
-            Err(_) => self.reaping.clear(),
-        }
     }
 }
 

@@ -1,4 +1,4 @@
--- The waiting line: requests that wait for resources, on whatever instance of the service their callers wait.
+-- Of a cell: the waiting line: requests that wait for resources, on whatever instance of the service their callers wait.
 
 -- One row per instance that has callers waiting. It renews its row while it lives; what waits on one that does not is ignored,
 -- and soon removed.

@@ -1,4 +1,4 @@
--- Reports of EMs: who lives, how well, and which engines it has.
+-- Of a cell: reports of EMs: who lives, how well, and which engines it has.
 
 -- One row per EM that has ever reported; it goes with the EM. No column but the key is indexed: a report rewrites its row in place
 -- (HOT), which is worth more than finding the silent ones by an index.
@@ -23,17 +23,3 @@ CREATE TABLE linkis_em_report (
             AND memory_used BETWEEN 0 AND memory_max AND cpu_permille BETWEEN 0 AND 1000)
     )
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
-
--- In how many reports in a row a used ticket was missing.
-ALTER TABLE linkis_user_resource_meta_data ADD COLUMN missed_reports smallint NOT NULL DEFAULT 0;
-
--- A ticket or an EM can be lost, and an EM resized. What is there already satisfied the narrower check, and is not read again.
-ALTER TABLE linkis_resource_action_record DROP CONSTRAINT linkis_resource_action_record_action;
-ALTER TABLE linkis_resource_action_record ADD CONSTRAINT linkis_resource_action_record_action CHECK (
-    (ticket_id IS NOT NULL AND "user" IS NOT NULL AND action IN ('granted', 'inited', 'released', 'expired', 'unregistered', 'lost'))
-    OR (ticket_id IS NULL AND "user" IS NULL AND action IN ('registered', 'resized', 'unregistered', 'lost'))
-) NOT VALID;
--- A ticket ends once.
-DROP INDEX linkis_resource_action_record_end;
-CREATE UNIQUE INDEX linkis_resource_action_record_end ON linkis_resource_action_record (ticket_id)
-    WHERE action IN ('released', 'expired', 'unregistered', 'lost') AND ticket_id IS NOT NULL;

@@ -1,0 +1,160 @@
+//! What concerns all tickets of an EM, however many: in steps, each of which goes through a part of them in the order of their ids,
+//! and writes into the EM's row how far it came.
+
+use std::collections::HashMap;
+
+use uuid::Uuid;
+
+use super::{
+    super::{
+        em::{Em, EmInstance, Going},
+        line::Spot,
+        operation::{CountTickets, Outcome, Reap, Rejection},
+        report::LastSign,
+        ticket::{End, Ticket},
+    },
+    Counted, EmSlot, Ledger, TicketPage, registered_em,
+};
+
+impl Ledger {
+    pub(super) fn unregister(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
+        let (removed_tickets, in_progress) = self.go(instance, End::Unregistered)?;
+        Ok(Outcome::Unregistered { removed_tickets, in_progress })
+    }
+
+    /// Gives an EM up that nothing was heard of since. Whatever was heard wins.
+    pub(super) fn reap(&mut self, op: &Reap) -> Result<Outcome, Rejection> {
+        let current = self.ems.get(&op.em).and_then(|slot| slot.current.as_ref()).filter(|em| em.is_registered());
+        let last = current.zip(self.reports.get(&op.em));
+        let last = last.map(|(em, reported)| LastSign { registered: em.epoch, reported: *reported });
+        if last != Some(op.last) {
+            return Ok(Outcome::Reaped(None));
+        }
+        self.go(&op.em, End::Lost).map(|(removed, _)| Outcome::Reaped(Some(removed)))
+    }
+
+    /// An EM begins to go: from now on it grants nothing. Answers how many of its tickets ended, and whether there may be more.
+    fn go(&mut self, instance: &EmInstance, end: End) -> Result<(usize, bool), Rejection> {
+        let em = registered_em(&mut self.ems, instance)?.current;
+        em.going = Some(Going { epoch: em.epoch, end, after: Uuid::nil() });
+        let gone = (em.clone(), end, self.by.clone());
+        self.deltas.ems_gone.push(gone);
+        self.deltas.freed.insert(Spot::Em(instance.clone()));
+        self.reports.remove(instance);
+        if let Some(slot) = self.ems.get_mut(instance) {
+            slot.went = true;
+            slot.stepped = true;
+            slot.registered = false;
+            slot.resized = false;
+        }
+        // What cannot be ended now is tried again in steps.
+        Ok(self.end_page(instance).unwrap_or((0, true)))
+    }
+
+    /// Ends the next tickets of an EM that goes.
+    pub(super) fn end_tickets(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
+        let (tickets, more) = self.end_page(instance)?;
+        Ok(Outcome::Stepped { tickets, more })
+    }
+
+    /// Ends the tickets of the next part of an EM that goes; with the last of them goes its row, unless it registered again. Answers
+    /// how many ended, and whether there may be more.
+    fn end_page(&mut self, instance: &EmInstance) -> Result<(usize, bool), Rejection> {
+        let Some(going) = self.stored(instance).and_then(|em| em.going) else { return Ok((0, false)) };
+        let Some(page) = self.take_page(instance, going.after) else { return Ok((0, true)) };
+        let mut tickets: Vec<Uuid> = (self.page_tickets(instance, page))
+            .filter(|ticket| ticket.em_epoch <= going.epoch)
+            .map(|ticket| ticket.id)
+            .collect();
+        tickets.sort_unstable();
+        let (mut ended, mut last) = (0_usize, page.last);
+        for ticket_id in &tickets {
+            match self.end(*ticket_id, going.end) {
+                Ok(()) => ended += 1,
+                // Its counters contradict it: it has to wait for a repair, but those before it do not.
+                Err(rejection) if ended == 0 => return Err(rejection),
+                Err(_) => {
+                    last = ended.checked_sub(1).and_then(|before| tickets.get(before)).copied();
+                    break;
+                }
+            }
+        }
+        if let Some(slot) = self.ems.get_mut(instance) {
+            slot.finish_going(last);
+        }
+        Ok((ended, last.is_some()))
+    }
+
+    /// Puts the next tickets of an EM into the counters of label sets that are new.
+    pub(super) fn count_tickets(&mut self, op: &CountTickets) -> Result<Outcome, Rejection> {
+        let done = Ok(Outcome::Stepped { tickets: 0, more: false });
+        let Some(em) = self.stored(&op.em) else { return done };
+        let before = em.counted;
+        if before.to >= op.to {
+            return done;
+        }
+        let (to, after) = before.under_way.unwrap_or((op.to, Uuid::nil()));
+        let Some(page) = self.take_page(&op.em, after) else { return Ok(Outcome::Stepped { tickets: 0, more: true }) };
+        let tickets: Vec<Ticket> = self.page_tickets(&op.em, page).cloned().collect();
+        let mut counted = HashMap::new();
+        for ticket in &tickets {
+            let labels = ticket.ticket_labels();
+            let mut new = self.limits.scopes(&labels);
+            new.retain(|limited| (before.to + 1..=to).contains(&limited.counter.label_set_id));
+            self.count(&mut counted, &new, |usage| {
+                let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
+                held.add(ticket.resource(), 1)
+            })?;
+        }
+        self.keep(counted);
+        if let Some(EmSlot { current: Some(em), stepped, .. }) = self.ems.get_mut(&op.em) {
+            *stepped = true;
+            match page.last {
+                Some(last) => em.counted.under_way = Some((to, last)),
+                None => em.counted = Counted { to, under_way: None },
+            }
+        }
+        Ok(Outcome::Stepped { tickets: tickets.len(), more: page.last.is_some() || to < op.to })
+    }
+
+    fn stored(&self, instance: &EmInstance) -> Option<&Em> {
+        self.ems.get(instance)?.current.as_ref()
+    }
+
+    /// The part of an EM's tickets behind `after`, if it was read: once, because the next one begins where it ends; a part that is all
+    /// there is stays so.
+    fn take_page(&mut self, instance: &EmInstance, after: Uuid) -> Option<TicketPage> {
+        if self.ems.get(instance).is_some_and(|slot| slot.stored_version.is_none()) {
+            // It came in this very batch, and so have all of its tickets.
+            return Some(TicketPage { after, last: None });
+        }
+        let page = self.pages.get(instance).copied().filter(|page| page.after == after)?;
+        if page.last.is_some() {
+            self.pages.remove(instance);
+        }
+        Some(page)
+    }
+
+    /// The live tickets of a part, those that were granted in this batch included.
+    fn page_tickets<'a>(&'a self, instance: &'a EmInstance, page: TicketPage) -> impl Iterator<Item = &'a Ticket> {
+        let is_in = move |ticket: &Ticket| {
+            ticket.id > page.after && page.last.is_none_or(|last| ticket.id <= last) && ticket.em == *instance
+        };
+        self.tickets.values().map(|slot| &slot.ticket).filter(move |ticket| is_in(ticket))
+    }
+}
+
+impl EmSlot {
+    /// All tickets up to `last` have been seen, or all there are.
+    fn finish_going(&mut self, last: Option<Uuid>) {
+        let Some(em) = &mut self.current else { return };
+        self.stepped = true;
+        if let Some(last) = last {
+            em.going = em.going.map(|going| Going { after: last, ..going });
+        } else if em.is_registered() {
+            em.going = None;
+        } else {
+            self.before = self.current.take();
+        }
+    }
+}

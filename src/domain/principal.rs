@@ -1,0 +1,42 @@
+//! Who calls: carried from the edge to what is written, so that it is known of everything who did it.
+
+use std::fmt;
+
+use super::name::{FieldError, Name};
+
+/// Who wants something done.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Principal {
+    /// A caller that did not say who it is: it may do everything.
+    Anonymous,
+    /// The service itself, which does what falls due and ends what is lost.
+    Service,
+    /// A caller by name.
+    Named(Name),
+}
+
+impl Principal {
+    /// A principal by its name.
+    ///
+    /// # Errors
+    /// If it is no name.
+    pub fn parse(field: &str, text: &str) -> Result<Self, FieldError> {
+        let known = [Self::Anonymous, Self::Service].into_iter().find(|principal| principal.as_str() == text);
+        known.map_or_else(|| Name::parse(field, text).map(Self::Named), Ok)
+    }
+
+    /// Its name.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Anonymous => "anonymous",
+            Self::Service => "linkis-rm",
+            Self::Named(name) => name.as_str(),
+        }
+    }
+}
+
+impl fmt::Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

@@ -1,0 +1,133 @@
+//! Label sets that are new are counted EM by EM, in steps, each an operation like any other; when all EMs are done, they decide. The
+//! counters of those that count no more are removed in steps.
+
+use std::time::Duration;
+
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::{task::JoinSet, time::Instant};
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        operation::{CountTickets, Operation, Outcome, STEP_TICKETS_MAX},
+    },
+    service::{committer::Committer, limits},
+    store::{
+        StoreError, em_resource, label_resource,
+        label_set::{self, State},
+        session::{Session, answered},
+        user_resource,
+    },
+};
+
+use super::{Step, Task, lease::Holder};
+
+/// How many EMs are looked at in one step.
+const PAGE: i64 = 256;
+
+/// How many counters one statement removes.
+const BITE: i64 = 1000;
+
+/// How long one step may wait for its locks; the next one tries again.
+const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Counts label sets that are new, and removes the counters of those that count no more.
+#[derive(Debug)]
+pub struct CountLabelSets {
+    committer: Committer,
+    holder: Holder,
+    left: Gauge,
+    /// How far the round is that goes through all EMs, and whether all of them were counted.
+    round: Option<Round>,
+}
+
+#[derive(Debug)]
+struct Round {
+    to: i64,
+    after: Option<EmInstance>,
+    all_counted: bool,
+}
+
+impl CountLabelSets {
+    /// Tells in `left` how many label sets are left.
+    pub fn new(committer: Committer, holder: Holder, left: Gauge) -> Self {
+        Self { committer, holder, left, round: None }
+    }
+
+    /// Counts the tickets of the next EMs, or has the label sets decide if all were counted.
+    async fn count(&mut self, session: &mut Session, counting: &[i64]) -> Result<Step, StoreError> {
+        let Some(to) = counting.iter().copied().max() else { return Ok(Step::Done) };
+        let same = self.round.take().filter(|round| round.to == to);
+        let mut round = same.unwrap_or(Round { to, after: None, all_counted: true });
+        let page = answered(em_resource::counted(session.get().await?, round.after.as_ref(), PAGE)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < PAGE);
+        round.after = page.last().map(|(em, _)| em.clone());
+        let left: Vec<EmInstance> = page.into_iter().filter(|(_, to)| *to < round.to).map(|(em, _)| em).collect();
+        if !left.is_empty() {
+            round.all_counted &= self.count_on(session, &left, to).await?;
+        }
+        if !is_last {
+            self.round = Some(round);
+            return Ok(Step::More);
+        }
+        if round.all_counted {
+            limits::decide(session, counting).await?;
+        }
+        // What could not be counted is tried again, after a while.
+        Ok(if round.all_counted { Step::More } else { Step::Done })
+    }
+
+    /// Counts the tickets of some EMs; false if that could not be done for all.
+    async fn count_on(&self, session: &mut Session, ems: &[EmInstance], to: i64) -> Result<bool, StoreError> {
+        let sizes = answered(user_resource::count_on(session.get().await?, ems, STEP_TICKETS_MAX)).await?;
+        let mut steps: JoinSet<bool> = JoinSet::new();
+        for (em, tickets) in sizes {
+            // With room for what is granted meanwhile, so that one step will do.
+            let tickets_max = (tickets + tickets / 8 + 1).min(STEP_TICKETS_MAX);
+            steps.spawn(count_em(self.committer.clone(), CountTickets { em, to, tickets_max }));
+        }
+        let mut all = true;
+        while let Some(counted) = steps.join_next().await {
+            all &= counted.unwrap_or(false);
+        }
+        Ok(all)
+    }
+}
+
+impl Task for CountLabelSets {
+    const NAME: &'static str = "label_sets";
+    const PERIOD: Duration = Duration::from_millis(500);
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        let counting = answered(label_set::in_state(session.get().await?, State::Counting)).await?;
+        let retired = answered(label_set::in_state(session.get().await?, State::Retired)).await?;
+        self.left.set(i64::try_from(counting.len() + retired.len()).unwrap_or(i64::MAX));
+        if !self.holder.holds() {
+            return Ok(Step::Done);
+        }
+        if !counting.is_empty() {
+            return self.count(session, &counting).await;
+        }
+        let Some(id) = retired.first() else { return Ok(Step::Done) };
+        if !answered(label_resource::delete_of_set(session.get().await?, *id, BITE)).await? {
+            answered(label_set::delete(session.get().await?, *id)).await?;
+        }
+        Ok(Step::More)
+    }
+}
+
+/// Counts the tickets of an EM, step after step; false if it could not.
+async fn count_em(committer: Committer, step: CountTickets) -> bool {
+    loop {
+        let operation = Operation::CountTickets(step.clone());
+        match committer.submit_in_background(operation, Instant::now() + STEP_TIMEOUT).await {
+            Ok(Outcome::Stepped { more: true, .. }) => {}
+            Ok(_) => return true,
+            Err(error) => {
+                let (em, error): (_, &dyn std::error::Error) = (&step.em, &error);
+                tracing::warn!(%em, error, "the tickets of an EM cannot be counted yet");
+                return false;
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Background work: what is done although nobody waits for it. One driver runs all of it, each task under a name, step by step: a step
+//! does a bounded amount of work, on a connection of its own, and reports.
+//!
+//! - `lease`: which instance does what one does for all;
+//! - `expiry`: locked tickets whose deadline passes;
+//! - `silence`: EMs of which nothing is heard any more;
+//! - `going`: the tickets of EMs that go, in steps;
+//! - `counting`: the counters of label sets that are new, in steps, and of those that count no more;
+//! - `pruning`: counters of nothing;
+//! - `retention`: what is older than the history reaches.
+
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    metrics::{Metrics, TaskMetrics},
+    store::{Store, StoreError, session::Session},
+};
+
+use super::tasks::Tasks;
+
+pub mod counting;
+pub mod expiry;
+pub mod going;
+pub mod lease;
+pub mod pruning;
+pub mod retention;
+pub mod silence;
+
+/// The longest pause after steps that failed one after another.
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// What a step leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// There is nothing more to do for now.
+    Done,
+    /// There is more: the next step follows at once.
+    More,
+}
+
+/// Work that is done in steps.
+pub trait Task: Send + 'static {
+    /// What it is called, where it reports.
+    const NAME: &'static str;
+
+    /// How often to look for something to do.
+    const PERIOD: Duration;
+
+    /// Does a part of what there is to do, which is bounded however much that is.
+    fn step(&mut self, session: &mut Session) -> impl Future<Output = Result<Step, StoreError>> + Send;
+
+    /// The server stops: nothing more is done.
+    fn end(&mut self, _: &mut Session) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// Runs tasks until the server stops.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    store: Store,
+    tasks: Tasks,
+    metrics: Metrics,
+    stopping: CancellationToken,
+}
+
+impl Driver {
+    /// No task runs yet.
+    pub fn new(store: Store, tasks: Tasks, metrics: Metrics, stopping: CancellationToken) -> Self {
+        Self { store, tasks, metrics, stopping }
+    }
+
+    /// Starts a task; whoever knows that there is something to do may wake it by `wake`.
+    pub fn start<T: Task>(&self, mut task: T, wake: Arc<Notify>) {
+        let (mut session, report, stopping) = (self.store.session(), self.metrics.task(T::NAME), self.stopping.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = stopping.cancelled() => {}
+                () = drive(&mut task, &mut session, &report, &wake) => {}
+            }
+            // An answer may still come on this connection.
+            session.reset();
+            task.end(&mut session).await;
+        });
+    }
+}
+
+async fn drive<T: Task>(task: &mut T, session: &mut Session, report: &TaskMetrics, wake: &Notify) {
+    // Instances that start together do not look together.
+    let mut due = Instant::now() + jitter(T::PERIOD);
+    let mut failures = 0_u32;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep_until(due) => {}
+            () = wake.notified() => due = due.min(Instant::now()),
+        }
+        report.lag(due.elapsed());
+        due = match task.step(session).await {
+            Ok(step) => {
+                failures = 0;
+                report.step();
+                match step {
+                    Step::More => Instant::now(),
+                    Step::Done => Instant::now() + T::PERIOD,
+                }
+            }
+            Err(error) => {
+                session.reset();
+                report.failed();
+                if failures == 0 && !error.is_lock_timeout() {
+                    tracing::warn!(
+                        task = T::NAME,
+                        error = &error as &dyn std::error::Error,
+                        "background work has to wait"
+                    );
+                }
+                failures = failures.saturating_add(1);
+                Instant::now() + (T::PERIOD * (1 << failures.min(6))).min(PAUSE_MAX.max(T::PERIOD))
+            }
+        };
+    }
+}
+
+/// Some part of a period: by the clock, because nothing depends on it.
+fn jitter(period: Duration) -> Duration {
+    let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos());
+    period.mul_f64(f64::from(nanos % 1000) / 2000.0)
+}

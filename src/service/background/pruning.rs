@@ -1,0 +1,41 @@
+//! Pruning: the counters of scopes in which no ticket counts any more.
+
+use std::time::Duration;
+
+use crate::store::{
+    StoreError, label_resource,
+    session::{Session, answered},
+};
+
+use super::{Step, Task, lease::Holder};
+
+/// How many counters one step looks at: more than a million in the half hour that they may be of nothing.
+const PAGE: i64 = 500;
+
+/// Goes through all counters, round and round, and removes those of nothing.
+#[derive(Debug)]
+pub struct Pruning {
+    holder: Holder,
+    /// The last that was looked at; empty for none.
+    after: Vec<u8>,
+}
+
+impl Pruning {
+    /// From the first.
+    pub fn new(holder: Holder) -> Self {
+        Self { holder, after: Vec::new() }
+    }
+}
+
+impl Task for Pruning {
+    const NAME: &'static str = "pruning";
+    const PERIOD: Duration = Duration::from_millis(700);
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        if self.holder.holds() {
+            let (last, _) = answered(label_resource::prune(session.get().await?, &self.after, PAGE)).await?;
+            self.after = last.unwrap_or_default();
+        }
+        Ok(Step::Done)
+    }
+}

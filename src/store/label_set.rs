@@ -1,0 +1,115 @@
+//! `linkis_label_set`: which label sets are counted, and which decide.
+
+use std::collections::BTreeSet;
+
+use sqlx::{PgConnection, PgExecutor};
+
+use crate::domain::{
+    limit::{Counting, LabelSet},
+    name::Name,
+};
+
+use super::{StoreError, expect_rows, rows::Table};
+
+const TABLE: Table = Table("linkis_label_set");
+
+/// How a label set stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It counts beside the others.
+    Counting,
+    /// It decides.
+    Counted,
+    /// It counts no more, and its counters go.
+    Retired,
+}
+
+impl State {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Counting => "counting",
+            Self::Counted => "counted",
+            Self::Retired => "retired",
+        }
+    }
+}
+
+/// The label sets that count.
+pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreError> {
+    let rows: Vec<(i64, String, String, bool)> = sqlx::query_as(
+        "-- label_set::read
+        SELECT label_set_id, label_set::text, exempt::text, state = 'counted'
+        FROM linkis_label_set WHERE state <> 'retired' ORDER BY label_set_id",
+    )
+    .fetch_all(executor)
+    .await?;
+    let set = |(id, keys, exempt, is_counted): (i64, String, String, bool)| {
+        let keys = serde_json::from_str(&keys).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        let exempt: Vec<String> =
+            serde_json::from_str(&exempt).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        let exempt = exempt.iter().map(|kind| TABLE.name("exempt", kind)).collect::<Result<_, _>>()?;
+        Ok(LabelSet { id, counting: Counting { keys, exempt }, is_counted })
+    };
+    rows.into_iter().map(set).collect()
+}
+
+/// The numbers of all that have rows, those that count no more included.
+pub async fn ids(executor: impl PgExecutor<'_>) -> Result<BTreeSet<i64>, StoreError> {
+    let ids: Vec<i64> = sqlx::query_scalar(
+        "-- label_set::ids
+        SELECT label_set_id FROM linkis_label_set",
+    )
+    .fetch_all(executor)
+    .await?;
+    Ok(ids.into_iter().collect())
+}
+
+/// Those in a state.
+pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec<i64>, StoreError> {
+    Ok(sqlx::query_scalar(
+        "-- label_set::in_state
+        SELECT label_set_id FROM linkis_label_set WHERE state = $1 ORDER BY label_set_id",
+    )
+    .bind(state.as_str())
+    .fetch_all(executor)
+    .await?)
+}
+
+/// A new one; inside the fence.
+pub async fn insert(connection: &mut PgConnection, counting: &Counting, state: State) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- label_set::insert
+        INSERT INTO linkis_label_set (label_set, exempt, state) VALUES ($1::text::jsonb, $2::text::jsonb, $3)",
+    )
+    .bind(serde_json::json!(counting.keys).to_string())
+    .bind(serde_json::json!(counting.exempt.iter().map(Name::as_str).collect::<Vec<_>>()).to_string())
+    .bind(state.as_str())
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Changes the state of some, all of which have to be there; inside the fence.
+pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: State) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- label_set::set_state
+        UPDATE linkis_label_set SET state = $2 WHERE label_set_id = ANY ($1) AND state <> 'retired'",
+    )
+    .bind(ids)
+    .bind(state.as_str())
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, ids.len(), done.rows_affected())
+}
+
+/// Removes one whose counters are gone.
+pub async fn delete(executor: impl PgExecutor<'_>, id: i64) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- label_set::delete
+        DELETE FROM linkis_label_set WHERE label_set_id = $1 AND state = 'retired'",
+    )
+    .bind(id)
+    .execute(executor)
+    .await?;
+    Ok(())
+}
