@@ -239,11 +239,12 @@ fn assemble(
     tasks: &Tasks,
     stopping: &CancellationToken,
 ) -> Result<Router<Stack<Observe, Identity>>, ServerError> {
-    let seen = Seen::default();
+    let seen = Seen::new(metrics.clone());
     let (expiring_soon, expiring) = mpsc::unbounded_channel();
-    let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
+    let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), stopping.clone());
     let after_commit = AfterCommit { seen: seen.clone(), expiring_soon, abandoned: line.leaving() };
-    let committer = Committer::start(store.clone(), after_commit, tasks).map_err(ServerError::Thread)?;
+    let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
+    let committer = committer.map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen, options.patience.silent_after, tasks);
     tasks.spawn(expiry::run(store.clone(), committer.clone(), expiring, stopping.clone()));
     tasks.spawn(silence::run(store.clone(), committer.clone(), options.patience, stopping.clone()));

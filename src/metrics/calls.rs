@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -135,7 +138,7 @@ impl Calls {
     pub fn begin(&self, path: &str) -> Call {
         let series = self.methods.get(path).unwrap_or(&self.unknown);
         series.started.inc();
-        Call { series: series.clone(), since: Instant::now(), may_wait: false, ended: false }
+        Call { series: series.clone(), since: Instant::now(), may_wait: MayWait::default(), ended: false }
     }
 }
 
@@ -162,19 +165,34 @@ impl Series {
     }
 }
 
+/// Whether the caller of a call is ready to wait for what it asks: then its time says nothing about the service.
+#[derive(Clone, Debug, Default)]
+pub struct MayWait(Arc<AtomicBool>);
+
+impl MayWait {
+    /// It is.
+    pub fn say(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_said(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A call that is under way. Dropped without an end, it was cancelled.
 #[derive(Debug)]
 pub struct Call {
     series: Arc<Series>,
     since: Instant,
-    may_wait: bool,
+    may_wait: MayWait,
     ended: bool,
 }
 
 impl Call {
-    /// Its caller is ready to wait, so that its time says nothing about the service.
-    pub fn may_wait(&mut self) {
-        self.may_wait = true;
+    /// Where to say that its caller is ready to wait.
+    pub fn may_wait(&self) -> MayWait {
+        self.may_wait.clone()
     }
 
     /// It has ended; only the first end counts.
@@ -185,7 +203,7 @@ impl Call {
         if let Some(handled) = self.series.handled(code) {
             handled.inc();
         }
-        let seconds = if self.may_wait { &self.series.families.may_wait } else { self.series.seconds() };
+        let seconds = if self.may_wait.is_said() { &self.series.families.may_wait } else { self.series.seconds() };
         seconds.observe(self.since.elapsed().as_secs_f64());
     }
 }
@@ -193,5 +211,36 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         self.end(Code::Cancelled);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn every_code_has_its_name_and_only_the_first_end_counts() {
+        let method =
+            || Method { grpc_type: "unary", grpc_service: "some.Service".to_owned(), grpc_method: "Do".to_owned() };
+        let metrics = Metrics::new([method()]);
+        for number in 0..17 {
+            let mut call = metrics.calls.begin("/some.Service/Do");
+            call.end(Code::from_i32(number));
+            call.end(Code::Ok);
+        }
+        drop(metrics.calls.begin("/some.Service/Do"));
+        let waits = metrics.calls.begin("/some.Service/Do");
+        waits.may_wait().say();
+        drop(waits);
+        let text = metrics.text().unwrap();
+        let labels = r#"grpc_type="unary",grpc_service="some.Service",grpc_method="Do""#;
+        for (number, name) in CODES.iter().enumerate() {
+            let count = if number == Code::Cancelled as usize { 3 } else { 1 };
+            let line = format!("grpc_server_handled_total{{{labels},grpc_code=\"{name}\"}} {count}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
+        assert!(text.contains(&format!("grpc_server_handling_seconds_count{{{labels}}} 18\n")), "{text}");
+        assert!(text.contains("linkis_rm_waiting_request_seconds_count 1\n"), "{text}");
     }
 }

@@ -27,6 +27,7 @@ use uuid::Uuid;
 use crate::{
     domain::operation::{Operation, Outcome},
     error::Error,
+    metrics::{Held, Metrics},
     store::{Store, user_resource::Due},
 };
 
@@ -50,6 +51,7 @@ const BATCH_MAX: usize = 512;
 #[derive(Clone, Debug)]
 pub struct Committer {
     queue: mpsc::Sender<Pending>,
+    metrics: Metrics,
 }
 
 /// What other parts of the service are told after a commit.
@@ -71,13 +73,13 @@ impl Committer {
     ///
     /// # Errors
     /// If there is no thread for it.
-    pub fn start(store: Store, after_commit: AfterCommit, tasks: &Tasks) -> io::Result<Self> {
+    pub fn start(store: Store, after_commit: AfterCommit, metrics: Metrics, tasks: &Tasks) -> io::Result<Self> {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
-        let answers = worker::Answers::start(after_commit, queue.downgrade(), tasks);
-        let lanes = lanes::Lanes::new(store.clone(), answers, tasks.clone());
-        let worker = worker::Worker::new(&store, lanes.answers());
+        let answers = worker::Answers::start(after_commit, queue.downgrade(), metrics.clone(), tasks);
+        let lanes = lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone());
+        let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
         tasks.spawn_apart("committer", run(inbox, Arc::new(lanes), worker))?;
-        Ok(Self { queue })
+        Ok(Self { queue, metrics })
     }
 
     /// Has an operation carried out, and answers after its commit.
@@ -87,9 +89,15 @@ impl Committer {
     /// # Errors
     /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out.
     pub async fn submit(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
+        let done = self.carry_out(operation, deadline).await;
+        done.inspect_err(|error| self.metrics.committer.failed(error))
+    }
+
+    async fn carry_out(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
         let (reply, mut answer) = oneshot::channel();
         let progress = Progress::default();
-        let pending = Pending { operation, deadline, progress: progress.clone(), reply };
+        let waits = Some(self.metrics.committer.queued());
+        let pending = Pending { operation, deadline, progress: progress.clone(), reply, waits };
         self.queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -114,6 +122,7 @@ async fn run(mut inbox: mpsc::Receiver<Pending>, lanes: Arc<lanes::Lanes>, mut w
         if arrived.is_empty() {
             return;
         }
+        arrived.iter_mut().for_each(|pending| pending.waits = None);
         let batch = lanes.divert(arrived.drain(..));
         for (key, operations) in worker.commit(batch).await {
             lanes.set_aside(key, operations);
@@ -128,6 +137,8 @@ struct Pending {
     deadline: Instant,
     progress: Progress,
     reply: oneshot::Sender<Result<Outcome, Error>>,
+    /// Where it counts as waiting.
+    waits: Option<Held>,
 }
 
 /// Whether an operation is still only waiting: decided between its caller and the committer, once.
