@@ -1,12 +1,11 @@
 //! gRPC calls by method, under the names that dashboards and alerts for gRPC know.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    future::Future,
+    sync::{Arc, OnceLock},
     time::Instant,
 };
 
@@ -138,7 +137,7 @@ impl Calls {
     pub fn begin(&self, path: &str) -> Call {
         let series = self.methods.get(path).unwrap_or(&self.unknown);
         series.started.inc();
-        Call { series: series.clone(), since: Instant::now(), may_wait: MayWait::default(), ended: false }
+        Call { series: series.clone(), since: Instant::now(), may_wait: false, ended: false }
     }
 }
 
@@ -165,19 +164,16 @@ impl Series {
     }
 }
 
-/// Whether the caller of a call is ready to wait for what it asks: then its time says nothing about the service.
-#[derive(Clone, Debug, Default)]
-pub struct MayWait(Arc<AtomicBool>);
+tokio::task_local! {
+    /// Whether the call that is being carried out may wait.
+    static MAY_WAIT: Cell<bool>;
+}
 
-impl MayWait {
-    /// It is.
-    pub fn say(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    fn is_said(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
+/// Says, while a call is carried out, that its caller is ready to wait for what it asks: then its time tells nothing about the
+/// service.
+pub fn may_wait() {
+    // Nobody counts a call that did not come through the edge.
+    let _ = MAY_WAIT.try_with(|may_wait| may_wait.set(true));
 }
 
 /// A call that is under way. Dropped without an end, it was cancelled.
@@ -185,14 +181,19 @@ impl MayWait {
 pub struct Call {
     series: Arc<Series>,
     since: Instant,
-    may_wait: MayWait,
+    may_wait: bool,
     ended: bool,
 }
 
 impl Call {
-    /// Where to say that its caller is ready to wait.
-    pub fn may_wait(&self) -> MayWait {
-        self.may_wait.clone()
+    /// Carries the call out, as far as its answer; a call whose `work` is dropped before was cancelled.
+    pub async fn carry_out<T>(mut self, work: impl Future<Output = T>) -> (T, Self) {
+        let carried_out = async move {
+            let answer = work.await;
+            self.may_wait = MAY_WAIT.with(Cell::get);
+            (answer, self)
+        };
+        MAY_WAIT.scope(Cell::new(false), carried_out).await
     }
 
     /// It has ended; only the first end counts.
@@ -203,7 +204,8 @@ impl Call {
         if let Some(handled) = self.series.handled(code) {
             handled.inc();
         }
-        let seconds = if self.may_wait.is_said() { &self.series.families.may_wait } else { self.series.seconds() };
+        let may_wait = self.may_wait || MAY_WAIT.try_with(Cell::get).unwrap_or(false);
+        let seconds = if may_wait { &self.series.families.may_wait } else { self.series.seconds() };
         seconds.observe(self.since.elapsed().as_secs_f64());
     }
 }
@@ -216,11 +218,13 @@ impl Drop for Call {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::metrics::Metrics;
 
-    #[test]
-    fn every_code_has_its_name_and_only_the_first_end_counts() {
+    #[tokio::test]
+    async fn every_code_has_its_name_and_only_the_first_end_counts() {
         let method =
             || Method { grpc_type: "unary", grpc_service: "some.Service".to_owned(), grpc_method: "Do".to_owned() };
         let metrics = Metrics::new([method()]);
@@ -230,17 +234,26 @@ mod tests {
             call.end(Code::Ok);
         }
         drop(metrics.calls.begin("/some.Service/Do"));
-        let waits = metrics.calls.begin("/some.Service/Do");
-        waits.may_wait().say();
-        drop(waits);
+        // One that may wait and is answered, and one whose caller goes away first.
+        let (_, mut call) = metrics.calls.begin("/some.Service/Do").carry_out(async { may_wait() }).await;
+        call.end(Code::Ok);
+        let goes_away = metrics.calls.begin("/some.Service/Do").carry_out(async {
+            may_wait();
+            std::future::pending::<()>().await;
+        });
+        tokio::time::timeout(Duration::ZERO, goes_away).await.unwrap_err();
         let text = metrics.text().unwrap();
         let labels = r#"grpc_type="unary",grpc_service="some.Service",grpc_method="Do""#;
-        for (number, name) in CODES.iter().enumerate() {
-            let count = if number == Code::Cancelled as usize { 3 } else { 1 };
+        for name in CODES {
+            let count = match name {
+                "OK" => 2,
+                "Canceled" => 3,
+                _ => 1,
+            };
             let line = format!("grpc_server_handled_total{{{labels},grpc_code=\"{name}\"}} {count}\n");
             assert!(text.contains(&line), "{line}{text}");
         }
         assert!(text.contains(&format!("grpc_server_handling_seconds_count{{{labels}}} 18\n")), "{text}");
-        assert!(text.contains("linkis_rm_waiting_request_seconds_count 1\n"), "{text}");
+        assert!(text.contains("linkis_rm_waiting_request_seconds_count 2\n"), "{text}");
     }
 }

@@ -86,12 +86,12 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let mut call = self.metrics.calls.begin(request.uri().path());
-        request.extensions_mut().insert(call.may_wait());
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let call = self.metrics.calls.begin(request.uri().path());
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = answer.await?;
+            let (answer, mut call) = call.carry_out(answer).await;
+            let answer = answer?;
             // An answer that is only a status has it here, and no body.
             if let Some(code) = code(answer.headers()) {
                 call.end(code);

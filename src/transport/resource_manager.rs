@@ -15,7 +15,7 @@ use crate::{
         scope::{CREATOR, ENGINE_TYPE, USER},
     },
     error::Error,
-    metrics::calls::MayWait,
+    metrics::calls,
     service::{
         committer::Committer,
         heartbeat::HeartbeatService,
@@ -178,8 +178,8 @@ impl ResourceManagerService for ResourceManager {
         let message = call.get_ref();
         let (em, ask) = self.parse_request(message)?;
         let deadlines = self.deadlines(&call).map_err(Error::from)?;
-        if let (Some(_), Some(counted)) = (deadlines.line, call.extensions().get::<MayWait>()) {
-            counted.say();
+        if deadlines.line.is_some() {
+            calls::may_wait();
         }
         let answer = if message.dry_run {
             match self.request_resource.dry_run(em, ask).await? {
