@@ -252,12 +252,13 @@ fn assemble(
     tasks: &Tasks,
     stopping: &CancellationToken,
 ) -> Result<Router<Stack<Observe, Identity>>, ServerError> {
-    let seen = Seen::default();
+    let seen = Seen::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
-    let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
+    let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), stopping.clone());
     let after_commit =
         AfterCommit { seen: seen.clone(), expiring_soon: expiring_soon.clone(), abandoned: line.leaving() };
-    let committer = Committer::start(store.clone(), after_commit, tasks).map_err(ServerError::Thread)?;
+    let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
+    let committer = committer.map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen, options.patience.silent_after, tasks);
     let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
     tasks.spawn(expiry::run_timers(committer.clone(), expiring, stopping.clone()));

@@ -165,6 +165,11 @@ impl Line {
         }
     }
 
+    /// At how many spots somebody is known to stand.
+    pub fn spots(&self) -> usize {
+        self.0.len()
+    }
+
     /// Whether nobody is known to stand anywhere.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

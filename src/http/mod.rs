@@ -28,7 +28,7 @@ use crate::metrics::{self, Metrics};
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long a connection may take, with its one request and the answer.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many bytes of a request, or of an answer, are kept in memory before the other side has to go on.
 const BUFFER_MAX: usize = 64 * 1024;

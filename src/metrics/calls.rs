@@ -1,8 +1,10 @@
 //! gRPC calls by method, under the names that dashboards and alerts for gRPC know.
 
 use std::{
+    cell::Cell,
     collections::HashMap,
     fmt,
+    future::Future,
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -162,6 +164,18 @@ impl Series {
     }
 }
 
+tokio::task_local! {
+    /// Whether the call that is being carried out may wait.
+    static MAY_WAIT: Cell<bool>;
+}
+
+/// Says, while a call is carried out, that its caller is ready to wait for what it asks: then its time tells nothing about the
+/// service.
+pub fn may_wait() {
+    // Nobody counts a call that did not come through the edge.
+    let _ = MAY_WAIT.try_with(|may_wait| may_wait.set(true));
+}
+
 /// A call that is under way. Dropped without an end, it was cancelled.
 #[derive(Debug)]
 pub struct Call {
@@ -172,9 +186,14 @@ pub struct Call {
 }
 
 impl Call {
-    /// Its caller is ready to wait, so that its time says nothing about the service.
-    pub fn may_wait(&mut self) {
-        self.may_wait = true;
+    /// Carries the call out, as far as its answer; a call whose `work` is dropped before was cancelled.
+    pub async fn carry_out<T>(mut self, work: impl Future<Output = T>) -> (T, Self) {
+        let carried_out = async move {
+            let answer = work.await;
+            self.may_wait = MAY_WAIT.with(Cell::get);
+            (answer, self)
+        };
+        MAY_WAIT.scope(Cell::new(false), carried_out).await
     }
 
     /// It has ended; only the first end counts.
@@ -185,7 +204,8 @@ impl Call {
         if let Some(handled) = self.series.handled(code) {
             handled.inc();
         }
-        let seconds = if self.may_wait { &self.series.families.may_wait } else { self.series.seconds() };
+        let may_wait = self.may_wait || MAY_WAIT.try_with(Cell::get).unwrap_or(false);
+        let seconds = if may_wait { &self.series.families.may_wait } else { self.series.seconds() };
         seconds.observe(self.since.elapsed().as_secs_f64());
     }
 }
@@ -193,5 +213,47 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         self.end(Code::Cancelled);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[tokio::test]
+    async fn every_code_has_its_name_and_only_the_first_end_counts() {
+        let method =
+            || Method { grpc_type: "unary", grpc_service: "some.Service".to_owned(), grpc_method: "Do".to_owned() };
+        let metrics = Metrics::new([method()]);
+        for number in 0..17 {
+            let mut call = metrics.calls.begin("/some.Service/Do");
+            call.end(Code::from_i32(number));
+            call.end(Code::Ok);
+        }
+        drop(metrics.calls.begin("/some.Service/Do"));
+        // One that may wait and is answered, and one whose caller goes away first.
+        let (_, mut call) = metrics.calls.begin("/some.Service/Do").carry_out(async { may_wait() }).await;
+        call.end(Code::Ok);
+        let goes_away = metrics.calls.begin("/some.Service/Do").carry_out(async {
+            may_wait();
+            std::future::pending::<()>().await;
+        });
+        tokio::time::timeout(Duration::ZERO, goes_away).await.unwrap_err();
+        let text = metrics.text().unwrap();
+        let labels = r#"grpc_type="unary",grpc_service="some.Service",grpc_method="Do""#;
+        for name in CODES {
+            let count = match name {
+                "OK" => 2,
+                "Canceled" => 3,
+                _ => 1,
+            };
+            let line = format!("grpc_server_handled_total{{{labels},grpc_code=\"{name}\"}} {count}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
+        assert!(text.contains(&format!("grpc_server_handling_seconds_count{{{labels}}} 18\n")), "{text}");
+        assert!(text.contains("linkis_rm_waiting_request_seconds_count 2\n"), "{text}");
     }
 }

@@ -29,7 +29,7 @@ pub mod tasks;
 mod value;
 
 pub use tasks::TaskMetrics;
-pub use value::{Counter, Held, timed};
+pub use value::{Counter, Held, Timed};
 
 /// The media type of what [`Metrics::text`] writes.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -109,4 +109,46 @@ impl Metrics {
 fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(name, help, metric.clone());
     metric
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// What is told of families whose names begin so.
+    fn told(metrics: &Metrics, family: &str) -> Vec<String> {
+        metrics.text().unwrap().lines().filter(|line| line.starts_with(family)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_task_tells_how_it_fares() {
+        let metrics = Metrics::new([]);
+        assert_eq!(told(&metrics, "linkis_rm_task"), [""; 0]);
+        let task = metrics.task("expiry");
+        task.lag(Duration::from_millis(1500));
+        task.step();
+        metrics.task("expiry").failed();
+        metrics.jobs("em_removal").set(2);
+        assert_eq!(told(&metrics, "linkis_rm_task_steps"), [r#"linkis_rm_task_steps_total{task="expiry"} 1"#]);
+        assert_eq!(told(&metrics, "linkis_rm_task_errors"), [r#"linkis_rm_task_errors_total{task="expiry"} 1"#]);
+        assert_eq!(told(&metrics, "linkis_rm_task_lag"), [r#"linkis_rm_task_lag_seconds{task="expiry"} 1.5"#]);
+        assert_eq!(told(&metrics, "linkis_rm_jobs"), [r#"linkis_rm_jobs{kind="em_removal"} 2"#]);
+        let seconds = |family| -> f64 { told(&metrics, family)[0].rsplit(' ').next().unwrap().parse().unwrap() };
+        let (run, success) =
+            (seconds("linkis_rm_task_last_run_timestamp"), seconds("linkis_rm_task_last_success_timestamp"));
+        assert!(success > 1.7e9 && run >= success, "{run} {success}");
+    }
+
+    #[test]
+    fn what_is_held_counts_however_it_ends() {
+        let metrics = Metrics::new([]);
+        let (first, second) = (metrics.committer.set_aside(), metrics.committer.set_aside());
+        drop(first);
+        assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);
+        drop(second);
+        assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 0"]);
+        assert_eq!(told(&metrics, "linkis_rm_operations_set_aside"), ["linkis_rm_operations_set_aside_total 2"]);
+    }
 }

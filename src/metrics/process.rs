@@ -31,12 +31,12 @@ impl Collector for Process {
         };
         let stat = Stat::read();
         let (cpu, memory) = (stat.as_ref().map(|stat| stat.cpu), stat.as_ref().map(|stat| stat.resident_memory));
-        write("process_cpu_seconds_total", "Processor time of the process", MetricType::Counter, cpu)?;
-        write("process_resident_memory_bytes", "Memory of the process that is in RAM", MetricType::Gauge, memory)?;
-        write("process_open_fds", "Files and sockets that the process has open", MetricType::Gauge, open_files())?;
+        write("process_cpu_seconds_total", "Processor time of the process.", MetricType::Counter, cpu)?;
+        write("process_resident_memory_bytes", "Memory of the process that is in RAM.", MetricType::Gauge, memory)?;
+        write("process_open_fds", "Files and sockets that the process has open.", MetricType::Gauge, open_files())?;
         write(
             "process_start_time_seconds",
-            "When the process was started, in seconds since 1970: it changes with each restart",
+            "When the process was started, in seconds since 1970: it changes with each restart.",
             MetricType::Gauge,
             self.start_time,
         )

@@ -237,6 +237,10 @@ impl Line {
     }
 }
 
+fn set(gauge: &Gauge, entries: usize) {
+    gauge.set(i64::try_from(entries).unwrap_or(i64::MAX));
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Cache {
     cache: &'static str,
@@ -245,14 +249,10 @@ struct Cache {
 /// What is remembered of the database, in entries.
 #[derive(Debug)]
 pub struct Caches {
-    /// EMs as they were last seen.
-    pub ems: Gauge,
-    /// Scopes as they were last seen.
-    pub scopes: Gauge,
-    /// Spots where somebody was seen in line.
-    pub line_spots: Gauge,
-    /// EMs to choose among.
-    pub placement: Gauge,
+    ems: Gauge,
+    scopes: Gauge,
+    line_spots: Gauge,
+    placement: Gauge,
 }
 
 impl Caches {
@@ -267,6 +267,18 @@ impl Caches {
             entries,
         );
         caches
+    }
+
+    /// EMs, scopes, and spots with somebody in line, as they were last seen.
+    pub fn seen(&self, ems: usize, scopes: usize, line_spots: usize) {
+        set(&self.ems, ems);
+        set(&self.scopes, scopes);
+        set(&self.line_spots, line_spots);
+    }
+
+    /// EMs to choose among.
+    pub fn chosen_from(&self, ems: usize) {
+        set(&self.placement, ems);
     }
 }
 
@@ -304,9 +316,9 @@ impl Database {
 
     /// How a look at the database went, and how its pool stood then.
     pub fn look(&self, answers: bool, pool: &PgPool) {
-        let (size, idle) = (i64::from(pool.size()), i64::try_from(pool.num_idle()).unwrap_or(i64::MAX));
+        let (size, idle) = (usize::try_from(pool.size()).unwrap_or(usize::MAX), pool.num_idle());
         self.up.set(i64::from(answers));
-        self.idle.set(idle);
-        self.used.set(size.saturating_sub(idle).max(0));
+        set(&self.idle, idle);
+        set(&self.used, size.saturating_sub(idle));
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    future::Future,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -68,10 +67,22 @@ impl Drop for Held {
     }
 }
 
-/// Puts down how many seconds `work` took; nothing if it is dropped before its end.
-pub async fn timed<T>(seconds: &Histogram, work: impl Future<Output = T>) -> T {
-    let start = Instant::now();
-    let done = work.await;
-    seconds.observe(start.elapsed().as_secs_f64());
-    done
+/// Puts down, when it is dropped, for how many seconds it has lived. Unlike something wrapped around a future, it makes none larger.
+#[derive(Debug)]
+pub struct Timed {
+    seconds: Histogram,
+    since: Instant,
+}
+
+impl Timed {
+    /// In the histogram `seconds`.
+    pub fn in_histogram(seconds: &Histogram) -> Self {
+        Self { seconds: seconds.clone(), since: Instant::now() }
+    }
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.seconds.observe(self.since.elapsed().as_secs_f64());
+    }
 }

@@ -27,6 +27,7 @@ use crate::{
         scope::{Counter, Usage},
     },
     error::Error,
+    metrics::Metrics,
     service::tasks::Tasks,
     store::{
         Store, StoreError, em_report, em_resource, label_resource,
@@ -47,10 +48,11 @@ const BATCH_MAX: usize = 1024;
 const SEE_ALL_PAGE: i64 = 1000;
 
 /// How things stood when they were last seen, by this instance.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Seen {
     state: Arc<Mutex<State>>,
     choice: Arc<Choice>,
+    metrics: Metrics,
 }
 
 /// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
@@ -93,6 +95,11 @@ impl Choice {
 }
 
 impl Seen {
+    /// Nothing has been seen yet.
+    pub fn new(metrics: Metrics) -> Self {
+        Self { state: Arc::default(), choice: Arc::default(), metrics }
+    }
+
     /// Remembers how things stand.
     pub fn update(&self, standing: Standing) {
         self.choice.note(&standing.ems, &standing.gone);
@@ -111,6 +118,7 @@ impl Seen {
             Some(spots) => seen.line.line.replace(spots, &standing.line.line),
             None => seen.line.line = Line::default(),
         }
+        self.metrics.caches.seen(seen.ems.len(), seen.scopes.len(), seen.line.line.spots());
     }
 
     /// Whether the request fitted when what it needs was last seen.
@@ -121,6 +129,7 @@ impl Seen {
 
     /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
     fn replace_ems(&self, ems: Vec<Em>, statuses: &Statuses) {
+        self.metrics.caches.chosen_from(ems.len());
         self.choice.replace(View::new(ems, statuses));
     }
 

@@ -215,6 +215,7 @@ impl RequestResourceService {
         request: &mut Request,
         caller: &mut Caller,
     ) -> Result<Option<Option<EmInstance>>, Error> {
+        caller.looks();
         request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
         if caller.any_em() {
             self.judge.see_all(VIEW_AGE).await?;

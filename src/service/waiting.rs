@@ -25,6 +25,7 @@ use crate::{
         operation::{Wait, Waiting},
     },
     error::Error,
+    metrics::{Held, Metrics},
     store::{
         Store, StoreError,
         session::{Session, answered},
@@ -78,6 +79,7 @@ pub struct WaitingLine {
     index: Arc<Mutex<Index>>,
     leaving: mpsc::UnboundedSender<Uuid>,
     stopping: CancellationToken,
+    metrics: Metrics,
     kept_alive: Arc<tokio::sync::Mutex<Option<Instant>>>,
 }
 
@@ -172,10 +174,10 @@ impl Index {
 
 impl WaitingLine {
     /// An empty line, and where it hears of those who leave it.
-    pub fn new(store: Store, stopping: CancellationToken) -> (Self, mpsc::UnboundedReceiver<Uuid>) {
+    pub fn new(store: Store, metrics: Metrics, stopping: CancellationToken) -> (Self, mpsc::UnboundedReceiver<Uuid>) {
         let (leaving, left) = mpsc::unbounded_channel();
         let (index, kept_alive) = (Arc::default(), Arc::default());
-        (Self { store, instance_id: Uuid::new_v4(), index, leaving, stopping, kept_alive }, left)
+        (Self { store, instance_id: Uuid::new_v4(), index, leaving, stopping, metrics, kept_alive }, left)
     }
 
     /// Where to tell of requests that stand in line although their callers are gone.
@@ -193,7 +195,15 @@ impl WaitingLine {
             return Err(Error::Overloaded);
         }
         index.callers += 1;
-        Ok(Caller { line: self.clone(), any_em, until, wake: Arc::default(), in_doubt: None, stands: None })
+        Ok(Caller {
+            line: self.clone(),
+            any_em,
+            until,
+            wake: Arc::default(),
+            in_doubt: None,
+            stands: None,
+            _counted: self.metrics.line.caller(),
+        })
     }
 
     /// Says that this instance lives, unless it was said just now: who waits on one that does not is not in line.
@@ -223,6 +233,8 @@ pub struct Caller {
     /// The ticket under which it may stand in the database, whatever was heard of it.
     in_doubt: Option<Uuid>,
     stands: Option<(Place, Spots)>,
+    /// Counts as waiting here as long as it does.
+    _counted: Held,
 }
 
 /// Why a caller need not wait any longer.
@@ -248,6 +260,11 @@ impl Caller {
         let remaining = self.until.saturating_duration_since(Instant::now());
         let place = self.place();
         Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em, is_elsewhere, place })
+    }
+
+    /// It looks whether there is room.
+    pub fn looks(&self) {
+        self.line.metrics.line.looks.inc();
     }
 
     /// Until when.
@@ -307,6 +324,7 @@ impl Caller {
     pub fn granted(mut self) {
         self.in_doubt = None;
         if let Some((place, _)) = self.stands.take() {
+            self.line.metrics.line.served.inc();
             let mut index = self.line.index();
             index.wake_next(place);
             index.remove(place);

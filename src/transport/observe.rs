@@ -21,10 +21,6 @@ use crate::metrics::{
     calls::{Call, Method},
 };
 
-/// Put into the extensions of an answer whose caller was ready to wait for it.
-#[derive(Clone, Copy, Debug)]
-pub struct MayWait;
-
 /// All methods of all services that are described there.
 ///
 /// # Errors
@@ -91,13 +87,11 @@ where
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let mut call = self.metrics.calls.begin(request.uri().path());
+        let call = self.metrics.calls.begin(request.uri().path());
         let answer = self.inner.call(request);
         Box::pin(async move {
-            let answer = answer.await?;
-            if answer.extensions().get::<MayWait>().is_some() {
-                call.may_wait();
-            }
+            let (answer, mut call) = call.carry_out(answer).await;
+            let answer = answer?;
             // An answer that is only a status has it here, and no body.
             if let Some(code) = code(answer.headers()) {
                 call.end(code);

@@ -16,6 +16,7 @@ use crate::{
         scope::{CREATOR, ENGINE_TYPE, USER},
     },
     error::Error,
+    metrics::calls,
     service::{
         committer::Committer,
         heartbeat::HeartbeatService,
@@ -188,6 +189,9 @@ impl ResourceManagerService for ResourceManager {
         let message = call.get_ref();
         let (em, ask) = self.parse_request(&call)?;
         let deadlines = self.deadlines(&call).map_err(Error::from)?;
+        if deadlines.line.is_some() {
+            calls::may_wait();
+        }
         let answer = if message.dry_run {
             match self.request_resource.dry_run(em, ask).await? {
                 (em, Verdict::Fits) => Answer::Available(proto::AvailableResource {

@@ -1,13 +1,23 @@
 //! Metrics and health over HTTP: what is counted, and that it stays small, cheap and apart.
 
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write as _,
+    net::SocketAddr,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
+use linkis_rm::client::ResourceRequest;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+use tonic::{Code, transport::Endpoint};
 
-use crate::harness::*;
+use crate::{harness::*, proxy::Weather};
+
+const LONG: Duration = Duration::from_secs(20);
 
 /// What is answered there: the status, and the body.
 async fn get(address: SocketAddr, path: &str) -> (u16, String) {
@@ -21,13 +31,13 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-async fn eventually_answered(address: SocketAddr, path: &str, status: u16) {
-    let what = format!("{path} answers {status}");
-    eventually(&what, Duration::from_secs(20), || async { get(address, path).await.0 == status }).await;
+async fn eventually_told(address: SocketAddr, path: &str, status: u16, body: &str) {
+    let told = (status, body.to_owned());
+    eventually(&format!("{path}: {told:?}"), LONG, || async { get(address, path).await == told }).await;
 }
 
 /// The value of each series.
-async fn scrape(address: SocketAddr) -> HashMap<String, f64> {
+async fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
     let (status, text) = get(address, "/metrics").await;
     assert_eq!(status, 200, "{text}");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -38,6 +48,15 @@ async fn scrape(address: SocketAddr) -> HashMap<String, f64> {
     lines.map(parse).collect()
 }
 
+async fn series(address: SocketAddr) -> BTreeSet<String> {
+    scrape(address).await.into_keys().collect()
+}
+
+async fn eventually_is(address: SocketAddr, series: &str, value: f64) {
+    let what = format!("{series} is {value}");
+    eventually(&what, LONG, || async { scrape(address).await[series] == value }).await;
+}
+
 /// A series of a method of the resource manager.
 fn of_method(family: &str, method: &str, more: &str) -> String {
     format!(
@@ -45,33 +64,217 @@ fn of_method(family: &str, method: &str, more: &str) -> String {
     )
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn calls_are_counted_by_method_and_code() {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_and_operations_are_counted() {
     let (_database, instance) = start().await;
-    let client = &instance.client;
-    client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
-    let grant = client.request_resource(&request(&em("host1"), "alice", load(1, 1, 1))).await.granted();
-    client.request_resource(&request(&em("host1"), "alice", load(1, 17, 1))).await.refused();
+    let (client, host) = (&instance.client, em("host1"));
+    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let grant = client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
     client.request_resource(&request(&em("nowhere"), "alice", load(1, 1, 1))).await.unwrap_err();
+    client.resource_released(&release(&grant, "bob")).await.unwrap_err();
     client.resource_released(&release(&grant, "alice")).await.unwrap();
+
     let seen = scrape(instance.http).await;
-    let ok = |method| seen.get(&of_method("grpc_server_handled_total", method, r#",grpc_code="OK""#)).copied();
-    assert_eq!((ok("Register"), ok("RequestResource"), ok("ResourceReleased")), (Some(1.0), Some(2.0), Some(1.0)));
-    let not_found = of_method("grpc_server_handled_total", "RequestResource", r#",grpc_code="NotFound""#);
-    assert_eq!(seen.get(&not_found), Some(&1.0));
+    let handled = |method, code| {
+        seen.get(&of_method("grpc_server_handled_total", method, &format!(",grpc_code={code:?}"))).copied()
+    };
+    assert_eq!(handled("Register", "OK"), Some(1.0));
+    assert_eq!(handled("RequestResource", "OK"), Some(2.0), "a refusal is an answer");
+    assert_eq!(handled("RequestResource", "NotFound"), Some(1.0));
+    assert_eq!(handled("ResourceReleased", "PermissionDenied"), Some(1.0));
     assert_eq!(seen[&of_method("grpc_server_started_total", "RequestResource", "")], 3.0);
     assert_eq!(seen[&of_method("grpc_server_handling_seconds_count", "RequestResource", "")], 3.0);
     assert_eq!(seen[&of_method("grpc_server_started_total", "Unregister", "")], 0.0, "known before it is called");
-    assert_eq!(ok("Unregister"), None);
-    assert!(seen["process_resident_memory_bytes"] > 1e6, "{seen:?}");
+
+    // A registration, a grant and two releases; the rest was refused by a look.
+    assert_eq!(seen["linkis_rm_batch_operations_sum"], 4.0);
+    assert_eq!(seen["linkis_rm_lock_wait_seconds_count"], seen["linkis_rm_batch_operations_count"]);
+    assert_eq!(seen["linkis_rm_commit_seconds_count"], 3.0, "one of them wrote nothing");
+    assert!(seen["linkis_rm_batch_seconds_sum"] >= seen["linkis_rm_commit_seconds_sum"], "{seen:?}");
+    assert_eq!(seen[r#"linkis_rm_operations_failed_total{class="rejected"}"#], 1.0);
+    assert_eq!(seen["linkis_rm_committer_queue_operations"], 0.0);
+    assert_eq!(seen[r#"linkis_rm_cache_entries{cache="ems"}"#], 1.0);
+    assert_eq!(seen["linkis_rm_database_up"], 1.0);
+    assert!(seen["process_resident_memory_bytes"] > 1e6 && seen["process_open_fds"] > 3.0, "{seen:?}");
     instance.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn health_is_told_over_http() {
-    let (_database, instance) = start().await;
-    assert_eq!(get(instance.http, "/livez").await, (200, "alive\n".to_owned()));
-    eventually_answered(instance.http, "/readyz", 200).await;
-    assert_eq!(get(instance.http, "/nothing").await.0, 404);
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_set_aside_is_told_while_it_waits() {
+    let (database, instance) = start().await;
+    let host = em("held");
+    instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let calls: Vec<_> = (0..3)
+        .map(|_| {
+            let (client, host) = (instance.client.clone(), host.clone());
+            tokio::spawn(async move { client.request_resource(&request(&host, "alice", load(1, 1, 1))).await })
+        })
+        .collect();
+    eventually_is(instance.http, "linkis_rm_set_aside_operations", 3.0).await;
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    for call in calls {
+        call.await.unwrap().granted();
+    }
+    let seen = scrape(instance.http).await;
+    assert_eq!(seen["linkis_rm_set_aside_operations"], 0.0);
+    assert!(seen["linkis_rm_operations_set_aside_total"] >= 3.0, "{seen:?}");
     instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_in_line_is_counted_and_keeps_out_of_the_times_of_the_others() {
+    let (_database, instance) = start().await;
+    let (client, host) = (&instance.client, em("host1"));
+    client.register(registration(host.clone(), load(64, 16, 1))).await.unwrap();
+    let first = client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    let patient = ResourceRequest { wait_timeout: LONG, ..request(&host, "bob", load(1, 1, 1)) };
+    let calls: Vec<_> = (0..2)
+        .map(|_| {
+            let (client, patient) = (client.clone(), patient.clone());
+            tokio::spawn(async move { client.request_resource(&patient).await })
+        })
+        .collect();
+    eventually_is(instance.http, "linkis_rm_waiting_requests", 2.0).await;
+    eventually("both stand in line", LONG, || async { client.waiting().await.unwrap().len() == 2 }).await;
+    client.resource_released(&release(&first, "alice")).await.unwrap();
+    eventually_is(instance.http, "linkis_rm_waiting_served_total", 1.0).await;
+    eventually_is(instance.http, "linkis_rm_waiting_requests", 1.0).await;
+    // The other one goes away.
+    calls.iter().for_each(|call| call.abort());
+    eventually_is(instance.http, "linkis_rm_waiting_requests", 0.0).await;
+    eventually_is(instance.http, "linkis_rm_waiting_request_seconds_count", 2.0).await;
+    let seen = scrape(instance.http).await;
+    assert!(seen["linkis_rm_waiting_looks_total"] >= 1.0, "{seen:?}");
+    assert_eq!(seen[&of_method("grpc_server_handling_seconds_count", "RequestResource", "")], 1.0, "the first alone");
+    let cancelled = of_method("grpc_server_handled_total", "RequestResource", r#",grpc_code="Canceled""#);
+    assert_eq!(seen.get(&cancelled), Some(&1.0));
+    instance.stop().await;
+}
+
+/// Names that callers choose, be it of methods, users, hosts or limits, are no labels.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_and_crowds_make_no_series() {
+    let (_database, instance) = start().await;
+    let client = &instance.client;
+    let channel = Endpoint::new(instance.address.clone()).unwrap().connect().await.unwrap();
+    let crowd = async |n: i32| {
+        let host = em(&format!("host{n}"));
+        client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+        client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
+        for path in [format!("/made.up.Service{n}/Do"), format!("/linkis.rm.v1.UsageService/Do{n}")] {
+            let mut stranger = tonic::client::Grpc::new(channel.clone());
+            stranger.ready().await.unwrap();
+            let codec = tonic_prost::ProstCodec::<(), ()>::default();
+            let call = stranger.unary(tonic::Request::new(()), path.parse().unwrap(), codec);
+            assert_eq!(call.await.unwrap_err().code(), Code::Unimplemented);
+        }
+    };
+    crowd(0).await;
+    let before = series(instance.http).await;
+    for n in 1..20 {
+        crowd(n).await;
+    }
+    assert_eq!(series(instance.http).await, before);
+    let unknown = r#"grpc_server_handled_total{grpc_type="unknown",grpc_service="unknown",grpc_method="unknown",grpc_code="Unimplemented"}"#;
+    assert_eq!(scrape(instance.http).await[unknown], 40.0);
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_of_one_process_count_apart() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    first.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
+    let registered = of_method("grpc_server_started_total", "Register", "");
+    let (by_first, by_second) = (scrape(first.http).await, scrape(second.http).await);
+    assert_eq!((by_first[&registered], by_second[&registered]), (1.0, 0.0));
+    let batches = "linkis_rm_batch_operations_count";
+    assert_eq!((by_first[batches], by_second[batches]), (1.0, 0.0));
+    first.stop().await;
+    second.stop().await;
+}
+
+/// And nothing that is asked over HTTP waits for the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_is_not_ready_while_its_database_is_away() {
+    let database = Database::fresh().await;
+    let (proxy, behind) = database.behind_proxy("metrics");
+    let instance = Instance::start(&behind).await;
+    eventually_told(instance.http, "/readyz", 200, "ready\n").await;
+    // Its connections are lost, and new ones are not answered.
+    proxy.set_weather(Weather::Hole);
+    proxy.cut_all();
+    eventually_told(instance.http, "/readyz", 503, "not ready: the database does not answer\n").await;
+    let start = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(scrape(instance.http).await["linkis_rm_database_up"], 0.0);
+    }
+    assert!(start.elapsed() < Duration::from_secs(2), "20 scrapes took {:?}", start.elapsed());
+    assert_eq!(get(instance.http, "/livez").await, (200, "alive\n".to_owned()));
+    proxy.set_weather(Weather::Fair);
+    eventually_told(instance.http, "/readyz", 200, "ready\n").await;
+    eventually_is(instance.http, "linkis_rm_database_up", 1.0).await;
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_stops_says_so_until_it_has_finished() {
+    let (database, instance) = start().await;
+    let (client, http, host) = (instance.client.clone(), instance.http, em("held"));
+    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let call = tokio::spawn(async move { client.request_resource(&request(&host, "alice", load(1, 1, 1))).await });
+    eventually_is(http, "linkis_rm_set_aside_operations", 1.0).await;
+    let stopping = tokio::spawn(instance.stop());
+    eventually_told(http, "/readyz", 503, "not ready: stopping\n").await;
+    assert_eq!(get(http, "/livez").await.0, 200);
+    assert_eq!(scrape(http).await["linkis_rm_set_aside_operations"], 1.0);
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    call.await.unwrap().granted();
+    stopping.await.unwrap();
+    assert!(TcpStream::connect(http).await.is_err(), "it serves nothing any more");
+}
+
+/// More than are served at once connect and say nothing: they are soon rid of.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_connects_and_says_nothing_keeps_the_others_waiting_for_seconds_only() {
+    let (_database, instance) = start().await;
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(TcpStream::connect(instance.http).await.unwrap());
+    }
+    let start = Instant::now();
+    assert_eq!(get(instance.http, "/livez").await.0, 200);
+    let waited = start.elapsed();
+    assert!((Duration::from_secs(3)..Duration::from_secs(9)).contains(&waited), "waited {waited:?}");
+    instance.stop().await;
+}
+
+/// `promtool check metrics` finds nothing to blame in names, types and help texts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prometheus_own_check_is_content() {
+    let (_database, instance) = start().await;
+    instance.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
+    let (_, text) = get(instance.http, "/metrics").await;
+    instance.stop().await;
+    let promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut promtool) = promtool else {
+        println!("SKIPPED: promtool is not installed; Debian has it in the package prometheus");
+        return;
+    };
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let checked = promtool.wait_with_output().unwrap();
+    let told = [checked.stdout, checked.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
+    assert!(checked.status.success() && told.is_empty(), "{told}");
 }

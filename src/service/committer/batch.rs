@@ -21,6 +21,7 @@ use crate::{
         scope::Counter,
         ticket::Ticket,
     },
+    metrics::{Metrics, Timed},
     store::{
         StoreError, action_record, em_report, em_resource, label_resource,
         limit::{self, InForce},
@@ -94,14 +95,20 @@ pub(super) async fn run(
     session: &mut Session,
     operations: &[Wanted<'_>],
     limits: &Arc<Limits>,
+    metrics: &Metrics,
 ) -> Result<Committed, BatchError> {
+    metrics.committer.batch_operations.observe(operations.len() as f64);
+    let _batch = Timed::in_histogram(&metrics.committer.batch);
     let connection = answered(session.begin()).await?;
-    let prepared = answered(prepare(connection, operations, limits)).await?;
+    let prepared = answered(prepare(connection, operations, limits, metrics)).await?;
     let Some((transaction_id, evidence)) = prepared.to_commit else {
         answered(session.roll_back()).await?;
         return Ok(prepared.committed);
     };
-    match answered(session.commit()).await {
+    let committing = Timed::in_histogram(&metrics.committer.commit);
+    let ended = answered(session.commit()).await;
+    drop(committing);
+    match ended {
         Ok(()) => Ok(prepared.committed),
         // The database says that it did not: only one that goes down may leave it open.
         Err(StoreError::Database(sqlx::Error::Database(error))) if !StoreError::is_going_down(&*error) => {
@@ -128,10 +135,14 @@ async fn prepare(
     connection: &mut PgConnection,
     wanted: &[Wanted<'_>],
     limits: &Arc<Limits>,
+    metrics: &Metrics,
 ) -> Result<Prepared, BatchError> {
     let operations: Vec<&Operation> = wanted.iter().map(|(_, operation)| *operation).collect();
     let keys = lock_keys(operations.iter().copied(), limits);
-    let locks = match resource_lock::take(&mut *connection, &keys).await {
+    let waiting = Timed::in_histogram(&metrics.committer.lock_wait);
+    let taken = resource_lock::take(&mut *connection, &keys).await;
+    drop(waiting);
+    let locks = match taken {
         Ok(Some(locks)) => locks,
         Ok(None) => return Err(BatchError::Held),
         Err(error) if error.is_lock_timeout() => return Err(BatchError::Held),

@@ -14,6 +14,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use crate::{
     domain::operation::LockKey,
     error::Error,
+    metrics::Metrics,
     service::tasks::Tasks,
     store::{
         Store,
@@ -49,12 +50,14 @@ pub(super) struct Lanes {
     answers: Answers,
     waiting: Mutex<HashMap<LockKey, Vec<Pending>>>,
     active: Semaphore,
+    metrics: Metrics,
     tasks: Tasks,
 }
 
 impl Lanes {
-    pub fn new(store: Store, answers: Answers, tasks: Tasks) -> Self {
-        Self { store, answers, waiting: Mutex::default(), active: Semaphore::new(LANES_ACTIVE_MAX as usize), tasks }
+    pub fn new(store: Store, answers: Answers, metrics: Metrics, tasks: Tasks) -> Self {
+        let active = Semaphore::new(LANES_ACTIVE_MAX as usize);
+        Self { store, answers, waiting: Mutex::default(), active, metrics, tasks }
     }
 
     pub fn answers(&self) -> Answers {
@@ -68,9 +71,12 @@ impl Lanes {
             return arrived.collect();
         }
         let mut others = Vec::new();
-        for pending in arrived {
+        for mut pending in arrived {
             match pending.operation.lock_keys(true).find(|key| waiting.contains_key(key)) {
-                Some(key) => waiting.entry(key).or_default().push(pending),
+                Some(key) => {
+                    pending.waits = Some(self.metrics.committer.set_aside());
+                    waiting.entry(key).or_default().push(pending);
+                }
                 None => others.push(pending),
             }
         }
@@ -78,7 +84,8 @@ impl Lanes {
     }
 
     /// Puts operations into the lane of `key`, and opens it if it is not open.
-    pub fn set_aside(self: &Arc<Self>, key: LockKey, operations: Vec<Pending>) {
+    pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<Pending>) {
+        operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.set_aside()));
         match self.waiting().entry(key) {
             Entry::Occupied(mut lane) => lane.get_mut().extend(operations),
             Entry::Vacant(lane) => {
@@ -92,7 +99,7 @@ impl Lanes {
 
     /// Serves a lane until nobody waits in it.
     async fn serve(self: Arc<Self>, key: LockKey) {
-        let mut worker = Worker::new(&self.store, self.answers());
+        let mut worker = Worker::new(&self.store, self.answers(), self.metrics.clone());
         while self.is_wanted(&key) {
             let Ok(turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
                 continue;
@@ -162,7 +169,7 @@ impl Lanes {
             cost <= BATCH_COST_MAX
         };
         let count = lane.iter().take_while(fits).count();
-        lane.drain(..count).collect()
+        lane.drain(..count).map(|pending| Pending { waits: None, ..pending }).collect()
     }
 
     /// A lock that is poisoned guards nothing that a panic could have left half done.

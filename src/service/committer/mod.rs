@@ -31,6 +31,7 @@ use crate::{
         principal::Principal,
     },
     error::Error,
+    metrics::{Held, Metrics},
     store::{Store, user_resource::Due},
 };
 
@@ -53,6 +54,7 @@ pub struct Committer {
     callers: mpsc::Sender<Pending>,
     background: mpsc::Sender<Pending>,
     room: Room,
+    metrics: Metrics,
 }
 
 /// What other parts of the service are told after a commit.
@@ -74,19 +76,14 @@ impl Committer {
     ///
     /// # Errors
     /// If there is no thread for it.
-    pub fn start(store: Store, after_commit: AfterCommit, tasks: &Tasks) -> io::Result<Self> {
+    pub fn start(store: Store, after_commit: AfterCommit, metrics: Metrics, tasks: &Tasks) -> io::Result<Self> {
         let (callers, called) = mpsc::channel(WAITING_MAX);
         let (background, waiting) = mpsc::channel(WAITING_MAX);
-        let answers = worker::Answers::start(after_commit, callers.downgrade(), tasks);
-        let lanes = lanes::Lanes::new(store.clone(), answers, tasks.clone());
-        let worker = worker::Worker::new(&store, lanes.answers());
+        let answers = worker::Answers::start(after_commit, callers.downgrade(), metrics.clone(), tasks);
+        let lanes = lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone());
+        let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
         tasks.spawn_apart("committer", run(Queues::new(called, waiting), Arc::new(lanes), worker))?;
-        Ok(Self { callers, background, room: Room::default() })
-    }
-
-    /// How many operations wait, or are set aside.
-    pub fn waiting(&self) -> usize {
-        self.room.taken()
+        Ok(Self { callers, background, room: Room::default(), metrics })
     }
 
     /// Has an operation carried out that a caller waits for, and answers after its commit.
@@ -98,7 +95,8 @@ impl Committer {
     pub async fn submit(&self, by: &Principal, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
         // One that touches many tickets waits behind those that do not.
         let queue = if operation.cost() == 1 { &self.callers } else { &self.background };
-        self.queue(queue, by.clone(), operation, deadline).await
+        let done = self.carry_out(queue, by.clone(), operation, deadline).await;
+        done.inspect_err(|error| self.metrics.committer.failed(error))
     }
 
     /// Has an operation carried out that nobody waits for: whoever waits for others goes first.
@@ -106,10 +104,11 @@ impl Committer {
     /// # Errors
     /// As of [`Committer::submit`].
     pub async fn submit_in_background(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
-        self.queue(&self.background, Principal::Service, operation, deadline).await
+        let done = self.carry_out(&self.background, Principal::Service, operation, deadline).await;
+        done.inspect_err(|error| self.metrics.committer.failed(error))
     }
 
-    async fn queue(
+    async fn carry_out(
         &self,
         queue: &mpsc::Sender<Pending>,
         by: Principal,
@@ -118,7 +117,8 @@ impl Committer {
     ) -> Result<Outcome, Error> {
         let (reply, mut answer) = oneshot::channel();
         let (progress, place) = (Progress::default(), self.room.take().ok_or(Error::Overloaded)?);
-        let pending = Pending { by, operation, deadline, progress: progress.clone(), reply, _room: Some(place) };
+        let waits = Some(self.metrics.committer.queued());
+        let pending = Pending { by, operation, deadline, progress: progress.clone(), reply, waits, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -145,7 +145,9 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
         if !is_open {
             return;
         }
-        let batch = lanes.divert(queues.next().into_iter());
+        let mut batch = queues.next();
+        batch.iter_mut().for_each(|pending| pending.waits = None);
+        let batch = lanes.divert(batch.into_iter());
         for (key, operations) in worker.commit(batch).await {
             lanes.set_aside(key, operations);
         }
@@ -160,6 +162,8 @@ struct Pending {
     deadline: Instant,
     progress: Progress,
     reply: oneshot::Sender<Result<Outcome, Error>>,
+    /// Where it counts as waiting.
+    waits: Option<Held>,
     /// Held until it is answered; what undoes something has room in any case.
     _room: Option<Place>,
 }

@@ -47,11 +47,6 @@ impl Room {
         // Counted first: dropped again if it was one too many.
         (place.0.fetch_add(1, Ordering::Relaxed) < WAITING_MAX).then_some(place)
     }
-
-    /// How many operations wait.
-    pub fn taken(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
 }
 
 impl Drop for Place {

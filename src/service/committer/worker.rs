@@ -16,6 +16,7 @@ use crate::{
         principal::Principal,
     },
     error::Error,
+    metrics::Metrics,
     service::{background::expiry, tasks::Tasks},
     store::{
         Store, StoreError, resource_lock,
@@ -46,6 +47,7 @@ pub(super) type SetAside = BTreeMap<LockKey, Vec<Pending>>;
 pub(super) struct Worker {
     session: Session,
     answers: Answers,
+    metrics: Metrics,
     /// Those of the last batch.
     limits: Arc<Limits>,
 }
@@ -86,8 +88,8 @@ impl Part {
 }
 
 impl Worker {
-    pub fn new(store: &Store, answers: Answers) -> Self {
-        Self { session: store.session(), answers, limits: Arc::default() }
+    pub fn new(store: &Store, answers: Answers, metrics: Metrics) -> Self {
+        Self { session: store.session(), answers, metrics, limits: Arc::default() }
     }
 
     pub fn session(&mut self) -> &mut Session {
@@ -139,7 +141,7 @@ impl Worker {
 
     async fn run(&mut self, part: &[Pending]) -> Result<Committed, BatchError> {
         let operations: Vec<_> = part.iter().map(|pending| (&pending.by, &pending.operation)).collect();
-        let committed = batch::run(&mut self.session, &operations, &self.limits).await?;
+        let committed = batch::run(&mut self.session, &operations, &self.limits, &self.metrics).await?;
         self.limits = committed.standing.limits.clone();
         Ok(committed)
     }
@@ -251,9 +253,9 @@ enum Undo {
 pub(super) struct Answers(mpsc::UnboundedSender<(Vec<Pending>, Committed)>);
 
 impl Answers {
-    pub fn start(after_commit: AfterCommit, queue: mpsc::WeakSender<Pending>, tasks: &Tasks) -> Self {
+    pub fn start(after_commit: AfterCommit, queue: mpsc::WeakSender<Pending>, metrics: Metrics, tasks: &Tasks) -> Self {
         let (committed, mut batches) = mpsc::unbounded_channel();
-        let teller = Teller { after_commit, queue };
+        let teller = Teller { after_commit, queue, metrics };
         tasks.spawn(async move {
             while let Some((part, committed)) = batches.recv().await {
                 teller.tell(part, committed);
@@ -272,6 +274,7 @@ impl Answers {
 struct Teller {
     after_commit: AfterCommit,
     queue: mpsc::WeakSender<Pending>,
+    metrics: Metrics,
 }
 
 impl Teller {
@@ -311,7 +314,8 @@ impl Teller {
     fn submit_detached(&self, by: Principal, operation: Operation) {
         let (reply, answer) = oneshot::channel();
         let deadline = Instant::now() + DETACHED_TIMEOUT;
-        let pending = Pending { by, operation, deadline, progress: Progress::default(), reply, _room: None };
+        let waits = Some(self.metrics.committer.queued());
+        let pending = Pending { by, operation, deadline, progress: Progress::default(), reply, waits, _room: None };
         if self.queue.upgrade().is_none_or(|queue| queue.try_send(pending).is_err()) {
             tracing::warn!("a grant whose caller is gone could not be undone; it will expire");
             return;
