@@ -1,6 +1,6 @@
 //! Why a call failed: one type inside, which `transport::status` turns into precise gRPC statuses.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     domain::{name::FieldError, operation::Rejection},
@@ -22,6 +22,14 @@ pub enum Error {
     /// Too many calls wait in this server.
     #[error("too many calls are waiting in this server; try again, or ask another instance")]
     Overloaded,
+    /// There is no room for the body of the call beside those of others.
+    #[error(
+        "the calls under way have all the memory that this server gives to their bodies; try again, or ask another instance"
+    )]
+    TooManyBytes,
+    /// The body of the call took too long to arrive.
+    #[error("the call's message did not arrive within {}; send it faster", humantime::format_duration(*.0))]
+    BodyTimeout(Duration),
     /// The database is away.
     #[error("the database does not answer; try again")]
     Unavailable(#[source] Arc<StoreError>),

@@ -20,6 +20,9 @@ use super::{
 /// The largest message that is read, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
+/// The largest question about the service itself that is read, in bytes: the name of a service or a symbol.
+pub const QUESTION_BYTES_MAX: usize = 4 * 1024;
+
 /// The largest heartbeat that is read, in bytes: each ticket takes 38, and the rest is as in any message.
 pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * 38 + MESSAGE_BYTES_MAX;
 

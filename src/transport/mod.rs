@@ -4,11 +4,13 @@
 //! - [`convert`]: between protobuf and the domain, the only place that knows both;
 //! - [`status`]: from errors to gRPC statuses;
 //! - [`deadline`]: how long a call may wait;
+//! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
 //! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
 pub mod admin;
 pub mod convert;
 pub mod deadline;
+pub mod edge;
 pub mod limit;
 pub mod message_size;
 pub mod resource_manager;
