@@ -41,10 +41,15 @@ pub enum Error {
     ShuttingDown,
     /// A defect of the service, or of what is stored.
     #[error("a defect of the service; its log says which")]
-    Internal(#[source] Arc<StoreError>),
+    Internal(#[source] Arc<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
+    /// A defect of the service: the caller is told no more than that there is one, the log what it is.
+    pub fn defect(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Internal(Arc::from(what.into()))
+    }
+
     /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::LockTimeout | Self::Overloaded | Self::Unavailable(_))
@@ -62,9 +67,7 @@ impl From<StoreError> for Error {
         if error.is_lock_timeout() {
             return Self::LockTimeout;
         }
-        let unavailable = error.is_unavailable();
-        let error = Arc::new(error);
-        if unavailable { Self::Unavailable(error) } else { Self::Internal(error) }
+        if error.is_unavailable() { Self::Unavailable(Arc::new(error)) } else { Self::defect(error) }
     }
 }
 

@@ -24,10 +24,7 @@ use tonic::{
 
 use crate::error::Error;
 
-use super::{Edge, SMALL_BODY_BYTES, connection::Peer};
-
-/// How many bytes stand before a message: a flag, and its length.
-const PREFIX_BYTES: usize = 5;
+use super::{BODY_BYTES_MAX, Edge, PREFIX_BYTES, SMALL_BODY_BYTES, connection::Peer};
 
 /// Serves calls within the bounds of the edge.
 #[derive(Debug, Clone)]
@@ -168,7 +165,7 @@ impl Kind {
         *received = received.saturating_add(data.len());
         let announced = prefix.read(data).unwrap_or_default();
         // What is announced beyond the largest message is refused unread.
-        let announced = if announced > super::HEARTBEAT_BYTES_MAX + PREFIX_BYTES { 0 } else { announced };
+        let announced = if announced > BODY_BYTES_MAX { 0 } else { announced };
         if call.take(announced.max(*received)) {
             return Ok(());
         }

@@ -47,8 +47,14 @@ const SMALL_BODY_BYTES: usize = 64 << 10;
 /// Which part of the room for bodies one connection may take: one of so many.
 const CONNECTION_SHARES: usize = 4;
 
-/// The least room for bodies: one connection's share takes the largest message.
-pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * HEARTBEAT_BYTES_MAX;
+/// The largest body: a flag and a length stand before its message.
+const BODY_BYTES_MAX: usize = PREFIX_BYTES + HEARTBEAT_BYTES_MAX;
+
+/// How many bytes stand before a message.
+const PREFIX_BYTES: usize = 5;
+
+/// The least room for bodies: one connection's share takes the largest.
+pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
 
 /// What callers may take of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
