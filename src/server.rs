@@ -268,7 +268,7 @@ fn transport_server(bounds: &Bounds) -> tonic::transport::Server {
         // fewer, an instance that stood still would cut off those who still wait, for those who went away.
         .http2_max_pending_accept_reset_streams(usize::try_from(bounds.connection_streams).ok())
         .initial_stream_window_size(edge::STREAM_WINDOW)
-        .initial_connection_window_size(edge::CONNECTION_WINDOW)
+        .initial_connection_window_size(bounds.connection_window())
         .http2_max_header_list_size(edge::HEADER_BYTES_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))

@@ -362,6 +362,20 @@ async fn messages_over_the_size_limit() {
     .await;
 }
 
+/// Errors travel in headers: what they say of long names is cut.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_names_do_not_break_the_answer() {
+    let (_database, rm) = start().await;
+    let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
+    let labels = |value: &str| (0..32).map(|n| (format!("{n:用>255}"), value.repeat(255))).collect();
+    manager.register(proto::RegisterRequest { labels: labels("a"), ..good_registration() }).await.unwrap();
+    let nowhere = proto::RequestResourceRequest { em: None, labels: labels("户"), ..good_request() };
+    assert_eq!(told(manager.request_resource(nowhere).await), (Code::NotFound, "NO_EM_MATCHES".into(), String::new()));
+    let unknown = proto::RequestResourceRequest { em: em_of(&"用".repeat(255), &"户".repeat(255)), ..good_request() };
+    let answer = manager.request_resource(unknown).await;
+    assert_eq!(told(answer), (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()));
+}
+
 /// All legal: names are compared, never joined and split.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn odd_names_are_kept_apart() {

@@ -361,6 +361,10 @@ impl Process {
         resident.unwrap().trim().parse::<usize>().unwrap() * 1024
     }
 
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     /// kill -9.
     pub fn kill(mut self) {
         self.child.kill().unwrap();

@@ -50,23 +50,26 @@ impl Service<http::Request<Body>> for Calls {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Answering {
-        let call = Arc::new(Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>()));
+        let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
         let uri = request.uri().clone();
-        let lingers = lingers(uri.path());
-        let closing = || lingers.then(|| Box::pin(self.edge.closing.clone().cancelled_owned()));
-        let received = match closing() {
-            Some(closing) => Kind::Stream { closing },
-            None => Kind::Whole { call: call.clone(), prefix: Prefix::default(), received: 0, late: None },
+        let is_reflection = uri.path().starts_with("/grpc.reflection.");
+        if is_reflection && !call.take_reflection() {
+            return Answering { answer: Err(Error::Overloaded), uri, closing: None, call: None };
+        }
+        let call = Arc::new(call);
+        let closing = || Box::pin(self.edge.closing.clone().cancelled_owned());
+        let kind = match is_reflection {
+            true => Kind::Stream { closing: closing() },
+            false => Kind::Whole { call: call.clone(), prefix: Prefix::default(), received: 0, late: None },
         };
-        let answer = self.routes.call(request.map(|body| Received { body, kind: received }));
-        Answering { answer, uri, closing: closing(), call: Some(call) }
+        let answer = Ok(self.routes.call(request.map(|body| Received { body, kind })));
+        let closing = (is_reflection || uri.path() == HEALTH_WATCH).then(closing);
+        Answering { answer, uri, closing, call: Some(call) }
     }
 }
 
-/// Whether a call goes on until somebody ends it. These have no body to speak of: their messages are names.
-fn lingers(path: &str) -> bool {
-    path == "/grpc.health.v1.Health/Watch" || path.starts_with("/grpc.reflection.")
-}
+/// Beside reflection, the call whose answer goes on until somebody ends it.
+const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// A call under way, and what it takes; gives it back at its end.
 #[derive(Debug)]
@@ -74,6 +77,7 @@ struct Call {
     edge: Arc<Edge>,
     peer: Arc<Peer>,
     bytes: AtomicUsize,
+    is_reflection: bool,
 }
 
 impl Call {
@@ -81,7 +85,13 @@ impl Call {
         let peer = peer.cloned().unwrap_or_else(|| Arc::new(Peer::new(edge)));
         peer.calls.fetch_add(1, Ordering::AcqRel);
         edge.gauges.calls.add();
-        Self { edge: edge.clone(), peer, bytes: AtomicUsize::new(0) }
+        Self { edge: edge.clone(), peer, bytes: AtomicUsize::new(0), is_reflection: false }
+    }
+
+    /// Takes one of the places for reflection; false if there is none.
+    fn take_reflection(&mut self) -> bool {
+        self.is_reflection = self.edge.reflections.take(1);
+        self.is_reflection
     }
 
     /// Takes room for `bytes` in all; false if there is not so much.
@@ -116,6 +126,7 @@ impl Drop for Call {
         gauges.held_bytes.give_back(bytes);
         gauges.held_large_bytes.give_back(large(bytes));
         self.peer.bytes.give_back(bytes);
+        self.edge.reflections.give_back(usize::from(self.is_reflection));
         gauges.calls.take_away();
         self.peer.calls.fetch_sub(1, Ordering::AcqRel);
     }
@@ -154,7 +165,7 @@ type Closing = Pin<Box<WaitForCancellationFutureOwned>>;
 enum Kind {
     /// One message. Its room is taken when it is announced, because that much is laid out for it then.
     Whole { call: Arc<Call>, prefix: Prefix, received: usize, late: Option<Pin<Box<Sleep>>> },
-    /// Messages as long as the caller likes, or until the server closes.
+    /// Questions of some bytes each, as long as the caller likes, or until the server closes.
     Stream { closing: Closing },
 }
 
@@ -218,7 +229,7 @@ impl HttpBody for Received {
 /// A call that is being answered.
 #[derive(Debug)]
 pub struct Answering {
-    answer: <Routes as Service<http::Request<Received>>>::Future,
+    answer: Result<<Routes as Service<http::Request<Received>>>::Future, Error>,
     uri: http::Uri,
     closing: Option<Closing>,
     call: Option<Arc<Call>>,
@@ -228,7 +239,12 @@ impl Future for Answering {
     type Output = Result<http::Response<Answer>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Ok(answer) = ready!(Pin::new(&mut self.answer).poll(cx));
+        let answer = match &mut self.answer {
+            Ok(answer) => match ready!(Pin::new(answer).poll(cx)) {
+                Ok(answer) => answer,
+            },
+            Err(error) => Status::from(error.clone()).into_http(),
+        };
         let (closing, call) = (self.closing.take(), self.call.take());
         if let (Some(status), Some(call)) = (answer.extensions().get::<Status>(), &call) {
             tell_of_defect(&call.edge, self.uri.path(), status);

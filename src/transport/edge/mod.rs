@@ -2,7 +2,7 @@
 //!
 //! Every connection, every byte that is kept of a body and every wait for one has a bound, so that no caller, and no crowd of them,
 //! takes what the others need. What one connection can make the process keep is the sum of its streams' headers, of what was
-//! received and not yet read (a window, [`CONNECTION_WINDOW`]), and of the bodies of its calls (a share of [`Bounds::body_bytes`]).
+//! received and not yet read (a window, [`Bounds::connection_window`]), and of the bodies of its calls (a share of [`Bounds::body_bytes`]).
 //!
 //! - `listener`: the accept loop, and who is turned away;
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
@@ -35,8 +35,16 @@ pub use open_files::make_room;
 /// How much one call may have sent that nobody has read.
 pub const STREAM_WINDOW: u32 = 64 << 10;
 
-/// How much all calls of one connection may have sent that nobody has read.
-pub const CONNECTION_WINDOW: u32 = 256 << 10;
+/// How much each call of a connection adds to what they all may have sent that nobody has read. A connection with many small unread
+/// pieces is ended by the HTTP/2 library: it reckons each as 256 bytes, and allows for half a window of them. So there is room for
+/// two of each call.
+const WINDOW_PER_CALL: u32 = 1 << 10;
+
+/// The smallest window of a connection.
+const CONNECTION_WINDOW_MIN: u32 = 256 << 10;
+
+/// How many reflection streams there may be. They are read only as far as their answers are, so that each may leave a window unread.
+const REFLECTIONS_MAX: usize = 256;
 
 /// The largest headers of a call, uncompressed.
 pub const HEADER_BYTES_MAX: u32 = 8 << 10;
@@ -80,6 +88,11 @@ impl Bounds {
         body_timeout: Duration::from_secs(10),
         body_bytes: 64 << 20,
     };
+
+    /// How much all calls of one connection may have sent that nobody has read, in bytes.
+    pub fn connection_window(&self) -> u32 {
+        self.connection_streams.saturating_mul(WINDOW_PER_CALL).max(CONNECTION_WINDOW_MIN)
+    }
 }
 
 /// The edge of one instance.
@@ -87,6 +100,7 @@ impl Bounds {
 pub struct Edge {
     bounds: Bounds,
     gauges: Arc<EdgeGauges>,
+    reflections: Share,
     /// Cancelled when whatever only lingers has to end.
     closing: CancellationToken,
     /// Logged of connections that could not be accepted, or were turned away.
@@ -101,6 +115,7 @@ impl Edge {
         Arc::new(Self {
             bounds,
             gauges: Arc::new(EdgeGauges::new(&bounds)),
+            reflections: Share::of(REFLECTIONS_MAX),
             closing: CancellationToken::new(),
             turned_away: Seldom::new(1, Duration::from_secs(5)),
             defects: Seldom::new(20, Duration::from_secs(1)),
