@@ -318,8 +318,8 @@ async fn questions() {
         assert_eq!(told(usage.list_tickets(call).await), bad_field("page_token"));
     }
     let nil = Uuid::nil();
-    // The second is in the year -9999, and the first in 1969.
-    for nanos in ["-1", "-377705116800000000000", "170141183460469231731687303715884105727", "x"] {
+    // The first is in the year -9999, and the second in 1969.
+    for nanos in ["-377705116800000000000", "-1", "170141183460469231731687303715884105727", "x"] {
         let call = proto::ListWaitingRequest { page_token: format!("{nanos}_{nil}"), ..Default::default() };
         assert_eq!(told(usage.list_waiting(call).await), bad_field("page_token"), "{nanos}");
     }
