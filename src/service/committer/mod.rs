@@ -19,13 +19,17 @@ use std::{
 };
 
 use tokio::{
+    runtime::Handle,
     sync::{mpsc, oneshot},
     time::{Duration, Instant},
 };
 use uuid::Uuid;
 
 use crate::{
-    domain::operation::{Operation, Outcome},
+    domain::{
+        name::Name,
+        operation::{Operation, Outcome},
+    },
     error::Error,
     store::{Store, user_resource::Due},
 };
@@ -42,6 +46,9 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// How many operations may wait; more are turned away, because they would only wait longer than their callers do.
 const QUEUE_MAX: usize = 16_384;
+
+/// How long an operation without a caller may take.
+const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many operations share a transaction. Larger batches are hardly cheaper per operation, and make everyone wait longer.
 const BATCH_MAX: usize = 512;
@@ -87,20 +94,61 @@ impl Committer {
     /// # Errors
     /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out.
     pub async fn submit(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
-        let (reply, mut answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let progress = Progress::default();
+        let mut answer = Answer { answer, holder: holder(&operation), queue: self.queue.clone() };
         let pending = Pending { operation, deadline, progress: progress.clone(), reply };
         self.queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
-        let answered = match tokio::time::timeout_at(deadline, &mut answer).await {
+        let answered = match tokio::time::timeout_at(deadline, &mut answer.answer).await {
             Ok(answered) => answered,
             Err(_) if progress.abandon() => return Err(Error::LockTimeout),
             // Its transaction runs: only its end says what to answer.
-            Err(_) => answer.await,
+            Err(_) => (&mut answer.answer).await,
         };
         answered.unwrap_or(Err(Error::ShuttingDown))
+    }
+}
+
+/// Whom a grant is taken back from if nobody hears of it; `None` if it can be asked for again by its request id.
+fn holder(operation: &Operation) -> Option<Name> {
+    match operation {
+        Operation::Request(request) if request.ask.request_id.is_none() => Some(request.ask.user.clone()),
+        _ => None,
+    }
+}
+
+/// An answer that somebody waits for. If it is dropped with a grant in it that nobody has looked at, the grant is taken back: whoever
+/// told it saw somebody waiting.
+struct Answer {
+    answer: oneshot::Receiver<Result<Outcome, Error>>,
+    holder: Option<Name>,
+    queue: mpsc::Sender<Pending>,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let Some(user) = self.holder.take() else { return };
+        // From here on, who tells it sees that nobody waits.
+        self.answer.close();
+        if let Ok(Ok(Outcome::Granted(grant))) = self.answer.try_recv() {
+            submit_detached(Some(&self.queue), Operation::Released(grant.released(user)));
+        }
+    }
+}
+
+/// Queues an operation that nobody waits for.
+fn submit_detached(queue: Option<&mpsc::Sender<Pending>>, operation: Operation) {
+    let (reply, answer) = oneshot::channel();
+    let deadline = Instant::now() + DETACHED_TIMEOUT;
+    let pending = Pending { operation, deadline, progress: Progress::default(), reply };
+    let queued = queue.is_some_and(|queue| queue.try_send(pending).is_ok());
+    match Handle::try_current() {
+        // Somebody has to want the answer, or the operation is not carried out.
+        Ok(runtime) if queued => drop(runtime.spawn(answer)),
+        _ => tracing::warn!("a grant whose caller is gone could not be undone; it will expire"),
     }
 }
 
@@ -168,5 +216,48 @@ impl Pending {
     /// Answers the caller; false if it is gone.
     fn answer(self, answer: Result<Outcome, Error>) -> bool {
         self.reply.send(answer).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{em::EmInstance, operation::Grant};
+
+    fn answer() -> (oneshot::Sender<Result<Outcome, Error>>, Answer, mpsc::Receiver<Pending>) {
+        let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
+        (reply, Answer { answer, holder: Name::parse("user", "hadoop").ok(), queue }, inbox)
+    }
+
+    fn granted() -> Result<Outcome, Error> {
+        let em = EmInstance::parse("em", "ecm", "host1").unwrap();
+        let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
+        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at }))
+    }
+
+    #[tokio::test]
+    async fn a_grant_that_nobody_looked_at_is_taken_back() {
+        let (reply, answer, mut inbox) = answer();
+        reply.send(granted()).unwrap();
+        drop(answer);
+        let pending = inbox.try_recv().unwrap();
+        assert!(
+            matches!(&pending.operation, Operation::Released(released) if released.ticket_id == Uuid::from_u128(7)),
+            "{pending:?}"
+        );
+        assert!(pending.is_wanted());
+    }
+
+    #[tokio::test]
+    async fn a_grant_that_somebody_has_seen_stays() {
+        let (reply, mut seen, mut inbox) = answer();
+        reply.send(granted()).unwrap();
+        (&mut seen.answer).await.unwrap().unwrap();
+        drop(seen);
+        assert!(inbox.try_recv().is_err());
+        // And where nobody waits any more, whoever tells it is told so.
+        let (reply, gone, mut inbox) = answer();
+        drop(gone);
+        assert!(reply.send(granted()).is_err() && inbox.try_recv().is_err());
     }
 }

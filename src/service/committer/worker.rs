@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::{Duration, Instant},
-};
+use tokio::{sync::mpsc, time::Instant};
 
 use uuid::Uuid;
 
@@ -24,9 +21,10 @@ use crate::{
 };
 
 use super::{
-    AfterCommit, Pending, Progress,
+    AfterCommit, Pending,
     batch::{self, BatchError, Committed},
     evidence::Evidence,
+    submit_detached,
 };
 
 /// How often a batch is tried again that met somebody who wrote the same rows, or who held them.
@@ -34,9 +32,6 @@ const RETRIES_MAX: u32 = 5;
 
 /// How often a batch is tried again that waited for rows somebody holds without their lock, before it is halved.
 const WAITS_MAX: u32 = 2;
-
-/// How long an operation without a caller may take.
-const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Operations set aside, by a key of theirs that others hold.
 pub(super) type SetAside = BTreeMap<LockKey, Vec<Pending>>;
@@ -271,7 +266,9 @@ impl Teller {
             };
             let delivered = pending.answer(answer.map_err(Error::from));
             match undo {
-                Some(Undo::Release(release)) if !delivered => self.submit_detached(Operation::Released(release)),
+                Some(Undo::Release(release)) if !delivered => {
+                    submit_detached(self.queue.upgrade().as_ref(), Operation::Released(release))
+                }
                 // Without a listener the server has shut down; other instances sweep what it left.
                 Some(Undo::Leave(ticket_id)) if !delivered => drop(self.after_commit.abandoned.send(ticket_id)),
                 _ => {}
@@ -289,18 +286,5 @@ impl Teller {
             let _ = self.after_commit.expiring_soon.send(due);
         }
         request.ask.request_id.is_none().then_some(Undo::Release(ticket))
-    }
-
-    /// Queues an operation that nobody waits for.
-    fn submit_detached(&self, operation: Operation) {
-        let (reply, answer) = oneshot::channel();
-        let deadline = Instant::now() + DETACHED_TIMEOUT;
-        let pending = Pending { operation, deadline, progress: Progress::default(), reply };
-        if self.queue.upgrade().is_none_or(|queue| queue.try_send(pending).is_err()) {
-            tracing::warn!("a grant whose caller is gone could not be undone; it will expire");
-            return;
-        }
-        // Somebody has to want the answer, or the operation is not carried out.
-        tokio::spawn(answer);
     }
 }
