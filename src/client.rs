@@ -273,7 +273,7 @@ impl RmClient {
             sequence: report.sequence,
             health: answer::health(report.health).into(),
             load: report.load.map(answer::load),
-            ticket_ids: report.tickets.iter().map(Uuid::to_string).collect(),
+            ticket_ids: request::ticket_bytes(&report.tickets),
         };
         let answer = self.manager.clone().heartbeat(self.call(message)).await?.into_inner();
         let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);

@@ -1,15 +1,23 @@
 //! Settings: by flag and environment, read once into typed values, all mistakes reported together.
 
 use std::{
+    fmt::Display,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
+    str::FromStr,
     time::Duration,
 };
 
 use clap::Parser;
 use sqlx::postgres::PgConnectOptions;
 
-use crate::{commands::Command, domain::limit::Rule, limits_file, service::heartbeat::Patience};
+use crate::{
+    commands::Command,
+    domain::{limit::Rule, resource::parse_size},
+    limits_file,
+    service::heartbeat::Patience,
+    transport::edge::{BODY_BYTES_LEAST, Bounds},
+};
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
@@ -75,6 +83,27 @@ struct Arguments {
     /// How long calls under way may take to finish when the server is told to stop.
     #[arg(long, env = "LINKIS_RM_DRAIN_TIMEOUT", default_value = "10s", value_name = "DURATION")]
     drain_timeout: String,
+
+    /// How many connections there may be; more are closed at once.
+    #[arg(long, env = "LINKIS_RM_MAX_CONNECTIONS", default_value = "16384", value_name = "NUMBER")]
+    max_connections: String,
+
+    /// How many calls one connection may have under way; its client holds back more.
+    #[arg(long, env = "LINKIS_RM_MAX_CONNECTION_CALLS", default_value = "1024", value_name = "NUMBER")]
+    max_connection_calls: String,
+
+    /// How long a new connection may take for its first words.
+    #[arg(long, env = "LINKIS_RM_HANDSHAKE_TIMEOUT", default_value = "5s", value_name = "DURATION")]
+    handshake_timeout: String,
+
+    /// How long the message of a call may take to arrive.
+    #[arg(long, env = "LINKIS_RM_BODY_TIMEOUT", default_value = "10s", value_name = "DURATION")]
+    body_timeout: String,
+
+    /// How large the messages of all calls under way may be together; a quarter of it for one connection, half of it for those
+    /// above 64 KB.
+    #[arg(long, env = "LINKIS_RM_MAX_BODY_BYTES", default_value = "64m", value_name = "SIZE")]
+    max_body_bytes: String,
 }
 
 /// What the process was started for.
@@ -120,6 +149,8 @@ pub struct Config {
     pub history: Duration,
     /// How long calls may take to finish when the server stops.
     pub drain_timeout: Duration,
+    /// What callers may take.
+    pub bounds: Bounds,
 }
 
 /// Which PostgreSQL to use.
@@ -162,6 +193,7 @@ impl Arguments {
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let patience = self.patience(&mut mistakes);
+        let bounds = self.bounds(&mut mistakes);
         match (
             listen,
             http_listen,
@@ -173,6 +205,7 @@ impl Arguments {
             patience,
             history,
             drain_timeout,
+            bounds,
         ) {
             (
                 Some(listen),
@@ -185,6 +218,7 @@ impl Arguments {
                 Some(patience),
                 Some(history),
                 Some(drain_timeout),
+                Some(bounds),
             ) => Ok(Config {
                 listen,
                 http_listen,
@@ -196,9 +230,30 @@ impl Arguments {
                 patience,
                 history,
                 drain_timeout,
+                bounds,
             }),
             _ => Err(ConfigError(mistakes)),
         }
+    }
+
+    fn bounds(&self, mistakes: &mut Vec<String>) -> Option<Bounds> {
+        let name = "--max-connections (LINKIS_RM_MAX_CONNECTIONS)";
+        let connections = keep(mistakes, parse_number(name, &self.max_connections, 1, 1_000_000));
+        let name = "--max-connection-calls (LINKIS_RM_MAX_CONNECTION_CALLS)";
+        let connection_streams = keep(mistakes, parse_number(name, &self.max_connection_calls, 1, 65_536));
+        let name = "--handshake-timeout (LINKIS_RM_HANDSHAKE_TIMEOUT)";
+        let handshake_timeout = keep(mistakes, parse_duration(name, &self.handshake_timeout, "100ms", "1h"));
+        let name = "--body-timeout (LINKIS_RM_BODY_TIMEOUT)";
+        let body_timeout = keep(mistakes, parse_duration(name, &self.body_timeout, "100ms", "1h"));
+        let name = "--max-body-bytes (LINKIS_RM_MAX_BODY_BYTES)";
+        let body_bytes = keep(mistakes, parse_bytes(name, &self.max_body_bytes, BODY_BYTES_LEAST));
+        Some(Bounds {
+            connections: connections?,
+            connection_streams: connection_streams?,
+            handshake_timeout: handshake_timeout?,
+            body_timeout: body_timeout?,
+            body_bytes: body_bytes?,
+        })
     }
 
     fn patience(&self, mistakes: &mut Vec<String>) -> Option<Patience> {
@@ -206,7 +261,8 @@ impl Arguments {
         let silent_after = keep(mistakes, parse_duration(silent, &self.em_silent_after, "1s", "1d"));
         let lost = "--em-lost-after (LINKIS_RM_EM_LOST_AFTER)";
         let lost_after = keep(mistakes, parse_duration(lost, &self.em_lost_after, "2s", "30d"));
-        let reports = keep(mistakes, parse_reports(&self.lost_after_reports));
+        let reports = "--lost-after-reports (LINKIS_RM_LOST_AFTER_REPORTS)";
+        let reports = keep(mistakes, parse_number(reports, &self.lost_after_reports, 1, 100));
         let (silent_after, lost_after) = silent_after.zip(lost_after)?;
         // So that every EM has the time for a report after the service was away, or after its clock jumped.
         if lost_after < silent_after * 2 {
@@ -220,10 +276,18 @@ impl Arguments {
     }
 }
 
-fn parse_reports(text: &str) -> Result<i16, String> {
-    let reports = text.parse().ok().filter(|reports| (1..=100).contains(reports));
-    reports.ok_or_else(|| {
-        format!("--lost-after-reports (LINKIS_RM_LOST_AFTER_REPORTS): {text:?} is not a number from 1 to 100")
+/// A whole number between `least` and `most`.
+fn parse_number<N: FromStr + PartialOrd + Display>(name: &str, text: &str, least: N, most: N) -> Result<N, String> {
+    let number = text.parse().ok().filter(|number| (&least..=&most).contains(&number));
+    number.ok_or_else(|| format!("{name}: {text:?} is not a number from {least} to {most}"))
+}
+
+/// A size of at least `least` bytes.
+fn parse_bytes(name: &str, text: &str, least: usize) -> Result<usize, String> {
+    let bytes = parse_size(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.filter(|bytes| *bytes >= least).ok_or_else(|| {
+        let least = least.div_ceil(1 << 20);
+        format!("{name}: {text:?} is not a size of at least {least}m; for example 64m or 1g")
     })
 }
 
@@ -313,6 +377,7 @@ mod tests {
         assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
         assert_eq!(config.lock_ttl, Duration::from_secs(600));
         assert_eq!(config.patience, Patience::DEFAULT);
+        assert_eq!(config.bounds, Bounds::DEFAULT);
     }
 
     #[test]
@@ -341,6 +406,23 @@ mod tests {
         let wrong = ["--em-silent-after", "3m", "--lost-after-reports", "0"];
         assert_eq!(check(&wrong).unwrap_err().0.len(), 2);
         assert!(check(&["--em-silent-after", "150s"]).is_ok());
+    }
+
+    #[test]
+    fn bounds_are_checked() {
+        for (flag, wrong, told) in [
+            ("--max-connections", "0", "from 1 to 1000000"),
+            ("--max-connections", "many", "from 1 to 1000000"),
+            ("--max-connection-calls", "100000", "from 1 to 65536"),
+            ("--handshake-timeout", "0s", "between 100ms and 1h"),
+            ("--body-timeout", "2h", "between 100ms and 1h"),
+            ("--max-body-bytes", "1m", "at least 8m"),
+            ("--max-body-bytes", "all", "at least 8m"),
+        ] {
+            let error = check(&[flag, wrong]).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains(told), "{error}");
+        }
+        assert_eq!(check(&["--max-body-bytes", "16m"]).unwrap().bounds.body_bytes, 16 << 20);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Why a call failed: one type inside, which `transport::status` turns into precise gRPC statuses.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     domain::{name::FieldError, operation::Rejection},
@@ -22,6 +22,14 @@ pub enum Error {
     /// Too many calls wait in this server.
     #[error("too many calls are waiting in this server; try again, or ask another instance")]
     Overloaded,
+    /// There is no room for the body of the call beside those of others.
+    #[error(
+        "the calls under way have all the memory that this server gives to their bodies; try again, or ask another instance"
+    )]
+    TooManyBytes,
+    /// The body of the call took too long to arrive.
+    #[error("the call's message did not arrive within {}; send it faster", humantime::format_duration(*.0))]
+    BodyTimeout(Duration),
     /// The database is away.
     #[error("the database does not answer; try again")]
     Unavailable(#[source] Arc<StoreError>),
@@ -36,7 +44,7 @@ pub enum Error {
     ShuttingDown,
     /// A defect of the service, or of what is stored.
     #[error("a defect of the service; its log says which")]
-    Internal(#[source] Arc<StoreError>),
+    Internal(#[source] Arc<dyn std::error::Error + Send + Sync>),
 }
 
 impl Error {
@@ -44,6 +52,11 @@ impl Error {
     pub fn lost_connection() -> Self {
         let lost = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the connection broke again and again");
         Self::Unavailable(Arc::new(StoreError::Database(sqlx::Error::Io(lost))))
+    }
+
+    /// A defect of the service: the caller is told no more than that there is one, the log what it is.
+    pub fn defect(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Internal(Arc::from(what.into()))
     }
 
     /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
@@ -63,12 +76,10 @@ impl From<StoreError> for Error {
         if error.is_lock_timeout() {
             return Self::LockTimeout;
         }
-        let (unavailable, outdated) = (error.is_unavailable(), matches!(error, StoreError::TooOld { .. }));
-        let error = Arc::new(error);
-        if outdated {
-            return Self::Outdated(error);
+        if matches!(error, StoreError::TooOld { .. }) {
+            return Self::Outdated(Arc::new(error));
         }
-        if unavailable { Self::Unavailable(error) } else { Self::Internal(error) }
+        if error.is_unavailable() { Self::Unavailable(Arc::new(error)) } else { Self::defect(error) }
     }
 }
 

@@ -7,7 +7,7 @@ use linkis_rm::{
     server::{self, Ending, Options, Server},
     store::embedded::{self, Embedded},
     telemetry,
-    transport::resource_manager::Times,
+    transport::{edge, resource_manager::Times},
 };
 use sqlx::postgres::PgConnectOptions;
 use tokio::signal::unix::{SignalKind, signal};
@@ -53,6 +53,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         patience: config.patience,
         history: config.history,
         drain_timeout: config.drain_timeout,
+        bounds: edge::make_room(config.bounds),
     };
     let server = Server::open(listener, http, options, server_options).await?;
     if let Some(rules) = &config.limits {

@@ -5,13 +5,13 @@ use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
-    sync::{Notify, watch},
+    sync::{Notify, mpsc, watch},
     time::Instant,
 };
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
-use tower_layer::{Identity, Stack};
 
 use crate::{
     domain::{limit::Rule, principal::Principal},
@@ -43,7 +43,8 @@ use crate::{
     transport::{
         self,
         admin::Admin,
-        message_size::{Limited, MESSAGE_BYTES_MAX},
+        edge::{self, Bounds, Calls, Edge},
+        message_size::{Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX},
         observe::{self, Observe},
         proto,
         proto::{
@@ -54,19 +55,18 @@ use crate::{
     },
 };
 
-/// How many calls one connection may have under way.
-const STREAMS_PER_CONNECTION_MAX: u32 = 4096;
-
-/// How many calls of one connection may be cancelled before they were looked at: all that it can have under way. Of more, a client
-/// would be at fault; of fewer, an instance that stood still would cut off those who still wait, for those who went away.
-const CANCELLED_UNSEEN_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
-
 /// How often a connection without traffic is asked for a sign of life, and how long it may take.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often an instance looks whether its database answers.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a server that stops lets those linger who have no call under way: long enough for them to hear that it stops.
+const LINGER: Duration = Duration::from_millis(250);
+
+/// How many accepted connections wait to be served.
+const ACCEPTED_MAX: usize = 16;
 
 /// What a server has to know.
 #[derive(Debug, Clone)]
@@ -79,6 +79,8 @@ pub struct Options {
     pub history: Duration,
     /// How long calls may take to finish when it stops.
     pub drain_timeout: Duration,
+    /// What its callers may take.
+    pub bounds: Bounds,
 }
 
 /// An instance that is ready to serve.
@@ -87,6 +89,7 @@ pub struct Server {
     listener: TcpListener,
     store: Store,
     options: Options,
+    edge: Arc<Edge>,
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
     /// Serves metrics and health; ends with the server.
@@ -177,13 +180,14 @@ impl Server {
         database: PgConnectOptions,
         options: Options,
     ) -> Result<Self, ServerError> {
-        let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?);
+        let edge = Edge::new(options.bounds);
+        let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, edge.gauges());
         let (readiness, seen) = watch::channel(Readiness::Starting);
         let serve =
             |listener: TcpListener| Some((listener.local_addr().ok()?, http::serve(listener, metrics.clone(), seen)));
         let http = http.and_then(serve);
         let store = Store::open(database, options.history).await?;
-        Ok(Self { listener, store, options, metrics, readiness, http })
+        Ok(Self { listener, store, options, edge, metrics, readiness, http })
     }
 
     /// Makes `rules` all the limits there are.
@@ -208,16 +212,23 @@ impl Server {
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
         // While calls under way are finished, metrics and health are served on.
-        let Self { listener, store, options, metrics, readiness, http: _http } = self;
+        let Self { listener, store, options, edge, metrics, readiness, http: _http } = self;
         let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
-        let router = assemble(&store, &options, &metrics, &tasks, &stopping)?.add_service(health_service);
-        tasks.spawn(watch_health(Health { grpc: health, readiness, metrics }, store.clone(), stopping.clone()));
+        let routes = assemble(&store, &options, &metrics, &tasks, &stopping)?
+            .add_service(health_service.max_decoding_message_size(QUESTION_BYTES_MAX));
+        let health = Health { grpc: health, readiness, metrics: metrics.clone() };
+        tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
+        let incoming = accepted(listener, &edge, &tasks, &stopping);
         tasks.close();
 
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        let serving = router.serve_with_incoming_shutdown(incoming, stopping.clone().cancelled_owned());
+        let calls = Calls::new(routes, edge.clone());
+        let serving = transport_server(&options.bounds).layer(Observe::new(metrics)).serve_with_incoming_shutdown(
+            calls,
+            incoming,
+            stopping.clone().cancelled_owned(),
+        );
         tokio::pin!(serving);
         let failed = tokio::select! {
             ended = &mut serving => Some(ended.map_err(ServerError::from)),
@@ -231,7 +242,11 @@ impl Server {
         }
         tracing::info!("stopping: finishing the calls under way");
         let drained = tokio::time::timeout(options.drain_timeout, async {
-            let served = serving.await;
+            let close = async {
+                tokio::time::sleep(LINGER).await;
+                edge.close();
+            };
+            let (served, ()) = tokio::join!(serving, close);
             tasks.wait().await;
             served
         })
@@ -251,7 +266,7 @@ fn assemble(
     metrics: &Metrics,
     tasks: &Tasks,
     stopping: &CancellationToken,
-) -> Result<Router<Stack<Observe, Identity>>, ServerError> {
+) -> Result<Routes, ServerError> {
     let seen = Seen::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
     let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), stopping.clone());
@@ -289,21 +304,43 @@ fn assemble(
             // So that grpcurl can show the details of errors.
             .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
     };
-    Ok(tonic::transport::Server::builder()
-        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-        .http2_max_pending_accept_reset_streams(Some(CANCELLED_UNSEEN_MAX))
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .layer(Observe::new(metrics.clone()))
-        .add_service(Limited::new(manager))
+    Ok(Routes::new(Limited::new(manager))
         .add_service(
             LimitServiceServer::new(transport::limit::Limit::new(limits, options.times.request_timeout))
                 .max_decoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(UsageServiceServer::new(usage).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(AdminServiceServer::new(admin).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?))
+        .add_service(reflection().build_v1()?.max_decoding_message_size(QUESTION_BYTES_MAX))
+        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(QUESTION_BYTES_MAX)))
+}
+
+/// The connections of callers that were let in, until the server stops.
+fn accepted(
+    listener: TcpListener,
+    edge: &Arc<Edge>,
+    tasks: &Tasks,
+    stopping: &CancellationToken,
+) -> ReceiverStream<std::io::Result<edge::Connection>> {
+    let (serve, accepted) = mpsc::channel(ACCEPTED_MAX);
+    let accepting = edge::accept(listener, edge.clone(), serve);
+    let stopping = stopping.clone();
+    tasks.spawn(async move { stopping.run_until_cancelled(accepting).await.unwrap_or_default() });
+    ReceiverStream::new(accepted)
+}
+
+/// HTTP/2 within `bounds`.
+fn transport_server(bounds: &Bounds) -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .max_concurrent_streams(bounds.connection_streams)
+        // As many calls as it may have under way may be cancelled before they were looked at. Of more, a client would be at fault; of
+        // fewer, an instance that stood still would cut off those who still wait, for those who went away.
+        .http2_max_pending_accept_reset_streams(usize::try_from(bounds.connection_streams).ok())
+        .initial_stream_window_size(edge::STREAM_WINDOW)
+        .initial_connection_window_size(bounds.connection_window())
+        .http2_max_header_list_size(edge::HEADER_BYTES_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
 }
 
 /// Who is told whether calls may be sent here.

@@ -6,7 +6,7 @@ use linkis_rm::{
     server::{Ending, Options, Server, ServerError, listen},
     service::heartbeat::Patience,
     store::embedded::{Embedded, Settings},
-    transport::resource_manager::Times,
+    transport::{edge::Bounds, resource_manager::Times},
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +24,7 @@ const OPTIONS: Options = Options {
     patience: Patience::DEFAULT,
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
+    bounds: Bounds::DEFAULT,
 };
 
 /// A running service.

@@ -5,7 +5,8 @@
 //! `/proc/self`. The number of series is bounded by the code: no label holds a name that a caller has chosen.
 //!
 //! - [`Metrics`]: all families, grouped by the room that moves them;
-//! - [`rooms`]: the edge, the committer, the waiting line, the caches, the database;
+//! - `edge`: what callers take, counted there;
+//! - [`rooms`]: the committer, the waiting line, the caches, the database;
 //! - [`calls`]: gRPC calls by method;
 //! - [`tasks`]: background tasks, and the jobs that are left;
 //! - `process`: memory, processor time and files of the process;
@@ -19,10 +20,13 @@ use prometheus_client::{
     registry::{Metric, Registry},
 };
 
+use crate::transport::edge::gauges::EdgeGauges;
+
 use calls::{Calls, Method};
 use tasks::Tasks;
 
 pub mod calls;
+mod edge;
 mod process;
 pub mod rooms;
 pub mod tasks;
@@ -45,8 +49,6 @@ pub struct Families {
     tasks: Tasks,
     /// gRPC calls.
     pub calls: Calls,
-    /// The edge: connections, and what is turned away.
-    pub edge: rooms::Edge,
     /// The committer.
     pub committer: rooms::Committer,
     /// Callers that wait in line.
@@ -66,10 +68,11 @@ impl Deref for Metrics {
 }
 
 impl Metrics {
-    /// Nothing has been counted yet; `methods` are all that the server serves.
-    pub fn new(methods: impl IntoIterator<Item = Method>) -> Self {
+    /// Nothing has been counted yet; `methods` are all that the server serves, and `edge` is counted there.
+    pub fn new(methods: impl IntoIterator<Item = Method>, edge: Arc<EdgeGauges>) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(process::Process::new()));
+        registry.register_collector(Box::new(edge::Edge(edge)));
         let calls = Calls::register(&mut registry, methods);
         let ours = registry.sub_registry_with_prefix("linkis_rm");
         let version = ("version".into(), env!("CARGO_PKG_VERSION").into());
@@ -78,10 +81,10 @@ impl Metrics {
             "Which release this is: compare the instances while you upgrade",
             ConstGauge::new(1_i64),
         );
-        let (edge, committer) = (rooms::Edge::register(ours), rooms::Committer::register(ours));
+        let committer = rooms::Committer::register(ours);
         let (line, caches) = (rooms::Line::register(ours), rooms::Caches::register(ours));
         let (database, tasks) = (rooms::Database::register(ours), Tasks::register(ours));
-        Self(Arc::new(Families { registry, tasks, calls, edge, committer, line, caches, database }))
+        Self(Arc::new(Families { registry, tasks, calls, committer, line, caches, database }))
     }
 
     /// Everything, in Prometheus' text format.
@@ -116,6 +119,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::transport::edge::{Bounds, Edge};
 
     /// What is told of families whose names begin so.
     fn told(metrics: &Metrics, family: &str) -> Vec<String> {
@@ -124,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_task_tells_how_it_fares() {
-        let metrics = Metrics::new([]);
+        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT).gauges());
         assert_eq!(told(&metrics, "linkis_rm_task"), [""; 0]);
         let task = metrics.task("expiry");
         task.lag(Duration::from_millis(1500));
@@ -143,7 +147,7 @@ mod tests {
 
     #[test]
     fn what_is_held_counts_however_it_ends() {
-        let metrics = Metrics::new([]);
+        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT).gauges());
         let (first, second) = (metrics.committer.set_aside(), metrics.committer.set_aside());
         drop(first);
         assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);

@@ -20,60 +20,6 @@ fn batch_seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 18))
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
-    reason: &'static str,
-}
-
-/// The edge of the server.
-#[derive(Debug)]
-pub struct Edge {
-    /// Open connections.
-    pub connections: Gauge,
-    /// Connections that were closed at once.
-    pub connections_refused: Counter,
-    /// Bytes of requests that are being read or carried out.
-    pub request_bytes: Gauge,
-    shed: Family<Reason, Counter>,
-}
-
-impl Edge {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        Self {
-            connections: add(
-                registry,
-                "connections",
-                "Open gRPC connections: if they only grow, some client opens one for each call",
-                Gauge::default(),
-            ),
-            connections_refused: add(
-                registry,
-                "connections_refused_total",
-                "gRPC connections closed at once, because there were too many: find who opens them, or allow more",
-                Counter::default(),
-            ),
-            request_bytes: add(
-                registry,
-                "request_in_flight_bytes",
-                "Bytes of requests that are being read or carried out: the memory that large calls take together",
-                Gauge::default(),
-            ),
-            shed: add(
-                registry,
-                "calls_shed_total",
-                "Calls turned away unheard, by what there was too much of: add instances, or find who calls so much",
-                Family::default(),
-            ),
-        }
-    }
-
-    /// Calls that are turned away for a reason, to be kept by whoever does so. The reason is a label: of the program, so that there
-    /// are few.
-    pub fn shed(&self, reason: &'static str) -> Counter {
-        self.shed.get_or_create_owned(&Reason { reason })
-    }
-}
-
 /// The committer.
 #[derive(Debug)]
 pub struct Committer {
@@ -112,7 +58,7 @@ fn class(error: &Error) -> Class {
     let class = match error {
         Error::InvalidField(_) | Error::Rejected(_) => "rejected",
         Error::LockTimeout => "lock_timeout",
-        Error::Overloaded => "overloaded",
+        Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
         Error::Unavailable(_) => "unavailable",
         Error::CommitUnknown => "commit_unknown",
         Error::Outdated(_) => "outdated",

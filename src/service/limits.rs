@@ -221,13 +221,14 @@ impl LimitService {
         let mut patience = session::HURRY;
         loop {
             let changed = async {
-                let connection = session.get().await?;
+                let connection = session.get().await.map_err(Error::from)?;
                 fenced(connection, patience, async |connection: &mut PgConnection| {
                     let changed = change(connection).await?;
                     reconcile(connection).await?;
                     Ok(changed)
                 })
                 .await
+                .map_err(Error::from)
             };
             match tokio::time::timeout_at(deadline, changed).await.unwrap_or(Err(Error::LockTimeout)) {
                 // Somebody counts for longer than others should wait: let them go on for a moment. Where all batches take so long,
@@ -293,11 +294,29 @@ pub async fn decide(session: &mut Session, counted: &[i64]) -> Result<(), StoreE
         label_set::set_state(connection, &ids, State::Counted).await
     })
     .await;
-    match decided {
-        Err(Error::Unavailable(error) | Error::Internal(error)) => Err(Arc::into_inner(error)
-            .unwrap_or_else(|| StoreError::inconsistent("linkis_label_set", "it cannot be changed"))),
-        Err(_) => Err(StoreError::Database(sqlx::Error::PoolTimedOut)),
-        Ok(()) => Ok(()),
+    decided.map_err(|error| match error {
+        FencedError::Refused(error) | FencedError::Unknown(error) => error,
+    })
+}
+
+/// Why a change inside the fence was not made.
+#[derive(Debug)]
+enum FencedError {
+    /// It was not.
+    Refused(StoreError),
+    /// The connection broke while it committed: it may have been.
+    Unknown(StoreError),
+}
+
+impl From<FencedError> for Error {
+    fn from(error: FencedError) -> Self {
+        match error {
+            FencedError::Refused(error) => error.into(),
+            FencedError::Unknown(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
+                Self::CommitUnknown
+            }
+        }
     }
 }
 
@@ -306,21 +325,19 @@ async fn fenced<T>(
     connection: &mut PgConnection,
     patience: Duration,
     change: impl AsyncFnOnce(&mut PgConnection) -> Result<T, StoreError>,
-) -> Result<T, Error> {
-    let mut transaction = connection.begin().await?;
+) -> Result<T, FencedError> {
     let prepared = answered(async {
+        let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
         limit::lock(&mut transaction).await?;
         let changed = change(&mut transaction).await?;
         waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
-        Ok::<T, StoreError>(changed)
-    })
-    .await?;
-    answered(async { transaction.commit().await.map_err(StoreError::from) }).await.map_err(|error| {
-        tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
-        Error::CommitUnknown
-    })?;
-    Ok(prepared)
+        Ok::<_, StoreError>((transaction, changed))
+    });
+    let (transaction, changed) = prepared.await.map_err(FencedError::Refused)?;
+    let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
+    committed.await.map_err(FencedError::Unknown)?;
+    Ok(changed)
 }
 
 /// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any

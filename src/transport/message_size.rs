@@ -14,14 +14,17 @@ use tonic::{
 
 use super::{
     proto::resource_manager_service_server::{ResourceManagerService, ResourceManagerServiceServer},
-    resource_manager::TICKETS_MAX,
+    resource_manager::{TICKET_BYTES, TICKETS_MAX},
 };
 
 /// The largest message that is read, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
-/// The largest heartbeat that is read, in bytes: each ticket takes 38, and the rest is as in any message.
-pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * 38 + MESSAGE_BYTES_MAX;
+/// The largest question about the service itself that is read, in bytes: the name of a service or a symbol.
+pub const QUESTION_BYTES_MAX: usize = 4 * 1024;
+
+/// The largest heartbeat that is read, in bytes: that of its tickets, and the rest is as in any message.
+pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * TICKET_BYTES + MESSAGE_BYTES_MAX;
 
 /// Serves `ResourceManagerService`, each call with the limit that is right for it: before it is read, and not only after.
 #[derive(Debug)]
@@ -64,4 +67,18 @@ impl<T: ResourceManagerService> Service<http::Request<Body>> for Limited<T> {
 
 impl<T> NamedService for Limited<T> {
     const NAME: &'static str = ResourceManagerServiceServer::<T>::NAME;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gateway_of_the_compose_file_lets_the_largest_heartbeat_pass() {
+        let compose = include_str!("../../docker-compose.yml");
+        let size = compose.lines().find_map(|line| line.trim().strip_prefix("client_max_body_size ")).unwrap();
+        let bytes = crate::domain::resource::parse_size(size.trim_end_matches(';')).unwrap();
+        let largest = i64::try_from(HEARTBEAT_BYTES_MAX).unwrap();
+        assert!((largest + 5..2 * largest).contains(&bytes), "{size} for {largest} bytes");
+    }
 }

@@ -4,12 +4,15 @@
 //! - [`convert`]: between protobuf and the domain, the only place that knows both;
 //! - [`status`]: from errors to gRPC statuses;
 //! - [`deadline`]: how long a call may wait;
+//! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
+//! - [`identity`]: who calls;
 //! - [`observe`]: counts every call;
 //! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
 pub mod admin;
 pub mod convert;
 pub mod deadline;
+pub mod edge;
 pub mod identity;
 pub mod limit;
 pub mod message_size;

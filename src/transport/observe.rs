@@ -73,12 +73,12 @@ pub struct Observed<S> {
     metrics: Metrics,
 }
 
-impl<S> Service<http::Request<Body>> for Observed<S>
+impl<S, B> Service<http::Request<Body>> for Observed<S>
 where
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S: Service<http::Request<Body>, Response = http::Response<B>, Error = Infallible>,
     S::Future: Send + 'static,
 {
-    type Response = http::Response<ObservedBody>;
+    type Response = http::Response<ObservedBody<B>>;
     type Error = Infallible;
     type Future = BoxFuture<Self::Response, Infallible>;
 
@@ -107,12 +107,12 @@ fn code(headers: &http::HeaderMap) -> Option<Code> {
 
 /// The answer to a call; its trailers tell how it ended.
 #[derive(Debug)]
-pub struct ObservedBody {
-    body: Body,
+pub struct ObservedBody<B> {
+    body: B,
     call: Call,
 }
 
-impl HttpBody for ObservedBody {
+impl<B: HttpBody<Data = Bytes, Error = Status> + Unpin> HttpBody for ObservedBody<B> {
     type Data = Bytes;
     type Error = Status;
 

@@ -38,6 +38,9 @@ const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// How many tickets one heartbeat may name.
 pub const TICKETS_MAX: usize = 100_000;
 
+/// How many bytes each of them takes.
+pub const TICKET_BYTES: usize = size_of::<Uuid>();
+
 /// What a server lets its callers wait for.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
@@ -145,8 +148,7 @@ fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
 
 /// An outcome that does not belong to the operation: a defect.
 fn unexpected(outcome: &Outcome) -> Status {
-    tracing::error!(?outcome, "an outcome that does not belong to its operation");
-    Status::internal("a defect of the service; its log says which")
+    Error::defect(format!("an outcome that does not belong to its operation: {outcome:?}")).into()
 }
 
 #[tonic::async_trait]

@@ -1,6 +1,8 @@
 //! From errors to gRPC statuses: the one place where a failure gets its code, its reason and its details.
+//!
+//! A status travels in headers, of which clients take 8 KB: all that it says has a bound.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -19,29 +21,69 @@ const RETRY_SOON: Duration = Duration::from_millis(200);
 /// When to try again while the database is away.
 const RETRY_LATER: Duration = Duration::from_secs(2);
 
+/// The longest text of a status, in bytes; as a header it may take three times as many.
+const TEXT_BYTES_MAX: usize = 1024;
+
+/// The longest details of a status, in bytes, its text included; as a header they take a third more.
+const DETAILS_BYTES_MAX: usize = 3 * 1024;
+
+/// The longest of what details say of one thing: a field, a problem, a scope, a shortfall.
+const DETAIL_BYTES_MAX: usize = 512;
+
+/// How many bytes of the details are for the reason, and for what stands around it and the text.
+const FRAME_BYTES: usize = 256;
+
+/// How many bytes stand around each shortfall.
+const SHORTFALL_FRAME_BYTES: usize = 16;
+
+/// Cuts a text at the end of a character.
+fn cut(mut text: String, most: usize) -> String {
+    const ELLIPSIS: &str = "…";
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most.saturating_sub(ELLIPSIS.len())));
+        text.push_str(ELLIPSIS);
+    }
+    text
+}
+
 impl From<Error> for Status {
+    /// What is behind a defect goes with the status as its source: where it is answered, the log tells of it.
     fn from(error: Error) -> Self {
         let (code, reason, hint) = classify(&error);
+        let text = cut(error.to_string(), TEXT_BYTES_MAX);
         let mut details = ErrorDetails::new();
         details.set_error_info(reason, DOMAIN, []);
         match hint {
             Hint::None => {}
             Hint::Field(field, problem) => {
-                details.add_bad_request_violation(field, problem);
+                details.add_bad_request_violation(cut(field, DETAIL_BYTES_MAX), cut(problem, DETAIL_BYTES_MAX));
             }
             Hint::Retry(after) => {
                 details.set_retry_info(Some(after));
             }
             Hint::Shortfalls(shortfalls) => {
-                for short in shortfalls {
-                    let Shortfall { dimension, requested, available, max, .. } = &short;
-                    let told = format!("{dimension}: requested {requested}, available {available}, max {max}");
-                    details.add_quota_failure_violation(short.scope, told);
+                let mut left = DETAILS_BYTES_MAX - FRAME_BYTES - text.len();
+                for (scope, told) in shortfalls.into_iter().map(violation) {
+                    // The first ones; who wants them all asks for as much, and gets them in an answer.
+                    let Some(rest) = left.checked_sub(scope.len() + told.len() + SHORTFALL_FRAME_BYTES) else { break };
+                    details.add_quota_failure_violation(scope, told);
+                    left = rest;
                 }
             }
         }
-        Status::with_error_details(code, error.to_string(), details)
+        let mut status = Status::with_error_details(code, text, details);
+        if code == Code::Internal {
+            status.set_source(Arc::new(error));
+        }
+        status
     }
+}
+
+/// What is short, and how much.
+fn violation(short: Shortfall) -> (String, String) {
+    let Shortfall { scope, dimension, requested, available, max, .. } = short;
+    let told = format!("{dimension}: requested {requested}, available {available}, max {max}");
+    (cut(scope, DETAIL_BYTES_MAX), cut(told, DETAIL_BYTES_MAX))
 }
 
 enum Hint {
@@ -59,6 +101,8 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::Rejected(rejection) => classify_rejection(rejection),
         Error::LockTimeout => (Code::Aborted, "LOCK_TIMEOUT", Hint::Retry(RETRY_SOON)),
         Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
+        Error::TooManyBytes => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
+        Error::BodyTimeout(_) => (Code::DeadlineExceeded, "BODY_TIMEOUT", Hint::None),
         Error::Unavailable(_) => (Code::Unavailable, "DATABASE_UNAVAILABLE", Hint::Retry(RETRY_LATER)),
         Error::CommitUnknown => (Code::Unavailable, "COMMIT_UNKNOWN", Hint::Retry(RETRY_LATER)),
         // Another instance may be of a later release.
@@ -94,5 +138,62 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field((*field).into(), source.to_string()))
         }
         Rejection::Inconsistent { .. } => (Code::Internal, "INTERNAL", Hint::None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{name::FieldError, refusal::Refusal, resource::Dimension};
+
+    #[test]
+    fn texts_are_cut_at_the_end_of_a_character() {
+        assert_eq!(cut("用户".repeat(2), 12), "用户用户");
+        for most in 3..12 {
+            let text = cut("用户用户".to_owned(), most);
+            assert!(text.len() <= most && text.ends_with('…'), "{most}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_status_fits_into_headers() {
+        let long = "用".repeat(5000);
+        let shortfall = Shortfall {
+            scope: long.clone(),
+            dimension: Dimension::Custom(long.as_str().into()),
+            requested: i64::MAX,
+            available: i64::MIN,
+            ahead: i64::MAX,
+            max: i64::MAX,
+            rule: long.clone(),
+        };
+        let shortfalls = vec![shortfall; 300];
+        let refusal = Refusal { shortfalls, code: 1, reason: long.clone(), never_fits: false };
+        let errors = [
+            Error::Rejected(Box::new(Rejection::NotEnough(Box::new(refusal)))),
+            Error::Rejected(Box::new(Rejection::RequestIdReused(long.clone()))),
+            FieldError::new(long.clone(), long).into(),
+        ];
+        for error in errors {
+            let status = Status::from(error);
+            assert!(status.message().len() <= TEXT_BYTES_MAX && status.message().ends_with('…'), "{status:?}");
+            assert!(
+                (TEXT_BYTES_MAX..=DETAILS_BYTES_MAX).contains(&status.details().len()),
+                "{}",
+                status.details().len()
+            );
+            let names_what = status.get_details_quota_failure().is_some_and(|quota| !quota.violations.is_empty())
+                || status.get_details_bad_request().is_some()
+                || status.code() == Code::AlreadyExists;
+            assert!(names_what && status.get_details_error_info().is_some(), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_defect_goes_with_what_is_behind_it() {
+        let source = |error: Error| std::error::Error::source(&Status::from(error)).map(ToString::to_string);
+        assert_eq!(source(Error::defect("broken")).as_deref(), Some("a defect of the service; its log says which"));
+        assert_eq!(source(FieldError::new("user", "is required").into()), None);
+        assert_eq!(source(Error::Overloaded), None);
     }
 }

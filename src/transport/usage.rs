@@ -87,7 +87,9 @@ fn parse_place_token(token: &str) -> Result<Option<Place>, FieldError> {
         return Ok(None);
     }
     let place = token.split_once('_').and_then(|(nanos, ticket_id)| {
-        let since = OffsetDateTime::from_unix_timestamp_nanos(nanos.parse().ok()?).ok()?;
+        // Nobody stood in line before 1970; further back, the database has no word for the time.
+        let nanos = nanos.parse().ok().filter(|nanos| *nanos >= 0)?;
+        let since = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()?;
         Some(Place { since, ticket_id: Uuid::parse_str(ticket_id).ok()? })
     });
     place.map(Some).ok_or_else(bad_token)

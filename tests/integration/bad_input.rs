@@ -6,6 +6,7 @@ use linkis_rm::transport::proto::{
     self, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
     usage_service_client::UsageServiceClient,
 };
+use prost::Message as _;
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;
 use uuid::Uuid;
@@ -90,6 +91,12 @@ async fn unchanged_by<F: Future<Output = ()>>(calls: impl FnOnce(Manager, String
     assert_eq!(history, 2, "registered and granted, and nothing since");
 }
 
+/// The shortest and the longest duration that can be sent.
+const EXTREMES: [prost_types::Duration; 2] = [
+    prost_types::Duration { seconds: i64::MIN, nanos: i32::MIN },
+    prost_types::Duration { seconds: i64::MAX, nanos: i32::MAX },
+];
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests() {
     let change = |change: fn(&mut proto::RequestResourceRequest)| {
@@ -140,6 +147,10 @@ async fn requests() {
             change(|r| r.wait_timeout = Some(prost_types::Duration { seconds: 600, nanos: 1 })),
             bad_field("wait_timeout"),
         ),
+        (change(|r| r.lock_ttl = Some(EXTREMES[0])), bad_field("lock_ttl")),
+        (change(|r| r.lock_ttl = Some(EXTREMES[1])), bad_field("lock_ttl")),
+        (change(|r| r.wait_timeout = Some(EXTREMES[0])), bad_field("wait_timeout")),
+        (change(|r| r.wait_timeout = Some(EXTREMES[1])), bad_field("wait_timeout")),
         (
             change(|r| r.em = em_of("linkis-cg-engineconnmanager", "host2:9102")),
             (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()),
@@ -257,9 +268,9 @@ async fn heartbeats() {
         (load(0, -1, 0), bad_field("load.memory_max")),
         (load(0, 1, -1), bad_field("load.cpu_permille")),
         (load(0, 1, 1001), bad_field("load.cpu_permille")),
-        (change(|r| r.ticket_ids = vec![Uuid::nil().to_string(), "42".into()]), bad_field("ticket_ids[1]")),
-        (change(|r| r.ticket_ids = vec![String::new()]), bad_field("ticket_ids[0]")),
-        (change(|r| r.ticket_ids = vec![Uuid::nil().to_string(); 100_001]), bad_field("ticket_ids")),
+        (change(|r| r.ticket_ids = vec![0; 16 + 15]), bad_field("ticket_ids")),
+        (change(|r| r.ticket_ids = vec![1]), bad_field("ticket_ids")),
+        (change(|r| r.ticket_ids = vec![0; 16 * 100_001]), bad_field("ticket_ids")),
         (change(|_| {}), (Code::FailedPrecondition, "STALE_REPORT".into(), String::new())),
         (
             change(|r| r.em = em_of("linkis-cg-engineconnmanager", "host2:9102")),
@@ -271,8 +282,10 @@ async fn heartbeats() {
             let shown = format!("{:?}", proto::HeartbeatRequest { ticket_ids: vec![], ..request.clone() });
             assert_eq!(told(manager.heartbeat(request).await), expected, "{shown}");
         }
-        let status = manager.heartbeat(change(|r| r.ticket_ids = vec!["x".repeat(5_000_000)])).await.unwrap_err();
+        let status = manager.heartbeat(change(|r| r.ticket_ids = vec![0; 5_000_000])).await.unwrap_err();
         assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+        let cut = manager.heartbeat(change(|r| r.ticket_ids = vec![0; 16 + 15])).await.unwrap_err();
+        assert!(cut.message().contains("15 of the 16 bytes of ticket 2"), "{cut:?}");
     })
     .await;
 }
@@ -282,8 +295,9 @@ async fn a_heartbeat_of_many_tickets_is_taken() {
     let (_database, rm) = start().await;
     let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
     let epoch = manager.register(good_registration()).await.unwrap().into_inner().em.unwrap().epoch;
-    let ticket_ids = (0..100_000).map(|n| Uuid::from_u128(n).to_string()).collect();
+    let ticket_ids = (0..100_000).flat_map(|n| Uuid::from_u128(n).into_bytes()).collect();
     let heartbeat = proto::HeartbeatRequest { em: host(), epoch, sequence: 1, ticket_ids, ..Default::default() };
+    assert!(heartbeat.encoded_len() < 1_700_000, "{}", heartbeat.encoded_len());
     let unknown = manager.heartbeat(heartbeat).await.unwrap().into_inner().unknown_tickets;
     assert_eq!(unknown.len(), 1000);
     assert_eq!(unknown[999].ticket_id, Uuid::from_u128(999).to_string());
@@ -302,6 +316,19 @@ async fn questions() {
         assert_eq!(told(usage.list_ems(call).await), bad_field("page_token"));
         let call = proto::ListTicketsRequest { page_token: token.into(), ..Default::default() };
         assert_eq!(told(usage.list_tickets(call).await), bad_field("page_token"));
+    }
+    let nil = Uuid::nil();
+    // The first is in the year -9999, and the second in 1969.
+    for nanos in ["-377705116800000000000", "-1", "170141183460469231731687303715884105727", "x"] {
+        let call = proto::ListWaitingRequest { page_token: format!("{nanos}_{nil}"), ..Default::default() };
+        assert_eq!(told(usage.list_waiting(call).await), bad_field("page_token"), "{nanos}");
+    }
+    // The last second of the year 9999 is far ahead, but a time.
+    let call = proto::ListWaitingRequest { page_token: format!("253402300799999999999_{nil}"), ..Default::default() };
+    assert!(usage.list_waiting(call).await.unwrap().into_inner().waiting.is_empty());
+    for token in [i64::MIN, i64::MAX] {
+        let call = proto::ListActionsRequest { page_token: token.to_string(), ..Default::default() };
+        usage.list_actions(call).await.unwrap();
     }
     let call = proto::ListTicketsRequest { state: "LOCKED".into(), ..Default::default() };
     assert_eq!(told(usage.list_tickets(call).await), bad_field("state"));
@@ -333,6 +360,20 @@ async fn messages_over_the_size_limit() {
         assert_eq!(told(manager.request_resource(request).await), bad_field("resource.json.document"));
     })
     .await;
+}
+
+/// Errors travel in headers: what they say of long names is cut.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_names_do_not_break_the_answer() {
+    let (_database, rm) = start().await;
+    let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
+    let labels = |value: &str| (0..32).map(|n| (format!("{n:用>255}"), value.repeat(255))).collect();
+    manager.register(proto::RegisterRequest { labels: labels("a"), ..good_registration() }).await.unwrap();
+    let nowhere = proto::RequestResourceRequest { em: None, labels: labels("户"), ..good_request() };
+    assert_eq!(told(manager.request_resource(nowhere).await), (Code::NotFound, "NO_EM_MATCHES".into(), String::new()));
+    let unknown = proto::RequestResourceRequest { em: em_of(&"用".repeat(255), &"户".repeat(255)), ..good_request() };
+    let answer = manager.request_resource(unknown).await;
+    assert_eq!(told(answer), (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()));
 }
 
 /// All legal: names are compared, never joined and split.

@@ -32,7 +32,7 @@ use linkis_rm::{
     server::{Ending, Options, Server, listen, listen_http},
     service::{heartbeat::Patience, limits::ScopeUsage},
     store::embedded::{Embedded, Settings},
-    transport::resource_manager::Times,
+    transport::{edge::Bounds, resource_manager::Times},
 };
 use rustix::process::{Pid, Signal};
 use sqlx::{
@@ -151,7 +151,8 @@ pub fn options() -> Options {
         max_wait: Duration::from_secs(600),
     };
     let patience = Patience::DEFAULT;
-    Options { times, patience, history: Duration::from_secs(3600), drain_timeout: Duration::from_secs(5) }
+    let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
+    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT }
 }
 
 impl Instance {
@@ -358,6 +359,17 @@ impl Process {
     pub fn freeze(&self, frozen: bool) {
         let signal = if frozen { Signal::STOP } else { Signal::CONT };
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// How much memory it takes, in bytes.
+    pub fn memory(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
+        resident.unwrap().trim().parse::<usize>().unwrap() * 1024
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     /// kill -9.

@@ -8,6 +8,7 @@ mod choosing;
 mod conformance;
 mod contention;
 mod crash;
+mod edge;
 mod expiry;
 mod faults;
 mod harness;

@@ -20,6 +20,7 @@ use std::{
 };
 
 use tokio::{
+    runtime::Handle,
     sync::{mpsc, oneshot},
     time::{Duration, Instant},
 };
@@ -27,6 +28,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        name::Name,
         operation::{Operation, Outcome},
         principal::Principal,
     },
@@ -47,6 +49,9 @@ use queue::{Place, Queues, Room, WAITING_MAX};
 
 /// A committer that has had nothing to do for so long waits outside a transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
+
+/// How long an operation without a caller may take.
+const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The way into the committer's queues.
 #[derive(Clone, Debug)]
@@ -79,7 +84,8 @@ impl Committer {
     pub fn start(store: Store, after_commit: AfterCommit, metrics: Metrics, tasks: &Tasks) -> io::Result<Self> {
         let (callers, called) = mpsc::channel(WAITING_MAX);
         let (background, waiting) = mpsc::channel(WAITING_MAX);
-        let answers = worker::Answers::start(after_commit, callers.downgrade(), metrics.clone(), tasks);
+        let undoing = Undoing { queue: callers.downgrade(), metrics: metrics.clone() };
+        let answers = worker::Answers::start(after_commit, undoing, tasks);
         let lanes = lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone());
         let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
         tasks.spawn_apart("committer", run(Queues::new(called, waiting), Arc::new(lanes), worker))?;
@@ -108,6 +114,10 @@ impl Committer {
         done.inspect_err(|error| self.metrics.committer.failed(error))
     }
 
+    fn undoing(&self) -> Undoing {
+        Undoing { queue: self.callers.downgrade(), metrics: self.metrics.clone() }
+    }
+
     async fn carry_out(
         &self,
         queue: &mpsc::Sender<Pending>,
@@ -115,21 +125,73 @@ impl Committer {
         operation: Operation,
         deadline: Instant,
     ) -> Result<Outcome, Error> {
-        let (reply, mut answer) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let (progress, place) = (Progress::default(), self.room.take().ok_or(Error::Overloaded)?);
+        let undo = holder(&operation).map(|user| (by.clone(), user));
+        let mut answer = Answer { answer, undo, undoing: self.undoing() };
         let waits = Some(self.metrics.committer.queued());
         let pending = Pending { by, operation, deadline, progress: progress.clone(), reply, waits, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
-        let answered = match tokio::time::timeout_at(deadline, &mut answer).await {
+        let answered = match tokio::time::timeout_at(deadline, &mut answer.answer).await {
             Ok(answered) => answered,
             Err(_) if progress.abandon() => return Err(Error::LockTimeout),
             // Its transaction runs: only its end says what to answer.
-            Err(_) => answer.await,
+            Err(_) => (&mut answer.answer).await,
         };
         answered.unwrap_or(Err(Error::ShuttingDown))
+    }
+}
+
+/// Whom a grant is taken back from if nobody hears of it; `None` if it can be asked for again by its request id.
+fn holder(operation: &Operation) -> Option<Name> {
+    match operation {
+        Operation::Request(request) if request.ask.request_id.is_none() => Some(request.ask.user.clone()),
+        _ => None,
+    }
+}
+
+/// An answer that somebody waits for. If it is dropped with a grant in it that nobody has looked at, the grant is taken back: whoever
+/// told it saw somebody waiting.
+struct Answer {
+    answer: oneshot::Receiver<Result<Outcome, Error>>,
+    /// Who asked for a grant that would be taken back, and for whom.
+    undo: Option<(Principal, Name)>,
+    undoing: Undoing,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let Some((by, user)) = self.undo.take() else { return };
+        // From here on, who tells it sees that nobody waits.
+        self.answer.close();
+        if let Ok(Ok(Outcome::Granted(grant))) = self.answer.try_recv() {
+            self.undoing.submit(by, Operation::Released(grant.released(user)));
+        }
+    }
+}
+
+/// Queues operations that undo what nobody has heard of.
+#[derive(Clone, Debug)]
+struct Undoing {
+    queue: mpsc::WeakSender<Pending>,
+    metrics: Metrics,
+}
+
+impl Undoing {
+    fn submit(&self, by: Principal, operation: Operation) {
+        let (reply, answer) = oneshot::channel();
+        let deadline = Instant::now() + DETACHED_TIMEOUT;
+        let waits = Some(self.metrics.committer.queued());
+        let pending = Pending { by, operation, deadline, progress: Progress::default(), reply, waits, _room: None };
+        let queued = self.queue.upgrade().is_some_and(|queue| queue.try_send(pending).is_ok());
+        match Handle::try_current() {
+            // Somebody has to want the answer, or the operation is not carried out.
+            Ok(runtime) if queued => drop(runtime.spawn(answer)),
+            _ => tracing::warn!("a grant whose caller is gone could not be undone; it will expire"),
+        }
     }
 }
 
@@ -206,5 +268,53 @@ impl Pending {
     /// Answers the caller; false if it is gone.
     fn answer(self, answer: Result<Outcome, Error>) -> bool {
         self.reply.send(answer).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        domain::{em::EmInstance, operation::Grant},
+        transport::edge::{Bounds, Edge},
+    };
+
+    fn answer() -> (oneshot::Sender<Result<Outcome, Error>>, Answer, mpsc::Sender<Pending>, mpsc::Receiver<Pending>) {
+        let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
+        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT).gauges());
+        let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
+        (reply, Answer { answer, undo, undoing: Undoing { queue: queue.downgrade(), metrics } }, queue, inbox)
+    }
+
+    fn granted() -> Result<Outcome, Error> {
+        let em = EmInstance::parse("em", "ecm", "host1").unwrap();
+        let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
+        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at }))
+    }
+
+    #[tokio::test]
+    async fn a_grant_that_nobody_looked_at_is_taken_back() {
+        let (reply, answer, _queue, mut inbox) = answer();
+        reply.send(granted()).unwrap();
+        drop(answer);
+        let pending = inbox.try_recv().unwrap();
+        assert!(
+            matches!(&pending.operation, Operation::Released(released) if released.ticket_id == Uuid::from_u128(7)),
+            "{pending:?}"
+        );
+        assert!(pending.is_wanted());
+    }
+
+    #[tokio::test]
+    async fn a_grant_that_somebody_has_seen_stays() {
+        let (reply, mut seen, _queue, mut inbox) = answer();
+        reply.send(granted()).unwrap();
+        (&mut seen.answer).await.unwrap().unwrap();
+        drop(seen);
+        assert!(inbox.try_recv().is_err());
+        // And where nobody waits any more, whoever tells it is told so.
+        let (reply, gone, _queue, mut inbox) = answer();
+        drop(gone);
+        assert!(reply.send(granted()).is_err() && inbox.try_recv().is_err());
     }
 }

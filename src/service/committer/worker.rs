@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::{Duration, Instant},
-};
+use tokio::{sync::mpsc, time::Instant};
 
 use uuid::Uuid;
 
@@ -26,7 +23,7 @@ use crate::{
 };
 
 use super::{
-    AfterCommit, Pending, Progress,
+    AfterCommit, Pending, Undoing,
     batch::{self, BatchError, Committed},
     evidence::Evidence,
 };
@@ -36,9 +33,6 @@ const RETRIES_MAX: u32 = 5;
 
 /// How often a batch is tried again that waited for rows somebody holds without their lock, before it is halved.
 const WAITS_MAX: u32 = 2;
-
-/// How long an operation without a caller may take.
-const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Operations set aside, by a key of theirs that others hold.
 pub(super) type SetAside = BTreeMap<LockKey, Vec<Pending>>;
@@ -253,9 +247,9 @@ enum Undo {
 pub(super) struct Answers(mpsc::UnboundedSender<(Vec<Pending>, Committed)>);
 
 impl Answers {
-    pub fn start(after_commit: AfterCommit, queue: mpsc::WeakSender<Pending>, metrics: Metrics, tasks: &Tasks) -> Self {
+    pub fn start(after_commit: AfterCommit, undoing: Undoing, tasks: &Tasks) -> Self {
         let (committed, mut batches) = mpsc::unbounded_channel();
-        let teller = Teller { after_commit, queue, metrics };
+        let teller = Teller { after_commit, undoing };
         tasks.spawn(async move {
             while let Some((part, committed)) = batches.recv().await {
                 teller.tell(part, committed);
@@ -273,8 +267,7 @@ impl Answers {
 /// Tells callers, and the rest of the service, what was committed.
 struct Teller {
     after_commit: AfterCommit,
-    queue: mpsc::WeakSender<Pending>,
-    metrics: Metrics,
+    undoing: Undoing,
 }
 
 impl Teller {
@@ -289,7 +282,7 @@ impl Teller {
             let delivered = pending.answer(answer.map_err(Error::from));
             match undo {
                 Some(Undo::Release(by, release)) if !delivered => {
-                    self.submit_detached(by, Operation::Released(release))
+                    self.undoing.submit(by, Operation::Released(release));
                 }
                 // Without a listener the server has shut down; other instances sweep what it left.
                 Some(Undo::Leave(ticket_id)) if !delivered => drop(self.after_commit.abandoned.send(ticket_id)),
@@ -308,19 +301,5 @@ impl Teller {
             let _ = self.after_commit.expiring_soon.try_send(due);
         }
         request.ask.request_id.is_none().then(|| Undo::Release(by.clone(), ticket))
-    }
-
-    /// Queues an operation that nobody waits for.
-    fn submit_detached(&self, by: Principal, operation: Operation) {
-        let (reply, answer) = oneshot::channel();
-        let deadline = Instant::now() + DETACHED_TIMEOUT;
-        let waits = Some(self.metrics.committer.queued());
-        let pending = Pending { by, operation, deadline, progress: Progress::default(), reply, waits, _room: None };
-        if self.queue.upgrade().is_none_or(|queue| queue.try_send(pending).is_err()) {
-            tracing::warn!("a grant whose caller is gone could not be undone; it will expire");
-            return;
-        }
-        // Somebody has to want the answer, or the operation is not carried out.
-        tokio::spawn(answer);
     }
 }

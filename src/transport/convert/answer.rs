@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use prost_types::Timestamp;
 use time::OffsetDateTime;
-use tonic::Status;
 use uuid::Uuid;
 
 use crate::{
@@ -20,6 +19,7 @@ use crate::{
         report::{EmStatus, Health, Load},
         ticket::{End, EngineInstance, Ticket, TicketState},
     },
+    error::Error,
     service::heartbeat::UnknownTicket,
     transport::proto,
 };
@@ -75,8 +75,8 @@ pub fn unknown_ticket(unknown: UnknownTicket) -> proto::UnknownTicket {
 }
 
 /// An EM with its counters, and what is known of it by its reports.
-pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResource, Status> {
-    let left = em.left().map_err(|error| Status::internal(error.to_string()))?;
+pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResource, Error> {
+    let left = em.left().map_err(Error::defect)?;
     Ok(proto::EmResource {
         em: Some(em_message(&em.instance)),
         total: Some(resource::message(em.total.parts())),

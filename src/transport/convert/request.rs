@@ -1,6 +1,6 @@
 //! What callers send.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use uuid::Uuid;
 
@@ -12,7 +12,10 @@ use crate::{
         report::{Health, Load, Report},
         ticket::EngineInstance,
     },
-    transport::{proto, resource_manager::TICKETS_MAX},
+    transport::{
+        proto,
+        resource_manager::{TICKET_BYTES, TICKETS_MAX},
+    },
 };
 
 use super::resource;
@@ -41,7 +44,11 @@ pub fn ticket_id(field: &str, text: &str) -> Result<Uuid, FieldError> {
 
 /// A duration that stands in `field`.
 pub fn duration(field: &str, duration: prost_types::Duration) -> Result<Duration, FieldError> {
-    Duration::try_from(duration).map_err(|_| FieldError::new(field, "must not be negative"))
+    // Not by the conversion of prost-types, which overflows at its ends.
+    match (u64::try_from(duration.seconds), u32::try_from(duration.nanos)) {
+        (Ok(seconds), Ok(nanos)) => Ok(Duration::new(seconds, nanos)),
+        _ => Err(FieldError::new(field, "must not be negative")),
+    }
 }
 
 /// A registration.
@@ -106,6 +113,25 @@ pub fn load(field: &str, load: proto::Load) -> Result<Load, FieldError> {
     Load::parse(field, load.memory_used, load.memory_max, load.cpu_permille)
 }
 
+/// The tickets that an EM has, each as [`TICKET_BYTES`] bytes.
+fn reported_tickets(field: &str, bytes: &[u8]) -> Result<HashSet<Uuid>, FieldError> {
+    let (ids, rest) = bytes.as_chunks::<TICKET_BYTES>();
+    let named = ids.len();
+    if !rest.is_empty() {
+        let cut = format!("ends after {} of the {TICKET_BYTES} bytes of ticket {}", rest.len(), named + 1);
+        return Err(FieldError::new(field, format!("{cut}; give the {TICKET_BYTES} bytes of each UUID")));
+    }
+    if named > TICKETS_MAX {
+        return Err(FieldError::new(field, format!("has {named} tickets; at most {TICKETS_MAX} are allowed")));
+    }
+    Ok(ids.iter().copied().map(Uuid::from_bytes).collect())
+}
+
+/// The same, written down.
+pub fn ticket_bytes<'a>(tickets: impl IntoIterator<Item = &'a Uuid>) -> Vec<u8> {
+    tickets.into_iter().flat_map(Uuid::as_bytes).copied().collect()
+}
+
 /// A report of an EM.
 pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
     let em = em_instance("em", request.em)?;
@@ -115,12 +141,7 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
         }
     }
     let load = request.load.map(|message| load("load", message)).transpose()?;
-    let named = request.ticket_ids.len();
-    if named > TICKETS_MAX {
-        return Err(FieldError::new("ticket_ids", format!("has {named} tickets; at most {TICKETS_MAX} are allowed")));
-    }
-    let ticket = |(number, id): (usize, &String)| ticket_id(&format!("ticket_ids[{number}]"), id);
-    let tickets = request.ticket_ids.iter().enumerate().map(ticket).collect::<Result<_, _>>()?;
+    let tickets = reported_tickets("ticket_ids", &request.ticket_ids)?;
     let health = health("health", request.health)?;
     Ok(Report { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets })
 }

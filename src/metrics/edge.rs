@@ -1,0 +1,75 @@
+//! The edge of the server, which counts by itself: read when it is asked.
+
+use std::{fmt, sync::Arc};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+
+use crate::transport::edge::gauges::EdgeGauges;
+
+/// Reads the edge's gauges when it is asked.
+#[derive(Debug)]
+pub(super) struct Edge(pub Arc<EdgeGauges>);
+
+/// A gauge: its name, what an operator does with it, what it is, and where it is read.
+type Row = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
+
+const ROWS: [Row; 8] = [
+    (
+        "connections",
+        "Open gRPC connections: if they only grow, some client opens one for each call",
+        MetricType::Gauge,
+        EdgeGauges::connections,
+    ),
+    ("calls", "gRPC calls under way, those that wait in line included", MetricType::Gauge, EdgeGauges::calls),
+    (
+        "request_in_flight_bytes",
+        "Bytes of the messages of calls under way: the memory that large calls take together",
+        MetricType::Gauge,
+        EdgeGauges::bytes_in_flight,
+    ),
+    (
+        "connections_refused_total",
+        "gRPC connections closed at once, because there were too many: find who opens them, or allow more",
+        MetricType::Counter,
+        EdgeGauges::connections_refused,
+    ),
+    (
+        "accept_errors_total",
+        "How often a connection could not be accepted: the log says why, too few files for example",
+        MetricType::Counter,
+        EdgeGauges::accept_errors,
+    ),
+    (
+        "handshakes_late_total",
+        "Connections closed because they did not speak HTTP/2 in time: a client of another protocol, or an attack",
+        MetricType::Counter,
+        EdgeGauges::handshakes_late,
+    ),
+    (
+        "calls_shed_total",
+        "Calls turned away because there was no room for their messages: find who sends so much, or allow more",
+        MetricType::Counter,
+        EdgeGauges::calls_shed,
+    ),
+    (
+        "bodies_late_total",
+        "Calls whose messages took too long to arrive: a bad network, or an attack",
+        MetricType::Counter,
+        EdgeGauges::bodies_late,
+    ),
+];
+
+impl Collector for Edge {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, help, kind, read) in ROWS {
+            let name = format!("linkis_rm_{name}");
+            let value = ConstGauge::new(i64::try_from(read(&self.0)).unwrap_or(i64::MAX));
+            value.encode(encoder.encode_descriptor(&name, &format!("{help}."), None, kind)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,214 @@
+//! One connection: it has to greet in time, and it ends when the server stops and nobody has a call under way on it.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    time::{Instant, Sleep, sleep},
+};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tonic::transport::server::Connected;
+
+use super::{Edge, share::Share};
+
+/// What an HTTP/2 client says first.
+const GREETING_BYTES: usize = 24;
+
+/// How often a connection of a server that stops is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// More than this since the last look, and an answer is still on its way.
+const QUIET_BYTES: usize = 1024;
+
+/// What is known of the other end, and what its calls take.
+#[derive(Debug)]
+pub struct Peer {
+    /// How many calls are under way.
+    pub(super) calls: AtomicUsize,
+    /// Bytes of their bodies.
+    pub(super) bytes: Share,
+}
+
+impl Peer {
+    pub(super) fn new(edge: &Edge) -> Self {
+        Self { calls: AtomicUsize::new(0), bytes: edge.connection_share() }
+    }
+}
+
+/// A connection that was admitted; when it is dropped, there is room for another.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    peer: Arc<Peer>,
+    edge: Arc<Edge>,
+    greeting: Option<Greeting>,
+    closing: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// Who is woken when the server closes.
+    waker: Option<Waker>,
+    last_look: Option<Look>,
+    written: usize,
+}
+
+/// What is still missing of the greeting, and until when.
+#[derive(Debug)]
+struct Greeting {
+    missing: usize,
+    until: Pin<Box<Sleep>>,
+}
+
+/// How the connection was at the last look, and when the next one is.
+#[derive(Debug)]
+struct Look {
+    next: Pin<Box<Sleep>>,
+    written: usize,
+    was_idle: bool,
+}
+
+impl Connection {
+    /// `None` if there are too many.
+    pub(super) fn admit(stream: TcpStream, address: SocketAddr, edge: &Arc<Edge>) -> Option<Self> {
+        if !edge.gauges.held_connections.take(1) {
+            return None;
+        }
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%address, %error, "cannot send small packets at once");
+        }
+        let until = Box::pin(sleep(edge.bounds.handshake_timeout));
+        Some(Self {
+            stream,
+            peer: Arc::new(Peer::new(edge)),
+            edge: edge.clone(),
+            greeting: Some(Greeting { missing: GREETING_BYTES, until }),
+            closing: Box::pin(edge.closing.clone().cancelled_owned()),
+            waker: None,
+            last_look: None,
+            written: 0,
+        })
+    }
+
+    fn has_read(&mut self, bytes: usize) {
+        if let Some(greeting) = &mut self.greeting {
+            greeting.missing = greeting.missing.saturating_sub(bytes);
+            if greeting.missing == 0 {
+                self.greeting = None;
+            }
+        }
+    }
+
+    /// Ready if nothing is to be expected any more: the greeting is late, or the server closes and the connection is idle.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(greeting) = &mut self.greeting
+            && greeting.until.as_mut().poll(cx).is_ready()
+        {
+            self.edge.gauges.ungreeted.add();
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        self.poll_idle(cx).map(Ok)
+    }
+
+    /// Ready when the server closes and nobody has a call under way.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        ready!(self.poll_closing(cx));
+        loop {
+            let look = self.last_look.get_or_insert_with(|| Look {
+                next: Box::pin(sleep(LOOK)),
+                written: self.written,
+                was_idle: false,
+            });
+            ready!(look.next.as_mut().poll(cx));
+            let is_idle = self.peer.calls.load(Ordering::Acquire) == 0 && self.written - look.written <= QUIET_BYTES;
+            // Idle for a whole turn: what was answered last has had the time to leave.
+            if is_idle && look.was_idle {
+                return Poll::Ready(());
+            }
+            (look.written, look.was_idle) = (self.written, is_idle);
+            look.next.as_mut().reset(Instant::now() + LOOK);
+        }
+    }
+
+    /// Ready when the server closes. All connections wait at one place: each is added to it once, and not at every read.
+    fn poll_closing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.edge.closing.is_cancelled() {
+            return Poll::Ready(());
+        }
+        if self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        self.waker = Some(cx.waker().clone());
+        self.closing.as_mut().poll(cx)
+    }
+
+    /// Counts what is written; nothing waits for a reader who does not read when the server closes.
+    fn has_written(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        match polled {
+            Poll::Ready(Ok(bytes)) => self.written = self.written.saturating_add(bytes),
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => return self.poll_idle(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+        }
+        polled
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.edge.gauges.held_connections.give_back(1);
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Arc<Peer>;
+
+    fn connect_info(&self) -> Arc<Peer> {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buffer) {
+            self.has_read(buffer.filled().len() - before);
+            return Poll::Ready(read);
+        }
+        self.poll_end(cx)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.has_written(cx, polled)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.has_written(cx, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

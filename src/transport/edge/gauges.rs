@@ -1,0 +1,98 @@
+//! How much of the edge is taken, and how often somebody was turned away.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Bounds, share::Share};
+
+/// Counted since the instance started, or held now.
+#[derive(Debug)]
+pub struct EdgeGauges {
+    pub(super) held_connections: Share,
+    pub(super) held_bytes: Share,
+    /// Those of them that are in bodies which are not small.
+    pub(super) held_large_bytes: Share,
+    pub(super) calls: Counter,
+    pub(super) refused: Counter,
+    pub(super) accept_errors: Counter,
+    pub(super) ungreeted: Counter,
+    pub(super) shed: Counter,
+    pub(super) late: Counter,
+}
+
+/// Only grows, except for calls under way.
+#[derive(Debug, Default)]
+pub(super) struct Counter(AtomicU64);
+
+impl Counter {
+    pub fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn take_away(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl EdgeGauges {
+    pub(super) fn new(bounds: &Bounds) -> Self {
+        Self {
+            held_connections: Share::of(bounds.connections),
+            held_bytes: Share::of(bounds.body_bytes),
+            held_large_bytes: Share::of(bounds.body_bytes / 2),
+            calls: Counter::default(),
+            refused: Counter::default(),
+            accept_errors: Counter::default(),
+            ungreeted: Counter::default(),
+            shed: Counter::default(),
+            late: Counter::default(),
+        }
+    }
+
+    /// Connections that are open.
+    pub fn connections(&self) -> u64 {
+        as_u64(self.held_connections.taken())
+    }
+
+    /// Calls under way.
+    pub fn calls(&self) -> u64 {
+        self.calls.get()
+    }
+
+    /// Bytes of the bodies of calls under way: what is announced counts from its announcement.
+    pub fn bytes_in_flight(&self) -> u64 {
+        as_u64(self.held_bytes.taken())
+    }
+
+    /// Connections that were turned away because there were too many.
+    pub fn connections_refused(&self) -> u64 {
+        self.refused.get()
+    }
+
+    /// How often a connection could not be accepted.
+    pub fn accept_errors(&self) -> u64 {
+        self.accept_errors.get()
+    }
+
+    /// Connections that were closed because they did not speak HTTP/2 in time.
+    pub fn handshakes_late(&self) -> u64 {
+        self.ungreeted.get()
+    }
+
+    /// Calls that were turned away because there was no room for their bodies.
+    pub fn calls_shed(&self) -> u64 {
+        self.shed.get()
+    }
+
+    /// Calls whose bodies took too long to arrive.
+    pub fn bodies_late(&self) -> u64 {
+        self.late.get()
+    }
+}
+
+fn as_u64(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,139 @@
+//! The edge: what the world may use of this instance before anybody has looked at what it wants.
+//!
+//! Every connection, every byte that is kept of a body and every wait for one has a bound, so that no caller, and no crowd of them,
+//! takes what the others need. What one connection can make the process keep is the sum of its streams' headers, of what was
+//! received and not yet read (a window, [`Bounds::connection_window`]), and of the bodies of its calls (a share of [`Bounds::body_bytes`]).
+//!
+//! - `listener`: the accept loop, and who is turned away;
+//! - `connection`: one connection: its greeting in time, and its end when the server stops;
+//! - `calls`: in front of every service: what a body may take, and what is told of a defect;
+//! - [`gauges`]: how much of it all is taken.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::transport::message_size::HEARTBEAT_BYTES_MAX;
+
+use gauges::EdgeGauges;
+use seldom::Seldom;
+use share::Share;
+
+mod calls;
+mod connection;
+pub mod gauges;
+mod listener;
+mod open_files;
+mod seldom;
+mod share;
+
+pub use calls::Calls;
+pub use connection::Connection;
+pub use listener::accept;
+pub use open_files::make_room;
+
+/// How much one call may have sent that nobody has read.
+pub const STREAM_WINDOW: u32 = 64 << 10;
+
+/// How much each call of a connection adds to what they all may have sent that nobody has read. A connection with many small unread
+/// pieces is ended by the HTTP/2 library: it reckons each as 256 bytes, and allows for half a window of them. So there is room for
+/// two of each call.
+const WINDOW_PER_CALL: u32 = 1 << 10;
+
+/// The smallest window of a connection.
+const CONNECTION_WINDOW_MIN: u32 = 256 << 10;
+
+/// How many reflection streams there may be. They are read only as far as their answers are, so that each may leave a window unread.
+const REFLECTIONS_MAX: usize = 256;
+
+/// The largest headers of a call, uncompressed.
+pub const HEADER_BYTES_MAX: u32 = 8 << 10;
+
+/// A body up to this size is small: all others together leave half of the room to these.
+const SMALL_BODY_BYTES: usize = 64 << 10;
+
+/// Which part of the room for bodies one connection may take: one of so many.
+const CONNECTION_SHARES: usize = 4;
+
+/// The largest body: a flag and a length stand before its message.
+const BODY_BYTES_MAX: usize = PREFIX_BYTES + HEARTBEAT_BYTES_MAX;
+
+/// How many bytes stand before a message.
+const PREFIX_BYTES: usize = 5;
+
+/// The least room for bodies: one connection's share takes the largest.
+pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
+
+/// What callers may take of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// How many connections there may be.
+    pub connections: usize,
+    /// How many calls one connection may have under way.
+    pub connection_streams: u32,
+    /// How long a new connection may take for its first words.
+    pub handshake_timeout: Duration,
+    /// How long the body of a call may take to arrive.
+    pub body_timeout: Duration,
+    /// How many bytes the bodies of all calls under way may have together; at least [`BODY_BYTES_LEAST`].
+    pub body_bytes: usize,
+}
+
+impl Bounds {
+    /// What holds if nothing else is set.
+    pub const DEFAULT: Self = Self {
+        connections: 16_384,
+        connection_streams: 1024,
+        handshake_timeout: Duration::from_secs(5),
+        body_timeout: Duration::from_secs(10),
+        body_bytes: 64 << 20,
+    };
+
+    /// How much all calls of one connection may have sent that nobody has read, in bytes.
+    pub fn connection_window(&self) -> u32 {
+        self.connection_streams.saturating_mul(WINDOW_PER_CALL).max(CONNECTION_WINDOW_MIN)
+    }
+}
+
+/// The edge of one instance.
+#[derive(Debug)]
+pub struct Edge {
+    bounds: Bounds,
+    gauges: Arc<EdgeGauges>,
+    reflections: Share,
+    /// Cancelled when whatever only lingers has to end.
+    closing: CancellationToken,
+    /// Logged of connections that could not be accepted, or were turned away.
+    turned_away: Seldom,
+    /// Logged of calls that met a defect.
+    defects: Seldom,
+}
+
+impl Edge {
+    /// Nobody is there yet.
+    pub fn new(bounds: Bounds) -> Arc<Self> {
+        Arc::new(Self {
+            bounds,
+            gauges: Arc::new(EdgeGauges::new(&bounds)),
+            reflections: Share::of(REFLECTIONS_MAX),
+            closing: CancellationToken::new(),
+            turned_away: Seldom::new(1, Duration::from_secs(5)),
+            defects: Seldom::new(20, Duration::from_secs(1)),
+        })
+    }
+
+    /// How much is taken.
+    pub fn gauges(&self) -> Arc<EdgeGauges> {
+        self.gauges.clone()
+    }
+
+    /// Ends what only lingers: streams that have no end of their own, and connections without a call.
+    pub fn close(&self) {
+        self.closing.cancel();
+    }
+
+    /// What the bodies of one connection may take.
+    fn connection_share(&self) -> Share {
+        Share::of(self.bounds.body_bytes / CONNECTION_SHARES)
+    }
+}

@@ -1,0 +1,48 @@
+//! A part of something that there is only so much of.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How much is taken, and how much may be.
+#[derive(Debug)]
+pub struct Share {
+    taken: AtomicUsize,
+    most: usize,
+}
+
+impl Share {
+    /// Nothing is taken of `most`.
+    pub fn of(most: usize) -> Self {
+        Self { taken: AtomicUsize::new(0), most }
+    }
+
+    /// Takes `amount`, unless so much is not left.
+    pub fn take(&self, amount: usize) -> bool {
+        let fits = |taken: usize| taken.checked_add(amount).filter(|taken| *taken <= self.most);
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    }
+
+    /// Gives back what was taken.
+    pub fn give_back(&self, amount: usize) {
+        self.taken.fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    /// How much is taken.
+    pub fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_taken_than_there_is() {
+        let share = Share::of(10);
+        assert!(share.take(7) && !share.take(4) && share.take(3) && !share.take(1));
+        assert!(!share.take(usize::MAX));
+        share.give_back(7);
+        assert!(share.take(0) && share.take(7));
+        assert_eq!(share.taken(), 10);
+    }
+}

@@ -1,0 +1,333 @@
+//! What callers can do to a server without a single valid call: it stays small, serves the others, and stops when it is told to.
+
+use std::{
+    future::poll_fn,
+    process::Command,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use h2::client::{ResponseFuture, SendRequest};
+use http::{HeaderMap, Request};
+use linkis_rm::{
+    domain::{
+        em::Em,
+        report::{Health, Report},
+    },
+    server::Ending,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+};
+use tonic::{Code, codegen::Bytes, transport::Channel};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_client::ServerReflectionClient};
+use uuid::Uuid;
+
+use crate::harness::*;
+
+const MB: usize = 1 << 20;
+
+/// A server in a process of its own, with other settings than usual; and what it logs.
+fn server(database: &Database, settings: &[(&str, &str)]) -> (Process, Arc<Mutex<Vec<String>>>) {
+    let log = Arc::new(Mutex::new(vec![]));
+    let mut command = Command::new(PROGRAM);
+    let settings = settings.iter().map(|(name, value)| (format!("LINKIS_RM_{name}"), value));
+    command.args(["--database-url", &database.url()]).envs(settings);
+    let keep = log.clone();
+    (Process::start_command(&mut command, move |line| keep.lock().unwrap().push(line)), log)
+}
+
+fn lines(log: &Mutex<Vec<String>>, what: &str) -> Vec<String> {
+    log.lock().unwrap().iter().filter(|line| line.contains(what)).cloned().collect()
+}
+
+/// Nothing but a connection.
+async fn tcp(address: &str) -> TcpStream {
+    TcpStream::connect(address.strip_prefix("http://").unwrap()).await.unwrap()
+}
+
+/// Whether the server ends a connection within `longest`.
+async fn is_ended(stream: &mut TcpStream, longest: Duration) -> bool {
+    let read = async { while stream.read(&mut [0; 1024]).await.is_ok_and(|bytes| bytes > 0) {} };
+    tokio::time::timeout(longest, read).await.is_ok()
+}
+
+/// A connection that speaks HTTP/2 and nothing else.
+struct Raw {
+    requests: SendRequest<Bytes>,
+    address: String,
+}
+
+impl Raw {
+    async fn connect(address: &str) -> Self {
+        let (requests, connection) = h2::client::handshake(tcp(address).await).await.unwrap();
+        tokio::spawn(connection);
+        Self { requests, address: address.to_owned() }
+    }
+
+    /// Begins a call; answers with what is to be awaited, and where its body goes.
+    async fn call(&self, method: &str) -> (ResponseFuture, h2::SendStream<Bytes>) {
+        let uri = format!("{}/linkis.rm.v1.{method}", self.address);
+        let call = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        let mut ready = self.requests.clone().ready().await.unwrap();
+        ready.send_request(call.body(()).unwrap(), false).unwrap()
+    }
+}
+
+/// The beginning of a message of `length` bytes.
+fn message_prefix(length: usize) -> Vec<u8> {
+    [&[0], u32::try_from(length).unwrap().to_be_bytes().as_slice()].concat()
+}
+
+/// Sends `body` as the server takes it; false if it does not want it all.
+async fn send(stream: &mut h2::SendStream<Bytes>, mut body: Bytes) -> bool {
+    while !body.is_empty() {
+        stream.reserve_capacity(body.len());
+        let Some(Ok(capacity)) = poll_fn(|cx| stream.poll_capacity(cx)).await else { return false };
+        if stream.send_data(body.split_to(capacity.min(body.len())), false).is_err() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Sends a heartbeat of `length` bytes without the last one; the call's headers follow once the server has had enough of it.
+async fn half_sent(raw: &Raw, length: usize, calls: &mut JoinSet<Option<HeaderMap>>) {
+    let (answer, mut stream) = raw.call("ResourceManagerService/Heartbeat").await;
+    calls.spawn(async move {
+        let mut body = message_prefix(length);
+        body.resize(length + 4, 0);
+        send(&mut stream, body.into()).await;
+        let answered = answer.await.ok().map(|answer| answer.headers().clone());
+        drop(stream);
+        answered
+    });
+}
+
+/// 400 heartbeats without their last bytes, on one connection, take at most 64 MB; they are refused with a reason, and the others
+/// are served meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_sent_heartbeats_take_little_memory() {
+    let database = Database::fresh().await;
+    let process = Process::start(&["--database-url", &database.url()]);
+    let host = em("host1");
+    process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let idle = process.memory();
+    let raw = Raw::connect(&process.address).await;
+    let mut calls = JoinSet::new();
+    for _ in 0..400 {
+        half_sent(&raw, 1_600_000, &mut calls).await;
+    }
+    let (mut most, mut refused, mut rounds) = (idle, 0, 0);
+    // Until nothing happens any more, or too much has.
+    while rounds < 20 && most - idle <= 64 * MB {
+        rounds += 1;
+        let grant = process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        process.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+        while let Ok(Some(answer)) = tokio::time::timeout(Duration::from_millis(20), calls.join_next()).await {
+            let headers = answer.unwrap().expect("a status");
+            assert_eq!(headers["grpc-status"], "8", "{headers:?}");
+            (refused, rounds) = (refused + 1, 0);
+        }
+        most = most.max(process.memory());
+    }
+    println!("idle {} MB, most {} MB, refused {refused}", idle / MB, most / MB);
+    assert!(most - idle <= 64 * MB, "{} MB above idle", (most - idle) / MB);
+    assert!((300..400).contains(&refused), "{refused} were refused");
+}
+
+fn report(em: &Em, sequence: i64, tickets: u128) -> Report {
+    let tickets = (0..tickets).map(Uuid::from_u128).collect();
+    Report { em: em.instance.clone(), epoch: em.epoch, sequence, health: Health::Healthy, load: None, tickets }
+}
+
+/// Large messages that stand still take only their share: others are told when to try again, small ones pass, and with the
+/// connections their room comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_without_room_is_told_to_try_again() {
+    let database = Database::fresh().await;
+    let (process, _) = server(&database, &[("MAX_BODY_BYTES", "8m")]);
+    let host = em("host1");
+    let registered = process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let (first, second, mut calls) =
+        (Raw::connect(&process.address).await, Raw::connect(&process.address).await, JoinSet::new());
+    half_sent(&first, 1_700_000, &mut calls).await;
+    half_sent(&second, 1_700_000, &mut calls).await;
+    let large = report(&registered, 1, 80_000);
+    eventually("the room is taken", Duration::from_secs(5), || async {
+        process.client.heartbeat(&large).await.is_err_and(|error| {
+            assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::ResourceExhausted), Some("OVERLOADED")));
+            error.retry_after().is_some()
+        })
+    })
+    .await;
+    process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    process.client.heartbeat(&report(&registered, 2, 100)).await.unwrap();
+    calls.shutdown().await;
+    drop((first, second));
+    eventually("there is room again", Duration::from_secs(5), || async {
+        process.client.heartbeat(&report(&registered, 3, 80_000)).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_that_does_not_arrive_is_not_waited_for() {
+    let database = Database::fresh().await;
+    let (process, _) = server(&database, &[("BODY_TIMEOUT", "300ms")]);
+    let (raw, mut calls) = (Raw::connect(&process.address).await, JoinSet::new());
+    half_sent(&raw, 1000, &mut calls).await;
+    let answer = tokio::time::timeout(Duration::from_secs(5), calls.join_next()).await.expect("an answer");
+    let headers = answer.unwrap().unwrap().unwrap();
+    assert_eq!(headers["grpc-status"], "4", "{headers:?}");
+    // A call that is only answered late is something else.
+    process.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
+    let asked = request(&em("host1"), "hadoop", load(1, 1, 1));
+    process.client.request_resource(&asked).await.granted();
+    let waits = linkis_rm::client::ResourceRequest { wait_timeout: Duration::from_secs(1), ..asked };
+    process.client.request_resource(&waits).await.refused();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_beyond_the_bound_are_closed_and_the_others_served() {
+    let database = Database::fresh().await;
+    let (process, log) = server(&database, &[("MAX_CONNECTIONS", "5"), ("HANDSHAKE_TIMEOUT", "1h")]);
+    process.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let mut held = vec![];
+    for _ in 0..4 {
+        held.push(tcp(&process.address).await);
+    }
+    for _ in 0..20 {
+        assert!(is_ended(&mut tcp(&process.address).await, Duration::from_secs(2)).await, "one too many is closed");
+        process.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    }
+    assert!(!is_ended(&mut held[0], Duration::from_millis(100)).await, "those who were first stay");
+    assert!(client(&process.address).ems().await.is_err());
+    drop(held);
+    eventually("there is room for others", Duration::from_secs(5), || async {
+        client(&process.address).ems().await.is_ok()
+    })
+    .await;
+    let told = lines(&log, "turned a connection away");
+    assert!((1..=2).contains(&told.len()), "once in five seconds: {told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_says_nothing_is_closed() {
+    let database = Database::fresh().await;
+    let (process, _) = server(&database, &[("HANDSHAKE_TIMEOUT", "300ms")]);
+    let (mut silent, mut slow) = (tcp(&process.address).await, tcp(&process.address).await);
+    slow.write_all(b"PRI * HTTP/2.0").await.unwrap();
+    process.client.ems().await.unwrap();
+    assert!(is_ended(&mut silent, Duration::from_secs(5)).await && is_ended(&mut slow, Duration::from_secs(5)).await);
+    process.client.ems().await.expect("one that has spoken stays");
+}
+
+/// Without files for new connections, those that there are are served; the log says what is missing, seldom; and once there are
+/// files again, so are connections.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_cannot_be_accepted_are_logged() {
+    let database = Database::fresh().await;
+    let (process, log) = server(&database, &[]);
+    process.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let files = |current| {
+        let rlimit = Rlimit { current: Some(current), maximum: getrlimit(Resource::Nofile).maximum };
+        prlimit(Some(process.pid()), Resource::Nofile, rlimit).unwrap().current
+    };
+    let before = files(10).unwrap();
+    let waiting = client(&process.address);
+    let late = tokio::spawn(async move { waiting.ems().await });
+    eventually("it is told", Duration::from_secs(5), || async { !lines(&log, "cannot accept connections").is_empty() })
+        .await;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(1) {
+        process.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    }
+    let told = lines(&log, "cannot accept connections");
+    assert!(told.len() == 1 && told[0].contains("Too many open files"), "{told:?}");
+    files(before);
+    late.await.unwrap().unwrap();
+}
+
+/// More callers than one connection carries at once wait for each other, and all are answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_callers_share_one_connection() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(10_000, 10_000, 10_000))).await.unwrap();
+    let mut calls = JoinSet::new();
+    for n in 0..3000 {
+        let client = rm.client.clone();
+        calls.spawn(async move {
+            client.request_resource(&request(&em("host1"), &format!("user{n}"), load(1, 1, 1))).await.granted()
+        });
+    }
+    assert_eq!(calls.join_all().await.len(), 3000);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3000);
+}
+
+/// Nobody who has no call under way keeps a server from stopping; who watches its health hears of it first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_does_not_wait_for_those_who_only_linger() {
+    let database = Database::fresh().await;
+    let (rm, _) = server(&database, &[]);
+    let channel = Channel::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
+    let mut watch = HealthClient::new(channel.clone()).watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    while watch.message().await.unwrap().unwrap().status() != ServingStatus::Serving {}
+    let questions = tokio_stream::pending::<ServerReflectionRequest>();
+    let mut reflection =
+        ServerReflectionClient::new(channel).server_reflection_info(questions).await.unwrap().into_inner();
+    let (_silent, mut rude) = (tcp(&rm.address).await, tcp(&rm.address).await);
+    // It speaks, and then neither answers nor goes.
+    rude.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    rm.client.ems().await.unwrap();
+    let start = Instant::now();
+    assert_eq!(tokio::task::spawn_blocking(|| rm.terminate()).await.unwrap(), Some(0));
+    let took = start.elapsed();
+    // It may have been told more than once that all was well.
+    while watch.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
+    assert_eq!(watch.message().await.unwrap_err().code(), Code::Unavailable);
+    assert!(!matches!(reflection.message().await, Ok(Some(_))));
+    assert!(took < Duration::from_secs(2), "it took {took:?}");
+}
+
+/// A call that is under way when the server is told to stop is finished, however long the others have gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_waits_for_calls_under_way() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let client = rm.client.clone();
+    let call =
+        tokio::spawn(async move { client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let pool = database.pool.clone();
+    let letting_go = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&pool).await.unwrap();
+    });
+    assert_eq!(rm.stop().await, Ending::Drained);
+    call.await.unwrap().granted();
+    letting_go.await.unwrap();
+}
+
+/// What is behind an answer that only says that there is a defect stands in the log, once, with the call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_defect_is_logged_once_with_its_call() {
+    let database = Database::fresh().await;
+    let (process, log) = server(&database, &[]);
+    process.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
+    assert!(process.client.em(&em("host2")).await.is_err());
+    sqlx::raw_sql("ALTER TABLE linkis_em_resource_meta_data RENAME TO gone").execute(&database.pool).await.unwrap();
+    let error = process.client.em(&em("host1")).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Internal), Some("INTERNAL")));
+    eventually("it is logged", Duration::from_secs(5), || async { !lines(&log, "ERROR").is_empty() }).await;
+    let told = lines(&log, "ERROR");
+    assert!(told.len() == 1 && told[0].contains("UsageService/GetEm"), "{told:?}");
+    assert!(told[0].contains("\"linkis_em_resource_meta_data\" does not exist"), "{told:?}");
+}
