@@ -6,11 +6,17 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError, RwLock},
-    time::{Duration, Instant},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use uuid::Uuid;
 
 use crate::{
@@ -19,23 +25,25 @@ use crate::{
         judgement::{self, Short, judge},
         ledger::{LineView, Standing},
         limit::Limits,
-        line::Line,
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
-        placement::View,
         report::Statuses,
         scope::{Scope, Usage},
     },
     error::Error,
-    service::tasks::Tasks,
+    service::{shared_try::SharedTry, tasks::Tasks},
     store::{
         Store, StoreError, em_report, em_resource, label_resource,
         limit::InForce,
         request_id,
-        session::{Session, answered},
+        session::{Session, answered, answered_within},
         waiting,
     },
 };
+
+mod seen;
+
+pub use seen::Seen;
 
 /// How many looks may wait.
 const QUEUE_MAX: usize = 16_384;
@@ -45,96 +53,6 @@ const BATCH_MAX: usize = 1024;
 
 /// How many EMs one statement reads when all are seen anew.
 const SEE_ALL_PAGE: i64 = 1000;
-
-/// How things stood when they were last seen, by this instance.
-#[derive(Clone, Debug, Default)]
-pub struct Seen {
-    state: Arc<Mutex<State>>,
-    choice: Arc<Choice>,
-}
-
-/// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
-/// here, and the next one who chooses takes it over.
-#[derive(Debug, Default)]
-struct Choice {
-    view: RwLock<View>,
-    /// EMs as they stand since the view was made, `None` for one that went; nothing as long as nobody has chosen.
-    changes: Mutex<Option<HashMap<EmInstance, Option<Em>>>>,
-}
-
-impl Choice {
-    fn note(&self, ems: &[Em], gone: &[EmInstance]) {
-        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(changes) = &mut *changes {
-            changes.extend(gone.iter().map(|em| (em.clone(), None)));
-            changes.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
-        }
-    }
-
-    fn replace(&self, view: View) {
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
-        *self.changes.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashMap::new());
-    }
-
-    fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
-        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take);
-        let changes = changes.unwrap_or_default();
-        if !changes.is_empty() {
-            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
-            for (instance, em) in changes {
-                match em {
-                    Some(em) => view.update(em),
-                    None => drop(view.remove(&instance)),
-                }
-            }
-        }
-        look(&self.view.read().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Seen {
-    /// Remembers how things stand.
-    pub fn update(&self, standing: Standing) {
-        self.choice.note(&standing.ems, &standing.gone);
-        let mut seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if standing.limits.version() != seen.limits.version() {
-            // Counters of other label sets would only fill the memory.
-            seen.scopes.clear();
-            seen.limits = standing.limits;
-        }
-        for gone in &standing.gone {
-            seen.ems.remove(gone);
-        }
-        seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
-        seen.scopes.extend(standing.scopes);
-        match standing.line.spots {
-            Some(spots) => seen.line.line.replace(spots, &standing.line.line),
-            None => seen.line.line = Line::default(),
-        }
-    }
-
-    /// Whether the request fitted when what it needs was last seen.
-    fn fitted(&self, request: &Request) -> bool {
-        let seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.fits(request)
-    }
-
-    /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
-    fn replace_ems(&self, ems: Vec<Em>, statuses: &Statuses) {
-        self.choice.replace(View::new(ems, statuses));
-    }
-
-    /// Remembers how some EMs stand.
-    fn take_over(&self, ems: HashMap<EmInstance, Em>) {
-        let ems: Vec<Em> = ems.into_values().collect();
-        self.choice.note(&ems, &[]);
-    }
-
-    fn forget(&self, em: &EmInstance) {
-        self.choice.note(&[], std::slice::from_ref(em));
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).ems.remove(em);
-    }
-}
 
 /// What a look shows.
 #[derive(Debug)]
@@ -152,8 +70,9 @@ pub struct Judge {
     seen: Seen,
     store: Store,
     silent_after: Duration,
-    /// When all EMs were last seen.
-    seen_all: Arc<tokio::sync::Mutex<Option<Instant>>>,
+    seen_all: SharedTry,
+    /// Whether the limits are being changed, and no look gets past that.
+    fenced: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -163,27 +82,13 @@ struct Look {
 }
 
 impl Judge {
-    /// Sees all EMs anew, if that was last done longer than `age` ago. Many who ask at once share one read.
-    pub async fn see_all(&self, age: Duration) -> Result<(), Error> {
-        let asked = Instant::now();
-        let mut seen_all = self.seen_all.lock().await;
-        if seen_all.is_some_and(|last| last + age >= asked) {
-            return Ok(());
-        }
-        let (start, mut ems) = (Instant::now(), Vec::new());
-        loop {
-            let after = ems.last().map(|em: &Em| em.instance.clone());
-            let page = answered(em_resource::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE)).await?;
-            let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
-            ems.extend(page);
-            if is_last {
-                break;
-            }
-        }
-        let statuses = answered(self.statuses()).await?;
-        self.seen.replace_ems(ems, &statuses);
-        *seen_all = Some(start);
-        Ok(())
+    /// Sees all EMs anew, if that was last begun longer than `age` ago. All who ask at once share one read, or its failure.
+    ///
+    /// # Errors
+    /// Those of the database; [`Error::Unavailable`] if it has not answered until `deadline`.
+    pub async fn see_all(&self, age: Duration, deadline: Instant) -> Result<(), Error> {
+        let read = || read_all(self.store.clone(), self.seen.clone(), self.silent_after);
+        self.seen_all.done(age, deadline, read).await
     }
 
     /// Sees some EMs anew.
@@ -193,34 +98,19 @@ impl Judge {
         Ok(())
     }
 
-    /// What is known of all EMs by their reports.
-    async fn statuses(&self) -> Result<Statuses, StoreError> {
-        let (mut statuses, mut after) = (Statuses::new(), None);
-        loop {
-            let page =
-                answered(em_report::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE, self.silent_after)).await?;
-            let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
-            after = page.last().map(|(em, _)| em.clone());
-            statuses.extend(page);
-            if is_last {
-                return Ok(statuses);
-            }
-        }
-    }
-
     /// Up to `most` EMs on which the request fitted when they were last seen, the best first.
     pub fn candidates(&self, ask: &Ask, most: usize) -> Vec<EmInstance> {
-        self.seen.choice.look(|view| view.candidates(ask, most))
+        self.seen.choose(|view| view.candidates(ask, most))
     }
 
     /// The EM that tells best why the request fits nowhere.
     pub fn closest(&self, ask: &Ask) -> Option<EmInstance> {
-        self.seen.choice.look(|view| view.closest(ask))
+        self.seen.choose(|view| view.closest(ask))
     }
 
     /// Why no EM can be chosen for the request.
     pub fn none_for(&self, ask: &Ask) -> Rejection {
-        match self.seen.choice.look(|view| view.matching(ask)) {
+        match self.seen.choose(|view| view.matching(ask)) {
             0 => Rejection::NoEmMatches(format!("{:?}", ask.labels.as_map())),
             matching => Rejection::NoEmAvailable { matching },
         }
@@ -229,8 +119,9 @@ impl Judge {
     /// Starts the task that looks; it ends when all clones of the judge are gone. EMs that report are silent after `silent_after`.
     pub fn start(store: &Store, seen: Seen, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
-        tasks.spawn(run(inbox, seen.clone(), store.session()));
-        Self { queue, seen, store: store.clone(), silent_after, seen_all: Arc::default() }
+        let fenced = Arc::new(AtomicBool::new(false));
+        tasks.spawn(run(inbox, seen.clone(), store.session(), fenced.clone()));
+        Self { queue, seen, store: store.clone(), silent_after, seen_all: SharedTry::new(tasks), fenced }
     }
 
     /// Whether a fresh look is due before the request goes to the committer.
@@ -239,17 +130,51 @@ impl Judge {
     }
 
     /// What a fresh look shows. A request whose request id was used before fits: its answer was given then.
-    pub async fn look(&self, request: Request) -> Result<Verdict, Error> {
+    ///
+    /// # Errors
+    /// Why the ledger would reject it, and those of the database. At `deadline`, [`Error::LockTimeout`] if the limits are being
+    /// changed, and [`Error::Unavailable`] if the database has not answered.
+    pub async fn look(&self, request: Request, deadline: Instant) -> Result<Verdict, Error> {
         let (reply, answer) = oneshot::channel();
         self.queue.try_send(Look { request, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
-        answer.await.unwrap_or(Err(Error::ShuttingDown))
+        let answer = async { answer.await.unwrap_or(Err(Error::ShuttingDown)) };
+        match answered_within(deadline.saturating_duration_since(Instant::now()), answer).await {
+            Err(Error::Unavailable(_)) if self.fenced.load(Ordering::Relaxed) => Err(Error::LockTimeout),
+            answer => answer,
+        }
     }
 }
 
-async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) {
+/// Reads all EMs, and what is known of them by their reports.
+async fn read_all(store: Store, seen: Seen, silent_after: Duration) -> Result<(), Error> {
+    let mut ems = Vec::new();
+    loop {
+        let after = ems.last().map(|em: &Em| em.instance.clone());
+        let page = answered(em_resource::list(store.pool(), after.as_ref(), SEE_ALL_PAGE)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
+        ems.extend(page);
+        if is_last {
+            break;
+        }
+    }
+    let (mut statuses, mut after) = (Statuses::new(), None);
+    loop {
+        let page = answered(em_report::list(store.pool(), after.as_ref(), SEE_ALL_PAGE, silent_after)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
+        after = page.last().map(|(em, _)| em.clone());
+        statuses.extend(page);
+        if is_last {
+            break;
+        }
+    }
+    seen.replace_ems(ems, &statuses);
+    Ok(())
+}
+
+async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, fenced: Arc<AtomicBool>) {
     let mut looks = Vec::with_capacity(BATCH_MAX);
     let mut limits = Arc::default();
     while inbox.recv_many(&mut looks, BATCH_MAX).await > 0 {
@@ -262,8 +187,10 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
         while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
         {
             // The limits are being changed: soon there will be others to look by.
+            fenced.store(true, Ordering::Relaxed);
             state = answered(read(&mut session, &looks, &limits)).await;
         }
+        fenced.store(false, Ordering::Relaxed);
         if reused && state.is_err() {
             // A connection that broke while it was idle costs no more than a new one.
             session.reset();

@@ -9,6 +9,7 @@
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
 //! - [`silence`]: gives up EMs that are not heard of any more;
 //! - [`retention`]: forgets what history need not remember;
+//! - [`shared_try`]: one try for all who want the same at the same time;
 //! - [`tasks`]: what all of it runs in;
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
@@ -21,6 +22,7 @@ pub mod judge;
 pub mod limits;
 pub mod request_resource;
 pub mod retention;
+pub mod shared_try;
 pub mod silence;
 pub mod tasks;
 pub mod usage;

@@ -69,22 +69,27 @@ impl RequestResourceService {
     }
 
     /// What the request would be answered now, and on which EM; nothing is granted.
-    pub async fn dry_run(&self, em: Option<EmInstance>, ask: Ask) -> Result<(EmInstance, Verdict), Error> {
+    pub async fn dry_run(
+        &self,
+        em: Option<EmInstance>,
+        ask: Ask,
+        deadline: Instant,
+    ) -> Result<(EmInstance, Verdict), Error> {
         let em = match em {
             Some(em) => em,
             None => {
-                self.judge.see_all(Duration::ZERO).await?;
+                self.judge.see_all(Duration::ZERO, deadline).await?;
                 let candidate = self.judge.candidates(&ask, 1).pop();
                 candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?
             }
         };
-        let verdict = self.judge.look(request(em.clone(), &ask)).await?;
+        let verdict = self.judge.look(request(em.clone(), &ask), deadline).await?;
         Ok((em, verdict))
     }
 
     async fn request_on(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {
         if self.judge.is_doubtful(&request)
-            && let Verdict::Refused(short) = self.judge.look(request.clone()).await?
+            && let Verdict::Refused(short) = self.judge.look(request.clone(), deadline).await?
         {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
@@ -95,7 +100,7 @@ impl RequestResourceService {
     /// none, the one that comes closest says why.
     async fn choose(&self, ask: &Ask, deadline: Instant) -> Result<Outcome, Error> {
         for age in [VIEW_AGE, Duration::ZERO] {
-            self.judge.see_all(age).await?;
+            self.judge.see_all(age, deadline).await?;
             for em in self.judge.candidates(ask, CANDIDATES_MAX) {
                 match self.request_on(request(em, ask), deadline).await {
                     // Somebody was faster; another EM may still have room.
@@ -181,7 +186,7 @@ impl RequestResourceService {
         if !caller.any_em() {
             return Ok(None);
         }
-        self.judge.see_all(Duration::ZERO).await?;
+        self.judge.see_all(Duration::ZERO, caller.until()).await?;
         Ok(self.judge.closest(&request.ask).filter(|em| *em != request.em))
     }
 
@@ -216,16 +221,16 @@ impl RequestResourceService {
     ) -> Result<Option<Option<EmInstance>>, Error> {
         request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
         if caller.any_em() {
-            self.judge.see_all(VIEW_AGE).await?;
+            self.judge.see_all(VIEW_AGE, caller.until()).await?;
             for em in self.judge.candidates(&request.ask, CANDIDATES_MAX) {
                 let there = Request { em: em.clone(), ..request.clone() };
-                if matches!(self.judge.look(there).await, Ok(Verdict::Fits)) {
+                if matches!(self.judge.look(there, caller.until()).await, Ok(Verdict::Fits)) {
                     return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
             }
         }
         let stands_well = |short: &Short| !short.refusal.never_fits && short.spots == caller.spots();
-        match self.judge.look(request.clone()).await {
+        match self.judge.look(request.clone(), caller.until()).await {
             Ok(Verdict::Refused(short)) if stands_well(&short) => Ok(None),
             // The ledger decides, also what to tell about an EM that has gone.
             Ok(_) | Err(Error::Rejected(_)) => Ok(Some(None)),
