@@ -1,6 +1,6 @@
 //! Puts an instance together, serves it, and takes it down in order.
 
-use std::{future::Future, net::SocketAddr, time::Duration};
+use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use sqlx::postgres::PgConnectOptions;
 use tokio::{net::TcpListener, sync::mpsc};
@@ -22,7 +22,7 @@ use crate::{
         retention, silence,
         tasks::Tasks,
         usage::Usage,
-        waiting::{self, WaitingLine},
+        waiting::{self, LineCounts, WaitingLine},
     },
     store::{Store, StoreError},
     transport::{
@@ -71,6 +71,7 @@ pub struct Server {
     listener: TcpListener,
     store: Store,
     options: Options,
+    line_counts: Arc<LineCounts>,
 }
 
 /// Why a server cannot serve.
@@ -132,12 +133,17 @@ impl Server {
         options: Options,
     ) -> Result<Self, ServerError> {
         let store = Store::open(database).await?;
-        Ok(Self { listener, store, options })
+        Ok(Self { listener, store, options, line_counts: Arc::default() })
     }
 
     /// Makes `rules` all the limits there are.
     pub async fn replace_limits(&self, rules: &[Rule]) -> Result<(), Error> {
         LimitService::new(self.store.clone()).replace(rules).await
+    }
+
+    /// What those who wait on it cost.
+    pub fn line_counts(&self) -> Arc<LineCounts> {
+        self.line_counts.clone()
     }
 
     /// Where it listens.
@@ -147,11 +153,11 @@ impl Server {
 
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
-        let Self { listener, store, options } = self;
+        let Self { listener, store, options, line_counts } = self;
         let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
-        let router = assemble(&store, &options, &tasks, &stopping)?.add_service(health_service);
+        let router = assemble(&store, &options, line_counts, &tasks, &stopping)?.add_service(health_service);
         tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
         tasks.close();
 
@@ -187,12 +193,13 @@ impl Server {
 fn assemble(
     store: &Store,
     options: &Options,
+    line_counts: Arc<LineCounts>,
     tasks: &Tasks,
     stopping: &CancellationToken,
 ) -> Result<Router, ServerError> {
     let seen = Seen::default();
     let (expiring_soon, expiring) = mpsc::unbounded_channel();
-    let (line, leaving) = WaitingLine::new(store.clone(), stopping.clone());
+    let (line, leaving) = WaitingLine::new(store.clone(), line_counts, tasks, stopping.clone());
     let after_commit = AfterCommit { seen: seen.clone(), expiring_soon, abandoned: line.leaving() };
     let committer = Committer::start(store.clone(), after_commit, tasks).map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen, options.patience.silent_after, tasks);

@@ -15,7 +15,7 @@ use super::{
     em::{Em, EmInstance},
     judgement::{fits, judge},
     limit::{LimitedScope, Limits},
-    line::{Line, Place, Spot, Spots},
+    line::{FreedSpots, Line, MUCH, Place, Spot, Spots},
     name::Name,
     operation::{Grant, Inited, Operation, Outcome, Reap, Register, Rejection, Released, Request, RequestRecord},
     refusal::{Refusal, ScopeShortage},
@@ -95,7 +95,7 @@ pub struct Deltas {
     /// Tickets that are new.
     pub granted: Vec<Ticket>,
     /// Where there is more room now, or a place less ahead: nothing to write, but something to tell those who wait.
-    pub freed: BTreeSet<Spot>,
+    pub freed: FreedSpots,
 }
 
 impl Deltas {
@@ -326,7 +326,7 @@ impl Ledger {
         slot.registered = true;
         slot.resized |= resized;
         slot.current = Some(em.clone());
-        self.free(&op.em, &[]);
+        self.free(&op.em, &[], MUCH);
         Ok(Outcome::Registered(Box::new(em)))
     }
 
@@ -355,8 +355,8 @@ impl Ledger {
             let scopes = self.limits.scopes(&ticket.ticket_labels());
             self.count(&mut counted, &scopes, |usage| give_back(usage, ticket))?;
         }
-        self.deltas.freed.extend(counted.keys().cloned().map(Spot::Scope));
-        self.free(instance, &[]);
+        counted.keys().for_each(|scope| self.deltas.freed.note(Spot::Scope(scope.clone()), MUCH));
+        self.free(instance, &[], MUCH);
         self.keep(counted);
         for ticket in &gone {
             self.forget(ticket.id, end);
@@ -419,11 +419,11 @@ impl Ledger {
         Ok(Outcome::Granted(grant))
     }
 
-    /// Notes where there is more room now.
-    fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope]) {
-        self.deltas.freed.insert(Spot::Em(em.clone()));
+    /// Notes where there is more room now: about as much as `requests` have held.
+    fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
+        self.deltas.freed.note(Spot::Em(em.clone()), requests);
         let limited = scopes.iter().filter(|limited| limited.rule.is_some());
-        self.deltas.freed.extend(limited.map(|limited| Spot::Scope(limited.scope.clone())));
+        limited.for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope.clone()), requests));
     }
 
     fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
@@ -471,7 +471,7 @@ impl Ledger {
         *em.current = after;
         *em.counted = true;
         if used != locked {
-            self.free(&op.em, &scopes);
+            self.free(&op.em, &scopes, 1);
         }
         let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
         slot.ticket.state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
@@ -527,7 +527,7 @@ impl Ledger {
         let slot = live_em(&mut self.ems, &ticket.em)?;
         *slot.current = em;
         *slot.counted = true;
-        self.free(&ticket.em, &scopes);
+        self.free(&ticket.em, &scopes, 1);
         self.forget(ticket_id, end);
         Ok(())
     }

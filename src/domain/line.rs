@@ -10,7 +10,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use time::OffsetDateTime;
@@ -63,6 +63,36 @@ pub struct Stand {
 /// The spots where a request stands; true where it is short.
 pub type Spots = BTreeMap<Spot, bool>;
 
+/// Room for more requests than anybody counted.
+pub const MUCH: u32 = u32::MAX;
+
+/// Where there is more room, or a place less ahead, and about how many requests it was that made it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FreedSpots(BTreeMap<Spot, u32>);
+
+impl FreedSpots {
+    /// So many requests have made room at a spot.
+    pub fn note(&mut self, spot: Spot, requests: u32) {
+        let noted = self.0.entry(spot).or_default();
+        *noted = noted.saturating_add(requests);
+    }
+
+    /// Whether there is more room at a spot.
+    pub fn contains(&self, spot: &Spot) -> bool {
+        self.0.contains_key(spot)
+    }
+
+    /// Whether there is more room nowhere.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Spot by spot, and how many requests have made room there; [`MUCH`] if nobody knows.
+    pub fn iter(&self) -> impl Iterator<Item = (&Spot, u32)> {
+        self.0.iter().map(|(spot, requests)| (spot, *requests))
+    }
+}
+
 /// A request that waits, as it is shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WaitingRequest {
@@ -96,8 +126,14 @@ pub struct Line(HashMap<Spot, Arc<Queue>>);
 #[derive(Debug, Clone, Default)]
 struct Queue {
     places: BTreeMap<Place, Stand>,
-    /// What all of them wait for together.
-    total: Tally,
+    /// What all of them wait for together, once somebody has asked.
+    total: OnceLock<Tally>,
+}
+
+impl Queue {
+    fn total(&self) -> &Tally {
+        self.total.get_or_init(|| sum(self.places.values()))
+    }
 }
 
 impl Line {
@@ -105,7 +141,7 @@ impl Line {
     pub fn ahead(&self, spot: &Spot, place: Option<Place>) -> Tally {
         match (self.0.get(spot), place) {
             (None, _) => Tally::default(),
-            (Some(queue), None) => queue.total.clone(),
+            (Some(queue), None) => queue.total().clone(),
             (Some(queue), Some(place)) => sum(queue.places.range(..place).map(|(_, stand)| stand)),
         }
     }
@@ -139,9 +175,11 @@ impl Line {
     /// Somebody stands at a spot.
     pub fn insert(&mut self, spot: Spot, place: Place, stand: Stand) {
         let queue = Arc::make_mut(self.0.entry(spot).or_default());
-        queue.total.add_up(&stand.resource);
+        if let Some(total) = queue.total.get_mut() {
+            total.add_up(&stand.resource);
+        }
         if queue.places.insert(place, stand).is_some() {
-            queue.total = sum(queue.places.values());
+            queue.total.take();
         }
     }
 
@@ -150,7 +188,7 @@ impl Line {
         for queue in self.0.values_mut().filter(|queue| queue.places.contains_key(&place)) {
             let queue = Arc::make_mut(queue);
             queue.places.remove(&place);
-            queue.total = sum(queue.places.values());
+            queue.total.take();
         }
         self.0.retain(|_, queue| !queue.places.is_empty());
     }
@@ -163,6 +201,11 @@ impl Line {
                 None => drop(self.0.remove(&spot)),
             }
         }
+    }
+
+    /// Whether somebody is known to stand at a spot.
+    pub fn contains(&self, spot: &Spot) -> bool {
+        self.0.contains_key(spot)
     }
 
     /// Whether nobody is known to stand anywhere.

@@ -129,6 +129,11 @@ impl Judge {
         !self.seen.fitted(request)
     }
 
+    /// How a request that stands in line was to be judged when what it needs was last seen; `None` if that was not seen.
+    pub fn last_seen(&self, request: &Request) -> Option<Verdict> {
+        self.seen.verdict(request)
+    }
+
     /// What a fresh look shows. A request whose request id was used before fits: its answer was given then.
     ///
     /// # Errors
@@ -182,7 +187,7 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, 
         if looks.is_empty() {
             continue;
         }
-        let reused = session.is_open();
+        let (reused, commits) = (session.is_open(), seen.commits());
         let mut state = answered(read(&mut session, &looks, &limits)).await;
         while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
         {
@@ -199,14 +204,19 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, 
         match state {
             Ok(state) => {
                 limits = state.limits.clone();
-                for look in looks.drain(..) {
+                let answer = |look: Look| {
                     if !state.ems.contains_key(&look.request.em) {
                         seen.forget(&look.request.em);
                     }
+                    (state.verdict(&look.request).map_err(Error::from), look.reply)
+                };
+                let answers: Vec<_> = looks.drain(..).map(answer).collect();
+                // Before anybody is told: what follows may depend on it.
+                seen.update_by_look(state.into_standing(), commits);
+                for (answer, reply) in answers {
                     // A caller that is gone needs no answer.
-                    let _ = look.reply.send(state.verdict(&look.request).map_err(Error::from));
+                    let _ = reply.send(answer);
                 }
-                seen.update(state.into_standing());
             }
             Err(error) => {
                 session.reset();

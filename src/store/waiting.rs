@@ -14,7 +14,7 @@ use uuid::Uuid;
 use crate::domain::{
     em::EmInstance,
     ledger::{MovedDelta, WaitingDelta},
-    line::{Line, Place, Spot, Spots, Stand, WaitingRequest},
+    line::{FreedSpots, Line, Place, Spot, Spots, Stand, WaitingRequest},
     scope::Scope,
 };
 
@@ -49,8 +49,8 @@ const PAYLOAD_BYTES_MAX: usize = 7800;
 /// What stands around the spots.
 const FRAME_BYTES: usize = 100;
 
-/// A spot's key, with what separates it and the EM's name from the next.
-const KEY_BYTES: usize = 22;
+/// A spot's key and how many made room there, with what separates them and the EM's name from the next.
+const KEY_BYTES: usize = 35;
 
 /// In how many notifications one commit tells where there is more room.
 const PARTS_MAX: usize = 8;
@@ -72,17 +72,17 @@ impl SpotKey {
 pub struct Freed {
     /// Perhaps everywhere.
     pub anywhere: bool,
-    /// The spots.
-    pub spots: BTreeSet<SpotKey>,
+    /// The spots, and about how many requests have made room there.
+    pub spots: BTreeMap<SpotKey, u32>,
     /// Those of the spots that are EMs, by name: some wait for any.
     pub ems: Vec<(String, String)>,
 }
 
 impl Freed {
     /// At `spots`: in several parts if one notification cannot hold them, and of very many, anywhere.
-    pub fn at(spots: &BTreeSet<Spot>) -> Vec<Self> {
+    pub fn at(spots: &FreedSpots) -> Vec<Self> {
         let (mut parts, mut size) = (vec![Self::default()], 0);
-        for spot in spots {
+        for (spot, requests) in spots.iter() {
             let em = match spot {
                 Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
                 Spot::Scope(_) => None,
@@ -94,7 +94,8 @@ impl Freed {
             }
             size += bytes;
             if let Some(part) = parts.last_mut() {
-                part.spots.insert(SpotKey::of(spot));
+                let noted = part.spots.entry(SpotKey::of(spot)).or_default();
+                *noted = noted.saturating_add(requests);
                 part.ems.extend(em);
             }
         }
@@ -302,8 +303,8 @@ pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Resul
 pub struct Gone {
     /// How many.
     pub requests: u64,
-    /// Where they stood.
-    pub spots: BTreeSet<Spot>,
+    /// Where they stood, and how many of them.
+    pub spots: FreedSpots,
 }
 
 /// Removes those among requests from the line that are there, with all of their spots or not at all.
@@ -363,8 +364,11 @@ async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<
     .bind(&gone)
     .fetch_all(connection)
     .await?;
-    let spots = spots.iter().map(|spot| parse_spot(spot)).collect::<Result<_, _>>()?;
-    Ok(Gone { requests: gone.len() as u64, spots })
+    let mut freed = FreedSpots::default();
+    for spot in &spots {
+        freed.note(parse_spot(spot)?, 1);
+    }
+    Ok(Gone { requests: gone.len() as u64, spots: freed })
 }
 
 /// Whether some instance has been dead for a while, and may have left requests in line; never for one that is late itself.

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -27,7 +27,7 @@ use linkis_rm::{
         ticket::{EngineInstance, Ticket, TicketState},
     },
     server::{Ending, Options, Server, listen},
-    service::{heartbeat::Patience, limits::ScopeUsage},
+    service::{heartbeat::Patience, limits::ScopeUsage, waiting::LineCounts},
     store::embedded::{Embedded, Settings},
     transport::resource_manager::Times,
 };
@@ -135,6 +135,7 @@ pub fn url(socket: &Path, database: &str) -> String {
 pub struct Instance {
     pub client: RmClient,
     pub address: String,
+    pub line_counts: Arc<LineCounts>,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<Ending>,
 }
@@ -158,9 +159,10 @@ impl Instance {
         let listener = listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let server = Server::open(listener, database.options.clone(), options).await.unwrap();
         let address = format!("http://{}", server.address().unwrap());
+        let line_counts = server.line_counts();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move { server.serve(async { drop(stopped.await) }).await.unwrap() });
-        Self { client: client(&address), address, stop: Some(stop), serving }
+        Self { client: client(&address), address, line_counts, stop: Some(stop), serving }
     }
 
     pub async fn stop(mut self) -> Ending {

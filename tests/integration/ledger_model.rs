@@ -10,7 +10,7 @@ use linkis_rm::domain::{
     em::EmInstance,
     ledger::{Deltas, Ledger, LineView, Snapshot},
     limit::{Limits, Pattern, Rule},
-    line::{Line, Place, Spot, Spots, Stand},
+    line::{FreedSpots, Line, Place, Spot, Spots, Stand},
     name::Name,
     operation::{Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Wait},
     report::{LastSign, ReportNumber},
@@ -702,7 +702,7 @@ fn time_of(seconds: u64) -> OffsetDateTime {
 }
 
 /// Who can be served after a batch, and could not before, is told of it where it is short.
-fn assert_woken(model: &Model, settled: &[usize], freed: &BTreeSet<Spot>) {
+fn assert_woken(model: &Model, settled: &[usize], freed: &FreedSpots) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
         let at_em = w.at_em.filter(|(_, is_short)| *is_short).map(|(em, _)| Spot::Em(instance(em)));

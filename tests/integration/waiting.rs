@@ -631,6 +631,42 @@ async fn who_names_no_em_is_not_refused_for_the_sake_of_one() {
     assert_eq!(database.count(over).await, 1, "the one that shrank");
 }
 
+/// As many look as are served, and hardly more, however many wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hardly_more_look_than_are_served() {
+    const WAITERS: u64 = 300;
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), cpu(2))).await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        held.push(rm.client.request_resource(&request(&host, "first", cpu(1))).await.granted());
+    }
+    let mut calls = JoinSet::new();
+    for _ in 0..WAITERS {
+        let (client, host) = (rm.client.clone(), host.clone());
+        calls.spawn(async move {
+            let grant = client.request_resource(&patient(&host, "hadoop", cpu(1))).await.granted();
+            client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+        });
+    }
+    let in_line = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("all wait", LONG, async || database.count(in_line).await == WAITERS as i64).await;
+    let (before, start) = (rm.line_counts.looks(), Instant::now());
+    for grant in held {
+        rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    }
+    calls.join_all().await;
+    let (looks, served) = (rm.line_counts.looks() - before, rm.line_counts.served());
+    println!("{looks} looks for {served} served in {:?}; {before} while they came", start.elapsed());
+    assert_eq!(served, WAITERS);
+    assert!(before <= 2 * WAITERS, "{before} looks of those who came");
+    // Beside those of the slow poll, which lets 64 a second look in turn.
+    let polled = 70 * (start.elapsed().as_secs() + 1);
+    assert!(looks <= 2 * served + polled, "{looks} looks for {served} served");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
 /// One commit may make more room than one notification can tell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn room_in_many_places_at_once_wakes_everybody() {

@@ -40,7 +40,8 @@ impl Ledger {
             self.deltas.waiting.push(WaitingDelta { place, request: op.clone(), spots: spots.clone() });
         } else if before != spots {
             self.deltas.moved.push(MovedDelta { place, em: op.em.clone(), spots: spots.clone() });
-            self.deltas.freed.extend(before.into_keys().filter(|spot| !spots.contains_key(spot)));
+            let left = before.into_keys().filter(|spot| !spots.contains_key(spot));
+            left.for_each(|spot| self.deltas.freed.note(spot, 1));
         }
         line.remove(place);
         for (spot, is_short) in &spots {
@@ -59,6 +60,7 @@ impl Ledger {
         }
         self.line.line.remove(place);
         self.deltas.left_line.push(place.ticket_id);
-        self.deltas.freed.extend(spots.into_keys().filter(|spot| !stays_at.contains_key(spot)));
+        let left = spots.into_keys().filter(|spot| !stays_at.contains_key(spot));
+        left.for_each(|spot| self.deltas.freed.note(spot, 1));
     }
 }

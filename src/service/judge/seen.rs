@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::domain::{
@@ -14,13 +17,14 @@ use crate::domain::{
     report::Statuses,
 };
 
-use super::State;
+use super::{State, Verdict};
 
 /// How things stood when they were last seen, by this instance.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     state: Arc<Mutex<State>>,
     choice: Arc<Choice>,
+    commits: Arc<AtomicU64>,
 }
 
 /// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
@@ -63,10 +67,39 @@ impl Choice {
 }
 
 impl Seen {
-    /// Remembers how things stand.
+    /// Remembers how things stand after a commit.
     pub fn update(&self, standing: Standing) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
         self.choice.note(&standing.ems, &standing.gone);
-        let mut seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::remember(&mut self.state(), standing);
+    }
+
+    /// How many commits are remembered.
+    pub(super) fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+
+    /// Remembers how things stood when somebody looked, but nothing older than what was committed since there were `commits`.
+    pub(super) fn update_by_look(&self, mut standing: Standing, commits: u64) {
+        let mut seen = self.state();
+        if self.commits() != commits {
+            if standing.limits.version() != seen.limits.version() {
+                return;
+            }
+            standing.ems.retain(|em| !seen.ems.contains_key(&em.instance));
+            standing.scopes.retain(|(scope, _)| !seen.scopes.contains_key(scope));
+            let spots = standing.line.spots.take().unwrap_or_default();
+            standing.line.spots = Some(spots.into_iter().filter(|spot| !seen.line.line.contains(spot)).collect());
+        }
+        self.choice.note(&standing.ems, &standing.gone);
+        Self::remember(&mut seen, standing);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember(seen: &mut State, standing: Standing) {
         if standing.limits.version() != seen.limits.version() {
             // Counters of other label sets would only fill the memory.
             seen.scopes.clear();
@@ -85,8 +118,14 @@ impl Seen {
 
     /// Whether the request fitted when what it needs was last seen.
     pub(super) fn fitted(&self, request: &Request) -> bool {
-        let seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.state();
         seen.fits(request)
+    }
+
+    /// How a request that stands in line would be judged; `None` if that was not seen.
+    pub(super) fn verdict(&self, request: &Request) -> Option<Verdict> {
+        let seen = self.state();
+        seen.verdict(request).ok()
     }
 
     /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
@@ -102,7 +141,7 @@ impl Seen {
 
     pub(super) fn forget(&self, em: &EmInstance) {
         self.choice.note(&[], std::slice::from_ref(em));
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).ems.remove(em);
+        self.state().ems.remove(em);
     }
 
     /// Chooses among the EMs.
