@@ -4,7 +4,7 @@
 //! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
@@ -15,7 +15,7 @@ use super::{
     em::{Em, EmInstance},
     judgement::{fits, judge},
     limit::{LimitedScope, Limits},
-    line::{FreedSpots, Line, MUCH, Place, Spot, Spots},
+    line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
     name::Name,
     operation::{Grant, Inited, Operation, Outcome, Reap, Register, Rejection, Released, Request, RequestRecord},
     refusal::{Refusal, ScopeShortage},
@@ -57,8 +57,8 @@ pub struct Snapshot {
 pub struct LineView {
     /// Who stands at the spots that were looked at; and all spots of those who are in the batch themselves.
     pub line: Line,
-    /// The spots that were looked at; `None` if nobody waits anywhere.
-    pub spots: Option<BTreeSet<Spot>>,
+    /// The spots that were looked at, and how much of each; `None` if nobody waits anywhere.
+    pub spots: Option<ViewedSpots>,
 }
 
 /// What has to be written. The fields stand in the order in which they have to be written.
@@ -94,7 +94,7 @@ pub struct Deltas {
     pub left_line: Vec<Uuid>,
     /// Tickets that are new.
     pub granted: Vec<Ticket>,
-    /// Where there is more room now, or a place less ahead: nothing to write, but something to tell those who wait.
+    /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
     pub freed: FreedSpots,
 }
 
@@ -137,8 +137,10 @@ pub struct Standing {
 /// A request that is new in line.
 #[derive(Debug)]
 pub struct WaitingDelta {
-    /// Its place.
-    pub place: Place,
+    /// Its position.
+    pub position: QueuePosition,
+    /// Since when it waits.
+    pub since: OffsetDateTime,
     /// What it asks for, where and how it waits.
     pub request: Request,
     /// Where it stands.
@@ -148,8 +150,8 @@ pub struct WaitingDelta {
 /// A request that stands elsewhere than before.
 #[derive(Debug)]
 pub struct MovedDelta {
-    /// Its place.
-    pub place: Place,
+    /// Its position.
+    pub position: QueuePosition,
     /// The EM where it was judged last.
     pub em: EmInstance,
     /// Where it stands.
@@ -381,18 +383,18 @@ impl Ledger {
             self.leave_line(op, Spots::new());
             return Ok(Outcome::Granted(grant));
         }
-        let place = self.place(op)?;
+        let position = self.position(op)?;
         let em = live_em(&mut self.ems, &op.em)?;
         let scopes = self.limits.scopes(&op.ask.ticket_labels(&op.em));
         let usage = |scope: &Scope| self.scopes.get(scope).map(|slot| &slot.usage);
-        let judged = judge(em.current, &scopes, usage, &self.line.line, place, &op.ask)?;
+        let judged = judge(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
         debug_assert!(
-            place.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok(),
+            position.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok(),
             "both ways to judge agree"
         );
         let share = match judged {
             Ok(share) => share,
-            Err(short) => return Ok(self.wait_or_refuse(op, place, *short)),
+            Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
         };
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;

@@ -25,6 +25,7 @@ use crate::{
         judgement::{self, Short, judge},
         ledger::{LineView, Standing},
         limit::Limits,
+        line::{Extent, viewed_spots},
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
         report::Statuses,
@@ -263,17 +264,17 @@ impl State {
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let place = request.wait.as_ref().and_then(|wait| wait.place);
-        if place.is_some_and(|place| self.line.line.spots_of(place).is_empty()) {
+        let position = request.wait.as_ref().and_then(|wait| wait.position);
+        if position.is_some_and(|position| self.line.line.spots_of(position).is_empty()) {
             return Err(Rejection::PlaceLost);
         }
         let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
         let usage = |scope: &Scope| self.scopes.get(scope);
-        Ok(match judge(em, &scopes, usage, &self.line.line, place, &request.ask)? {
+        Ok(match judge(em, &scopes, usage, &self.line.line, position, &request.ask)? {
             Ok(_) => Verdict::Fits,
             Err(mut short) => {
-                if let Some(place) = place {
-                    short.spots = self.line.line.stand(place, &short.spots);
+                if let Some(position) = position {
+                    short.spots = self.line.line.stand(position, &short.spots);
                 }
                 Verdict::Refused(short)
             }
@@ -304,10 +305,12 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
     };
     let line = match anybody_waits {
         true => {
-            let requests = looks.iter().map(|look| &look.request);
-            let spots = requests.flat_map(|request| judgement::spots(&request.em, &limits, &request.ask)).collect();
-            let places = looks.iter().filter_map(|look| look.request.wait.as_ref()?.place);
-            let in_line: Vec<Uuid> = places.map(|place| place.ticket_id).collect();
+            let spots = viewed_spots(looks.iter().map(|look| &look.request).flat_map(|request| {
+                let extent = Extent::of(request.wait.as_ref().and_then(|wait| wait.position));
+                judgement::spots(&request.em, &limits, &request.ask).map(move |spot| (spot, extent))
+            }));
+            let positions = looks.iter().filter_map(|look| look.request.wait.as_ref()?.position);
+            let in_line: Vec<Uuid> = positions.map(|position| position.ticket_id()).collect();
             LineView { line: waiting::line(&mut *connection, &spots, &in_line).await?, spots: Some(spots) }
         }
         false => LineView::default(),

@@ -8,7 +8,7 @@ use crate::{
     domain::{
         action::ActionRecord,
         em::{Em, EmInstance},
-        line::{Place, WaitingRequest},
+        line::{QueuePosition, WaitingRequest},
         operation::Rejection,
         report::{EmStatus, Statuses},
         ticket::Ticket,
@@ -67,8 +67,12 @@ impl Usage {
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
-    /// Up to `limit` requests that wait, the first in line first, from behind the place `after`.
-    pub async fn waiting(&self, after: Option<Place>, limit: i64) -> Result<Vec<WaitingRequest>, Error> {
+    /// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own.
+    pub async fn waiting(
+        &self,
+        after: Option<QueuePosition>,
+        limit: i64,
+    ) -> Result<Vec<(QueuePosition, WaitingRequest)>, Error> {
         Ok(answered(waiting::list(self.store.pool(), after, limit)).await?)
     }
 

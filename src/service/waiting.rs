@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        line::{Place, Spots},
+        line::{QueuePosition, Spots},
         operation::{Wait, Waiting},
     },
     error::Error,
@@ -62,7 +62,7 @@ pub struct WaitingLine {
     index: Arc<Mutex<Index>>,
     leaving: mpsc::UnboundedSender<Uuid>,
     stopping: CancellationToken,
-    /// Says that this instance lives, on a connection of its own: whatever else waits for connections, nobody here loses his place.
+    /// Says that this instance lives, on a connection of its own: whatever else waits for connections, nobody here loses his position.
     alive: SharedTry,
     signs: Arc<tokio::sync::Mutex<Session>>,
     counts: Arc<LineCounts>,
@@ -169,7 +169,7 @@ pub struct Caller {
     wake: Arc<Notify>,
     /// The ticket under which it may stand in the database, whatever was heard of it.
     in_doubt: Option<Uuid>,
-    stands: Option<(Place, Spots)>,
+    stands: Option<(QueuePosition, Spots)>,
     /// How much news there had been when it was last judged.
     news_count: u64,
 }
@@ -195,8 +195,8 @@ impl Caller {
         self.in_doubt = Some(ticket_id);
         self.news_count = self.line.index().news_count();
         let remaining = self.until.saturating_duration_since(Instant::now());
-        let place = self.place();
-        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em, is_elsewhere, place })
+        let position = self.position();
+        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em, is_elsewhere, position })
     }
 
     /// Until when.
@@ -214,38 +214,38 @@ impl Caller {
         self.stands.as_ref().map(|(_, spots)| spots.clone()).unwrap_or_default()
     }
 
-    fn place(&self) -> Option<Place> {
-        self.stands.as_ref().map(|(place, _)| *place)
+    fn position(&self) -> Option<QueuePosition> {
+        self.stands.as_ref().map(|(position, _)| *position)
     }
 
     /// It stands in line there now.
     pub fn stand(&mut self, waiting: &Waiting) {
         if self.spots() != waiting.spots {
-            let (place, wake) = (waiting.place, self.wake.clone());
-            self.line.index().insert(place, wake, &waiting.spots, self.any_em, self.news_count);
-            self.stands = Some((waiting.place, waiting.spots.clone()));
+            let (position, wake) = (waiting.position, self.wake.clone());
+            self.line.index().insert(position, wake, &waiting.spots, self.any_em, self.news_count);
+            self.stands = Some((waiting.position, waiting.spots.clone()));
         }
     }
 
     /// Waits until something has changed that concerns it.
     pub async fn woken(&self) -> Woken {
-        let Some(place) = self.place() else { return Woken::Look(Wake::NEWS) };
+        let Some(position) = self.position() else { return Woken::Look(Wake::NEWS) };
         // In a statement of its own: the lock must not be held any longer.
-        let untold = self.line.index().rest(place);
+        let untold = self.line.index().rest(position);
         if let Some(wake) = untold {
             return Woken::Look(wake);
         }
         tokio::select! {
             () = self.line.stopping.cancelled() => Woken::Stopping,
             () = tokio::time::sleep_until(self.until) => Woken::TimeIsUp,
-            () = self.wake.notified() => Woken::Look(self.line.index().woken_by(place)),
+            () = self.wake.notified() => Woken::Look(self.line.index().woken_by(position)),
         }
     }
 
     /// There was no room for it: there may be for others behind it.
     pub fn pass_on(&self, wake: Wake) {
-        if let Some(place) = self.place() {
-            self.line.index().pass_on(place, wake);
+        if let Some(position) = self.position() {
+            self.line.index().pass_on(position, wake);
         }
     }
 
@@ -267,8 +267,8 @@ impl Caller {
     /// It was granted, and left the line with that.
     pub fn granted(mut self) {
         self.in_doubt = None;
-        if let Some((place, _)) = self.stands.take() {
-            self.line.index().granted(place);
+        if let Some((position, _)) = self.stands.take() {
+            self.line.index().granted(position);
             self.line.counts.served.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -276,8 +276,8 @@ impl Caller {
     /// The ledger has taken it out of the line, or found that it is not there.
     pub fn is_out(&mut self) {
         self.in_doubt = None;
-        if let Some((place, _)) = self.stands.take() {
-            self.line.index().remove(place);
+        if let Some((position, _)) = self.stands.take() {
+            self.line.index().remove(position);
         }
     }
 }
@@ -286,8 +286,8 @@ impl Drop for Caller {
     fn drop(&mut self) {
         let mut index = self.line.index();
         index.callers -= 1;
-        if let Some((place, _)) = self.stands.take() {
-            index.remove(place);
+        if let Some((position, _)) = self.stands.take() {
+            index.remove(position);
         }
         drop(index);
         if let Some(ticket_id) = self.in_doubt {

@@ -89,7 +89,7 @@ impl Seen {
             standing.ems.retain(|em| !seen.ems.contains_key(&em.instance));
             standing.scopes.retain(|(scope, _)| !seen.scopes.contains_key(scope));
             let spots = standing.line.spots.take().unwrap_or_default();
-            standing.line.spots = Some(spots.into_iter().filter(|spot| !seen.line.line.contains(spot)).collect());
+            standing.line.spots = Some(spots.into_iter().filter(|(spot, _)| !seen.line.line.contains(spot)).collect());
         }
         self.choice.note(&standing.ems, &standing.gone);
         Self::remember(&mut seen, standing);

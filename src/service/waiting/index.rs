@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
-    domain::line::{MUCH, Place, Spots},
+    domain::line::{MUCH, QueuePosition, Spots},
     store::waiting::{Freed, SpotKey},
 };
 
@@ -72,19 +72,19 @@ enum Queue {
 #[derive(Debug)]
 struct News {
     queue: Queue,
-    up_to: Option<Place>,
+    up_to: Option<QueuePosition>,
 }
 
 /// Who waits where.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// How many callers wait, those that have no place yet included.
+    /// How many callers wait, those that have no position yet included.
     pub callers: usize,
-    waiters: BTreeMap<Place, Waiter>,
-    at: HashMap<SpotKey, BTreeSet<Place>>,
-    anywhere: BTreeSet<Place>,
+    waiters: BTreeMap<QueuePosition, Waiter>,
+    at: HashMap<SpotKey, BTreeSet<QueuePosition>>,
+    anywhere: BTreeSet<QueuePosition>,
     /// The last of those whose turn it was to look again although nothing is known to have changed for them.
-    turn: Option<Place>,
+    turn: Option<QueuePosition>,
     news: VecDeque<News>,
     /// How many pieces of news there have been.
     news_count: u64,
@@ -107,23 +107,23 @@ enum State {
 impl Index {
     /// Somebody stands in line, or elsewhere than before, since a commit that began after the news number `since`. What was told
     /// meanwhile may have missed him: then he has to look once more before he sleeps.
-    pub fn insert(&mut self, place: Place, wake: Arc<Notify>, spots: &Spots, any_em: bool, since: u64) {
-        let before = self.take(place);
+    pub fn insert(&mut self, position: QueuePosition, wake: Arc<Notify>, spots: &Spots, any_em: bool, since: u64) {
+        let before = self.take(position);
         let short = spots.iter().filter(|(_, is_short)| **is_short);
         let keys: Vec<SpotKey> = short.map(|(spot, _)| SpotKey::of(spot)).collect();
         for key in &keys {
-            self.at.entry(*key).or_default().insert(place);
+            self.at.entry(*key).or_default().insert(position);
         }
         if any_em {
-            self.anywhere.insert(place);
+            self.anywhere.insert(position);
         }
         let again = match before {
             Some(State::Awake(again)) => again,
             _ => None,
         };
-        let missed = self.has_missed(place, &keys, any_em, since).then_some(Wake::NEWS);
+        let missed = self.has_missed(position, &keys, any_em, since).then_some(Wake::NEWS);
         let again = missed.map(|wake| wake.and(again)).or(again);
-        self.waiters.insert(place, Waiter { wake, keys, state: State::Awake(again) });
+        self.waiters.insert(position, Waiter { wake, keys, state: State::Awake(again) });
     }
 
     /// How many pieces of news there have been until now.
@@ -131,34 +131,34 @@ impl Index {
         self.news_count
     }
 
-    fn has_missed(&self, place: Place, keys: &[SpotKey], any_em: bool, since: u64) -> bool {
+    fn has_missed(&self, position: QueuePosition, keys: &[SpotKey], any_em: bool, since: u64) -> bool {
         let count = usize::try_from(self.news_count.saturating_sub(since)).unwrap_or(usize::MAX);
         let concerns = |news: &News| {
             let is_there = match news.queue {
                 Queue::At(key) => keys.contains(&key),
                 Queue::Anywhere => any_em,
             };
-            is_there && news.up_to.is_none_or(|up_to| place < up_to)
+            is_there && news.up_to.is_none_or(|up_to| position < up_to)
         };
         count > self.news.len() || self.news.iter().rev().take(count).any(concerns)
     }
 
     /// Somebody leaves the line.
-    pub fn remove(&mut self, place: Place) {
-        self.take(place);
+    pub fn remove(&mut self, position: QueuePosition) {
+        self.take(position);
     }
 
-    fn take(&mut self, place: Place) -> Option<State> {
-        let waiter = self.waiters.remove(&place)?;
+    fn take(&mut self, position: QueuePosition) -> Option<State> {
+        let waiter = self.waiters.remove(&position)?;
         for key in waiter.keys {
-            if let Some(places) = self.at.get_mut(&key) {
-                places.remove(&place);
-                if places.is_empty() {
+            if let Some(positions) = self.at.get_mut(&key) {
+                positions.remove(&position);
+                if positions.is_empty() {
                     self.at.remove(&key);
                 }
             }
         }
-        self.anywhere.remove(&place);
+        self.anywhere.remove(&position);
         Some(waiter.state)
     }
 
@@ -168,8 +168,8 @@ impl Index {
     }
 
     /// Somebody is going to sleep, unless there is something that he has not been told yet.
-    pub fn rest(&mut self, place: Place) -> Option<Wake> {
-        let waiter = self.waiters.get_mut(&place)?;
+    pub fn rest(&mut self, position: QueuePosition) -> Option<Wake> {
+        let waiter = self.waiters.get_mut(&position)?;
         if let State::Awake(Some(wake)) = waiter.state {
             waiter.state = State::Awake(None);
             return Some(wake);
@@ -179,15 +179,15 @@ impl Index {
     }
 
     /// What somebody who has been woken was woken by.
-    pub fn woken_by(&mut self, place: Place) -> Wake {
-        match self.waiters.get_mut(&place).map(|waiter| &mut waiter.state) {
+    pub fn woken_by(&mut self, position: QueuePosition) -> Wake {
+        match self.waiters.get_mut(&position).map(|waiter| &mut waiter.state) {
             Some(State::Awake(told)) => told.take().unwrap_or(Wake::NEWS),
             _ => Wake::NEWS,
         }
     }
 
-    fn wake(&mut self, place: Place, wake: Wake) {
-        let Some(waiter) = self.waiters.get_mut(&place) else { return };
+    fn wake(&mut self, position: QueuePosition, wake: Wake) {
+        let Some(waiter) = self.waiters.get_mut(&position) else { return };
         match waiter.state {
             State::Asleep => {
                 waiter.state = State::Awake(Some(wake));
@@ -197,23 +197,23 @@ impl Index {
         }
     }
 
-    fn is_asleep(&self, place: Place) -> bool {
-        self.waiters.get(&place).is_some_and(|waiter| waiter.state == State::Asleep)
+    fn is_asleep(&self, position: QueuePosition) -> bool {
+        self.waiters.get(&position).is_some_and(|waiter| waiter.state == State::Asleep)
     }
 
     /// The first `count` who sleep in a queue, and those who are awake before them.
-    fn first(&mut self, queue: Queue, count: usize) -> Vec<Place> {
+    fn first(&mut self, queue: Queue, count: usize) -> Vec<QueuePosition> {
         let (mut first, mut asleep) = (Vec::new(), 0);
-        let places = match queue {
+        let positions = match queue {
             Queue::At(key) => self.at.get(&key),
             Queue::Anywhere => Some(&self.anywhere),
         };
-        for place in places.into_iter().flatten() {
+        for position in positions.into_iter().flatten() {
             if asleep == count {
                 break;
             }
-            asleep += usize::from(self.is_asleep(*place));
-            first.push(*place);
+            asleep += usize::from(self.is_asleep(*position));
+            first.push(*position);
         }
         let up_to = first.last().copied().filter(|_| asleep == count);
         if self.callers > 0 {
@@ -240,8 +240,8 @@ impl Index {
             let requests = freed.spots.values().copied().max().unwrap_or(MUCH);
             woken.extend(self.first(Queue::Anywhere, enough(requests).max(freed.ems.len().min(WAKE_MAX))));
         }
-        for place in woken {
-            self.wake(place, Wake::NEWS);
+        for position in woken {
+            self.wake(position, Wake::NEWS);
         }
     }
 
@@ -252,12 +252,14 @@ impl Index {
         for queue in queues {
             some.extend(self.first(queue, count));
         }
-        let others = |from: Bound<Place>| self.waiters.range((from, Bound::Unbounded)).map(|(place, _)| *place);
-        let turn: Vec<Place> = others(self.turn.map_or(Bound::Unbounded, Bound::Excluded)).take(TURN_MAX).collect();
+        let others =
+            |from: Bound<QueuePosition>| self.waiters.range((from, Bound::Unbounded)).map(|(position, _)| *position);
+        let turn: Vec<QueuePosition> =
+            others(self.turn.map_or(Bound::Unbounded, Bound::Excluded)).take(TURN_MAX).collect();
         self.turn = turn.last().copied().filter(|_| turn.len() == TURN_MAX);
         some.extend(turn);
-        for place in some {
-            self.wake(place, Wake::NEWS);
+        for position in some {
+            self.wake(position, Wake::NEWS);
         }
     }
 
@@ -267,30 +269,30 @@ impl Index {
     }
 
     /// Somebody is granted, and leaves the line: there may be room for the next.
-    pub fn granted(&mut self, place: Place) {
-        self.wake_next(place, Wake::GRANT);
-        self.remove(place);
+    pub fn granted(&mut self, position: QueuePosition) {
+        self.wake_next(position, Wake::GRANT);
+        self.remove(position);
     }
 
     /// There was no room for somebody who was woken; there may be for others, who need something else.
-    pub fn pass_on(&mut self, place: Place, wake: Wake) {
+    pub fn pass_on(&mut self, position: QueuePosition, wake: Wake) {
         if let Some(wake) = wake.passed() {
-            self.wake_next(place, wake);
+            self.wake_next(position, wake);
         }
     }
 
-    /// Wakes the next one who sleeps behind `place`, wherever it stands.
-    fn wake_next(&mut self, place: Place, wake: Wake) {
-        let Some(waiter) = self.waiters.get(&place) else { return };
-        let behind = |places: &BTreeSet<Place>| {
-            let mut behind = places.range((Bound::Excluded(place), Bound::Unbounded));
-            behind.find(|place| self.is_asleep(**place)).copied()
+    /// Wakes the next one who sleeps behind `position`, wherever it stands.
+    fn wake_next(&mut self, position: QueuePosition, wake: Wake) {
+        let Some(waiter) = self.waiters.get(&position) else { return };
+        let behind = |positions: &BTreeSet<QueuePosition>| {
+            let mut behind = positions.range((Bound::Excluded(position), Bound::Unbounded));
+            behind.find(|position| self.is_asleep(**position)).copied()
         };
-        let anywhere = self.anywhere.contains(&place).then_some(&self.anywhere);
+        let anywhere = self.anywhere.contains(&position).then_some(&self.anywhere);
         let queues = waiter.keys.iter().filter_map(|key| self.at.get(key)).chain(anywhere);
-        let next: BTreeSet<Place> = queues.filter_map(behind).collect();
-        for place in next {
-            self.wake(place, wake);
+        let next: BTreeSet<QueuePosition> = queues.filter_map(behind).collect();
+        for position in next {
+            self.wake(position, wake);
         }
     }
 }
@@ -306,8 +308,8 @@ mod tests {
         line::{FreedSpots, Spot},
     };
 
-    fn place(number: u128) -> Place {
-        Place { since: OffsetDateTime::UNIX_EPOCH, ticket_id: Uuid::from_u128(number) }
+    fn position(number: u128) -> QueuePosition {
+        QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
     }
 
     fn em(host: &str) -> Spot {
@@ -322,7 +324,7 @@ mod tests {
 
     fn awake(index: &Index) -> Vec<u128> {
         let awake = index.waiters.iter().filter(|(_, waiter)| waiter.state != State::Asleep);
-        awake.map(|(place, _)| place.ticket_id.as_u128()).collect()
+        awake.map(|(position, _)| position.ticket_id().as_u128()).collect()
     }
 
     /// The first waits at b, the others at a; all of them sleep.
@@ -330,8 +332,8 @@ mod tests {
         let mut index = Index { callers: 1, ..Index::default() };
         for number in 0..count {
             let spots = Spots::from([(em(if number == 0 { "b" } else { "a" }), true)]);
-            index.insert(place(number), Arc::default(), &spots, false, 0);
-            assert_eq!(index.rest(place(number)), None);
+            index.insert(position(number), Arc::default(), &spots, false, 0);
+            assert_eq!(index.rest(position(number)), None);
         }
         index
     }
@@ -341,7 +343,7 @@ mod tests {
         let mut index = line(100);
         index.wake_at(&freed(em("a"), 3));
         assert_eq!(awake(&index), [1, 2, 3]);
-        index.granted(place(1));
+        index.granted(position(1));
         assert_eq!(awake(&index), [2, 3, 4]);
         index.wake_at(&freed(em("a"), MUCH));
         assert_eq!(awake(&index), (2..=4 + 16).collect::<Vec<_>>());
@@ -351,11 +353,11 @@ mod tests {
     fn who_is_awake_when_there_is_news_looks_again_before_he_sleeps() {
         let mut index = line(10);
         index.wake_at(&freed(em("a"), 1));
-        assert_eq!(index.woken_by(place(1)), Wake::NEWS);
+        assert_eq!(index.woken_by(position(1)), Wake::NEWS);
         index.wake_at(&freed(em("a"), 1));
         assert_eq!(awake(&index), [1, 2], "the next one, and he who is awake already");
-        assert_eq!(index.rest(place(1)), Some(Wake::NEWS), "what he saw may be older than that");
-        assert_eq!(index.rest(place(1)), None);
+        assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "what he saw may be older than that");
+        assert_eq!(index.rest(position(1)), None);
         assert_eq!(awake(&index), [2]);
     }
 
@@ -365,10 +367,10 @@ mod tests {
         index.wake_at(&freed(em("a"), 1));
         let mut looked = 0;
         while let Some(&number) = awake(&index).first() {
-            let wake = index.woken_by(place(number));
+            let wake = index.woken_by(position(number));
             assert_eq!(wake.is_news, looked == 0, "one look is enough for all of them");
-            index.pass_on(place(number), wake);
-            assert_eq!(index.rest(place(number)), None);
+            index.pass_on(position(number), wake);
+            assert_eq!(index.rest(position(number)), None);
             looked += 1;
         }
         assert_eq!(looked, 16);
@@ -379,8 +381,8 @@ mod tests {
         let mut index = line(10);
         let since = index.news_count();
         let late = |index: &mut Index, number| {
-            index.insert(place(number), Arc::default(), &Spots::from([(em("a"), true)]), false, since);
-            index.rest(place(number))
+            index.insert(position(number), Arc::default(), &Spots::from([(em("a"), true)]), false, since);
+            index.rest(position(number))
         };
         index.wake_at(&freed(em("b"), MUCH));
         assert_eq!(late(&mut index, 100), None, "there is more room elsewhere");

@@ -23,8 +23,11 @@ const POLLED: usize = 1;
 /// How often, in polls, what stands in line for nobody is removed in any case.
 const SWEEP_POLLS: u32 = 30;
 
-/// How many requests one sweep removes; the next one removes the rest.
-const SWEEP_MAX: i64 = 1000;
+/// How many requests one sweep removes.
+const SWEEP_MAX: i64 = 500;
+
+/// How many sweeps there are at most in one poll; the next one removes the rest.
+const SWEEPS_MAX: usize = 10;
 
 /// How long the database has to have answered before anybody is taken for dead.
 const GRACE: Duration = Duration::from_secs(5);
@@ -117,11 +120,20 @@ impl Keeper {
         if self.answers_since.elapsed() < GRACE || !(dead || is_round) {
             return Ok(());
         }
-        let gone = answered(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
-        if gone.requests > 0 {
-            tracing::warn!(requests = gone.requests, "removed what waited on an instance that is gone");
+        for _ in 0..SWEEPS_MAX {
+            let gone = answered(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
+            let swept = gone.requests;
+            if swept > 0 {
+                tracing::warn!(requests = swept, "removed what waited on an instance that is gone");
+            }
+            self.tell(gone).await?;
+            // Those who leave meanwhile wait no longer than one step takes.
+            self.leave().await?;
+            if swept < SWEEP_MAX.unsigned_abs() {
+                break;
+            }
         }
-        self.tell(gone).await
+        Ok(())
     }
 
     async fn tell(&mut self, gone: Gone) -> Result<(), StoreError> {
