@@ -54,6 +54,9 @@ impl From<StoreError> for Error {
         if error.is_lock_timeout() {
             return Self::LockTimeout;
         }
+        if matches!(error, StoreError::OperatorsBusy) {
+            return Self::Overloaded;
+        }
         let unavailable = error.is_unavailable();
         let error = Arc::new(error);
         if unavailable { Self::Unavailable(error) } else { Self::Internal(error) }

@@ -103,19 +103,21 @@ impl LimitService {
 
     /// The policies of all kinds of EMs there are or were, by application name.
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
-        Ok(answered(policy::read(self.store.pool())).await?)
+        let mut connection = self.store.operators().acquire().await?;
+        Ok(answered(policy::read(&mut *connection)).await?)
     }
 
     /// The rules in force.
     pub async fn current(&self) -> Result<Arc<Limits>, Error> {
-        let mut connection = self.store.pool().acquire().await?;
+        let mut connection = self.store.operators().acquire().await?;
         Ok(answered(limit::current(&mut connection, &Arc::default())).await?)
     }
 
     /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
     pub async fn scopes(&self, after: &[u8], limit: i64) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
-        let limits = self.current().await?;
-        let rows = answered(label_resource::list(self.store.pool(), after, limit)).await?;
+        let mut connection = self.store.operators().acquire().await?;
+        let limits = answered(limit::current(&mut connection, &Arc::default())).await?;
+        let rows = answered(label_resource::list(&mut *connection, after, limit)).await?;
         Ok(rows
             .into_iter()
             .map(|(place, scope, usage)| (place, ScopeUsage { limited: limits.of_scope(scope), usage }))
@@ -155,9 +157,10 @@ impl LimitService {
 
     /// Scopes of the label set of `pattern` that hold more than their rules allow.
     async fn over(&self, pattern: &Pattern) -> Result<Vec<ScopeUsage>, Error> {
-        let limits = self.current().await?;
+        let mut connection = self.store.pool().acquire().await?;
+        let limits = answered(limit::current(&mut connection, &Arc::default())).await?;
         let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
-        let in_set = answered(label_resource::list_set(self.store.pool(), &keys)).await?;
+        let in_set = answered(label_resource::list_set(&mut *connection, &keys)).await?;
         let scopes = in_set.into_iter().map(|(scope, usage)| ScopeUsage { limited: limits.of_scope(scope), usage });
         Ok(scopes.filter(ScopeUsage::is_over).take(OVER_MAX).collect())
     }

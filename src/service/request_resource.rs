@@ -127,7 +127,7 @@ impl RequestResourceService {
             match self.try_in_line(&request, next.elsewhere.take(), &mut caller).await {
                 Ok(Outcome::Waiting(waiting)) => {
                     if let Some(wake) = next.woken_by.take() {
-                        caller.count_look();
+                        caller.count_look(wake);
                         caller.pass_on(wake);
                     }
                     caller.stand(&waiting);
@@ -233,7 +233,7 @@ impl RequestResourceService {
                 _ => {}
             }
         }
-        caller.count_look();
+        caller.count_look(wake);
         self.look_again(request, caller).await
     }
 

@@ -31,7 +31,7 @@ use crate::{
     error::Error,
     store::{
         Store,
-        session::{Session, answered},
+        session::{Session, answered, answered_within},
         waiting,
     },
 };
@@ -50,6 +50,9 @@ const WAITERS_MAX: usize = 4000;
 
 /// How often an instance with waiters says that it lives, looks for dead ones, and lets the first in line look again.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a connection that was not used for a while has to answer.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a waiter pauses after a failure that may pass.
 const FAILURE_PAUSE: Duration = Duration::from_millis(500);
@@ -72,13 +75,19 @@ pub struct WaitingLine {
 #[derive(Debug, Default)]
 pub struct LineCounts {
     looks: AtomicU64,
+    polls: AtomicU64,
     served: AtomicU64,
 }
 
 impl LineCounts {
-    /// How often somebody in line has looked whether there is room, or has tried in vain.
+    /// How often somebody in line has looked whether there is room, or has tried in vain, because he was told of more room.
     pub fn looks(&self) -> u64 {
         self.looks.load(Ordering::Relaxed)
+    }
+
+    /// How often somebody did so because it was his turn in the slow poll.
+    pub fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Relaxed)
     }
 
     /// How many who stood in line were granted what they waited for.
@@ -133,31 +142,36 @@ impl WaitingLine {
         self.alive.done(POLL_INTERVAL, deadline, say).await
     }
 
+    /// Connects before anybody waits: whoever comes first may not have the time.
+    async fn connect(&self) {
+        // Without a database, the first sign of life tries again.
+        let _ = self.signs.lock().await.get().await;
+    }
+
     /// A lock that is poisoned guards nothing that a panic could have left half done.
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// On a connection that broke while it was idle, once more on a new one.
+/// A connection that was lost while it was idle costs a moment, and a new one.
 async fn say_alive(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -> Result<(), Error> {
     let mut session = signs.lock().await;
-    loop {
-        let reused = session.is_open();
-        let said = match session.get().await {
-            Ok(connection) => answered(waiting::keep_alive(connection, instance_id)).await,
-            Err(error) => Err(error),
-        };
-        match said {
+    if session.is_open() {
+        let said = async { waiting::keep_alive(session.get().await?, instance_id).await };
+        match answered_within(IDLE_TIMEOUT, said).await {
             Ok(()) => return Ok(()),
-            Err(error) => {
-                session.reset();
-                if !reused {
-                    return Err(error.into());
-                }
-            }
+            Err(_) => session.reset(),
         }
     }
+    let said = match session.get().await {
+        Ok(connection) => answered(waiting::keep_alive(connection, instance_id)).await,
+        Err(error) => Err(error),
+    };
+    if said.is_err() {
+        session.reset();
+    }
+    Ok(said?)
 }
 
 /// Somebody who waits. Dropped, he leaves the line.
@@ -250,8 +264,10 @@ impl Caller {
     }
 
     /// Counts a look, or a try that was in vain.
-    pub fn count_look(&self) {
-        self.line.counts.looks.fetch_add(1, Ordering::Relaxed);
+    pub fn count_look(&self, wake: Wake) {
+        let counts = &self.line.counts;
+        let count = if wake.is_poll { &counts.polls } else { &counts.looks };
+        count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Pauses after a failure that may pass, and then looks again.

@@ -4,6 +4,7 @@
 //!   [`action_record`], [`resource_lock`], [`waiting`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
+//! - [`operators`]: the few connections that operators' calls share;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
 //! Functions that change something take a connection: the caller's transaction decides what belongs together. Every write checks
@@ -22,6 +23,7 @@ pub mod em_resource;
 pub mod embedded;
 pub mod label_resource;
 pub mod limit;
+pub mod operators;
 pub mod policy;
 pub mod request_id;
 pub mod resource_lock;
@@ -32,8 +34,13 @@ pub mod waiting;
 
 mod rows;
 
-/// How many connections serve everything but the committer: reads, expiry, and waiting for held keys.
+use operators::Operators;
+
+/// How many connections serve what EMs and managers call: short reads by key, and waiting for held keys.
 const POOL_CONNECTIONS_MAX: u32 = 10;
+
+/// How many connections serve heartbeats, however much else is asked.
+pub const HEARTBEAT_CONNECTIONS_MAX: usize = 5;
 
 /// How long to wait for connections to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -43,6 +50,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Store {
     options: PgConnectOptions,
     pool: PgPool,
+    heartbeats: PgPool,
+    operators: Operators,
 }
 
 impl Store {
@@ -54,14 +63,26 @@ impl Store {
         let mut migrations =
             connected.map_err(|error| StoreError::Unreachable { place: place(&options), source: Box::new(error) })?;
         let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
+        let heartbeats = pool_options(HEARTBEAT_CONNECTIONS_MAX as u32).connect_lazy_with(options.clone());
+        let operators = Operators::new(&options);
         // May wait for another instance's, and take longer than any request may.
         sqlx::migrate!().run(&mut migrations).await.map_err(StoreError::Migration)?;
-        Ok(Self { options, pool })
+        Ok(Self { options, pool, heartbeats, operators })
     }
 
-    /// For reads, and for whatever is not a hot path.
+    /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
     pub fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    /// For heartbeats.
+    pub fn heartbeats(&self) -> &PgPool {
+        &self.heartbeats
+    }
+
+    /// For what operators list, who must stand in nobody's way but each other's.
+    pub fn operators(&self) -> &Operators {
+        &self.operators
     }
 
     /// A connection of its own for one task.
@@ -76,7 +97,8 @@ impl Store {
 
     /// Closes what is open; what the database does not answer is left to the end of the process.
     pub async fn close(&self) {
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pool.close()).await;
+        let closed = async { tokio::join!(self.pool.close(), self.heartbeats.close(), self.operators.close()) };
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     }
 }
 
@@ -97,6 +119,9 @@ pub enum StoreError {
     /// The database refused, or is away.
     #[error("the database could not do it")]
     Database(#[from] sqlx::Error),
+    /// Too many operators ask at once.
+    #[error("too many operators' calls are under way")]
+    OperatorsBusy,
     /// There is no database there, or none that lets us in.
     #[error("cannot use the PostgreSQL at {place}; check DATABASE_URL")]
     Unreachable {

@@ -140,10 +140,9 @@ impl UsageService for Usage {
             token => Uuid::parse_str(token).map_err(|_| Error::from(bad_token()))?,
         };
         let filter = filter(message).map_err(Error::from)?;
-        let mut tickets = self.usage.tickets(&filter, after, limit + 1).await?;
-        let more = cut_page(&mut tickets, limit);
-        let next_page_token = tickets.last().filter(|_| more).map(|ticket| ticket.id.to_string()).unwrap_or_default();
-        let tickets = tickets.iter().map(convert::answer::ticket).collect();
+        let page = self.usage.tickets(&filter, after, limit).await?;
+        let next_page_token = page.next.map(|ticket_id| ticket_id.to_string()).unwrap_or_default();
+        let tickets = page.tickets.iter().map(convert::answer::ticket).collect();
         Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
     }
 

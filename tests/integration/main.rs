@@ -16,6 +16,7 @@ mod ledger_model;
 mod lifecycle;
 mod limits;
 mod migrations;
+mod operators;
 mod plans;
 mod private_database;
 mod proxy;

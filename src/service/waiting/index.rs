@@ -40,23 +40,32 @@ const NEWS_MAX: usize = 4096;
 pub struct Wake {
     /// Whether what this instance has last seen may be older than what he was woken by.
     pub is_news: bool,
+    /// Whether it was only his turn, and nothing is known to have changed.
+    pub is_poll: bool,
     passes: u8,
 }
 
 impl Wake {
     /// There may be more room than anybody has seen.
-    pub const NEWS: Self = Self { is_news: true, passes: PASSES_AFTER_NEWS };
+    pub const NEWS: Self = Self { is_news: true, is_poll: false, passes: PASSES_AFTER_NEWS };
 
-    const GRANT: Self = Self { is_news: false, passes: PASSES_AFTER_GRANT };
+    /// It is his turn.
+    pub const POLL: Self = Self { is_poll: true, ..Self::NEWS };
+
+    const GRANT: Self = Self { is_news: false, is_poll: false, passes: PASSES_AFTER_GRANT };
 
     fn and(self, other: Option<Self>) -> Self {
         let other = other.unwrap_or(self);
-        Self { is_news: self.is_news || other.is_news, passes: self.passes.max(other.passes) }
+        Self {
+            is_news: self.is_news || other.is_news,
+            is_poll: self.is_poll && other.is_poll,
+            passes: self.passes.max(other.passes),
+        }
     }
 
     /// What the next one behind is woken by; `None` if it ends here.
     fn passed(self) -> Option<Self> {
-        Some(Self { is_news: false, passes: self.passes.checked_sub(1)? })
+        Some(Self { is_news: false, passes: self.passes.checked_sub(1)?, ..self })
     }
 }
 
@@ -246,7 +255,7 @@ impl Index {
     }
 
     /// Wakes the first waiters everywhere, and some of the others, all of them in turn.
-    pub fn wake_some(&mut self, count: usize) {
+    pub fn wake_some(&mut self, count: usize, wake: Wake) {
         let queues: Vec<Queue> = self.at.keys().map(|key| Queue::At(*key)).chain([Queue::Anywhere]).collect();
         let mut some = BTreeSet::new();
         for queue in queues {
@@ -259,13 +268,13 @@ impl Index {
         self.turn = turn.last().copied().filter(|_| turn.len() == TURN_MAX);
         some.extend(turn);
         for position in some {
-            self.wake(position, Wake::NEWS);
+            self.wake(position, wake);
         }
     }
 
     /// Wakes the first waiters everywhere: what was told while nobody listened is not known.
     pub fn wake_first(&mut self) {
-        self.wake_some(WAKE_MAX);
+        self.wake_some(WAKE_MAX, Wake::NEWS);
     }
 
     /// Somebody is granted, and leaves the line: there may be room for the next.

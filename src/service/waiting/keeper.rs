@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-use super::{POLL_INTERVAL, WaitingLine};
+use super::{POLL_INTERVAL, WaitingLine, Wake};
 
 /// How many waiters at each spot look at each poll; they pass on to others what they find.
 const POLLED: usize = 1;
@@ -57,7 +57,7 @@ pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>)
             _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.leave().await,
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
-                line.index().wake_some(POLLED);
+                line.index().wake_some(POLLED, Wake::POLL);
                 keeper.poll(&line).await
             }
         };
@@ -75,6 +75,7 @@ pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>)
 
 /// Says that this instance lives, while somebody waits here, until the server stops.
 pub async fn live(line: WaitingLine) {
+    line.connect().await;
     let mut renewals = tokio::time::interval(POLL_INTERVAL);
     renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
