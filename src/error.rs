@@ -76,10 +76,12 @@ impl From<StoreError> for Error {
         if error.is_lock_timeout() {
             return Self::LockTimeout;
         }
-        if matches!(error, StoreError::TooOld { .. }) {
-            return Self::Outdated(Arc::new(error));
+        match error {
+            StoreError::TooOld { .. } => Self::Outdated(Arc::new(error)),
+            StoreError::OperatorsBusy => Self::Overloaded,
+            error if error.is_unavailable() => Self::Unavailable(Arc::new(error)),
+            error => Self::defect(error),
         }
-        if error.is_unavailable() { Self::Unavailable(Arc::new(error)) } else { Self::defect(error) }
     }
 }
 

@@ -199,6 +199,11 @@ impl Server {
         limits.replace(&Principal::Service, rules, Instant::now() + self.options.times.request_timeout).await
     }
 
+    /// What it counts of itself.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     /// Where it listens.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
@@ -269,7 +274,7 @@ fn assemble(
 ) -> Result<Routes, ServerError> {
     let seen = Seen::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
-    let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), stopping.clone());
+    let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), tasks, stopping.clone());
     let after_commit =
         AfterCommit { seen: seen.clone(), expiring_soon: expiring_soon.clone(), abandoned: line.leaving() };
     let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);

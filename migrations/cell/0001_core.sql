@@ -99,6 +99,9 @@ CREATE TABLE linkis_user_resource_meta_data (
 CREATE INDEX linkis_user_resource_em ON linkis_user_resource_meta_data (em_application_name, em_instance, ticket_id);
 -- Listing by user.
 CREATE INDEX linkis_user_resource_user ON linkis_user_resource_meta_data ("user", ticket_id);
+-- Listing by state. A grant pays for the first alone: its tickets are in the order of time, so it grows at its end only.
+CREATE INDEX linkis_user_resource_locked ON linkis_user_resource_meta_data (ticket_id) WHERE expires_at IS NOT NULL;
+CREATE INDEX linkis_user_resource_used ON linkis_user_resource_meta_data (ticket_id) WHERE used_time IS NOT NULL;
 -- Expiry: only locked tickets have a deadline.
 CREATE INDEX linkis_user_resource_expiry ON linkis_user_resource_meta_data (expires_at, ticket_id) WHERE expires_at IS NOT NULL;
 

@@ -8,11 +8,14 @@ CREATE TABLE linkis_rm_instance (
     CONSTRAINT linkis_rm_instance_key PRIMARY KEY (instance_id)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
--- One row per waiting request. Who came first stands first: by waiting_since, then ticket_id.
+-- One row per waiting request. Who waits stands in the order of one key, its position, which is written once and copied to every spot
+-- where it stands: two spots with different orders would wait for each other.
 CREATE TABLE linkis_resource_waiting (
     -- The ticket that will be granted.
     ticket_id uuid NOT NULL,
     instance_id uuid NOT NULL,
+    -- Who asked.
+    principal text COLLATE "C" NOT NULL,
     "user" text COLLATE "C" NOT NULL,
     creator text COLLATE "C" NOT NULL,
     engine_type text COLLATE "C" NOT NULL,
@@ -23,25 +26,34 @@ CREATE TABLE linkis_resource_waiting (
     resource_type text NOT NULL,
     resource jsonb NOT NULL,
     labels jsonb NOT NULL,
+    -- Whoever has the higher one stands first.
+    priority smallint NOT NULL DEFAULT 0,
+    -- Those who are granted together.
+    group_id uuid,
     waiting_since timestamptz NOT NULL,
     wait_until timestamptz NOT NULL,
-    CONSTRAINT linkis_resource_waiting_key PRIMARY KEY (ticket_id)
+    -- Bytes in the order of the line: the priority, the time since when it waits, the ticket.
+    position bytea NOT NULL,
+    CONSTRAINT linkis_resource_waiting_key PRIMARY KEY (ticket_id),
+    -- Listing in order.
+    CONSTRAINT linkis_resource_waiting_position_key UNIQUE (position),
+    CONSTRAINT linkis_resource_waiting_position CHECK (octet_length(position) = 26)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
--- Listing in order.
-CREATE INDEX linkis_resource_waiting_place ON linkis_resource_waiting (waiting_since, ticket_id);
 
 -- One row per EM or limited scope where a request stands in line.
 CREATE TABLE linkis_resource_waiting_spot (
     -- An EM, or the labels of a scope, as a JSON object.
     spot jsonb NOT NULL,
     ticket_id uuid NOT NULL,
-    -- As of the request: who came first stands first.
-    waiting_since timestamptz NOT NULL,
+    -- Those of the request.
+    instance_id uuid NOT NULL,
+    position bytea NOT NULL,
     -- Whether it is short there; otherwise it is first in line elsewhere, and keeps its room here.
     is_short boolean NOT NULL,
     -- SHA-256 of the spot, which may be longer than an index takes.
     spot_hash bytea NOT NULL,
-    CONSTRAINT linkis_resource_waiting_spot_key PRIMARY KEY (spot_hash, waiting_since, ticket_id),
+    -- By instance, so that however many stand there whose instances are dead, the first of those who live are found at once.
+    CONSTRAINT linkis_resource_waiting_spot_key PRIMARY KEY (spot_hash, instance_id, position),
     CONSTRAINT linkis_resource_waiting_spot_hash CHECK (octet_length(spot_hash) = 32)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 -- Leaving the line.

@@ -3,7 +3,7 @@
 use super::{
     em::{Em, EmInstance},
     limit::{LimitedScope, Limits},
-    line::{Line, Place, Spot, Spots},
+    line::{Line, QueuePosition, Spot, Spots},
     operation::{Ask, Rejection},
     refusal::{Refusal, ScopeShortage},
     resource::Resource,
@@ -19,7 +19,7 @@ pub struct Short {
     pub spots: Spots,
 }
 
-/// Judges a request. `usage` tells what a scope holds; `place` is where it stands in line, if it does.
+/// Judges a request. `usage` tells what a scope holds; `position` is where it stands in line, if it does.
 ///
 /// Answers with what the EM would count of it.
 ///
@@ -30,18 +30,18 @@ pub fn judge<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&Counter) -> Option<&'a Usage>,
     line: &Line,
-    place: Option<Place>,
+    position: Option<QueuePosition>,
     ask: &Ask,
 ) -> Result<Result<Resource, Box<Short>>, Rejection> {
     let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
     let share = em.project(&ask.resource).map_err(unanswerable)?;
-    let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), place);
+    let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), position);
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let on_em = em.judge(&share, &ahead).map_err(inconsistent)?.err();
 
     let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
     let in_scope = |limited: &LimitedScope| {
-        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), place);
+        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), position);
         ScopeShortage::of(limited, usage(&limited.counter).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
     };
     let shortages: Vec<ScopeShortage> = scopes.iter().map(in_scope).collect();
@@ -59,7 +59,7 @@ pub fn judge<'a>(
     }
 }
 
-/// Whether [`judge`] would grant the request to one who has no place in line, without saying why not.
+/// Whether [`judge`] would grant the request to one who has no position in line, without saying why not.
 pub fn fits<'a>(
     em: &Em,
     scopes: &[LimitedScope],

@@ -4,7 +4,7 @@
 //! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
@@ -15,7 +15,7 @@ use super::{
     em::{Counted, Em, EmInstance},
     judgement::{fits, judge},
     limit::{LimitedScope, Limits},
-    line::{Line, Place, Spot, Spots},
+    line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
     name::Name,
     operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
     principal::Principal,
@@ -70,8 +70,8 @@ pub struct TicketPage {
 pub struct LineView {
     /// Who stands at the spots that were looked at; and all spots of those who are in the batch themselves.
     pub line: Line,
-    /// The spots that were looked at; `None` if nobody waits anywhere.
-    pub spots: Option<BTreeSet<Spot>>,
+    /// The spots that were looked at, and how much of each; `None` if nobody waits anywhere.
+    pub spots: Option<ViewedSpots>,
 }
 
 /// What has to be written. The fields stand in the order in which they have to be written.
@@ -111,8 +111,8 @@ pub struct Deltas {
     pub left_line: Vec<Uuid>,
     /// Tickets that are new.
     pub granted: Vec<Ticket>,
-    /// Where there is more room now, or a place less ahead: nothing to write, but something to tell those who wait.
-    pub freed: BTreeSet<Spot>,
+    /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
+    pub freed: FreedSpots,
 }
 
 impl Deltas {
@@ -155,8 +155,10 @@ pub struct Standing {
 /// A request that is new in line.
 #[derive(Debug)]
 pub struct WaitingDelta {
-    /// Its place.
-    pub place: Place,
+    /// Its position.
+    pub position: QueuePosition,
+    /// Since when it waits.
+    pub since: OffsetDateTime,
     /// What it asks for, where and how it waits.
     pub request: Request,
     /// Where it stands.
@@ -166,8 +168,8 @@ pub struct WaitingDelta {
 /// A request that stands elsewhere than before.
 #[derive(Debug)]
 pub struct MovedDelta {
-    /// Its place.
-    pub place: Place,
+    /// Its position.
+    pub position: QueuePosition,
     /// The EM where it was judged last.
     pub em: EmInstance,
     /// Where it stands.
@@ -358,7 +360,7 @@ impl Ledger {
         slot.resized |= resized;
         slot.current = Some(em.clone());
         self.deltas.registered_by.insert(op.em.clone(), self.by.clone());
-        self.free(&op.em, &[]);
+        self.free(&op.em, &[], MUCH);
         Ok(Outcome::Registered(Box::new(em)))
     }
 
@@ -373,19 +375,19 @@ impl Ledger {
             self.leave_line(op, Spots::new());
             return Ok(Outcome::Granted(grant));
         }
-        let place = self.place(op)?;
+        let position = self.position(op)?;
         let em = registered_em(&mut self.ems, &op.em)?;
         let (epoch, in_counters) = (em.current.epoch, em.current.counted);
         let scopes = counters(&self.limits, in_counters, op.ask.ticket_id, &op.ask.ticket_labels(&op.em));
         let usage = |counter: &Counter| self.scopes.get(counter).map(|slot| &slot.usage);
-        let judged = judge(em.current, &scopes, usage, &self.line.line, place, &op.ask)?;
+        let judged = judge(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
         debug_assert!(
-            place.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok(),
+            position.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok(),
             "both ways to judge agree"
         );
         let share = match judged {
             Ok(share) => share,
-            Err(short) => return Ok(self.wait_or_refuse(op, place, *short)),
+            Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
         };
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
@@ -412,11 +414,11 @@ impl Ledger {
         Ok(Outcome::Granted(grant))
     }
 
-    /// Notes where there is more room now.
-    fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope]) {
-        self.deltas.freed.insert(Spot::Em(em.clone()));
+    /// Notes where there is more room now: about as much as `requests` have held.
+    fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
+        self.deltas.freed.note(Spot::Em(em.clone()), requests);
         let limited = scopes.iter().filter(|limited| limited.rule.is_some());
-        self.deltas.freed.extend(limited.map(|limited| Spot::Scope(limited.scope().clone())));
+        limited.for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
     }
 
     fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
@@ -468,7 +470,7 @@ impl Ledger {
         *em.current = after;
         *em.counted = true;
         if used != locked {
-            self.free(&op.em, &scopes);
+            self.free(&op.em, &scopes, 1);
         }
         let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
         slot.ticket.state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
@@ -524,7 +526,7 @@ impl Ledger {
         let slot = stored_em(&mut self.ems, &ticket.em)?;
         *slot.current = em;
         *slot.counted = true;
-        self.free(&ticket.em, &scopes);
+        self.free(&ticket.em, &scopes, 1);
         self.forget(ticket_id, end);
         Ok(())
     }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{
     em::{Em, EmInstance},
-    line::{Place, Spots},
+    line::{QueuePosition, Spots},
     name::{Labels, Name},
     principal::Principal,
     refusal::Refusal,
@@ -81,7 +81,7 @@ pub struct Wait {
     /// Whether this is another EM than where it stands: if it does not fit here, it stays there.
     pub is_elsewhere: bool,
     /// Where it stands in line already.
-    pub place: Option<Place>,
+    pub position: Option<QueuePosition>,
 }
 
 /// Resources are asked for, wherever they may be.
@@ -289,9 +289,9 @@ impl Operation {
         }
     }
 
-    /// The place in line of a request that has one.
-    pub fn place(&self) -> Option<Place> {
-        self.request()?.wait.as_ref()?.place
+    /// The position in line of a request that has one.
+    pub fn position(&self) -> Option<QueuePosition> {
+        self.request()?.wait.as_ref()?.position
     }
 
     /// The request id that it carries.
@@ -347,8 +347,8 @@ pub enum Outcome {
 /// A request that stands in line, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
-    /// Its place.
-    pub place: Place,
+    /// Its position.
+    pub position: QueuePosition,
     /// Where it stands.
     pub spots: Spots,
     /// What it would be answered now.

@@ -147,8 +147,10 @@ impl Committer {
 #[derive(Debug)]
 pub struct Line {
     callers: Gauge,
-    /// Looks whether a request that waits can be granted.
+    /// Looks of those who wait, or tries in vain, because more room was told.
     pub looks: Counter,
+    /// The same, because it was somebody's turn in the slow poll.
+    pub polls: Counter,
     /// Requests that were granted after they had stood in line.
     pub served: Counter,
 }
@@ -166,6 +168,12 @@ impl Line {
                 registry,
                 "waiting_looks_total",
                 "Looks whether a request in line can be granted now: many for each that is served are work for nothing",
+                Counter::default(),
+            ),
+            polls: add(
+                registry,
+                "waiting_polls_total",
+                "The same by the slow poll, which serves those whom nothing was told: many are served late",
                 Counter::default(),
             ),
             served: add(

@@ -18,13 +18,10 @@ use crate::{
         ticket::Ticket,
     },
     error::Error,
-    store::{Store, StoreError, action_record, em_report, session::answered, user_resource},
+    store::{HEARTBEAT_CONNECTIONS_MAX, Store, StoreError, action_record, em_report, session::answered, user_resource},
 };
 
 use super::committer::Committer;
-
-/// How many reports use a connection of the pool at once; reads of others need some, too.
-const REPORTS_AT_ONCE: usize = 5;
 
 /// How often a report is tried again whose EM somebody changed meanwhile.
 const TRIES_MAX: u32 = 5;
@@ -76,7 +73,7 @@ pub struct HeartbeatService {
 impl HeartbeatService {
     /// On top of the store and the committer of this instance.
     pub fn new(store: Store, committer: Committer, patience: Patience) -> Self {
-        Self { store, committer, patience, at_once: Arc::new(Semaphore::new(REPORTS_AT_ONCE)) }
+        Self { store, committer, patience, at_once: Arc::new(Semaphore::new(HEARTBEAT_CONNECTIONS_MAX)) }
     }
 
     /// How often an EM should report: so that one report may get lost before it falls silent.
@@ -92,7 +89,7 @@ impl HeartbeatService {
     pub async fn report(&self, report: &Report, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
         let turn = tokio::time::timeout_at(deadline, self.at_once.acquire()).await.map_err(|_| Error::LockTimeout)?;
         let turn = turn.map_err(|_| Error::ShuttingDown)?;
-        let mut connection = self.store.pool().acquire().await?;
+        let mut connection = self.store.heartbeats().acquire().await?;
         let (unknown, lost) = self.reconcile(&mut connection, report).await?;
         drop((connection, turn));
         self.give_up(lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;

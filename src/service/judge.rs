@@ -6,11 +6,17 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError, RwLock},
-    time::{Duration, Instant},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 use uuid::Uuid;
 
 use crate::{
@@ -19,24 +25,26 @@ use crate::{
         judgement::{self, Short, judge},
         ledger::{LineView, Standing},
         limit::Limits,
-        line::Line,
+        line::{Extent, viewed_spots},
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
-        placement::View,
         report::Statuses,
         scope::{Counter, Usage},
     },
     error::Error,
-    metrics::Metrics,
-    service::tasks::Tasks,
+    service::{shared_try::SharedTry, tasks::Tasks},
     store::{
         Store, StoreError, em_report, em_resource, label_resource,
         limit::InForce,
         request_id,
-        session::{Session, answered},
+        session::{Session, answered, answered_within},
         waiting,
     },
 };
+
+mod seen;
+
+pub use seen::Seen;
 
 /// How many looks may wait.
 const QUEUE_MAX: usize = 16_384;
@@ -46,104 +54,6 @@ const BATCH_MAX: usize = 1024;
 
 /// How many EMs one statement reads when all are seen anew.
 const SEE_ALL_PAGE: i64 = 1000;
-
-/// How things stood when they were last seen, by this instance.
-#[derive(Clone, Debug)]
-pub struct Seen {
-    state: Arc<Mutex<State>>,
-    choice: Arc<Choice>,
-    metrics: Metrics,
-}
-
-/// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
-/// here, and the next one who chooses takes it over.
-#[derive(Debug, Default)]
-struct Choice {
-    view: RwLock<View>,
-    /// EMs as they stand since the view was made, `None` for one that went; nothing as long as nobody has chosen.
-    changes: Mutex<Option<HashMap<EmInstance, Option<Em>>>>,
-}
-
-impl Choice {
-    fn note(&self, ems: &[Em], gone: &[EmInstance]) {
-        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(changes) = &mut *changes {
-            changes.extend(gone.iter().map(|em| (em.clone(), None)));
-            changes.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
-        }
-    }
-
-    fn replace(&self, view: View) {
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
-        *self.changes.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashMap::new());
-    }
-
-    fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
-        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take);
-        let changes = changes.unwrap_or_default();
-        if !changes.is_empty() {
-            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
-            for (instance, em) in changes {
-                match em {
-                    Some(em) => view.update(em),
-                    None => drop(view.remove(&instance)),
-                }
-            }
-        }
-        look(&self.view.read().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Seen {
-    /// Nothing has been seen yet.
-    pub fn new(metrics: Metrics) -> Self {
-        Self { state: Arc::default(), choice: Arc::default(), metrics }
-    }
-
-    /// Remembers how things stand.
-    pub fn update(&self, standing: Standing) {
-        self.choice.note(&standing.ems, &standing.gone);
-        let mut seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if standing.limits.version() != seen.limits.version() {
-            // Counters of other label sets would only fill the memory.
-            seen.scopes.clear();
-            seen.limits = standing.limits;
-        }
-        for gone in &standing.gone {
-            seen.ems.remove(gone);
-        }
-        seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
-        seen.scopes.extend(standing.scopes);
-        match standing.line.spots {
-            Some(spots) => seen.line.line.replace(spots, &standing.line.line),
-            None => seen.line.line = Line::default(),
-        }
-        self.metrics.caches.seen(seen.ems.len(), seen.scopes.len(), seen.line.line.spots());
-    }
-
-    /// Whether the request fitted when what it needs was last seen.
-    fn fitted(&self, request: &Request) -> bool {
-        let seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.fits(request)
-    }
-
-    /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
-    fn replace_ems(&self, ems: Vec<Em>, statuses: &Statuses) {
-        self.metrics.caches.chosen_from(ems.len());
-        self.choice.replace(View::new(ems, statuses));
-    }
-
-    /// Remembers how some EMs stand.
-    fn take_over(&self, ems: HashMap<EmInstance, Em>) {
-        let ems: Vec<Em> = ems.into_values().collect();
-        self.choice.note(&ems, &[]);
-    }
-
-    fn forget(&self, em: &EmInstance) {
-        self.choice.note(&[], std::slice::from_ref(em));
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).ems.remove(em);
-    }
-}
 
 /// What a look shows.
 #[derive(Debug)]
@@ -161,8 +71,9 @@ pub struct Judge {
     seen: Seen,
     store: Store,
     silent_after: Duration,
-    /// When all EMs were last seen.
-    seen_all: Arc<tokio::sync::Mutex<Option<Instant>>>,
+    seen_all: SharedTry,
+    /// Whether the limits are being changed, and no look gets past that.
+    fenced: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -172,27 +83,13 @@ struct Look {
 }
 
 impl Judge {
-    /// Sees all EMs anew, if that was last done longer than `age` ago. Many who ask at once share one read.
-    pub async fn see_all(&self, age: Duration) -> Result<(), Error> {
-        let asked = Instant::now();
-        let mut seen_all = self.seen_all.lock().await;
-        if seen_all.is_some_and(|last| last + age >= asked) {
-            return Ok(());
-        }
-        let (start, mut ems) = (Instant::now(), Vec::new());
-        loop {
-            let after = ems.last().map(|em: &Em| em.instance.clone());
-            let page = answered(em_resource::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE)).await?;
-            let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
-            ems.extend(page);
-            if is_last {
-                break;
-            }
-        }
-        let statuses = answered(self.statuses()).await?;
-        self.seen.replace_ems(ems, &statuses);
-        *seen_all = Some(start);
-        Ok(())
+    /// Sees all EMs anew, if that was last begun longer than `age` ago. All who ask at once share one read, or its failure.
+    ///
+    /// # Errors
+    /// Those of the database; [`Error::Unavailable`] if it has not answered until `deadline`.
+    pub async fn see_all(&self, age: Duration, deadline: Instant) -> Result<(), Error> {
+        let read = || read_all(self.store.clone(), self.seen.clone(), self.silent_after);
+        self.seen_all.done(age, deadline, read).await
     }
 
     /// Sees some EMs anew.
@@ -202,34 +99,19 @@ impl Judge {
         Ok(())
     }
 
-    /// What is known of all EMs by their reports.
-    async fn statuses(&self) -> Result<Statuses, StoreError> {
-        let (mut statuses, mut after) = (Statuses::new(), None);
-        loop {
-            let page =
-                answered(em_report::list(self.store.pool(), after.as_ref(), SEE_ALL_PAGE, self.silent_after)).await?;
-            let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
-            after = page.last().map(|(em, _)| em.clone());
-            statuses.extend(page);
-            if is_last {
-                return Ok(statuses);
-            }
-        }
-    }
-
     /// Up to `most` EMs on which the request fitted when they were last seen, the best first.
     pub fn candidates(&self, ask: &Ask, most: usize) -> Vec<EmInstance> {
-        self.seen.choice.look(|view| view.candidates(ask, most))
+        self.seen.choose(|view| view.candidates(ask, most))
     }
 
     /// The EM that tells best why the request fits nowhere.
     pub fn closest(&self, ask: &Ask) -> Option<EmInstance> {
-        self.seen.choice.look(|view| view.closest(ask))
+        self.seen.choose(|view| view.closest(ask))
     }
 
     /// Why no EM can be chosen for the request.
     pub fn none_for(&self, ask: &Ask) -> Rejection {
-        match self.seen.choice.look(|view| view.matching(ask)) {
+        match self.seen.choose(|view| view.matching(ask)) {
             0 => Rejection::NoEmMatches(format!("{:?}", ask.labels.as_map())),
             matching => Rejection::NoEmAvailable { matching },
         }
@@ -238,8 +120,9 @@ impl Judge {
     /// Starts the task that looks; it ends when all clones of the judge are gone. EMs that report are silent after `silent_after`.
     pub fn start(store: &Store, seen: Seen, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
-        tasks.spawn(run(inbox, seen.clone(), store.session()));
-        Self { queue, seen, store: store.clone(), silent_after, seen_all: Arc::default() }
+        let fenced = Arc::new(AtomicBool::new(false));
+        tasks.spawn(run(inbox, seen.clone(), store.session(), fenced.clone()));
+        Self { queue, seen, store: store.clone(), silent_after, seen_all: SharedTry::new(tasks), fenced }
     }
 
     /// Whether a fresh look is due before the request goes to the committer.
@@ -247,18 +130,57 @@ impl Judge {
         !self.seen.fitted(request)
     }
 
+    /// How a request that stands in line was to be judged when what it needs was last seen; `None` if that was not seen.
+    pub fn last_seen(&self, request: &Request) -> Option<Verdict> {
+        self.seen.verdict(request)
+    }
+
     /// What a fresh look shows. A request whose request id was used before fits: its answer was given then.
-    pub async fn look(&self, request: Request) -> Result<Verdict, Error> {
+    ///
+    /// # Errors
+    /// Why the ledger would reject it, and those of the database. At `deadline`, [`Error::LockTimeout`] if the limits are being
+    /// changed, and [`Error::Unavailable`] if the database has not answered.
+    pub async fn look(&self, request: Request, deadline: Instant) -> Result<Verdict, Error> {
         let (reply, answer) = oneshot::channel();
         self.queue.try_send(Look { request, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
-        answer.await.unwrap_or(Err(Error::ShuttingDown))
+        let answer = async { answer.await.unwrap_or(Err(Error::ShuttingDown)) };
+        match answered_within(deadline.saturating_duration_since(Instant::now()), answer).await {
+            Err(Error::Unavailable(_)) if self.fenced.load(Ordering::Relaxed) => Err(Error::LockTimeout),
+            answer => answer,
+        }
     }
 }
 
-async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) {
+/// Reads all EMs, and what is known of them by their reports.
+async fn read_all(store: Store, seen: Seen, silent_after: Duration) -> Result<(), Error> {
+    let mut ems = Vec::new();
+    loop {
+        let after = ems.last().map(|em: &Em| em.instance.clone());
+        let page = answered(em_resource::list(store.pool(), after.as_ref(), SEE_ALL_PAGE)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
+        ems.extend(page);
+        if is_last {
+            break;
+        }
+    }
+    let (mut statuses, mut after) = (Statuses::new(), None);
+    loop {
+        let page = answered(em_report::list(store.pool(), after.as_ref(), SEE_ALL_PAGE, silent_after)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
+        after = page.last().map(|(em, _)| em.clone());
+        statuses.extend(page);
+        if is_last {
+            break;
+        }
+    }
+    seen.replace_ems(ems, &statuses);
+    Ok(())
+}
+
+async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, fenced: Arc<AtomicBool>) {
     let mut looks = Vec::with_capacity(BATCH_MAX);
     let mut limits = Arc::default();
     while inbox.recv_many(&mut looks, BATCH_MAX).await > 0 {
@@ -266,13 +188,15 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
         if looks.is_empty() {
             continue;
         }
-        let reused = session.is_open();
+        let (reused, commits) = (session.is_open(), seen.commits());
         let mut state = answered(read(&mut session, &looks, &limits)).await;
         while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
         {
             // The limits are being changed: soon there will be others to look by.
+            fenced.store(true, Ordering::Relaxed);
             state = answered(read(&mut session, &looks, &limits)).await;
         }
+        fenced.store(false, Ordering::Relaxed);
         if reused && state.is_err() {
             // A connection that broke while it was idle costs no more than a new one.
             session.reset();
@@ -281,14 +205,19 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session) 
         match state {
             Ok(state) => {
                 limits = state.limits.clone();
-                for look in looks.drain(..) {
+                let answer = |look: Look| {
                     if !state.ems.contains_key(&look.request.em) {
                         seen.forget(&look.request.em);
                     }
+                    (state.verdict(&look.request).map_err(Error::from), look.reply)
+                };
+                let answers: Vec<_> = looks.drain(..).map(answer).collect();
+                // Before anybody is told: what follows may depend on it.
+                seen.update_by_look(state.into_standing(), commits);
+                for (answer, reply) in answers {
                     // A caller that is gone needs no answer.
-                    let _ = look.reply.send(state.verdict(&look.request).map_err(Error::from));
+                    let _ = reply.send(answer);
                 }
-                seen.update(state.into_standing());
             }
             Err(error) => {
                 session.reset();
@@ -335,17 +264,17 @@ impl State {
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let place = request.wait.as_ref().and_then(|wait| wait.place);
-        if place.is_some_and(|place| self.line.line.spots_of(place).is_empty()) {
+        let position = request.wait.as_ref().and_then(|wait| wait.position);
+        if position.is_some_and(|position| self.line.line.spots_of(position).is_empty()) {
             return Err(Rejection::PlaceLost);
         }
         let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
         let usage = |counter: &Counter| self.scopes.get(counter);
-        Ok(match judge(em, &scopes, usage, &self.line.line, place, &request.ask)? {
+        Ok(match judge(em, &scopes, usage, &self.line.line, position, &request.ask)? {
             Ok(_) => Verdict::Fits,
             Err(mut short) => {
-                if let Some(place) = place {
-                    short.spots = self.line.line.stand(place, &short.spots);
+                if let Some(position) = position {
+                    short.spots = self.line.line.stand(position, &short.spots);
                 }
                 Verdict::Refused(short)
             }
@@ -377,10 +306,12 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
     };
     let line = match anybody_waits {
         true => {
-            let requests = looks.iter().map(|look| &look.request);
-            let spots = requests.flat_map(|request| judgement::spots(&request.em, &limits, &request.ask)).collect();
-            let places = looks.iter().filter_map(|look| look.request.wait.as_ref()?.place);
-            let in_line: Vec<Uuid> = places.map(|place| place.ticket_id).collect();
+            let spots = viewed_spots(looks.iter().map(|look| &look.request).flat_map(|request| {
+                let extent = Extent::of(request.wait.as_ref().and_then(|wait| wait.position));
+                judgement::spots(&request.em, &limits, &request.ask).map(move |spot| (spot, extent))
+            }));
+            let positions = looks.iter().filter_map(|look| look.request.wait.as_ref()?.position);
+            let in_line: Vec<Uuid> = positions.map(|position| position.ticket_id()).collect();
             LineView { line: waiting::line(&mut *connection, &spots, &in_line).await?, spots: Some(spots) }
         }
         false => LineView::default(),

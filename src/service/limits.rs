@@ -192,19 +192,21 @@ impl LimitService {
 
     /// The policies of all kinds of EMs there are or were, by application name.
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
-        Ok(answered(policy::read(self.store.pool())).await?)
+        let mut connection = self.store.operators().acquire().await?;
+        Ok(answered(policy::read(&mut *connection)).await?)
     }
 
     /// The rules, and which of them decide.
     pub async fn current(&self) -> Result<Arc<Limits>, Error> {
-        let mut connection = self.store.pool().acquire().await?;
+        let mut connection = self.store.operators().acquire().await?;
         Ok(answered(limit::current(&mut connection, &Arc::default())).await?)
     }
 
     /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
     pub async fn scopes(&self, after: &[u8], limit: i64) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
-        let limits = self.current().await?;
-        let rows = answered(label_resource::list(self.store.pool(), after, limit)).await?;
+        let mut connection = self.store.operators().acquire().await?;
+        let limits = answered(limit::current(&mut connection, &Arc::default())).await?;
+        let rows = answered(label_resource::list(&mut *connection, after, limit)).await?;
         Ok(rows
             .into_iter()
             .map(|(place, counter, usage)| (place, ScopeUsage::new(limits.of_counter(counter), usage)))

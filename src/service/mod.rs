@@ -7,6 +7,7 @@
 //! - [`limits`]: who may hold how much;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
 //! - [`background`]: what is done although nobody waits for it: expiry, lost EMs, jobs in steps, retention;
+//! - [`shared_try`]: one try for all who want the same at the same time;
 //! - [`tasks`]: what all of it runs in;
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
@@ -18,6 +19,7 @@ pub mod heartbeat;
 pub mod judge;
 pub mod limits;
 pub mod request_resource;
+pub mod shared_try;
 pub mod tasks;
 pub mod usage;
 pub mod waiting;

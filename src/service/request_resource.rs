@@ -12,7 +12,6 @@ use crate::{
         em::EmInstance,
         judgement::Short,
         operation::{Ask, Operation, Outcome, Rejection, Request},
-        refusal::Refusal,
     },
     error::Error,
 };
@@ -20,7 +19,7 @@ use crate::{
 use super::{
     committer::Committer,
     judge::{Judge, Verdict},
-    waiting::{Caller, WaitingLine, Woken},
+    waiting::{Caller, WaitingLine, Wake, Woken},
 };
 
 /// How old the view of all EMs may be by which one is chosen first.
@@ -55,6 +54,13 @@ impl RequestResourceService {
     /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen.
     pub async fn request(&self, em: Option<EmInstance>, ask: Ask, deadlines: Deadlines) -> Result<Outcome, Error> {
         let any_em = em.is_none();
+        if let (Some(em), Some(until)) = (&em, deadlines.line) {
+            let request = request(em.clone(), &ask);
+            if self.judge.is_doubtful(&request) {
+                // It is ready to stand in line: what a look may show, the ledger would find again.
+                return self.wait(request, self.line.enter(any_em, until)?).await;
+            }
+        }
         let answer = match &em {
             Some(em) => self.request_on(request(em.clone(), &ask), deadlines.locks).await?,
             None => self.choose(&ask, deadlines.locks).await?,
@@ -62,29 +68,34 @@ impl RequestResourceService {
         match (answer, deadlines.line) {
             (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
                 let em = em.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?;
-                self.wait(request(em, &ask), refusal, self.line.enter(any_em, until)?).await
+                self.wait(request(em, &ask), self.line.enter(any_em, until)?).await
             }
             (answer, _) => Ok(answer),
         }
     }
 
     /// What the request would be answered now, and on which EM; nothing is granted.
-    pub async fn dry_run(&self, em: Option<EmInstance>, ask: Ask) -> Result<(EmInstance, Verdict), Error> {
+    pub async fn dry_run(
+        &self,
+        em: Option<EmInstance>,
+        ask: Ask,
+        deadline: Instant,
+    ) -> Result<(EmInstance, Verdict), Error> {
         let em = match em {
             Some(em) => em,
             None => {
-                self.judge.see_all(Duration::ZERO).await?;
+                self.judge.see_all(Duration::ZERO, deadline).await?;
                 let candidate = self.judge.candidates(&ask, 1).pop();
                 candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?
             }
         };
-        let verdict = self.judge.look(request(em.clone(), &ask)).await?;
+        let verdict = self.judge.look(request(em.clone(), &ask), deadline).await?;
         Ok((em, verdict))
     }
 
     async fn request_on(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {
         if self.judge.is_doubtful(&request)
-            && let Verdict::Refused(short) = self.judge.look(request.clone()).await?
+            && let Verdict::Refused(short) = self.judge.look(request.clone(), deadline).await?
         {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
@@ -96,7 +107,7 @@ impl RequestResourceService {
     /// none, the one that comes closest says why.
     async fn choose(&self, ask: &Ask, deadline: Instant) -> Result<Outcome, Error> {
         for age in [VIEW_AGE, Duration::ZERO] {
-            self.judge.see_all(age).await?;
+            self.judge.see_all(age, deadline).await?;
             for em in self.judge.candidates(ask, CANDIDATES_MAX) {
                 match self.request_on(request(em, ask), deadline).await {
                     // Somebody was faster; another EM may still have room.
@@ -111,19 +122,17 @@ impl RequestResourceService {
     }
 
     /// Stands in line, and tries again whenever there may be room, until the caller's time is up.
-    async fn wait(
-        &self,
-        mut request: Request,
-        mut refusal: Box<Refusal>,
-        mut caller: Caller,
-    ) -> Result<Outcome, Error> {
-        let mut elsewhere = None;
+    async fn wait(&self, mut request: Request, mut caller: Caller) -> Result<Outcome, Error> {
+        let (mut next, mut refusal) = (Try::default(), None);
         loop {
-            let tried = self.try_in_line(&request, elsewhere.take(), &mut caller).await;
-            match tried {
+            match self.try_in_line(&request, next.elsewhere.take(), &mut caller).await {
                 Ok(Outcome::Waiting(waiting)) => {
+                    if let Some(wake) = next.woken_by.take() {
+                        caller.count_look(wake);
+                        caller.pass_on(wake);
+                    }
                     caller.stand(&waiting);
-                    refusal = Box::new(waiting.refusal);
+                    refusal = Some(Box::new(waiting.refusal));
                 }
                 Ok(granted @ Outcome::Granted(_)) => {
                     caller.granted();
@@ -151,15 +160,16 @@ impl RequestResourceService {
                 }
                 // Whoever stands in line outlives a short outage.
                 Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
-                    Woken::Look => continue,
-                    Woken::TimeIsUp => return Ok(Outcome::Refused(refusal)),
+                    Woken::Look(_) => continue,
+                    Woken::TimeIsUp => return refusal.map_or(Err(error), |refusal| Ok(Outcome::Refused(refusal))),
                     Woken::Stopping => return Err(Error::ShuttingDown),
                 },
                 Err(error) => return Err(error),
             }
-            match self.until_worth_trying(&mut request, &mut caller).await? {
-                Some(em) => elsewhere = em,
-                None => return Ok(Outcome::Refused(refusal)),
+            match (self.until_worth_trying(&mut request, &mut caller).await?, refusal.take()) {
+                (Some(worth_trying), still) => (next, refusal) = (worth_trying, still),
+                (None, Some(refusal)) => return Ok(Outcome::Refused(refusal)),
+                (None, None) => return Err(Error::LockTimeout),
             }
         }
     }
@@ -182,58 +192,83 @@ impl RequestResourceService {
         if !caller.any_em() {
             return Ok(None);
         }
-        self.judge.see_all(Duration::ZERO).await?;
+        self.judge.see_all(Duration::ZERO, caller.until()).await?;
         Ok(self.judge.closest(&request.ask).filter(|em| *em != request.em))
     }
 
-    /// Waits until a look shows that the request fits, or that it has to stand elsewhere in line: answers which other EM to try, if
-    /// it is another, or `None` when the caller's time is up.
-    async fn until_worth_trying(
-        &self,
-        request: &mut Request,
-        caller: &mut Caller,
-    ) -> Result<Option<Option<EmInstance>>, Error> {
+    /// Waits until the request may fit, or has to stand elsewhere in line; `None` when the caller's time is up.
+    async fn until_worth_trying(&self, request: &mut Request, caller: &mut Caller) -> Result<Option<Try>, Error> {
         let mut woken = caller.woken().await;
         loop {
-            match woken {
+            let wake = match woken {
                 Woken::TimeIsUp => return Ok(None),
                 Woken::Stopping => return Err(Error::ShuttingDown),
-                Woken::Look => {}
-            }
-            let looked = tokio::time::timeout_at(caller.until(), self.look_again(request, caller)).await;
-            woken = match looked.unwrap_or(Err(Error::LockTimeout)) {
-                Ok(Some(em)) => return Ok(Some(em)),
-                Ok(None) => caller.woken().await,
+                Woken::Look(wake) => wake,
+            };
+            woken = match self.is_worth_trying(request, caller, wake).await {
+                Ok(Some(elsewhere)) => return Ok(Some(Try { elsewhere, woken_by: Some(wake) })),
+                Ok(None) => {
+                    caller.pass_on(wake);
+                    caller.woken().await
+                }
                 Err(error) if error.may_pass() => caller.pause().await,
                 Err(error) => return Err(error),
             };
         }
     }
 
-    async fn look_again(
+    /// Whether to try again, and on which EM if it is another than where it stands.
+    async fn is_worth_trying(
         &self,
         request: &mut Request,
         caller: &mut Caller,
+        wake: Wake,
     ) -> Result<Option<Option<EmInstance>>, Error> {
-        caller.looks();
         request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
+        if !caller.any_em() {
+            match self.judge.last_seen(request) {
+                // The ledger would find the same as a look.
+                Some(Verdict::Fits) => return Ok(Some(None)),
+                // What was seen is as new as what it was woken by.
+                Some(Verdict::Refused(short)) if !wake.is_news && stands_well(caller, &short) => return Ok(None),
+                _ => {}
+            }
+        }
+        caller.count_look(wake);
+        self.look_again(request, caller).await
+    }
+
+    async fn look_again(&self, request: &Request, caller: &Caller) -> Result<Option<Option<EmInstance>>, Error> {
         if caller.any_em() {
-            self.judge.see_all(VIEW_AGE).await?;
+            self.judge.see_all(VIEW_AGE, caller.until()).await?;
             for em in self.judge.candidates(&request.ask, CANDIDATES_MAX) {
                 let there = Request { em: em.clone(), ..request.clone() };
-                if matches!(self.judge.look(there).await, Ok(Verdict::Fits)) {
+                if matches!(self.judge.look(there, caller.until()).await, Ok(Verdict::Fits)) {
                     return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
             }
         }
-        let stands_well = |short: &Short| !short.refusal.never_fits && short.spots == caller.spots();
-        match self.judge.look(request.clone()).await {
-            Ok(Verdict::Refused(short)) if stands_well(&short) => Ok(None),
+        match self.judge.look(request.clone(), caller.until()).await {
+            Ok(Verdict::Refused(short)) if stands_well(caller, &short) => Ok(None),
             // The ledger decides, also what to tell about an EM that has gone.
             Ok(_) | Err(Error::Rejected(_)) => Ok(Some(None)),
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether it can stay in line where it stands.
+fn stands_well(caller: &Caller, short: &Short) -> bool {
+    !short.refusal.never_fits && short.spots == caller.spots()
+}
+
+/// Another try to be granted in line.
+#[derive(Debug, Default)]
+struct Try {
+    /// On another EM than where it stands.
+    elsewhere: Option<EmInstance>,
+    /// What it was woken by.
+    woken_by: Option<Wake>,
 }
 
 fn request(em: EmInstance, ask: &Ask) -> Request {

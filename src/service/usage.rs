@@ -1,4 +1,4 @@
-//! Who holds what: plain reads, without locks.
+//! Who holds what: plain reads, without locks. What EMs and managers ask, and what operators list, have connections of their own.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use crate::{
     domain::{
         action::ActionRecord,
         em::{Em, EmInstance},
-        line::{Place, WaitingRequest},
+        line::{QueuePosition, WaitingRequest},
         operation::Rejection,
-        report::{EmStatus, Statuses},
+        report::EmStatus,
         ticket::Ticket,
     },
     error::Error,
     store::{
         Store, action_record, em_report, em_resource,
         session::answered,
-        user_resource::{self, Filter},
+        user_resource::{self, Filter, Page},
         waiting,
     },
 };
@@ -39,22 +39,21 @@ impl Usage {
     pub async fn em(&self, instance: &EmInstance) -> Result<(Em, Option<EmStatus>), Error> {
         let mut found = answered(em_resource::read(self.store.pool(), [instance])).await?;
         let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
-        Ok((em, self.statuses([instance]).await?.remove(instance)))
+        let statuses = em_report::read(self.store.pool(), [instance], self.silent_after);
+        Ok((em, answered(statuses).await?.remove(instance)))
     }
 
     /// Up to `limit` EMs, in the order of their keys, from behind `after`, and what is known of each by its reports.
     pub async fn ems(&self, after: Option<&EmInstance>, limit: i64) -> Result<Vec<(Em, Option<EmStatus>)>, Error> {
-        let ems = answered(em_resource::list(self.store.pool(), after, limit)).await?;
-        let mut statuses = self.statuses(ems.iter().map(|em| &em.instance)).await?;
+        let mut connection = self.store.operators().acquire().await?;
+        let ems = answered(em_resource::list(&mut *connection, after, limit)).await?;
+        let instances = ems.iter().map(|em| &em.instance);
+        let mut statuses = answered(em_report::read(&mut *connection, instances, self.silent_after)).await?;
         let with_status = |em: Em| {
             let status = statuses.remove(&em.instance);
             (em, status)
         };
         Ok(ems.into_iter().map(with_status).collect())
-    }
-
-    async fn statuses(&self, instances: impl IntoIterator<Item = &EmInstance>) -> Result<Statuses, Error> {
-        Ok(answered(em_report::read(self.store.pool(), instances, self.silent_after)).await?)
     }
 
     /// One live ticket.
@@ -67,18 +66,24 @@ impl Usage {
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
-    /// Up to `limit` requests that wait, the first in line first, from behind the place `after`.
-    pub async fn waiting(&self, after: Option<Place>, limit: i64) -> Result<Vec<WaitingRequest>, Error> {
-        Ok(answered(waiting::list(self.store.pool(), after, limit)).await?)
+    /// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own.
+    pub async fn waiting(
+        &self,
+        after: Option<QueuePosition>,
+        limit: i64,
+    ) -> Result<Vec<(QueuePosition, WaitingRequest)>, Error> {
+        Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, after, limit)).await?)
     }
 
     /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all.
     pub async fn actions(&self, ticket_id: Option<Uuid>, after: i64, limit: i64) -> Result<Vec<ActionRecord>, Error> {
-        Ok(answered(action_record::list(self.store.pool(), ticket_id, after, limit)).await?)
+        Ok(answered(action_record::list(&mut *self.store.operators().acquire().await?, ticket_id, after, limit))
+            .await?)
     }
 
-    /// Up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first).
-    pub async fn tickets(&self, filter: &Filter, after: Uuid, limit: i64) -> Result<Vec<Ticket>, Error> {
-        Ok(answered(user_resource::list(self.store.pool(), filter, after, limit)).await?)
+    /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first).
+    pub async fn tickets(&self, filter: &Filter, after: Uuid, limit: i64) -> Result<Page, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        Ok(answered(user_resource::list(&mut *connection, filter, after, limit)).await?)
     }
 }

@@ -4,6 +4,7 @@
 //!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
+//! - [`operators`]: the few connections that operators' calls share;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
 //! Functions that change something take a connection: the caller's transaction decides what belongs together. Every write checks
@@ -25,6 +26,7 @@ pub mod label_resource;
 pub mod label_set;
 pub mod lease;
 pub mod limit;
+pub mod operators;
 pub mod policy;
 pub mod request_id;
 pub mod resource_lock;
@@ -36,8 +38,13 @@ pub mod waiting;
 
 mod rows;
 
-/// How many connections serve everything but the committer: reads, expiry, and waiting for held keys.
+use operators::Operators;
+
+/// How many connections serve what EMs and managers call: short reads by key, and waiting for held keys.
 const POOL_CONNECTIONS_MAX: u32 = 10;
+
+/// How many connections serve heartbeats, however much else is asked.
+pub const HEARTBEAT_CONNECTIONS_MAX: usize = 5;
 
 /// How long to wait for connections to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -47,6 +54,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Store {
     options: PgConnectOptions,
     pool: PgPool,
+    heartbeats: PgPool,
+    operators: Operators,
 }
 
 impl Store {
@@ -59,14 +68,26 @@ impl Store {
         let mut migrations =
             connected.map_err(|error| StoreError::Unreachable { place: place(&options), source: Box::new(error) })?;
         let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
+        let heartbeats = pool_options(HEARTBEAT_CONNECTIONS_MAX as u32).connect_lazy_with(options.clone());
+        let operators = Operators::new(&options);
         schema::migrate(&mut migrations).await?;
         history_part::make(&mut migrations, history).await?;
-        Ok(Self { options, pool })
+        Ok(Self { options, pool, heartbeats, operators })
     }
 
-    /// For reads, and for whatever is not a hot path.
+    /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
     pub fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    /// For heartbeats.
+    pub fn heartbeats(&self) -> &PgPool {
+        &self.heartbeats
+    }
+
+    /// For what operators list, who must stand in nobody's way but each other's.
+    pub fn operators(&self) -> &Operators {
+        &self.operators
     }
 
     /// A connection of its own for one task.
@@ -81,7 +102,8 @@ impl Store {
 
     /// Closes what is open; what the database does not answer is left to the end of the process.
     pub async fn close(&self) {
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.pool.close()).await;
+        let closed = async { tokio::join!(self.pool.close(), self.heartbeats.close(), self.operators.close()) };
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     }
 }
 
@@ -102,6 +124,9 @@ pub enum StoreError {
     /// The database refused, or is away.
     #[error("the database could not do it")]
     Database(#[from] sqlx::Error),
+    /// Too many operators ask at once.
+    #[error("too many operators' calls are under way")]
+    OperatorsBusy,
     /// There is no database there, or none that lets us in.
     #[error("cannot use the PostgreSQL at {place}; check DATABASE_URL")]
     Unreachable {

@@ -1,10 +1,7 @@
 //! `linkis_resource_waiting` and `linkis_resource_waiting_spot`: the waiting line; `linkis_rm_instance`: who of those who wait
 //! there still has somebody to be answered; and the notifications that wake them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
@@ -14,7 +11,7 @@ use uuid::Uuid;
 use crate::domain::{
     em::EmInstance,
     ledger::{MovedDelta, WaitingDelta},
-    line::{Line, Place, Spot, Spots, Stand, WaitingRequest},
+    line::{Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, Stand, ViewedSpots, WaitingRequest},
     scope::Scope,
 };
 
@@ -43,14 +40,20 @@ const OVERDUE: Duration = Duration::from_secs(5);
 /// How many of those who stand at a spot are looked at: whoever comes behind so many has no business before them.
 const STANDS_MAX: i64 = 500;
 
+/// Behind everybody.
+const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
+
+/// Who asks, as long as nobody says who he is.
+const ANONYMOUS: &str = "anonymous";
+
 /// How many bytes of spots one notification tells: PostgreSQL takes less than 8000 in all.
 const PAYLOAD_BYTES_MAX: usize = 7800;
 
 /// What stands around the spots.
 const FRAME_BYTES: usize = 100;
 
-/// A spot's key, with what separates it and the EM's name from the next.
-const KEY_BYTES: usize = 22;
+/// A spot's key and how many made room there, with what separates them and the EM's name from the next.
+const KEY_BYTES: usize = 35;
 
 /// In how many notifications one commit tells where there is more room.
 const PARTS_MAX: usize = 8;
@@ -72,17 +75,17 @@ impl SpotKey {
 pub struct Freed {
     /// Perhaps everywhere.
     pub anywhere: bool,
-    /// The spots.
-    pub spots: BTreeSet<SpotKey>,
+    /// The spots, and about how many requests have made room there.
+    pub spots: BTreeMap<SpotKey, u32>,
     /// Those of the spots that are EMs, by name: some wait for any.
     pub ems: Vec<(String, String)>,
 }
 
 impl Freed {
     /// At `spots`: in several parts if one notification cannot hold them, and of very many, anywhere.
-    pub fn at(spots: &BTreeSet<Spot>) -> Vec<Self> {
+    pub fn at(spots: &FreedSpots) -> Vec<Self> {
         let (mut parts, mut size) = (vec![Self::default()], 0);
-        for spot in spots {
+        for (spot, requests) in spots.iter() {
             let em = match spot {
                 Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
                 Spot::Scope(_) => None,
@@ -94,7 +97,8 @@ impl Freed {
             }
             size += bytes;
             if let Some(part) = parts.last_mut() {
-                part.spots.insert(SpotKey::of(spot));
+                let noted = part.spots.entry(SpotKey::of(spot)).or_default();
+                *noted = noted.saturating_add(requests);
                 part.ems.extend(em);
             }
         }
@@ -143,52 +147,58 @@ pub async fn notify(executor: impl PgExecutor<'_>, freed: &[Freed]) -> Result<()
 struct StandRow {
     spot: String,
     is_short: bool,
-    ticket_id: Uuid,
-    waiting_since: OffsetDateTime,
+    position: Vec<u8>,
     resource_type: String,
     resource: String,
 }
 
 impl StandRow {
-    fn parse(self) -> Result<(Spot, Place, Stand), StoreError> {
+    fn parse(self) -> Result<(Spot, QueuePosition, Stand), StoreError> {
         let resource_type = TABLE.resource_type(&self.resource_type)?;
         let resource = TABLE.resource("resource", resource_type, &self.resource)?;
-        let place = Place { since: self.waiting_since, ticket_id: self.ticket_id };
-        Ok((parse_spot(&self.spot)?, place, Stand { resource, is_short: self.is_short }))
+        Ok((parse_spot(&self.spot)?, parse_position(&self.position)?, Stand { resource, is_short: self.is_short }))
     }
 }
 
-/// Who stands first at `spots`, and where those of `ticket_ids` stand, wherever that is.
-pub async fn line(
-    executor: impl PgExecutor<'_>,
-    spots: &BTreeSet<Spot>,
-    ticket_ids: &[Uuid],
-) -> Result<Line, StoreError> {
+/// Who stands first at `spots`, as much of each as is wanted, and where those of `ticket_ids` stand, wherever that is.
+pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids: &[Uuid]) -> Result<Line, StoreError> {
+    let last = |extent: &Extent| match extent {
+        Extent::All => LAST_POSITION.to_vec(),
+        Extent::UpTo(position) => position.as_bytes().to_vec(),
+    };
     let rows: Vec<StandRow> = sqlx::query_as(
         "-- waiting::line
-        SELECT s.spot::text, s.is_short, w.ticket_id, w.waiting_since, w.resource_type, w.resource::text
-        FROM unnest($1::bytea[]) AS k (spot_hash)
+        SELECT s.spot::text, s.is_short, w.position, w.resource_type, w.resource::text
+        FROM unnest($1::bytea[], $5::bytea[]) AS k (spot_hash, last)
         CROSS JOIN LATERAL (
-            SELECT * FROM linkis_resource_waiting_spot s WHERE s.spot_hash = k.spot_hash
-            ORDER BY s.waiting_since, s.ticket_id LIMIT $3) s
-        JOIN linkis_resource_waiting w ON w.ticket_id = s.ticket_id AND w.wait_until > clock_timestamp() - make_interval(secs => $4)
-        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+            SELECT f.* FROM linkis_rm_instance i
+            CROSS JOIN LATERAL (
+                SELECT * FROM linkis_resource_waiting_spot s
+                WHERE s.spot_hash = k.spot_hash AND s.instance_id = i.instance_id AND s.position <= k.last
+                ORDER BY s.spot_hash, s.instance_id, s.position LIMIT $3) f
+            WHERE i.alive_until > clock_timestamp()
+            ORDER BY f.position LIMIT $3) s
+        CROSS JOIN LATERAL (
+            -- The offset keeps it a look-up by key, whatever the planner thinks of the rest.
+            SELECT * FROM linkis_resource_waiting w
+            WHERE w.ticket_id = s.ticket_id AND w.wait_until > clock_timestamp() - make_interval(secs => $4) OFFSET 0) w
         UNION ALL
-        SELECT s.spot::text, s.is_short, w.ticket_id, w.waiting_since, w.resource_type, w.resource::text
+        SELECT s.spot::text, s.is_short, w.position, w.resource_type, w.resource::text
         FROM linkis_resource_waiting_spot s
         JOIN linkis_resource_waiting w ON w.ticket_id = s.ticket_id
         WHERE s.ticket_id = ANY ($2)",
     )
-    .bind(spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+    .bind(spots.keys().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
     .bind(ticket_ids)
     .bind(STANDS_MAX)
     .bind(OVERDUE.as_secs_f64())
+    .bind(spots.values().map(last).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
     let mut line = Line::default();
     for row in rows {
-        let (spot, place, stand) = row.parse()?;
-        line.insert(spot, place, stand);
+        let (spot, position, stand) = row.parse()?;
+        line.insert(spot, position, stand);
     }
     Ok(line)
 }
@@ -212,20 +222,20 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
     let (application_names, instances) = em_columns(waiting.iter().map(|delta| &delta.request.em));
     let until = |delta: &WaitingDelta| {
         let remaining = delta.request.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
-        delta.place.since.saturating_add(time::Duration::try_from(remaining).unwrap_or(time::Duration::MAX))
+        delta.since.saturating_add(time::Duration::try_from(remaining).unwrap_or(time::Duration::MAX))
     };
     let done = sqlx::query(
         r#"-- waiting::insert
-        INSERT INTO linkis_resource_waiting (ticket_id, instance_id, "user", creator, engine_type, em_application_name,
-            em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until)
-        SELECT ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
-            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until
+        INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
+            em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position)
+        SELECT ticket_id, instance_id, $14, "user", creator, engine_type, em_application_name, em_instance, any_em,
+            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
-            $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[])
+            $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $15::bytea[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
-                resource_type, resource, labels, waiting_since, wait_until)"#,
+                resource_type, resource, labels, waiting_since, wait_until, position)"#,
     )
-    .bind(waiting.iter().map(|delta| delta.place.ticket_id).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.user.as_str()).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.creator.as_str()).collect::<Vec<_>>())
@@ -236,17 +246,19 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
     .bind(asks().map(|ask| ask.resource.resource_type().as_str()).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.resource.to_json()).collect::<Vec<_>>())
     .bind(asks().map(|ask| labels_json(&ask.labels)).collect::<Vec<_>>())
-    .bind(waiting.iter().map(|delta| delta.place.since).collect::<Vec<_>>())
+    .bind(waiting.iter().map(|delta| delta.since).collect::<Vec<_>>())
     .bind(waiting.iter().map(until).collect::<Vec<_>>())
+    .bind(ANONYMOUS)
+    .bind(waiting.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
-    insert_spots(connection, waiting.iter().map(|delta| (delta.place, &delta.spots)).collect()).await
+    insert_spots(connection, waiting.iter().map(|delta| (delta.position, &delta.spots)).collect()).await
 }
 
 /// Writes where requests stand now.
 pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Result<(), StoreError> {
-    let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.place.ticket_id).collect();
+    let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.position.ticket_id()).collect();
     let (application_names, instances) = em_columns(moved.iter().map(|delta| &delta.em));
     let done = sqlx::query(
         "-- waiting::update
@@ -267,23 +279,23 @@ pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Resu
     .bind(&ticket_ids)
     .execute(&mut *connection)
     .await?;
-    insert_spots(connection, moved.iter().map(|delta| (delta.place, &delta.spots)).collect()).await
+    insert_spots(connection, moved.iter().map(|delta| (delta.position, &delta.spots)).collect()).await
 }
 
-async fn insert_spots(connection: &mut PgConnection, stands: Vec<(Place, &Spots)>) -> Result<(), StoreError> {
-    let rows: Vec<(Place, &Spot, bool)> = (stands.iter())
-        .flat_map(|(place, spots)| spots.iter().map(|(spot, is_short)| (*place, spot, *is_short)))
+/// With the position and the instance that each request was written with.
+async fn insert_spots(connection: &mut PgConnection, stands: Vec<(QueuePosition, &Spots)>) -> Result<(), StoreError> {
+    let rows: Vec<(QueuePosition, &Spot, bool)> = (stands.iter())
+        .flat_map(|(position, spots)| spots.iter().map(|(spot, is_short)| (*position, spot, *is_short)))
         .collect();
     let done = sqlx::query(
         "-- waiting::insert_spots
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, waiting_since, is_short, spot_hash)
-        SELECT spot::jsonb, ticket_id, waiting_since, is_short, spot_hash
-        FROM unnest($1::text[], $2::uuid[], $3::timestamptz[], $4::bool[], $5::bytea[])
-            AS d (spot, ticket_id, waiting_since, is_short, spot_hash)",
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, is_short, spot_hash)
+        SELECT d.spot::jsonb, w.ticket_id, w.instance_id, w.position, d.is_short, d.spot_hash
+        FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (spot, ticket_id, is_short, spot_hash)
+        CROSS JOIN LATERAL (SELECT * FROM linkis_resource_waiting w WHERE w.ticket_id = d.ticket_id OFFSET 0) w",
     )
     .bind(rows.iter().map(|(_, spot, _)| spot_json(spot)).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(place, ..)| place.ticket_id).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(place, ..)| place.since).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(position, ..)| position.ticket_id()).collect::<Vec<_>>())
     .bind(rows.iter().map(|(.., is_short)| *is_short).collect::<Vec<_>>())
     .bind(rows.iter().map(|(_, spot, _)| spot_hash(spot).to_vec()).collect::<Vec<_>>())
     .execute(connection)
@@ -302,8 +314,8 @@ pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Resul
 pub struct Gone {
     /// How many.
     pub requests: u64,
-    /// Where they stood.
-    pub spots: BTreeSet<Spot>,
+    /// Where they stood, and how many of them.
+    pub spots: FreedSpots,
 }
 
 /// Removes those among requests from the line that are there, with all of their spots or not at all.
@@ -363,8 +375,11 @@ async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<
     .bind(&gone)
     .fetch_all(connection)
     .await?;
-    let spots = spots.iter().map(|spot| parse_spot(spot)).collect::<Result<_, _>>()?;
-    Ok(Gone { requests: gone.len() as u64, spots })
+    let mut freed = FreedSpots::default();
+    for spot in &spots {
+        freed.note(parse_spot(spot)?, 1);
+    }
+    Ok(Gone { requests: gone.len() as u64, spots: freed })
 }
 
 /// Whether some instance has been dead for a while, and may have left requests in line; never for one that is late itself.
@@ -381,7 +396,7 @@ pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Re
 }
 
 /// Says that an instance lives. If it could not say so in time, the database was away: then all others that lived when it last did are
-/// given the same time again, so that nobody loses his place to whoever comes back first.
+/// given the same time again, so that nobody loses his position to whoever comes back first.
 pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "-- waiting::keep_alive
@@ -416,18 +431,20 @@ struct WaitingRow {
     labels: String,
     waiting_since: OffsetDateTime,
     wait_until: OffsetDateTime,
+    position: Vec<u8>,
     spots: Vec<String>,
     ahead: Vec<i64>,
 }
 
-impl TryFrom<WaitingRow> for WaitingRequest {
+impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
     type Error = StoreError;
 
     fn try_from(row: WaitingRow) -> Result<Self, StoreError> {
         let resource_type = TABLE.resource_type(&row.resource_type)?;
         let ahead = row.spots.iter().zip(row.ahead).map(|(spot, ahead)| Ok((parse_spot(spot)?.to_string(), ahead)));
-        Ok(Self {
-            place: Place { since: row.waiting_since, ticket_id: row.ticket_id },
+        let waiting = WaitingRequest {
+            ticket_id: row.ticket_id,
+            waiting_since: row.waiting_since,
             user: TABLE.name("user", &row.user)?,
             creator: TABLE.name("creator", &row.creator)?,
             em: TABLE.em(&row.em_application_name, &row.em_instance)?,
@@ -437,20 +454,21 @@ impl TryFrom<WaitingRow> for WaitingRequest {
             engine_type: row.engine_type,
             wait_until: row.wait_until,
             ahead: ahead.collect::<Result<_, StoreError>>()?,
-        })
+        };
+        Ok((parse_position(&row.position)?, waiting))
     }
 }
 
-/// Up to `limit` requests that wait, the first in line first, from behind the place `after`.
+/// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own.
 pub async fn list(
     executor: impl PgExecutor<'_>,
-    after: Option<Place>,
+    after: Option<QueuePosition>,
     limit: i64,
-) -> Result<Vec<WaitingRequest>, StoreError> {
+) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
     let rows: Vec<WaitingRow> = sqlx::query_as(
         r#"-- waiting::list
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
-            w.resource_type, w.resource::text, w.labels::text, w.waiting_since, w.wait_until, s.spots, s.ahead
+            w.resource_type, w.resource::text, w.labels::text, w.waiting_since, w.wait_until, w.position, s.spots, s.ahead
         FROM linkis_resource_waiting w
         JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
         CROSS JOIN LATERAL (
@@ -458,21 +476,25 @@ pub async fn list(
             FROM linkis_resource_waiting_spot s
             CROSS JOIN LATERAL (
                 SELECT count(*) AS ahead FROM (
-                    SELECT FROM linkis_resource_waiting_spot o
-                    WHERE o.spot_hash = s.spot_hash AND (o.waiting_since, o.ticket_id) < (s.waiting_since, s.ticket_id)
-                        AND o.is_short
-                    LIMIT $4) o) a
+                    SELECT FROM linkis_rm_instance j JOIN linkis_resource_waiting_spot o
+                        ON o.spot_hash = s.spot_hash AND o.instance_id = j.instance_id AND o.position < s.position
+                    WHERE j.alive_until > clock_timestamp() AND o.is_short
+                    LIMIT $3) o) a
             WHERE s.ticket_id = w.ticket_id AND s.is_short) s
-        WHERE (w.waiting_since, w.ticket_id) > (coalesce($1, '-infinity'::timestamptz), $2)
-        ORDER BY w.waiting_since, w.ticket_id LIMIT $3"#,
+        WHERE w.position > $1
+        ORDER BY w.position LIMIT $2"#,
     )
-    .bind(after.map(|place| place.since))
-    .bind(after.map_or(Uuid::nil(), |place| place.ticket_id))
+    .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
     .bind(limit)
     .bind(STANDS_MAX)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(WaitingRequest::try_from).collect()
+    rows.into_iter().map(TryFrom::try_from).collect()
+}
+
+fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {
+    let wrong = || StoreError::inconsistent(TABLE.0, format!("a position of {} bytes", bytes.len()));
+    QueuePosition::from_bytes(bytes).ok_or_else(wrong)
 }
 
 /// How a spot is stored.

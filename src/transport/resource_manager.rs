@@ -195,7 +195,7 @@ impl ResourceManagerService for ResourceManager {
             calls::may_wait();
         }
         let answer = if message.dry_run {
-            match self.request_resource.dry_run(em, ask).await? {
+            match self.request_resource.dry_run(em, ask, deadlines.locks).await? {
                 (em, Verdict::Fits) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
                     ..Default::default()

@@ -1,13 +1,12 @@
 //! `UsageService`: who holds what.
 
-use time::OffsetDateTime;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        line::Place,
+        line::QueuePosition,
         name::{FieldError, Name},
         report::EmStatus,
     },
@@ -71,28 +70,18 @@ fn scope_token(hash: &[u8]) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn parse_scope_token(token: &str) -> Option<Vec<u8>> {
+fn parse_hex(token: &str) -> Option<Vec<u8>> {
     let is_hex = token.bytes().all(|byte| byte.is_ascii_hexdigit());
     let byte = |at| u8::from_str_radix(token.get(at..at + 2)?, 16).ok();
     if is_hex { (0..token.len()).step_by(2).map(byte).collect() } else { None }
 }
 
-/// Tokens of pages of the line: the last place.
-fn place_token(place: Place) -> String {
-    format!("{}_{}", place.since.unix_timestamp_nanos(), place.ticket_id)
-}
-
-fn parse_place_token(token: &str) -> Result<Option<Place>, FieldError> {
+fn parse_position_token(token: &str) -> Result<Option<QueuePosition>, FieldError> {
     if token.is_empty() {
         return Ok(None);
     }
-    let place = token.split_once('_').and_then(|(nanos, ticket_id)| {
-        // Nobody stood in line before 1970; further back, the database has no word for the time.
-        let nanos = nanos.parse().ok().filter(|nanos| *nanos >= 0)?;
-        let since = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()?;
-        Some(Place { since, ticket_id: Uuid::parse_str(ticket_id).ok()? })
-    });
-    place.map(Some).ok_or_else(bad_token)
+    let position = parse_hex(token).and_then(|bytes| QueuePosition::from_bytes(&bytes));
+    position.map(Some).ok_or_else(bad_token)
 }
 
 fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
@@ -151,10 +140,9 @@ impl UsageService for Usage {
             token => Uuid::parse_str(token).map_err(|_| Error::from(bad_token()))?,
         };
         let filter = filter(message).map_err(Error::from)?;
-        let mut tickets = self.usage.tickets(&filter, after, limit + 1).await?;
-        let more = cut_page(&mut tickets, limit);
-        let next_page_token = tickets.last().filter(|_| more).map(|ticket| ticket.id.to_string()).unwrap_or_default();
-        let tickets = tickets.iter().map(convert::answer::ticket).collect();
+        let page = self.usage.tickets(&filter, after, limit).await?;
+        let next_page_token = page.next.map(|ticket_id| ticket_id.to_string()).unwrap_or_default();
+        let tickets = page.tickets.iter().map(convert::answer::ticket).collect();
         Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
     }
 
@@ -184,11 +172,12 @@ impl UsageService for Usage {
         call: Request<proto::ListWaitingRequest>,
     ) -> Result<Response<proto::ListWaitingResponse>, Status> {
         let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
-        let after = parse_place_token(&call.get_ref().page_token).map_err(Error::from)?;
+        let after = parse_position_token(&call.get_ref().page_token).map_err(Error::from)?;
         let mut waiting = self.usage.waiting(after, limit + 1).await?;
         let more = cut_page(&mut waiting, limit);
-        let next_page_token = waiting.last().filter(|_| more).map(|last| place_token(last.place)).unwrap_or_default();
-        let waiting = waiting.iter().map(convert::answer::waiting).collect();
+        let next_page_token =
+            waiting.last().filter(|_| more).map(|(position, _)| position.to_string()).unwrap_or_default();
+        let waiting = waiting.iter().map(|(_, waiting)| convert::answer::waiting(waiting)).collect();
         Ok(Response::new(proto::ListWaitingResponse { waiting, next_page_token }))
     }
 
@@ -197,10 +186,10 @@ impl UsageService for Usage {
         call: Request<proto::ListScopesRequest>,
     ) -> Result<Response<proto::ListScopesResponse>, Status> {
         let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
-        let after = parse_scope_token(&call.get_ref().page_token).ok_or_else(|| Error::from(bad_token()))?;
+        let after = parse_hex(&call.get_ref().page_token).ok_or_else(|| Error::from(bad_token()))?;
         let mut scopes = self.limits.scopes(&after, limit + 1).await?;
         let more = cut_page(&mut scopes, limit);
-        let next_page_token = scopes.last().filter(|_| more).map(|(place, _)| scope_token(place)).unwrap_or_default();
+        let next_page_token = scopes.last().filter(|_| more).map(|(hash, _)| scope_token(hash)).unwrap_or_default();
         let scopes = scopes.iter().map(|(_, scope)| convert::limit::scope_usage(scope)).collect();
         Ok(Response::new(proto::ListScopesResponse { scopes, next_page_token }))
     }

@@ -1,6 +1,9 @@
 //! Requests that name no EM: the service chooses one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::{Duration, Instant},
+};
 
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
@@ -9,11 +12,14 @@ use linkis_rm::{
         name::Labels,
         resource::{Dimension, Resource},
     },
+    server::Options,
+    transport::resource_manager::Times,
 };
 use tokio::task::JoinSet;
+use tonic::Code;
 use uuid::Uuid;
 
-use crate::harness::*;
+use crate::{harness::*, proxy::Weather};
 
 fn anywhere(user: &str, resource: Resource) -> ResourceRequest {
     ResourceRequest { em: None, ..request(&em("any"), user, resource) }
@@ -124,4 +130,42 @@ async fn room_that_is_new_is_found_at_once() {
         assert_eq!(first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, new);
     }
     assert_eq!(assert_invariants(&database, &first.client).await, 4);
+}
+
+/// Many who ask while the database says nothing share one try, and none of them waits longer than he said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_falls_silent_keeps_nobody_beyond_his_deadline() {
+    let (database, direct) = start().await;
+    register(&direct, 2, 10).await;
+    let (proxy, proxied) = database.behind_proxy("choosing");
+    let times = Times { request_timeout: Duration::from_secs(2), ..options().times };
+    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+    proxy.set_weather(Weather::Hole);
+    let start = Instant::now();
+    let mut calls = JoinSet::new();
+    for n in 0..20 {
+        let client = rm.client.clone();
+        calls.spawn(async move {
+            let named = request(&em("host1"), "hadoop", load(1, 1, 1));
+            match n % 4 {
+                0 => client.dry_run(&anywhere("hadoop", load(1, 1, 1))).await,
+                1 => client.request_resource(&named).await,
+                _ => client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await,
+            }
+        });
+    }
+    while let Some(answer) = calls.join_next().await {
+        let error = answer.unwrap().expect_err("there is no database");
+        let what = (error.code(), error.reason().unwrap_or_default());
+        assert_eq!(what, (Some(Code::Unavailable), "DATABASE_UNAVAILABLE".to_owned()), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(3), "answered after {:?}", start.elapsed());
+    }
+    // Whoever comes then waits no longer, either: nobody queues behind those who failed.
+    let late = Instant::now();
+    rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.expect_err("there is no database");
+    assert!(late.elapsed() < Duration::from_secs(3), "answered after {:?}", late.elapsed());
+
+    proxy.set_weather(Weather::Fair);
+    let again = async || rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.is_ok();
+    eventually("it is served again", Duration::from_secs(20), again).await;
 }

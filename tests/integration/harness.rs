@@ -29,6 +29,7 @@ use linkis_rm::{
         scope::Usage,
         ticket::{EngineInstance, Ticket, TicketState},
     },
+    metrics::Metrics,
     server::{Ending, Options, Server, listen, listen_http},
     service::{heartbeat::Patience, limits::ScopeUsage},
     store::embedded::{Embedded, Settings},
@@ -140,6 +141,7 @@ pub struct Instance {
     pub address: String,
     /// Where metrics and health are.
     pub http: SocketAddr,
+    pub metrics: Metrics,
     stop: Option<oneshot::Sender<()>>,
     serving: JoinHandle<Ending>,
 }
@@ -165,10 +167,10 @@ impl Instance {
         let (listener, http) = (listen(any_port).await.unwrap(), listen_http(any_port).await.unwrap());
         let server = Server::open(listener, Some(http), database.options.clone(), options).await.unwrap();
         let address = format!("http://{}", server.address().unwrap());
-        let http = server.http_address().unwrap();
+        let (http, metrics) = (server.http_address().unwrap(), server.metrics().clone());
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move { server.serve(async { drop(stopped.await) }).await.unwrap() });
-        Self { client: client(&address), address, http, stop: Some(stop), serving }
+        Self { client: client(&address), address, http, metrics, stop: Some(stop), serving }
     }
 
     pub async fn stop(mut self) -> Ending {

@@ -10,7 +10,7 @@ use linkis_rm::domain::{
     em::EmInstance,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Limits, Pattern, Rule},
-    line::{Line, Place, Spot, Spots, Stand},
+    line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
     name::Name,
     operation::{Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Wait},
     principal::Principal,
@@ -255,7 +255,7 @@ impl Model {
         Some(Available { em: (behind(self.left(em)?, at_em), total - protected), user: of_user })
     }
 
-    /// Judges a request; `number` is its place among those who wait, if it has one.
+    /// Judges a request; `number` is its position among those who wait, if it has one.
     fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
         if let Some((e, u, a, t, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
             if (e, u, a, t) != (ask.em, ask.user, ask.amount, ask.ttl) {
@@ -467,8 +467,8 @@ impl Model {
             Step::Retry { ago, em } => {
                 let nobody = asked(Uuid::nil(), 0, 0, 1, 1, None);
                 let before = self.waiter(ago).map_or(nobody, |number| self.waiting[number].clone());
-                let place = Place { since: time_of(before.since), ticket_id: before.id };
-                operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(place)))
+                let position = QueuePosition::new(0, time_of(before.since), before.id);
+                operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(position)))
             }
             Step::Inited { ago, used, user: number } => {
                 let (ticket_id, em) = named(ago);
@@ -502,8 +502,8 @@ fn asked(id: Uuid, em: usize, user: usize, amount: i64, ttl: u64, request_id: Op
     ModelWaiting { id, since: 0, em, user, amount, ttl, request_id, in_line: false, at_em: None, at_user: None }
 }
 
-/// A request; `place` is its place in line if it waits, and has one.
-fn operation(ask: &ModelWaiting, place: Option<Option<Place>>) -> Operation {
+/// A request; `position` is its position in line if it waits, and has one.
+fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Operation {
     let remaining = Duration::from_secs(60);
     Operation::Request(Request {
         em: instance(ask.em),
@@ -521,7 +521,13 @@ fn operation(ask: &ModelWaiting, place: Option<Option<Place>>) -> Operation {
                 body_hash: body_hash(ask.em, ask.user, ask.amount, ask.ttl),
             }),
         },
-        wait: place.map(|place| Wait { instance_id: Uuid::nil(), remaining, any_em: true, is_elsewhere: false, place }),
+        wait: position.map(|position| Wait {
+            instance_id: Uuid::nil(),
+            remaining,
+            any_em: true,
+            is_elsewhere: false,
+            position,
+        }),
     })
 }
 
@@ -543,7 +549,7 @@ struct Tables {
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Counter, Usage>,
-    waiting: HashMap<Place, (Resource, Spots)>,
+    waiting: HashMap<QueuePosition, (Resource, Spots)>,
     reports: HashMap<EmInstance, ReportNumber>,
 }
 
@@ -567,16 +573,16 @@ impl Tables {
 
     fn line(&self) -> LineView {
         let mut line = Line::default();
-        for (place, (resource, spots)) in &self.waiting {
+        for (position, (resource, spots)) in &self.waiting {
             for (spot, is_short) in spots {
-                line.insert(spot.clone(), *place, Stand { resource: resource.clone(), is_short: *is_short });
+                line.insert(spot.clone(), *position, Stand { resource: resource.clone(), is_short: *is_short });
             }
         }
         LineView { line, spots: None }
     }
 
     fn leave(&mut self, ticket_id: Uuid) {
-        self.waiting.retain(|place, _| place.ticket_id != ticket_id);
+        self.waiting.retain(|position, _| position.ticket_id() != ticket_id);
     }
 
     /// The next report of an EM, if it is registered.
@@ -648,14 +654,14 @@ impl Tables {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
         for new in deltas.waiting {
-            let before = self.waiting.insert(new.place, (new.request.ask.resource, new.spots));
+            let before = self.waiting.insert(new.position, (new.request.ask.resource, new.spots));
             assert_eq!(before, None, "inserted rows are new");
         }
         for moved in deltas.moved {
-            self.waiting.get_mut(&moved.place).expect("updated rows exist").1 = moved.spots;
+            self.waiting.get_mut(&moved.position).expect("updated rows exist").1 = moved.spots;
         }
         for ticket_id in deltas.left_line {
-            assert!(self.waiting.keys().any(|place| place.ticket_id == ticket_id), "deleted rows exist");
+            assert!(self.waiting.keys().any(|position| position.ticket_id() == ticket_id), "deleted rows exist");
             self.leave(ticket_id);
         }
         for record in deltas.request_ids {
@@ -691,7 +697,7 @@ impl Tables {
         let in_line = model.waiting.iter().filter(|w| w.in_line);
         let mut stands = 0;
         for w in in_line {
-            let spots = &self.waiting[&Place { since: time_of(w.since), ticket_id: w.id }].1;
+            let spots = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].1;
             let at_em = w.at_em.map(|(em, is_short)| (Spot::Em(instance(em)), is_short));
             let at_user = w.at_user.map(|is_short| (Spot::Scope(scope_of(w.user)), is_short));
             assert_eq!(*spots, at_em.into_iter().chain(at_user).collect());
@@ -711,7 +717,7 @@ fn time_of(seconds: u64) -> OffsetDateTime {
 }
 
 /// Who can be served after a batch, and could not before, is told of it where it is short.
-fn assert_woken(model: &Model, settled: &[usize], freed: &BTreeSet<Spot>) {
+fn assert_woken(model: &Model, settled: &[usize], freed: &FreedSpots) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
         let at_em = w.at_em.filter(|(_, is_short)| *is_short).map(|(em, _)| Spot::Em(instance(em)));

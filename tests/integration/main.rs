@@ -18,6 +18,7 @@ mod lifecycle;
 mod limits;
 mod metrics;
 mod migrations;
+mod operators;
 mod plans;
 mod private_database;
 mod proxy;

@@ -92,7 +92,7 @@ async fn the_first_in_line_are_served_first_and_at_once() {
         calls.spawn(async move { client.request_resource(&patient(&host, "hadoop", load(1, 1, 1))).await.granted() });
     }
     eventually("50 wait", LONG, async || second.client.waiting().await.unwrap().len() == 50).await;
-    let line: Vec<Uuid> = first.client.waiting().await.unwrap().iter().map(|w| w.place.ticket_id).collect();
+    let line: Vec<Uuid> = first.client.waiting().await.unwrap().iter().map(|w| w.ticket_id).collect();
 
     // One by one: each time the next in line.
     for (grant, next) in held.drain(..5).zip(&line) {
@@ -162,7 +162,7 @@ async fn a_big_request_is_not_starved_by_a_stream_of_small_ones() {
     let stands = async || {
         let line = first.client.waiting().await.unwrap();
         let big = line.iter().find(|waiting| waiting.user == name("big"));
-        *since.lock().unwrap() = big.map(|big| big.place.since);
+        *since.lock().unwrap() = big.map(|big| big.waiting_since);
         big.is_some()
     };
     eventually("it stands in line", LONG, stands).await;
@@ -629,6 +629,77 @@ async fn who_names_no_em_is_not_refused_for_the_sake_of_one() {
     nobody_waits(&rm.client).await;
     let over = "SELECT count(*) FROM linkis_em_resource_meta_data WHERE over_committed";
     assert_eq!(database.count(over).await, 1, "the one that shrank");
+}
+
+/// Many whose instances are dead hide nobody who stands behind them, and are soon gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_are_dead_hide_nobody_behind_them() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
+    let held = rm.client.request_resource(&request(&host, "first", cpu(5))).await.granted();
+    let big = stand_in_line(&rm.client, patient(&host, "big", cpu(10))).await;
+    sqlx::raw_sql(
+        r#"INSERT INTO linkis_rm_instance VALUES ('00000000-0000-0000-0000-00000000dead', clock_timestamp() - interval '1 s');
+        WITH ids AS MATERIALIZED (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 1200) n),
+        dead AS (
+            INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
+                em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position)
+            SELECT id, '00000000-0000-0000-0000-00000000dead', principal, 'dead', creator, engine_type, em_application_name,
+                em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until,
+                substring(position FOR 2) || int8send(n) || uuid_send(id)
+            FROM linkis_resource_waiting, ids
+            RETURNING ticket_id, instance_id, position)
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, is_short, spot_hash)
+        SELECT s.spot, dead.ticket_id, dead.instance_id, dead.position, true, s.spot_hash
+        FROM dead, linkis_resource_waiting_spot s"#,
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let refusal = rm.client.request_resource(&request(&host, "small", cpu(1))).await.refused();
+    let short = &refusal.shortfalls[0];
+    assert_eq!((short.available, short.ahead), (0, 10), "five are free, and the big one waits for all of them");
+    assert_eq!(rm.client.waiting().await.unwrap()[0].ahead.get(&format!("em={host}")), Some(&0));
+    let left = "SELECT count(*) FROM linkis_resource_waiting_spot";
+    let swept = eventually("they are gone", LONG, async || database.count(left).await == 1).await;
+    assert!(swept < Duration::from_secs(12), "swept after {swept:?}");
+    rm.client.resource_released(&release(&held, "first")).await.unwrap();
+    granted(big).await;
+}
+
+/// As many look as are served, and hardly more, however many wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hardly_more_look_than_are_served() {
+    const WAITERS: u64 = 300;
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), cpu(2))).await.unwrap();
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        held.push(rm.client.request_resource(&request(&host, "first", cpu(1))).await.granted());
+    }
+    let mut calls = JoinSet::new();
+    for _ in 0..WAITERS {
+        let (client, host) = (rm.client.clone(), host.clone());
+        calls.spawn(async move {
+            let grant = client.request_resource(&patient(&host, "hadoop", cpu(1))).await.granted();
+            client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+        });
+    }
+    let in_line = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("all wait", LONG, async || database.count(in_line).await == WAITERS as i64).await;
+    let (before, start) = (rm.metrics.line.looks.get(), Instant::now());
+    for grant in held {
+        rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    }
+    calls.join_all().await;
+    let (looks, served) = (rm.metrics.line.looks.get() - before, rm.metrics.line.served.get());
+    println!("{looks} looks for {served} served in {:?}; {before} while they came", start.elapsed());
+    assert_eq!(served, WAITERS);
+    assert!(before <= 2 * WAITERS, "{before} looks of those who came");
+    assert!(looks <= 2 * served + 20, "{looks} looks for {served} served");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
 /// One commit may make more room than one notification can tell.

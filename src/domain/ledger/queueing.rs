@@ -3,30 +3,30 @@
 use super::{
     super::{
         judgement::Short,
-        line::{Place, Spots, Stand},
+        line::{QueuePosition, Spots, Stand},
         operation::{Outcome, Rejection, Request, Waiting},
     },
     Ledger, MovedDelta, WaitingDelta,
 };
 
 impl Ledger {
-    /// The place in line that a request has, if any.
-    pub(super) fn place(&self, op: &Request) -> Result<Option<Place>, Rejection> {
-        let place = op.wait.as_ref().and_then(|wait| wait.place);
-        match place {
-            Some(place) if self.line.line.spots_of(place).is_empty() => Err(Rejection::PlaceLost),
-            place => Ok(place),
+    /// The position in line that a request has, if any.
+    pub(super) fn position(&self, op: &Request) -> Result<Option<QueuePosition>, Rejection> {
+        let position = op.wait.as_ref().and_then(|wait| wait.position);
+        match position {
+            Some(position) if self.line.line.spots_of(position).is_empty() => Err(Rejection::PlaceLost),
+            position => Ok(position),
         }
     }
 
     /// Puts a request that does not fit into line, or back to where it stands; or refuses it.
-    pub(super) fn wait_or_refuse(&mut self, op: &Request, place: Option<Place>, short: Short) -> Outcome {
+    pub(super) fn wait_or_refuse(&mut self, op: &Request, position: Option<QueuePosition>, short: Short) -> Outcome {
         let Short { refusal, spots } = short;
         let line = &mut self.line.line;
-        let before = place.map(|place| line.spots_of(place)).unwrap_or_default();
-        match (&op.wait, place) {
-            (Some(wait), Some(place)) if wait.is_elsewhere => {
-                return Outcome::Waiting(Box::new(Waiting { place, spots: before, refusal }));
+        let before = position.map(|position| line.spots_of(position)).unwrap_or_default();
+        match (&op.wait, position) {
+            (Some(wait), Some(position)) if wait.is_elsewhere => {
+                return Outcome::Waiting(Box::new(Waiting { position, spots: before, refusal }));
             }
             (Some(_), _) if !refusal.never_fits => {}
             _ => {
@@ -34,31 +34,34 @@ impl Ledger {
                 return Outcome::Refused(Box::new(refusal));
             }
         }
-        let place = place.unwrap_or(Place { since: self.now, ticket_id: op.ask.ticket_id });
-        let spots = line.stand(place, &spots);
+        let position = position.unwrap_or_else(|| QueuePosition::new(0, self.now, op.ask.ticket_id));
+        let spots = line.stand(position, &spots);
         if before.is_empty() {
-            self.deltas.waiting.push(WaitingDelta { place, request: op.clone(), spots: spots.clone() });
+            let (request, spots) = (op.clone(), spots.clone());
+            self.deltas.waiting.push(WaitingDelta { position, since: self.now, request, spots });
         } else if before != spots {
-            self.deltas.moved.push(MovedDelta { place, em: op.em.clone(), spots: spots.clone() });
-            self.deltas.freed.extend(before.into_keys().filter(|spot| !spots.contains_key(spot)));
+            self.deltas.moved.push(MovedDelta { position, em: op.em.clone(), spots: spots.clone() });
+            let left = before.into_keys().filter(|spot| !spots.contains_key(spot));
+            left.for_each(|spot| self.deltas.freed.note(spot, 1));
         }
-        line.remove(place);
+        line.remove(position);
         for (spot, is_short) in &spots {
             let stand = Stand { resource: op.ask.resource.clone(), is_short: *is_short };
-            line.insert(spot.clone(), place, stand);
+            line.insert(spot.clone(), position, stand);
         }
-        Outcome::Waiting(Box::new(Waiting { place, spots, refusal }))
+        Outcome::Waiting(Box::new(Waiting { position, spots, refusal }))
     }
 
     /// Takes a request out of the line, if it stands there; it makes room wherever it does not stay as a ticket.
     pub(super) fn leave_line(&mut self, op: &Request, stays_at: Spots) {
-        let Some(place) = op.wait.as_ref().and_then(|wait| wait.place) else { return };
-        let spots = self.line.line.spots_of(place);
+        let Some(position) = op.wait.as_ref().and_then(|wait| wait.position) else { return };
+        let spots = self.line.line.spots_of(position);
         if spots.is_empty() {
             return;
         }
-        self.line.line.remove(place);
-        self.deltas.left_line.push(place.ticket_id);
-        self.deltas.freed.extend(spots.into_keys().filter(|spot| !stays_at.contains_key(spot)));
+        self.line.line.remove(position);
+        self.deltas.left_line.push(position.ticket_id());
+        let left = spots.into_keys().filter(|spot| !stays_at.contains_key(spot));
+        left.for_each(|spot| self.deltas.freed.note(spot, 1));
     }
 }

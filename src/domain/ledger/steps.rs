@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{
     super::{
         em::{Em, EmInstance, Going},
-        line::Spot,
+        line::{MUCH, Spot},
         operation::{CountTickets, Outcome, Reap, Rejection},
         report::LastSign,
         ticket::{End, Ticket},
@@ -39,7 +39,7 @@ impl Ledger {
         em.going = Some(Going { epoch: em.epoch, end, after: Uuid::nil() });
         let gone = (em.clone(), end, self.by.clone());
         self.deltas.ems_gone.push(gone);
-        self.deltas.freed.insert(Spot::Em(instance.clone()));
+        self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
         self.reports.remove(instance);
         if let Some(slot) = self.ems.get_mut(instance) {
             slot.went = true;

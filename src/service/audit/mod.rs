@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use sqlx::PgConnection;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 
 use crate::{
     domain::{
@@ -26,6 +26,9 @@ use repair::Done;
 /// How long an audit or a repair may take: no single statement takes so long, so it is passed only if the database is silent, or if
 /// there is very much to repair.
 const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long an audit waits for another to end.
+const TURN_WAIT: Duration = Duration::from_secs(10);
 
 /// Audits and repairs.
 #[derive(Clone, Debug)]
@@ -53,15 +56,22 @@ impl AuditService {
     /// Compares everything that is stored with what the tickets say at one moment. Its memory grows with the EMs and the scopes, not
     /// with the tickets.
     pub async fn audit(&self) -> Result<AuditReport, Error> {
-        let _turn = self.turn.lock().await;
+        let _turns = self.turn().await?;
         // Of its own: if the caller goes, it is closed, and the database stops.
         let mut session = self.store.session();
         Ok(answered_within(TIMEOUT, look::look(session.get().await?)).await?.report)
     }
 
+    /// Waits until nobody else audits: not for long, and not too many at once.
+    async fn turn(&self) -> Result<(OwnedSemaphorePermit, MutexGuard<'_, ()>), Error> {
+        let admitted = self.store.operators().admit()?;
+        let turn = tokio::time::timeout(TURN_WAIT, self.turn.lock()).await.map_err(|_| Error::Overloaded)?;
+        Ok((admitted, turn))
+    }
+
     /// Audits, and writes what the tickets say where something differs. What a caller that goes leaves undone, the next one does.
     pub async fn repair(&self, by: &Principal) -> Result<Repaired, Error> {
-        let _turn = self.turn.lock().await;
+        let _turns = self.turn().await?;
         let mut session = self.store.session();
         answered_within(TIMEOUT, repair_all(session.get().await?, by)).await
     }

@@ -15,7 +15,7 @@ use crate::{
         judgement,
         ledger::{Deltas, Ledger, LineView, Snapshot, Standing},
         limit::Limits,
-        line::{Line, Spot},
+        line::{Extent, Line, viewed_spots},
         operation::{LockKey, Operation, Outcome, Rejection, StepFrom},
         principal::Principal,
         scope::Counter,
@@ -213,7 +213,7 @@ async fn read(
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
-    let any_in_line = operations.iter().any(|operation| operation.place().is_some());
+    let any_in_line = operations.iter().any(|operation| operation.position().is_some());
     let line = match in_force.anybody_waits || any_in_line {
         true => line(&mut *connection, operations, &limits).await?,
         false => LineView::default(),
@@ -243,11 +243,12 @@ async fn line(
     operations: &[&Operation],
     limits: &Limits,
 ) -> Result<LineView, StoreError> {
-    let requests = || operations.iter().filter_map(|operation| operation.request());
-    let spots: BTreeSet<Spot> =
-        requests().flat_map(|request| judgement::spots(&request.em, limits, &request.ask)).collect();
+    let spots = viewed_spots(operations.iter().filter_map(|operation| operation.request()).flat_map(|request| {
+        let extent = Extent::of(request.wait.as_ref().and_then(|wait| wait.position));
+        judgement::spots(&request.em, limits, &request.ask).map(move |spot| (spot, extent))
+    }));
     let in_line: Vec<Uuid> =
-        operations.iter().filter_map(|operation| operation.place()).map(|place| place.ticket_id).collect();
+        operations.iter().filter_map(|operation| operation.position()).map(|position| position.ticket_id()).collect();
     let line = match spots.is_empty() {
         true => Line::default(),
         false => waiting::line(connection, &spots, &in_line).await?,

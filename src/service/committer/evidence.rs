@@ -43,8 +43,8 @@ impl Evidence {
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
             .or_else(|| deltas.ems_stepped.first().map(|em| Self::Stepped(em.clone())))
             .or_else(|| deltas.ems_deleted.first().map(|em| Self::Gone(em.instance.clone())))
-            .or_else(|| deltas.waiting.first().map(|new| Self::Waits(new.place.ticket_id, new.spots.clone())))
-            .or_else(|| deltas.moved.first().map(|moved| Self::Waits(moved.place.ticket_id, moved.spots.clone())))
+            .or_else(|| deltas.waiting.first().map(|new| Self::Waits(new.position.ticket_id(), new.spots.clone())))
+            .or_else(|| deltas.moved.first().map(|moved| Self::Waits(moved.position.ticket_id(), moved.spots.clone())))
             .or_else(|| deltas.left_line.first().map(|ticket_id| Self::LeftLine(*ticket_id)))
     }
 

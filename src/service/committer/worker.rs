@@ -276,7 +276,7 @@ impl Teller {
         for (pending, answer) in part.into_iter().zip(committed.answers) {
             let undo = match (&pending.operation, &answer) {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(&pending.by, request, grant),
-                (_, Ok(Outcome::Waiting(waiting))) => Some(Undo::Leave(waiting.place.ticket_id)),
+                (_, Ok(Outcome::Waiting(waiting))) => Some(Undo::Leave(waiting.position.ticket_id())),
                 _ => None,
             };
             let delivered = pending.answer(answer.map_err(Error::from));

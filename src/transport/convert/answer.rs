@@ -11,7 +11,7 @@ use crate::{
         action::ActionRecord,
         audit::Subject,
         em::{Counted, Em, EmInstance, Going},
-        line::{Place, WaitingRequest},
+        line::WaitingRequest,
         name::{FieldError, Labels, Name},
         operation::Grant,
         principal::Principal,
@@ -127,7 +127,7 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
 pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
     let spots = waiting.ahead.iter().map(|(scope, ahead)| proto::WaitingSpot { scope: scope.clone(), ahead: *ahead });
     proto::WaitingRequest {
-        ticket_id: waiting.place.ticket_id.to_string(),
+        ticket_id: waiting.ticket_id.to_string(),
         user: waiting.user.to_string(),
         creator: waiting.creator.to_string(),
         engine_type: waiting.engine_type.clone(),
@@ -135,7 +135,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         any_em: waiting.any_em,
         resource: Some(resource::message(waiting.resource.parts())),
         labels: waiting.labels.as_map().clone(),
-        waiting_since: Some(timestamp(waiting.place.since)),
+        waiting_since: Some(timestamp(waiting.waiting_since)),
         wait_until: Some(timestamp(waiting.wait_until)),
         spots: spots.collect(),
     }
@@ -143,12 +143,9 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
 
 /// A request that waits, as the service told it.
 pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, FieldError> {
-    let place = Place {
-        since: read_time("waiting_since", message.waiting_since)?,
-        ticket_id: request::ticket_id("ticket_id", &message.ticket_id)?,
-    };
     Ok(WaitingRequest {
-        place,
+        ticket_id: request::ticket_id("ticket_id", &message.ticket_id)?,
+        waiting_since: read_time("waiting_since", message.waiting_since)?,
         user: Name::parse("user", &message.user)?,
         creator: Name::parse("creator", &message.creator)?,
         engine_type: message.engine_type,

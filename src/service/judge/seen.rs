@@ -1,0 +1,173 @@
+//! What this instance has last seen, by what is committed through it and by what it reads: it decides only which way a request takes.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    domain::{
+        em::{Em, EmInstance},
+        ledger::Standing,
+        line::Line,
+        operation::Request,
+        placement::View,
+        report::Statuses,
+    },
+    metrics::Metrics,
+};
+
+use super::{State, Verdict};
+
+/// How many EMs and scopes are remembered.
+const EMS_MAX: usize = 100_000;
+const SCOPES_MAX: usize = 100_000;
+
+/// How things stood when they were last seen, by this instance.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    state: Arc<Mutex<State>>,
+    choice: Arc<Choice>,
+    commits: Arc<AtomicU64>,
+    metrics: Metrics,
+}
+
+/// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
+/// here, and the next one who chooses takes it over.
+#[derive(Debug, Default)]
+struct Choice {
+    view: RwLock<View>,
+    /// EMs as they stand since the view was made, `None` for one that went; nothing as long as nobody has chosen.
+    changes: Mutex<Option<HashMap<EmInstance, Option<Em>>>>,
+}
+
+impl Choice {
+    fn note(&self, ems: &[Em], gone: &[EmInstance]) {
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(changes) = &mut *changes {
+            changes.extend(gone.iter().map(|em| (em.clone(), None)));
+            changes.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
+        }
+    }
+
+    fn replace(&self, view: View) {
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashMap::new());
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take);
+        let changes = changes.unwrap_or_default();
+        if !changes.is_empty() {
+            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+            for (instance, em) in changes {
+                match em {
+                    Some(em) => view.update(em),
+                    None => drop(view.remove(&instance)),
+                }
+            }
+        }
+        look(&self.view.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Seen {
+    /// Nothing has been seen yet.
+    pub fn new(metrics: Metrics) -> Self {
+        Self { state: Arc::default(), choice: Arc::default(), commits: Arc::default(), metrics }
+    }
+
+    /// Remembers how things stand after a commit.
+    pub fn update(&self, standing: Standing) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        self.choice.note(&standing.ems, &standing.gone);
+        self.remember(&mut self.state(), standing);
+    }
+
+    /// How many commits are remembered.
+    pub(super) fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+
+    /// Remembers how things stood when somebody looked, but nothing older than what was committed since there were `commits`.
+    pub(super) fn update_by_look(&self, mut standing: Standing, commits: u64) {
+        let mut seen = self.state();
+        if self.commits() != commits {
+            if standing.limits.version() != seen.limits.version() {
+                return;
+            }
+            standing.ems.retain(|em| !seen.ems.contains_key(&em.instance));
+            standing.scopes.retain(|(scope, _)| !seen.scopes.contains_key(scope));
+            let spots = standing.line.spots.take().unwrap_or_default();
+            standing.line.spots = Some(spots.into_iter().filter(|(spot, _)| !seen.line.line.contains(spot)).collect());
+        }
+        self.choice.note(&standing.ems, &standing.gone);
+        self.remember(&mut seen, standing);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember(&self, seen: &mut State, standing: Standing) {
+        if standing.limits.version() != seen.limits.version() {
+            // Counters of other label sets would only fill the memory.
+            seen.scopes.clear();
+            seen.limits = standing.limits;
+        }
+        for gone in &standing.gone {
+            seen.ems.remove(gone);
+        }
+        // What is forgotten costs a look, and no more.
+        if seen.ems.len() > EMS_MAX {
+            seen.ems.clear();
+        }
+        if seen.scopes.len() > SCOPES_MAX {
+            seen.scopes.clear();
+        }
+        seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
+        seen.scopes.extend(standing.scopes);
+        match standing.line.spots {
+            Some(spots) => seen.line.line.replace(spots, &standing.line.line),
+            None => seen.line.line = Line::default(),
+        }
+        self.metrics.caches.seen(seen.ems.len(), seen.scopes.len(), seen.line.line.spots());
+    }
+
+    /// Whether the request fitted when what it needs was last seen.
+    pub(super) fn fitted(&self, request: &Request) -> bool {
+        let seen = self.state();
+        seen.fits(request)
+    }
+
+    /// How a request that stands in line would be judged; `None` if that was not seen.
+    pub(super) fn verdict(&self, request: &Request) -> Option<Verdict> {
+        let seen = self.state();
+        seen.verdict(request).ok()
+    }
+
+    /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
+    pub(super) fn replace_ems(&self, ems: Vec<Em>, statuses: &Statuses) {
+        self.metrics.caches.chosen_from(ems.len());
+        self.choice.replace(View::new(ems, statuses));
+    }
+
+    /// Remembers how some EMs stand.
+    pub(super) fn take_over(&self, ems: HashMap<EmInstance, Em>) {
+        let ems: Vec<Em> = ems.into_values().collect();
+        self.choice.note(&ems, &[]);
+    }
+
+    pub(super) fn forget(&self, em: &EmInstance) {
+        self.choice.note(&[], std::slice::from_ref(em));
+        self.state().ems.remove(em);
+    }
+
+    /// Chooses among the EMs.
+    pub(super) fn choose<T>(&self, choose: impl FnOnce(&View) -> T) -> T {
+        self.choice.look(choose)
+    }
+}

@@ -1,0 +1,179 @@
+//! One try for all who want the same at the same time: a single task does it, and everybody who asks meanwhile is told how it ended.
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{error::Error, store::session::answered_within};
+
+use super::tasks::Tasks;
+
+/// Something that is done again and again, for many at once; clones share it.
+#[derive(Clone, Debug)]
+pub struct SharedTry {
+    state: Arc<Mutex<State>>,
+    tasks: Tasks,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// When the last try that succeeded began.
+    done: Option<Instant>,
+    /// The one that is under way.
+    running: Option<Running>,
+}
+
+/// A try, when it began, and how it ended.
+#[derive(Clone, Debug)]
+struct Running {
+    began: Instant,
+    ended: watch::Receiver<Option<Result<(), Error>>>,
+}
+
+impl SharedTry {
+    /// Never done yet; tries are among `tasks`.
+    pub fn new(tasks: &Tasks) -> Self {
+        Self { state: Arc::default(), tasks: tasks.clone() }
+    }
+
+    /// Comes back when `action` has been done that began no longer than `age` ago.
+    ///
+    /// # Errors
+    /// That of a try which failed while the caller waited, whenever it began: one more would tell the same, a little later.
+    /// [`Error::Unavailable`] at `deadline`.
+    pub async fn done<F>(&self, age: Duration, deadline: Instant, action: impl Fn() -> F) -> Result<(), Error>
+    where
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let asked = Instant::now();
+        let is_fresh = |began: Instant| began + age >= asked;
+        let shared = async {
+            // At most two: one that is under way but began too early, and the next.
+            while let Some(mut running) = self.join(is_fresh, &action) {
+                let ended = running.ended.wait_for(Option::is_some).await.map(|ended| ended.clone());
+                // A task that ended without a word has panicked, or its runtime is gone.
+                ended.ok().flatten().unwrap_or(Err(Error::ShuttingDown))?;
+                if is_fresh(running.began) {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        answered_within(deadline.saturating_duration_since(asked), shared).await
+    }
+
+    /// The try that is under way, or a new one; `None` if the last one that succeeded will do.
+    fn join<F>(&self, is_fresh: impl Fn(Instant) -> bool, action: impl Fn() -> F) -> Option<Running>
+    where
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let mut state = self.state();
+        if state.done.is_some_and(is_fresh) {
+            return None;
+        }
+        if let Some(running) = &state.running {
+            return Some(running.clone());
+        }
+        let (end, ended) = watch::channel(None);
+        let running = Running { began: Instant::now(), ended };
+        let (began, shared, action) = (running.began, self.clone(), action());
+        self.tasks.spawn(async move {
+            let result = action.await;
+            let mut state = shared.state();
+            state.running = None;
+            if result.is_ok() {
+                state.done = Some(began);
+            }
+            drop(state);
+            end.send_replace(Some(result));
+        });
+        state.running = Some(running.clone());
+        Some(running)
+    }
+
+    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::{sync::Semaphore, task::JoinSet};
+
+    use super::*;
+
+    /// Counts how often it is done, and does it when it is let.
+    #[derive(Clone)]
+    struct Counted(Arc<AtomicUsize>, Arc<Semaphore>, Result<(), Error>);
+
+    impl Counted {
+        async fn act(self) -> Result<(), Error> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            self.1.acquire().await.unwrap().forget();
+            self.2
+        }
+
+        fn count(&self) -> usize {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    async fn ask(shared: &SharedTry, counted: &Counted, count: usize) -> JoinSet<Result<(), Error>> {
+        let mut calls = JoinSet::new();
+        for _ in 0..count {
+            let (shared, counted) = (shared.clone(), counted.clone());
+            calls.spawn(async move { shared.done(Duration::ZERO, soon(), || counted.clone().act()).await });
+        }
+        while counted.count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        calls
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_shared_by_all_who_wait_for_it() {
+        let shared = SharedTry::new(&Tasks::here());
+        let counted = Counted(Arc::default(), Arc::new(Semaphore::new(0)), Err(Error::LockTimeout));
+        let mut calls = ask(&shared, &counted, 20).await;
+        // Those who came while it was under way do not try again, either.
+        tokio::task::yield_now().await;
+        counted.1.add_permits(1);
+        while let Some(answer) = calls.join_next().await {
+            assert!(matches!(answer.unwrap(), Err(Error::LockTimeout)));
+        }
+        assert_eq!(counted.count(), 1);
+    }
+
+    #[tokio::test]
+    async fn whoever_comes_while_it_is_done_has_it_done_once_more_together() {
+        let shared = SharedTry::new(&Tasks::here());
+        let counted = Counted(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
+        let first = ask(&shared, &counted, 1).await;
+        let later = ask(&shared, &counted, 20).await;
+        counted.1.add_permits(2);
+        assert!(first.join_all().await.iter().chain(&later.join_all().await).all(Result::is_ok));
+        assert_eq!(counted.count(), 2);
+        shared.done(Duration::from_secs(60), soon(), || counted.clone().act()).await.unwrap();
+        assert_eq!(counted.count(), 2, "what was done lately will do");
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_beyond_his_deadline() {
+        let shared = SharedTry::new(&Tasks::here());
+        let counted = Counted(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let answer = shared.done(Duration::ZERO, deadline, || counted.clone().act()).await;
+        assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
+    }
+}

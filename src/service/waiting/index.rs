@@ -1,0 +1,403 @@
+//! Who waits where in this instance, who of them sleeps, and who is woken by what.
+//!
+//! Whoever is told of more room wakes as many as it may be enough for, the first in line first, and tells those who are awake already to
+//! look once more before they sleep. One who is awake passes that on: granted, to the next, because there may be room for him, too;
+//! not granted, to a few behind him, who may need something else.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    ops::Bound,
+    sync::Arc,
+};
+
+use tokio::sync::Notify;
+
+use crate::{
+    domain::line::{MUCH, QueuePosition, Spots},
+    store::waiting::{Freed, SpotKey},
+};
+
+/// How many waiters at a spot are woken if nobody knows how much room there is; each that is granted wakes another.
+const WAKE_MAX: usize = 16;
+
+/// How many are woken at most by the tickets that ended at a spot: about as many as one commit can serve.
+const SERVED_MAX: u32 = 512;
+
+/// How many others look at each poll, in turn.
+const TURN_MAX: usize = 64;
+
+/// To how many behind him a waiter for whom there is no room passes the news.
+const PASSES_AFTER_NEWS: u8 = 15;
+
+/// The same for one who was woken because the one before him was granted.
+const PASSES_AFTER_GRANT: u8 = 2;
+
+/// How many pieces of news are remembered for those who are just about to stand in line.
+const NEWS_MAX: usize = 4096;
+
+/// Why somebody is awake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wake {
+    /// Whether what this instance has last seen may be older than what he was woken by.
+    pub is_news: bool,
+    /// Whether it was only his turn, and nothing is known to have changed.
+    pub is_poll: bool,
+    passes: u8,
+}
+
+impl Wake {
+    /// There may be more room than anybody has seen.
+    pub const NEWS: Self = Self { is_news: true, is_poll: false, passes: PASSES_AFTER_NEWS };
+
+    /// It is his turn.
+    pub const POLL: Self = Self { is_poll: true, ..Self::NEWS };
+
+    const GRANT: Self = Self { is_news: false, is_poll: false, passes: PASSES_AFTER_GRANT };
+
+    fn and(self, other: Option<Self>) -> Self {
+        let other = other.unwrap_or(self);
+        Self {
+            is_news: self.is_news || other.is_news,
+            is_poll: self.is_poll && other.is_poll,
+            passes: self.passes.max(other.passes),
+        }
+    }
+
+    /// What the next one behind is woken by; `None` if it ends here.
+    fn passed(self) -> Option<Self> {
+        Some(Self { is_news: false, passes: self.passes.checked_sub(1)?, ..self })
+    }
+}
+
+/// One of the sets in which waiters stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    At(SpotKey),
+    /// Those for whom any EM will do.
+    Anywhere,
+}
+
+/// More room somewhere, and up to whom everybody has been woken by it; `None` if nobody was left to be woken.
+#[derive(Debug)]
+struct News {
+    queue: Queue,
+    up_to: Option<QueuePosition>,
+}
+
+/// Who waits where.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    /// How many callers wait, those that have no position yet included.
+    pub callers: usize,
+    waiters: BTreeMap<QueuePosition, Waiter>,
+    at: HashMap<SpotKey, BTreeSet<QueuePosition>>,
+    anywhere: BTreeSet<QueuePosition>,
+    /// The last of those whose turn it was to look again although nothing is known to have changed for them.
+    turn: Option<QueuePosition>,
+    news: VecDeque<News>,
+    /// How many pieces of news there have been.
+    news_count: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    wake: Arc<Notify>,
+    keys: Vec<SpotKey>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Asleep,
+    /// What it was woken by and has not yet been told, or what came when it was awake already.
+    Awake(Option<Wake>),
+}
+
+impl Index {
+    /// Somebody stands in line, or elsewhere than before, since a commit that began after the news number `since`. What was told
+    /// meanwhile may have missed him: then he has to look once more before he sleeps.
+    pub fn insert(&mut self, position: QueuePosition, wake: Arc<Notify>, spots: &Spots, any_em: bool, since: u64) {
+        let before = self.take(position);
+        let short = spots.iter().filter(|(_, is_short)| **is_short);
+        let keys: Vec<SpotKey> = short.map(|(spot, _)| SpotKey::of(spot)).collect();
+        for key in &keys {
+            self.at.entry(*key).or_default().insert(position);
+        }
+        if any_em {
+            self.anywhere.insert(position);
+        }
+        let again = match before {
+            Some(State::Awake(again)) => again,
+            _ => None,
+        };
+        let missed = self.has_missed(position, &keys, any_em, since).then_some(Wake::NEWS);
+        let again = missed.map(|wake| wake.and(again)).or(again);
+        self.waiters.insert(position, Waiter { wake, keys, state: State::Awake(again) });
+    }
+
+    /// How many pieces of news there have been until now.
+    pub fn news_count(&self) -> u64 {
+        self.news_count
+    }
+
+    fn has_missed(&self, position: QueuePosition, keys: &[SpotKey], any_em: bool, since: u64) -> bool {
+        let count = usize::try_from(self.news_count.saturating_sub(since)).unwrap_or(usize::MAX);
+        let concerns = |news: &News| {
+            let is_there = match news.queue {
+                Queue::At(key) => keys.contains(&key),
+                Queue::Anywhere => any_em,
+            };
+            is_there && news.up_to.is_none_or(|up_to| position < up_to)
+        };
+        count > self.news.len() || self.news.iter().rev().take(count).any(concerns)
+    }
+
+    /// Somebody leaves the line.
+    pub fn remove(&mut self, position: QueuePosition) {
+        self.take(position);
+    }
+
+    fn take(&mut self, position: QueuePosition) -> Option<State> {
+        let waiter = self.waiters.remove(&position)?;
+        for key in waiter.keys {
+            if let Some(positions) = self.at.get_mut(&key) {
+                positions.remove(&position);
+                if positions.is_empty() {
+                    self.at.remove(&key);
+                }
+            }
+        }
+        self.anywhere.remove(&position);
+        Some(waiter.state)
+    }
+
+    /// Whether anybody waits for whom any EM will do.
+    pub fn is_anywhere_empty(&self) -> bool {
+        self.anywhere.is_empty()
+    }
+
+    /// Somebody is going to sleep, unless there is something that he has not been told yet.
+    pub fn rest(&mut self, position: QueuePosition) -> Option<Wake> {
+        let waiter = self.waiters.get_mut(&position)?;
+        if let State::Awake(Some(wake)) = waiter.state {
+            waiter.state = State::Awake(None);
+            return Some(wake);
+        }
+        waiter.state = State::Asleep;
+        None
+    }
+
+    /// What somebody who has been woken was woken by.
+    pub fn woken_by(&mut self, position: QueuePosition) -> Wake {
+        match self.waiters.get_mut(&position).map(|waiter| &mut waiter.state) {
+            Some(State::Awake(told)) => told.take().unwrap_or(Wake::NEWS),
+            _ => Wake::NEWS,
+        }
+    }
+
+    fn wake(&mut self, position: QueuePosition, wake: Wake) {
+        let Some(waiter) = self.waiters.get_mut(&position) else { return };
+        match waiter.state {
+            State::Asleep => {
+                waiter.state = State::Awake(Some(wake));
+                waiter.wake.notify_one();
+            }
+            State::Awake(told) => waiter.state = State::Awake(Some(wake.and(told))),
+        }
+    }
+
+    fn is_asleep(&self, position: QueuePosition) -> bool {
+        self.waiters.get(&position).is_some_and(|waiter| waiter.state == State::Asleep)
+    }
+
+    /// The first `count` who sleep in a queue, and those who are awake before them.
+    fn first(&mut self, queue: Queue, count: usize) -> Vec<QueuePosition> {
+        let (mut first, mut asleep) = (Vec::new(), 0);
+        let positions = match queue {
+            Queue::At(key) => self.at.get(&key),
+            Queue::Anywhere => Some(&self.anywhere),
+        };
+        for position in positions.into_iter().flatten() {
+            if asleep == count {
+                break;
+            }
+            asleep += usize::from(self.is_asleep(*position));
+            first.push(*position);
+        }
+        let up_to = first.last().copied().filter(|_| asleep == count);
+        if self.callers > 0 {
+            self.news_count += 1;
+            self.news.push_back(News { queue, up_to });
+            if self.news.len() > NEWS_MAX {
+                self.news.pop_front();
+            }
+        }
+        first
+    }
+
+    /// Wakes the first waiters where there is more room, as many as there may be room for.
+    pub fn wake_at(&mut self, freed: &Freed) {
+        let enough = |requests: u32| match requests {
+            MUCH => WAKE_MAX,
+            requests => requests.min(SERVED_MAX) as usize,
+        };
+        let mut woken = BTreeSet::new();
+        for (key, requests) in &freed.spots {
+            woken.extend(self.first(Queue::At(*key), enough(*requests)));
+        }
+        if !freed.ems.is_empty() {
+            let requests = freed.spots.values().copied().max().unwrap_or(MUCH);
+            woken.extend(self.first(Queue::Anywhere, enough(requests).max(freed.ems.len().min(WAKE_MAX))));
+        }
+        for position in woken {
+            self.wake(position, Wake::NEWS);
+        }
+    }
+
+    /// Wakes the first waiters everywhere, and some of the others, all of them in turn.
+    pub fn wake_some(&mut self, count: usize, wake: Wake) {
+        let queues: Vec<Queue> = self.at.keys().map(|key| Queue::At(*key)).chain([Queue::Anywhere]).collect();
+        let mut some = BTreeSet::new();
+        for queue in queues {
+            some.extend(self.first(queue, count));
+        }
+        let others =
+            |from: Bound<QueuePosition>| self.waiters.range((from, Bound::Unbounded)).map(|(position, _)| *position);
+        let turn: Vec<QueuePosition> =
+            others(self.turn.map_or(Bound::Unbounded, Bound::Excluded)).take(TURN_MAX).collect();
+        self.turn = turn.last().copied().filter(|_| turn.len() == TURN_MAX);
+        some.extend(turn);
+        for position in some {
+            self.wake(position, wake);
+        }
+    }
+
+    /// Wakes the first waiters everywhere: what was told while nobody listened is not known.
+    pub fn wake_first(&mut self) {
+        self.wake_some(WAKE_MAX, Wake::NEWS);
+    }
+
+    /// Somebody is granted, and leaves the line: there may be room for the next.
+    pub fn granted(&mut self, position: QueuePosition) {
+        self.wake_next(position, Wake::GRANT);
+        self.remove(position);
+    }
+
+    /// There was no room for somebody who was woken; there may be for others, who need something else.
+    pub fn pass_on(&mut self, position: QueuePosition, wake: Wake) {
+        if let Some(wake) = wake.passed() {
+            self.wake_next(position, wake);
+        }
+    }
+
+    /// Wakes the next one who sleeps behind `position`, wherever it stands.
+    fn wake_next(&mut self, position: QueuePosition, wake: Wake) {
+        let Some(waiter) = self.waiters.get(&position) else { return };
+        let behind = |positions: &BTreeSet<QueuePosition>| {
+            let mut behind = positions.range((Bound::Excluded(position), Bound::Unbounded));
+            behind.find(|position| self.is_asleep(**position)).copied()
+        };
+        let anywhere = self.anywhere.contains(&position).then_some(&self.anywhere);
+        let queues = waiter.keys.iter().filter_map(|key| self.at.get(key)).chain(anywhere);
+        let next: BTreeSet<QueuePosition> = queues.filter_map(behind).collect();
+        for position in next {
+            self.wake(position, wake);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::{
+        em::EmInstance,
+        line::{FreedSpots, Spot},
+    };
+
+    fn position(number: u128) -> QueuePosition {
+        QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
+    }
+
+    fn em(host: &str) -> Spot {
+        Spot::Em(EmInstance::parse("em", "ecm", host).unwrap())
+    }
+
+    fn freed(spot: Spot, requests: u32) -> Freed {
+        let mut spots = FreedSpots::default();
+        spots.note(spot, requests);
+        Freed::at(&spots).remove(0)
+    }
+
+    fn awake(index: &Index) -> Vec<u128> {
+        let awake = index.waiters.iter().filter(|(_, waiter)| waiter.state != State::Asleep);
+        awake.map(|(position, _)| position.ticket_id().as_u128()).collect()
+    }
+
+    /// The first waits at b, the others at a; all of them sleep.
+    fn line(count: u128) -> Index {
+        let mut index = Index { callers: 1, ..Index::default() };
+        for number in 0..count {
+            let spots = Spots::from([(em(if number == 0 { "b" } else { "a" }), true)]);
+            index.insert(position(number), Arc::default(), &spots, false, 0);
+            assert_eq!(index.rest(position(number)), None);
+        }
+        index
+    }
+
+    #[test]
+    fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
+        let mut index = line(100);
+        index.wake_at(&freed(em("a"), 3));
+        assert_eq!(awake(&index), [1, 2, 3]);
+        index.granted(position(1));
+        assert_eq!(awake(&index), [2, 3, 4]);
+        index.wake_at(&freed(em("a"), MUCH));
+        assert_eq!(awake(&index), (2..=4 + 16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn who_is_awake_when_there_is_news_looks_again_before_he_sleeps() {
+        let mut index = line(10);
+        index.wake_at(&freed(em("a"), 1));
+        assert_eq!(index.woken_by(position(1)), Wake::NEWS);
+        index.wake_at(&freed(em("a"), 1));
+        assert_eq!(awake(&index), [1, 2], "the next one, and he who is awake already");
+        assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "what he saw may be older than that");
+        assert_eq!(index.rest(position(1)), None);
+        assert_eq!(awake(&index), [2]);
+    }
+
+    #[test]
+    fn who_finds_no_room_passes_the_news_to_a_few_behind_him() {
+        let mut index = line(100);
+        index.wake_at(&freed(em("a"), 1));
+        let mut looked = 0;
+        while let Some(&number) = awake(&index).first() {
+            let wake = index.woken_by(position(number));
+            assert_eq!(wake.is_news, looked == 0, "one look is enough for all of them");
+            index.pass_on(position(number), wake);
+            assert_eq!(index.rest(position(number)), None);
+            looked += 1;
+        }
+        assert_eq!(looked, 16);
+    }
+
+    #[test]
+    fn who_is_about_to_stand_misses_nothing() {
+        let mut index = line(10);
+        let since = index.news_count();
+        let late = |index: &mut Index, number| {
+            index.insert(position(number), Arc::default(), &Spots::from([(em("a"), true)]), false, since);
+            index.rest(position(number))
+        };
+        index.wake_at(&freed(em("b"), MUCH));
+        assert_eq!(late(&mut index, 100), None, "there is more room elsewhere");
+        index.wake_at(&freed(em("a"), 2));
+        assert_eq!(late(&mut index, 101), None, "others were woken, who stand before him");
+        index.wake_at(&freed(em("a"), 100));
+        assert_eq!(late(&mut index, 102), Some(Wake::NEWS), "there may be room for more than could be woken");
+    }
+}
