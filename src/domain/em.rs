@@ -9,6 +9,7 @@ use super::{
     refusal::Refusal,
     resource::{Dimension, Left, Resource, ResourceError, ResourceType},
     scope::Tally,
+    ticket_digest::TicketDigest,
 };
 
 /// The name of a host that starts engines. The two parts are never joined into one string.
@@ -50,6 +51,8 @@ pub struct Em {
     pub used: Resource,
     /// The sum of what is granted on it and not yet in use.
     pub locked: Resource,
+    /// Which of its tickets are used; not told to clients.
+    pub used_tickets: TicketDigest,
     /// What it said of itself when it registered.
     pub labels: Labels,
     /// Which registration: it grows with each, but does not count them.

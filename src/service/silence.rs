@@ -34,6 +34,9 @@ use super::{committer::Committer, heartbeat::Patience};
 /// How often to look.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How many silent EMs one statement reads.
+const LOOK_PAGE: i64 = 1000;
+
 /// Two looks further apart than this are no unbroken watch: the instance itself was away.
 const GAP_MAX: Duration = Duration::from_secs(5);
 
@@ -75,7 +78,16 @@ pub async fn run(store: Store, committer: Committer, patience: Patience, stop: C
 }
 
 async fn look(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
-    answered(em_report::silent(session.get().await?, silent_after)).await
+    let (connection, mut silent) = (session.get().await?, Vec::new());
+    loop {
+        let after = silent.last().map(|(em, _)| em);
+        let page = answered(em_report::silent(&mut *connection, silent_after, after, LOOK_PAGE)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < LOOK_PAGE);
+        silent.extend(page);
+        if is_last {
+            return Ok(silent);
+        }
+    }
 }
 
 /// What one instance has seen of silent EMs, without a gap.
