@@ -574,16 +574,18 @@ async fn a_report_that_is_refused_does_not_fail_its_neighbours() {
     assert_eq!(database.count("SELECT count(*) FROM linkis_em_report WHERE sequence = 3").await, 17);
 }
 
+/// Through whichever instance they come.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_of_one_em_are_taken_in_turn() {
     let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     let used = ecm.used().await;
     ecm.beat(&[&used]).await;
     let hold = hold_reports(&database).await;
     let mut calls = JoinSet::new();
-    for _ in 0..50 {
-        let (client, report) = (rm.client.clone(), ecm.report(&[&used]));
+    for number in 0..50 {
+        let (client, report) = ([&rm, &second][number % 2].client.clone(), ecm.report(&[&used]));
         calls.spawn(async move { client.heartbeat(&report).await.map(|_| report.sequence) });
     }
     eventually("one waits", LONGEST, || is_waiting(&database)).await;

@@ -204,3 +204,83 @@ async fn lost(connection: &mut PgConnection, comparison: &Comparison) -> Result<
     let em = &comparison.report().em;
     Ok(users.into_iter().map(|(ticket_id, user)| Released { ticket_id, user, em: em.clone() }).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use time::OffsetDateTime;
+    use tokio::{
+        sync::{Semaphore, oneshot},
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+    use crate::{
+        domain::{em::EmInstance, report::Health, ticket_digest::TicketDigest},
+        service::heartbeat::Pending,
+    };
+
+    fn ids(numbers: &[u128]) -> Vec<Uuid> {
+        numbers.iter().map(|number| Uuid::from_u128(*number)).collect()
+    }
+
+    fn comparison(reported: &[u128], any_missed: bool) -> Comparison {
+        let em = EmInstance::parse("em", "ecm", "host1").unwrap();
+        let (epoch, sequence, health, load) = (1, 2, Health::Healthy, None);
+        let report = Report { em, epoch, sequence, health, load, tickets: ids(reported) };
+        let tickets = TicketDigest::of(&report.tickets);
+        let _room = Arc::new(Semaphore::new(0)).try_acquire_many_owned(0).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let pending = Pending { report, tickets, deadline, reply: oneshot::channel().0, _room };
+        let previous = OffsetDateTime::from_unix_timestamp(100).ok();
+        Comparison::new(Differing { pending, previous, any_missed })
+    }
+
+    fn living(tickets: &[(u128, i16)]) -> Vec<LiveTicket> {
+        let used_time = Some(OffsetDateTime::UNIX_EPOCH);
+        let live = |(id, missed_reports): &(u128, i16)| (Uuid::from_u128(*id), *missed_reports);
+        tickets.iter().map(live).map(|(id, missed_reports)| LiveTicket { id, used_time, missed_reports }).collect()
+    }
+
+    #[test]
+    fn pages_together_say_what_one_would() {
+        let tickets = [(2, 0), (4, 1), (6, 2), (8, 0), (10, 0)];
+        let reported = [1, 2, 3, 4, 7, 8, 9, 11, 12];
+        let (missed, lost) = (vec![(4, 0), (6, 3), (10, 1)], ids(&[6]));
+        for limit in 1..=6 {
+            let (mut comparison, mut found) = (comparison(&reported, true), vec![]);
+            for page in tickets.chunks(limit).chain([&[][..]]) {
+                if !comparison.is_done {
+                    found.extend(comparison.page(&living(page), limit, 3));
+                }
+            }
+            assert!(comparison.is_done && comparison.any_missed);
+            assert_eq!(found.iter().map(|(id, missed)| (id.as_u128(), *missed)).collect::<Vec<_>>(), missed, "{limit}");
+            assert_eq!((comparison.unknown, comparison.lost), (ids(&[1, 3, 7, 9, 11, 12]), lost.clone()), "{limit}");
+        }
+    }
+
+    #[test]
+    fn what_was_counted_before_it_failed_is_not_counted_again() {
+        let mut before = comparison(&[], false);
+        assert!(before.page(&living(&[]), 1, 3).is_empty());
+        let mut again = before.again();
+        assert_eq!(again.page(&living(&[(1, 0)]), 9, 3), [(Uuid::from_u128(1), 1)], "nothing was counted");
+        let mut again = again.again();
+        assert!(again.page(&living(&[(1, 1), (2, 0)]), 9, 3).is_empty());
+        assert!(again.any_missed && again.differing.any_missed);
+    }
+
+    #[test]
+    fn only_a_report_after_which_nothing_is_or_was_missing_resets() {
+        let any_missed = |tickets: &[(u128, i16)]| {
+            let mut comparison = comparison(&[1, 2], true);
+            comparison.page(&living(tickets), 9, 3);
+            comparison.any_missed
+        };
+        assert!(!any_missed(&[(1, 0), (2, 0)]));
+        assert!(any_missed(&[(1, 0), (2, 1)]), "it is only now back");
+        assert!(any_missed(&[(1, 0), (3, 0)]), "it is missing");
+    }
+}

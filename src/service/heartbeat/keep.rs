@@ -35,8 +35,9 @@ const CARRIED_MAX: usize = 256;
 /// For how long somebody may hold the row that a report writes; nobody does for long who is well.
 const HELD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// When to look again whether a row is still held, if nothing else is to be done.
-const HELD_PAUSE: Duration = Duration::from_millis(10);
+/// How far apart statements begin at least, unless one was full: nobody is in a hurry with a report, and those that come meanwhile
+/// share the next statement. A report that comes alone waits for nothing.
+const INTERVAL: Duration = Duration::from_millis(25);
 
 /// A report, and since when the row that it writes is held by somebody.
 struct Waiting {
@@ -49,19 +50,16 @@ pub(super) async fn run(mut inbox: mpsc::Receiver<Pending>, differing: mpsc::Sen
     let mut keeper = Keeper { session, differing };
     let mut arrived = Vec::with_capacity(BATCH_MAX);
     let mut waiting: Vec<Waiting> = Vec::new();
+    let mut not_before = Instant::now();
     loop {
-        let arriving = inbox.recv_many(&mut arrived, BATCH_MAX);
-        let received = match waiting.first() {
-            None => Ok(arriving.await),
-            Some(first) => {
-                // Those that wait for another report of their EM need not wait any longer.
-                let pause = if first.held_since.is_some() { HELD_PAUSE } else { Duration::ZERO };
-                tokio::time::timeout(pause, arriving).await
-            }
-        };
+        tokio::time::sleep_until(not_before).await;
+        // Those that wait already wait for no other.
+        let longest = if waiting.is_empty() { Duration::MAX } else { Duration::ZERO };
+        let received = tokio::time::timeout(longest, inbox.recv_many(&mut arrived, BATCH_MAX)).await;
         if received == Ok(0) {
             return;
         }
+        not_before = Instant::now() + if arrived.len() < BATCH_MAX { INTERVAL } else { Duration::ZERO };
         waiting.extend(arrived.drain(..).map(|pending| Waiting { pending, held_since: None }));
         let (batch, mut later) = first_of_each(std::mem::take(&mut waiting));
         // In front of later ones of the same EM.
