@@ -10,7 +10,6 @@
 #![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
 
 use std::{
-    collections::HashSet,
     error::Error,
     iter::{once, successors},
     process::ExitCode,
@@ -100,7 +99,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
         sequence: 1,
         health: Health::Healthy,
         load: None,
-        tickets: HashSet::from([grant.ticket_id]),
+        tickets: vec![grant.ticket_id],
     };
     let heartbeat = client.heartbeat(&report).await?;
     let (unknown, interval) = (heartbeat.unknown_tickets.len(), heartbeat.interval);

@@ -297,7 +297,7 @@ fn assemble(
     tasks.spawn(waiting::listen(line.clone(), judge.clone()));
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);
-    let heartbeat = HeartbeatService::new(store.clone(), committer.clone(), options.patience);
+    let heartbeat = HeartbeatService::start(store, committer.clone(), options.patience, tasks);
     let manager = ResourceManager::new(committer, request_resource, heartbeat, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());

@@ -23,6 +23,10 @@ CREATE TABLE linkis_em_resource_meta_data (
     protected_resource jsonb NOT NULL,
     used_resource jsonb NOT NULL,
     locked_resource jsonb NOT NULL,
+    -- The digest of the used tickets: how many there are, and their ids xored. A report with the same digest names just these, and
+    -- no ticket has to be read for it. A counter like the sums: it moves with them.
+    used_tickets bigint NOT NULL DEFAULT 0,
+    used_tickets_xor uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000',
     -- total - protected - used - locked: written for readers, never decided upon.
     left_resource jsonb NOT NULL,
     -- True while a capacity that was lowered under live tickets drains; only then may left_resource be negative.

@@ -14,6 +14,8 @@ CREATE TABLE linkis_em_report (
     memory_max bigint,
     cpu_permille smallint,
     report_time timestamptz NOT NULL,
+    -- Whether some ticket of the EM may have missed_reports above 0. While nothing is known yet, some may.
+    any_missed boolean NOT NULL DEFAULT true,
     CONSTRAINT linkis_em_report_key PRIMARY KEY (em_application_name, em_instance),
     CONSTRAINT linkis_em_report_sequence CHECK (sequence > 0),
     CONSTRAINT linkis_em_report_health CHECK (health IN ('healthy', 'warn', 'unhealthy')),

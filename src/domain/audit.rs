@@ -13,6 +13,7 @@ use super::{
     name::Name,
     resource::{Dimension, Left, Resource, ResourceError},
     scope::{Counter, Scope, Tally, Usage},
+    ticket_digest::TicketDigest,
 };
 
 /// Whose counters.
@@ -45,7 +46,7 @@ impl fmt::Display for Subject {
 pub struct Difference {
     /// Whose, for people.
     pub what: String,
-    /// Which counter: `used`, `locked`, `left`, `over_committed`, `row` or `tickets`.
+    /// Which counter: `used`, `locked`, `left`, `used_tickets`, `over_committed`, `row` or `tickets`.
     pub counter: String,
     /// What is stored, in the dimensions that differ.
     pub stored: BTreeMap<Dimension, i64>,
@@ -159,6 +160,8 @@ pub struct EmBooks {
     pub locked: Result<Resource, String>,
     /// What should be left.
     pub left: Result<BTreeMap<Dimension, i64>, String>,
+    /// Which of its tickets should be used.
+    pub used_tickets: TicketDigest,
     /// Whether it is marked as holding more than it provides.
     pub over_committed: bool,
     /// The version of its row.
@@ -172,6 +175,8 @@ pub struct EmSums {
     pub used: Resource,
     /// What is granted and not yet in use.
     pub locked: Resource,
+    /// Which of them are used.
+    pub used_tickets: TicketDigest,
     /// Why they cannot all be counted; the sums mean nothing then.
     pub problem: Option<String>,
 }
@@ -183,6 +188,8 @@ pub struct TrueCounters {
     pub used: Resource,
     /// What is granted on it and not yet in use.
     pub locked: Resource,
+    /// Which of its tickets are used.
+    pub used_tickets: TicketDigest,
     /// What is left.
     pub left: Left,
 }
@@ -197,7 +204,17 @@ impl TrueCounters {
 impl EmSums {
     /// Of no tickets, in the type in which `total` is counted.
     pub fn new(total: &Resource) -> Self {
-        Self { used: total.zero_like(), locked: total.zero_like(), problem: None }
+        Self {
+            used: total.zero_like(),
+            locked: total.zero_like(),
+            used_tickets: TicketDigest::default(),
+            problem: None,
+        }
+    }
+
+    /// Says which tickets are used, beside what they hold.
+    pub fn note_used(&mut self, tickets: &TicketDigest) {
+        self.used_tickets.join(tickets);
     }
 
     /// Counts tickets in that are alike.
@@ -230,7 +247,8 @@ impl EmBooks {
         }
         let left = Resource::left(&self.total, &self.protected, &sums.used, &sums.locked);
         let left = left.map_err(|error: ResourceError| error.to_string())?;
-        Ok(TrueCounters { used: sums.used.clone(), locked: sums.locked.clone(), left })
+        let (used, locked) = (sums.used.clone(), sums.locked.clone());
+        Ok(TrueCounters { used, locked, used_tickets: sums.used_tickets, left })
     }
 
     /// Everything that is not as the tickets say.
@@ -245,6 +263,11 @@ impl EmBooks {
             Err(problem) => Some(Difference::told(&subject, counter, problem)),
         };
         let amounts = |resource: Resource| resource.amounts().collect::<Amounts>();
+        let other_tickets = (self.used_tickets != counters.used_tickets).then(|| {
+            let told = |digest: TicketDigest| format!("{} tickets, xored {}", digest.count, digest.xor);
+            let (stored, found) = (told(self.used_tickets), told(counters.used_tickets));
+            Difference::told(&subject, "used_tickets", format!("its digest says {stored}; there are {found}"))
+        });
         let is_short = counters.left.is_negative_anywhere();
         let marked = (self.over_committed != is_short).then(|| {
             let problem = match is_short {
@@ -257,6 +280,7 @@ impl EmBooks {
             compare("used", self.used.clone().map(amounts), amounts(counters.used)),
             compare("locked", self.locked.clone().map(amounts), amounts(counters.locked)),
             compare("left", self.left.clone(), counters.left.amounts().collect()),
+            other_tickets,
             marked,
         ]
         .into_iter()
@@ -411,6 +435,7 @@ mod tests {
             used: Ok(used),
             locked: Ok(load(0, 0)),
             left: Ok(left.iter().cloned().collect()),
+            used_tickets: TicketDigest::default(),
             over_committed,
             version: 1,
         }

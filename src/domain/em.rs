@@ -11,6 +11,7 @@ use super::{
     resource::{Dimension, Left, Resource, ResourceError, ResourceType},
     scope::Tally,
     ticket::End,
+    ticket_digest::TicketDigest,
 };
 
 /// The name of a host that starts engines. The two parts are never joined into one string.
@@ -52,6 +53,8 @@ pub struct Em {
     pub used: Resource,
     /// The sum of what is granted on it and not yet in use.
     pub locked: Resource,
+    /// Which of its tickets are used; not told to clients.
+    pub used_tickets: TicketDigest,
     /// What it said of itself when it registered.
     pub labels: Labels,
     /// Which registration: it grows with each, but does not count them.

@@ -24,6 +24,7 @@ use super::{
     resource::{Resource, ResourceError},
     scope::{Counter, Tally, TicketLabels, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
+    ticket_digest::TicketDigest,
 };
 
 mod queueing;
@@ -327,6 +328,7 @@ impl Ledger {
                 protected: op.protected.clone(),
                 used: op.total.zero_like(),
                 locked: op.total.zero_like(),
+                used_tickets: TicketDigest::default(),
                 labels: op.labels.clone(),
                 epoch: 0,
                 register_time: self.now,
@@ -345,6 +347,7 @@ impl Ledger {
             }
             em.used = op.total.zero_like();
             em.locked = op.total.zero_like();
+            em.used_tickets = TicketDigest::default();
         }
         let resized = slot.current.as_ref().is_some_and(Em::is_registered)
             && (em.total != op.total || em.protected != op.protected);
@@ -457,6 +460,7 @@ impl Ledger {
         after.locked = after.locked.minus(&locked_share).map_err(inconsistent)?;
         let on_em = after.judge_growth(&locked_share, &used_share, &nobody_ahead).map_err(inconsistent)?.err();
         after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
+        after.used_tickets.insert(op.ticket_id);
         if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &locked, &used, &nobody_ahead)) {
             return Err(Rejection::NotEnough(Box::new(refusal)));
         }
@@ -519,6 +523,9 @@ impl Ledger {
         let share = em.share(ticket.resource()).map_err(inconsistent)?;
         let held = if ticket.is_locked() { &mut em.locked } else { &mut em.used };
         *held = held.minus(&share).map_err(inconsistent)?;
+        if !ticket.is_locked() {
+            em.used_tickets.remove(ticket_id);
+        }
         let mut counted = HashMap::new();
         let scopes = counters(&self.limits, em.counted, ticket_id, &ticket.ticket_labels());
         self.count(&mut counted, &scopes, |usage| give_back(usage, &ticket))?;

@@ -5,6 +5,7 @@
 //! - [`resource`]: the one algebra of amounts;
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
 //! - [`ticket`]: one grant and its life;
+//! - [`ticket_digest`]: whether two sets of tickets are the same;
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
 //! - [`policy`]: which limits are for the tickets on a kind of EM;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
@@ -34,3 +35,4 @@ pub mod report;
 pub mod resource;
 pub mod scope;
 pub mod ticket;
+pub mod ticket_digest;

@@ -209,6 +209,7 @@ mod tests {
             protected: load((0, 0)),
             used: load((0, 0)),
             locked: load(locked),
+            used_tickets: Default::default(),
             labels: labels(tenant),
             epoch: 1,
             register_time: OffsetDateTime::UNIX_EPOCH,

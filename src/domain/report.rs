@@ -1,9 +1,6 @@
 //! Reports of EMs: signs of life, and which engines live there; what follows from one for the tickets.
 
-use std::{
-    cmp::Ordering,
-    collections::{HashMap, HashSet},
-};
+use std::{cmp::Ordering, collections::HashMap};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -100,8 +97,8 @@ pub struct Report {
     pub health: Health,
     /// How busy its host is, if it tells.
     pub load: Option<Load>,
-    /// The tickets whose engines live there.
-    pub tickets: HashSet<Uuid>,
+    /// The tickets whose engines live there, in any order; to name one twice says no more than once.
+    pub tickets: Vec<Uuid>,
 }
 
 /// What is known of an EM by its reports; of one that has never reported there is none.
@@ -199,23 +196,26 @@ pub struct Reconciliation {
     pub lost: Vec<Uuid>,
 }
 
-/// Compares the tickets that an EM reports with those that live on it. `previous` is when the report before came; `None` if there
-/// was none, or if this one is a repeat: then nothing is counted as missing. So it is for a ticket whose engine reported in since
-/// the report before: this one may have been written earlier. A ticket is lost after `lost_after` reports in a row without it. A
-/// locked ticket never is: it expires.
+/// Compares the tickets that an EM reports with those that live on it; both in the order of their ids, and each once. `previous` is
+/// when the report before came; `None` if there was none, or if this one is a repeat: then nothing is counted as missing. So it is
+/// for a ticket whose engine reported in since the report before: this one may have been written earlier. A ticket is lost after
+/// `lost_after` reports in a row without it. A locked ticket never is: it expires.
 pub fn reconcile(
-    reported: &HashSet<Uuid>,
+    reported: &[Uuid],
     living: &[LiveTicket],
     previous: Option<OffsetDateTime>,
     lost_after: i16,
 ) -> Reconciliation {
     let mut result = Reconciliation::default();
-    let mut known = HashSet::with_capacity(living.len());
+    let mut rest = reported;
     for ticket in living {
-        known.insert(ticket.id);
+        let (before, from) = rest.split_at(rest.partition_point(|id| *id < ticket.id));
+        result.unknown.extend(before);
+        let is_reported = from.first() == Some(&ticket.id);
+        rest = &from[usize::from(is_reported)..];
         let Some(used_time) = ticket.used_time else { continue };
         let counts = previous.is_some_and(|previous| used_time < previous);
-        let missed = match reported.contains(&ticket.id) {
+        let missed = match is_reported {
             true => 0,
             false => ticket.missed_reports.saturating_add(i16::from(counts)),
         };
@@ -226,9 +226,7 @@ pub fn reconcile(
             result.lost.push(ticket.id);
         }
     }
-    result.unknown = reported.difference(&known).copied().collect();
-    // In the order of time, so that answers which name only some of them name the same ones.
-    result.unknown.sort_unstable();
+    result.unknown.extend(rest);
     result
 }
 
@@ -249,14 +247,15 @@ mod tests {
     }
 
     fn of(reported: &[u128], living: &[LiveTicket], previous: Option<i64>) -> Reconciliation {
-        reconcile(&reported.iter().map(|number| id(*number)).collect(), living, previous.map(at), 3)
+        let reported: Vec<Uuid> = reported.iter().map(|number| id(*number)).collect();
+        reconcile(&reported, living, previous.map(at), 3)
     }
 
     #[test]
     fn what_does_not_live_there_is_unknown() {
         let locked = LiveTicket { id: id(1), used_time: None, missed_reports: 0 };
-        let result = of(&[4, 1, 2, 3], &[locked, used(2, 0, 0)], Some(10));
-        assert_eq!(result, Reconciliation { unknown: vec![id(3), id(4)], ..Default::default() });
+        let result = of(&[0, 1, 2, 3, 4], &[locked, used(2, 0, 0)], Some(10));
+        assert_eq!(result, Reconciliation { unknown: vec![id(0), id(3), id(4)], ..Default::default() });
     }
 
     #[test]

@@ -1,33 +1,43 @@
 //! Heartbeats: what EMs report, and what follows for their tickets.
 //!
-//! A report is no operation of the committer: it takes no resource lock, and so never stands in a grant's way. It is one statement,
-//! then a plain read of the EM's tickets, and only if something changed a second one. What a report only proposes, to give up a
-//! ticket, is an operation like any other, judged again under the locks.
+//! A report is no operation of the committer: it takes no resource lock, and so never stands in a grant's way. Reports wait in a
+//! queue; a task keeps all that wait with one statement. The same statement answers with the digest of each EM's used tickets:
+//! a report that has the same one is complete, and no ticket is read for it. Only for the others a second task reads tickets, many
+//! EMs at a time. What a report only proposes, to give up a ticket, is an operation like any other, judged again under the locks.
+//!
+//! - `keep`: the first task;
+//! - `compare`: the second.
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::PgConnection;
-use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
+use time::OffsetDateTime;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    task::JoinSet,
+    time::Instant,
+};
 use uuid::Uuid;
 
 use crate::{
     domain::{
-        name::FieldError,
-        operation::{Operation, Outcome, Rejection, Released, ended_at},
-        report::{Arrival, Report, ReportNumber, reconcile},
-        ticket::Ticket,
+        operation::{Operation, Outcome, Released},
+        report::Report,
+        ticket_digest::TicketDigest,
     },
     error::Error,
-    store::{HEARTBEAT_CONNECTIONS_MAX, Store, StoreError, action_record, em_report, session::answered, user_resource},
+    store::Store,
 };
 
-use super::committer::Committer;
+use super::{committer::Committer, tasks::Tasks};
 
-/// How often a report is tried again whose EM somebody changed meanwhile.
-const TRIES_MAX: u32 = 5;
+mod compare;
+mod keep;
 
-/// How many unknown tickets an answer names; the next answers name the rest.
-const UNKNOWN_MAX: usize = 1000;
+/// How many reports may wait.
+const QUEUE_MAX: usize = 16_384;
+
+/// How many tickets the reports that wait may name together: 16 bytes each.
+const TICKETS_WAITING_MAX: usize = 2 << 20;
 
 /// How many tickets of a report are given up at once, so that grants find room in the same batches.
 const LOST_AT_ONCE: usize = 256;
@@ -61,19 +71,65 @@ pub struct UnknownTicket {
     pub reason: String,
 }
 
+/// A report that waits, and who waits for its answer.
+#[derive(Debug)]
+struct Pending {
+    /// Its tickets are in order, and each is named once.
+    report: Report,
+    /// Of its tickets.
+    tickets: TicketDigest,
+    deadline: Instant,
+    reply: oneshot::Sender<Result<Found, Error>>,
+    /// The room that its tickets take.
+    _room: OwnedSemaphorePermit,
+}
+
+impl Pending {
+    /// Whether somebody still waits for it.
+    fn is_wanted(&self) -> bool {
+        !self.reply.is_closed() && self.deadline > Instant::now()
+    }
+
+    fn answer(self, answer: Result<Found, Error>) {
+        // A caller that is gone needs no answer.
+        let _ = self.reply.send(answer);
+    }
+}
+
+/// A report that was kept, or repeats one that was, and that does not name just the used tickets of its EM.
+#[derive(Debug)]
+struct Differing {
+    pending: Pending,
+    /// When the report before came; `None` if nothing can be missing by this one.
+    previous: Option<OffsetDateTime>,
+    /// Whether some ticket of the EM may have been missing from the report before.
+    any_missed: bool,
+}
+
+/// What follows from a report.
+#[derive(Debug, Default)]
+struct Found {
+    unknown: Vec<UnknownTicket>,
+    lost: Vec<Released>,
+}
+
 /// Takes reports.
 #[derive(Clone, Debug)]
 pub struct HeartbeatService {
-    store: Store,
+    queue: mpsc::Sender<Pending>,
+    room: Arc<Semaphore>,
     committer: Committer,
     patience: Patience,
-    at_once: Arc<Semaphore>,
 }
 
 impl HeartbeatService {
-    /// On top of the store and the committer of this instance.
-    pub fn new(store: Store, committer: Committer, patience: Patience) -> Self {
-        Self { store, committer, patience, at_once: Arc::new(Semaphore::new(HEARTBEAT_CONNECTIONS_MAX)) }
+    /// Starts the tasks that take reports; they end when all clones of the service are gone.
+    pub fn start(store: &Store, committer: Committer, patience: Patience, tasks: &Tasks) -> Self {
+        let (queue, inbox) = mpsc::channel(QUEUE_MAX);
+        let (differing, compared) = mpsc::channel(QUEUE_MAX);
+        tasks.spawn(keep::run(inbox, differing, store.session()));
+        tasks.spawn(compare::run(compared, store.session(), patience.lost_after_reports));
+        Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, patience }
     }
 
     /// How often an EM should report: so that one report may get lost before it falls silent.
@@ -85,45 +141,36 @@ impl HeartbeatService {
     ///
     /// # Errors
     /// [`Rejection::EmNotRegistered`]; [`Rejection::StaleReport`] for an older epoch or sequence, which changes nothing;
-    /// [`Error::InvalidField`] for an epoch that is yet to come; [`Error::LockTimeout`] if it was not its turn until `deadline`.
-    pub async fn report(&self, report: &Report, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
-        let turn = tokio::time::timeout_at(deadline, self.at_once.acquire()).await.map_err(|_| Error::LockTimeout)?;
-        let turn = turn.map_err(|_| Error::ShuttingDown)?;
-        let mut connection = self.store.heartbeats().acquire().await?;
-        let (unknown, lost) = self.reconcile(&mut connection, report).await?;
-        drop((connection, turn));
-        self.give_up(lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
+    /// [`Error::InvalidField`] for an epoch that is yet to come; [`Error::LockTimeout`] if it was not its turn until `deadline`, or
+    /// somebody else held what it writes; [`Error::Overloaded`] if too many reports wait, or too many of its EM.
+    ///
+    /// [`Rejection::EmNotRegistered`]: crate::domain::operation::Rejection::EmNotRegistered
+    /// [`Rejection::StaleReport`]: crate::domain::operation::Rejection::StaleReport
+    pub async fn report(&self, mut report: Report, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
+        report.tickets.sort_unstable();
+        report.tickets.dedup();
+        let tickets = TicketDigest::of(&report.tickets);
+        let size = u32::try_from(report.tickets.len()).map_err(|_| Error::Overloaded)?;
+        let room = self.room.clone().try_acquire_many_owned(size).map_err(|_| Error::Overloaded)?;
+        let (reply, answer) = oneshot::channel();
+        let pending = Pending { report, tickets, deadline, reply, _room: room };
+        self.queue.try_send(pending).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
+        })?;
+        let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| Error::LockTimeout)?;
+        let Found { unknown, lost } = answered.unwrap_or(Err(Error::ShuttingDown))?;
+        self.give_up(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
         Ok(unknown)
     }
 
-    /// Keeps the report, and tells which tickets are unknown by it, and which are lost.
-    async fn reconcile(
-        &self,
-        connection: &mut PgConnection,
-        report: &Report,
-    ) -> Result<(Vec<UnknownTicket>, Vec<Ticket>), Error> {
-        let previous = keep(connection, report).await?;
-        let living = answered(user_resource::living(&mut *connection, &report.em)).await?;
-        let mut found = reconcile(&report.tickets, &living, previous, self.patience.lost_after_reports);
-        if !found.missed.is_empty() {
-            answered(user_resource::update_missed(&mut *connection, report, &found.missed)).await?;
-        }
-        found.unknown.truncate(UNKNOWN_MAX);
-        let unknown = answered(explain(connection, found.unknown)).await?;
-        let lost = match found.lost.is_empty() {
-            true => vec![],
-            false => answered(user_resource::read(&mut *connection, &found.lost)).await?.into_values().collect(),
-        };
-        Ok((unknown, lost))
-    }
-
     /// Has lost tickets given up. What fails is done by the next report, which misses them again.
-    async fn give_up(&self, lost: Vec<Ticket>, deadline: Instant) {
+    async fn give_up(&self, lost: &[Released], deadline: Instant) {
         for part in lost.chunks(LOST_AT_ONCE) {
             let mut under_way: JoinSet<()> = part
                 .iter()
                 .map(|ticket| {
-                    let (committer, ticket) = (self.committer.clone(), released(ticket));
+                    let (committer, ticket) = (self.committer.clone(), ticket.clone());
                     async move { give_up_one(&committer, ticket, deadline).await }
                 })
                 .collect();
@@ -131,10 +178,6 @@ impl HeartbeatService {
             while under_way.join_next().await.is_some() {}
         }
     }
-}
-
-fn released(ticket: &Ticket) -> Released {
-    Released { ticket_id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone() }
 }
 
 async fn give_up_one(committer: &Committer, ticket: Released, deadline: Instant) {
@@ -149,44 +192,4 @@ async fn give_up_one(committer: &Committer, ticket: Released, deadline: Instant)
             tracing::warn!(%ticket_id, %em, error, "a lost ticket could not be given up yet");
         }
     }
-}
-
-/// Keeps a report; answers when the one before came, or `None` if there was none or this one is a repeat.
-async fn keep(connection: &mut PgConnection, report: &Report) -> Result<Option<time::OffsetDateTime>, Error> {
-    for _ in 0..TRIES_MAX {
-        let met = answered(em_report::upsert(&mut *connection, report)).await?;
-        let met = met.ok_or_else(|| Rejection::EmNotRegistered(report.em.clone()))?;
-        if met.kept {
-            return Ok(met.last.map(|(_, at)| at));
-        }
-        let (number, last) = (ReportNumber::of(report), met.last.map(|(last, _)| last));
-        match Arrival::of(number, met.registered, last) {
-            Arrival::New => {}
-            Arrival::Repeat => return Ok(None),
-            Arrival::Stale => {
-                let em = report.em.clone();
-                return Err(Rejection::StaleReport { em, registered: met.registered, last }.into());
-            }
-            Arrival::Unborn => {
-                let problem = format!("is higher than that of the registration, {}; give that one", met.registered);
-                return Err(FieldError::new("epoch", problem).into());
-            }
-        }
-    }
-    Err(Error::LockTimeout)
-}
-
-/// Tells of tickets that do not live on the EM that reported them what became of them.
-async fn explain(connection: &mut PgConnection, ids: Vec<Uuid>) -> Result<Vec<UnknownTicket>, StoreError> {
-    if ids.is_empty() {
-        return Ok(vec![]);
-    }
-    let ended = action_record::read(&mut *connection, &ids).await?;
-    let elsewhere = user_resource::read(connection, &ids).await?;
-    let reason = |id: &Uuid| match (ended.get(id), elsewhere.get(id)) {
-        (Some(ended), _) => ended_at(ended),
-        (None, Some(ticket)) => format!("lives on another EM, {}", ticket.em),
-        (None, None) => "is not remembered: there never was such a ticket, or it has left the history".to_owned(),
-    };
-    Ok(ids.iter().map(|id| UnknownTicket { id: *id, reason: reason(id) }).collect())
 }

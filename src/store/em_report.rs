@@ -1,17 +1,22 @@
 //! `linkis_em_report`: the last report of each EM that has ever sent one.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use crate::domain::{
     em::EmInstance,
     report::{EmStatus, Health, LastSign, Load, Report, ReportNumber, Statuses},
+    ticket_digest::TicketDigest,
 };
 
 use super::{
-    StoreError,
+    StoreError, expect_rows,
     rows::{Table, em_columns},
 };
 
@@ -26,66 +31,215 @@ pub struct Met {
     pub last: Option<(ReportNumber, OffsetDateTime)>,
     /// Whether the report is the EM's last one now.
     pub kept: bool,
+    /// The EM's used tickets.
+    pub used_tickets: TicketDigest,
+    /// Whether some ticket of the EM may have been missing from the report before.
+    pub any_missed: bool,
 }
 
-/// Keeps a report if its EM is registered with its epoch and it is newer than the last one; `None` if there is no such EM.
-///
-/// If it was not kept although it is newer than what it met, somebody else has just changed that: trying again tells.
-pub async fn upsert(executor: impl PgExecutor<'_>, report: &Report) -> Result<Option<Met>, StoreError> {
+#[derive(FromRow)]
+struct MetRow {
+    number: i64,
+    registered: i64,
+    last_epoch: Option<i64>,
+    last_sequence: Option<i64>,
+    last_time: Option<OffsetDateTime>,
+    kept: bool,
+    used_tickets: i64,
+    used_tickets_xor: Uuid,
+    any_missed: bool,
+}
+
+impl From<&MetRow> for Met {
+    fn from(row: &MetRow) -> Self {
+        let number = row.last_epoch.zip(row.last_sequence);
+        let number = number.map(|(epoch, sequence)| ReportNumber { epoch, sequence });
+        Self {
+            registered: row.registered,
+            last: number.zip(row.last_time),
+            kept: row.kept,
+            used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
+            any_missed: row.any_missed,
+        }
+    }
+}
+
+/// Puts what was found of some of `reports`, counted from 1, where it belongs.
+fn in_place(rows: &[MetRow], reports: usize) -> Vec<Option<Met>> {
+    let mut met = vec![None; reports];
+    for row in rows {
+        let place = usize::try_from(row.number).ok().and_then(|number| met.get_mut(number.checked_sub(1)?));
+        if let Some(place) = place {
+            *place = Some(Met::from(row));
+        }
+    }
+    met
+}
+
+/// Keeps those of `reports` whose EM is registered with their epoch and that are newer than its last one; there is at most one of
+/// each EM. What each met, in their order; `None` if its EM has not yet reported, or has gone, or if its last report is just being
+/// written or removed: this waits for nobody.
+pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Result<Vec<Option<Met>>, StoreError> {
     #[derive(FromRow)]
-    struct MetRow {
-        registered: i64,
-        epoch: Option<i64>,
-        sequence: Option<i64>,
-        report_time: Option<OffsetDateTime>,
-        kept: bool,
+    struct UpdatedRow {
+        #[sqlx(flatten)]
+        met: MetRow,
+        written: i64,
     }
     // Nothing is lost if a crash of the database makes it forget the last reports: the next ones come soon. So no report waits for
     // the disk, where it would keep grants waiting.
     //
-    // The first report of an EM waits for whoever removes that; later ones find that their row is gone. So none is left behind.
-    let row: Option<MetRow> = sqlx::query_as(
-        "-- em_report::upsert
-        WITH em AS (
-            SELECT epoch FROM linkis_em_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2
-        ), last AS (
-            SELECT epoch, sequence, report_time FROM linkis_em_report
-            WHERE em_application_name = $1 AND em_instance = $2
-        ), later AS (
-            UPDATE linkis_em_report r SET epoch = $3, sequence = $4, health = $5, memory_used = $6, memory_max = $7,
-                cpu_permille = $8, report_time = clock_timestamp()
-            FROM em
-            WHERE r.em_application_name = $1 AND r.em_instance = $2 AND em.epoch = $3
-                AND (r.epoch < $3 OR r.epoch = $3 AND r.sequence < $4)
-            RETURNING r.epoch
-        ), first AS (
+    // Whoever waited here would keep others waiting for the rows that are locked already; so nobody does.
+    let update = sqlx::query_as(
+        "-- em_report::update
+        WITH met AS MATERIALIZED (
+            SELECT k.*, e.epoch AS registered, e.used_tickets, e.used_tickets_xor, r.epoch AS last_epoch,
+                r.sequence AS last_sequence, r.report_time AS last_time, r.any_missed,
+                e.epoch = k.epoch AND (r.epoch, r.sequence) < (k.epoch, k.sequence) AS kept
+            FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[],
+                $8::smallint[]) WITH ORDINALITY AS k (em_application_name, em_instance, epoch, sequence, health,
+                memory_used, memory_max, cpu_permille, number)
+            CROSS JOIN LATERAL (SELECT epoch, used_tickets, used_tickets_xor FROM linkis_em_resource_meta_data
+                WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance OFFSET 0) AS e
+            CROSS JOIN LATERAL (SELECT epoch, sequence, report_time, any_missed FROM linkis_em_report
+                WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance
+                FOR NO KEY UPDATE SKIP LOCKED) AS r
+        ), kept AS (
+            UPDATE linkis_em_report r SET epoch = met.epoch, sequence = met.sequence, health = met.health,
+                memory_used = met.memory_used, memory_max = met.memory_max, cpu_permille = met.cpu_permille,
+                report_time = clock_timestamp()
+            FROM met
+            WHERE r.em_application_name = met.em_application_name AND r.em_instance = met.em_instance AND met.kept
+            RETURNING 1
+        )
+        SELECT (SELECT set_config('synchronous_commit', 'off', true)) AS hurry, number, registered, last_epoch,
+            last_sequence, last_time, kept, used_tickets, used_tickets_xor, any_missed,
+            (SELECT count(*) FROM kept) AS written
+        FROM met",
+    );
+    let rows: Vec<UpdatedRow> = Columns::of(reports).bind(update).fetch_all(connection).await?;
+    let written = rows.first().map_or(0, |row| row.written.unsigned_abs());
+    expect_rows(TABLE.0, rows.iter().filter(|row| row.met.kept).count(), written)?;
+    Ok(in_place(&rows.into_iter().map(|row| row.met).collect::<Vec<_>>(), reports.len()))
+}
+
+/// Keeps those of `reports` that are the first of their EM, which is registered with their epoch: of which EMs they are. It waits
+/// neither for whoever removes an EM: so no report is left behind by one.
+pub async fn insert(connection: &mut PgConnection, reports: &[&Report]) -> Result<HashSet<EmInstance>, StoreError> {
+    let insert = sqlx::query_as(
+        "-- em_report::insert
+        WITH first AS (
             INSERT INTO linkis_em_report (em_application_name, em_instance, epoch, sequence, health, memory_used,
                 memory_max, cpu_permille, report_time)
-            SELECT $1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp()
-            FROM (SELECT FROM linkis_em_resource_meta_data
-                WHERE em_application_name = $1 AND em_instance = $2 AND epoch = $3 AND NOT EXISTS (SELECT FROM last)
-                FOR KEY SHARE) AS e
+            SELECT k.*, clock_timestamp()
+            FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[], $7::bigint[],
+                $8::smallint[]) AS k (em_application_name, em_instance, epoch, sequence, health, memory_used, memory_max,
+                cpu_permille)
+            CROSS JOIN LATERAL (SELECT FROM linkis_em_resource_meta_data
+                WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance AND epoch = k.epoch
+                FOR KEY SHARE SKIP LOCKED) AS e
+            WHERE NOT EXISTS (SELECT FROM linkis_em_report r
+                WHERE r.em_application_name = k.em_application_name AND r.em_instance = k.em_instance)
             ON CONFLICT DO NOTHING
-            RETURNING epoch
+            RETURNING em_application_name, em_instance
         )
-        SELECT set_config('synchronous_commit', 'off', true) AS hurry, em.epoch AS registered, last.epoch, last.sequence, last.report_time,
-            EXISTS (SELECT FROM later) OR EXISTS (SELECT FROM first) AS kept
-        FROM em LEFT JOIN last ON true",
+        SELECT em_application_name, em_instance, (SELECT set_config('synchronous_commit', 'off', true)) FROM first",
+    );
+    let rows: Vec<(String, String, String)> = Columns::of(reports).bind(insert).fetch_all(connection).await?;
+    rows.into_iter().map(|(application_name, instance, _)| TABLE.em(&application_name, &instance)).collect()
+}
+
+/// What each of `reports` would meet now, in their order, without keeping any; `None` if its EM is not registered.
+pub async fn look(connection: &mut PgConnection, reports: &[&Report]) -> Result<Vec<Option<Met>>, StoreError> {
+    let (application_names, instances) = em_columns(reports.iter().map(|report| &report.em));
+    let rows: Vec<MetRow> = sqlx::query_as(
+        "-- em_report::look
+        SELECT k.number, e.epoch AS registered, r.epoch AS last_epoch, r.sequence AS last_sequence,
+            r.report_time AS last_time, false AS kept, e.used_tickets, e.used_tickets_xor,
+            coalesce(r.any_missed, true) AS any_missed
+        FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (em_application_name, em_instance, number)
+        JOIN linkis_em_resource_meta_data e
+            ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance
+        LEFT JOIN linkis_em_report r
+            ON r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance",
     )
-    .bind(report.em.application_name.as_str())
-    .bind(report.em.instance.as_str())
-    .bind(report.epoch)
-    .bind(report.sequence)
-    .bind(report.health.as_str())
-    .bind(report.load.map(|load| load.memory_used()))
-    .bind(report.load.map(|load| load.memory_max()))
-    .bind(report.load.map(|load| load.cpu_permille()))
-    .fetch_optional(executor)
+    .bind(application_names)
+    .bind(instances)
+    .fetch_all(connection)
     .await?;
-    Ok(row.map(|row| {
-        let number = row.epoch.zip(row.sequence).map(|(epoch, sequence)| ReportNumber { epoch, sequence });
-        Met { registered: row.registered, last: number.zip(row.report_time), kept: row.kept }
-    }))
+    Ok(in_place(&rows, reports.len()))
+}
+
+/// Notes that no ticket was missing from those of `reports` that are still the last ones of their EMs. It waits for nobody: what it
+/// leaves out, the next report does.
+pub async fn none_missed(connection: &mut PgConnection, reports: &[&Report]) -> Result<(), StoreError> {
+    let (application_names, instances) = em_columns(reports.iter().map(|report| &report.em));
+    sqlx::query(
+        "-- em_report::none_missed
+        WITH last AS MATERIALIZED (
+            SELECT k.*, set_config('synchronous_commit', 'off', true)
+            FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[])
+                AS k (em_application_name, em_instance, epoch, sequence)
+            CROSS JOIN LATERAL (SELECT FROM linkis_em_report r
+                WHERE r.em_application_name = k.em_application_name AND r.em_instance = k.em_instance
+                    AND r.epoch = k.epoch AND r.sequence = k.sequence AND any_missed
+                FOR NO KEY UPDATE SKIP LOCKED) AS r
+        )
+        UPDATE linkis_em_report r SET any_missed = false
+        FROM last l WHERE r.em_application_name = l.em_application_name AND r.em_instance = l.em_instance",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(reports.iter().map(|report| report.epoch).collect::<Vec<_>>())
+    .bind(reports.iter().map(|report| report.sequence).collect::<Vec<_>>())
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+type QueryAs<'q, O> = sqlx::query::QueryAs<'q, sqlx::Postgres, O, sqlx::postgres::PgArguments>;
+
+/// The columns of many reports.
+struct Columns<'a> {
+    em_application_name: Vec<&'a str>,
+    em_instance: Vec<&'a str>,
+    epoch: Vec<i64>,
+    sequence: Vec<i64>,
+    health: Vec<&'static str>,
+    memory_used: Vec<Option<i64>>,
+    memory_max: Vec<Option<i64>>,
+    cpu_permille: Vec<Option<i16>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(reports: &[&'a Report]) -> Self {
+        let (em_application_name, em_instance) = em_columns(reports.iter().map(|report| &report.em));
+        Self {
+            em_application_name,
+            em_instance,
+            epoch: reports.iter().map(|report| report.epoch).collect(),
+            sequence: reports.iter().map(|report| report.sequence).collect(),
+            health: reports.iter().map(|report| report.health.as_str()).collect(),
+            memory_used: reports.iter().map(|report| report.load.map(|load| load.memory_used())).collect(),
+            memory_max: reports.iter().map(|report| report.load.map(|load| load.memory_max())).collect(),
+            cpu_permille: reports.iter().map(|report| report.load.map(|load| load.cpu_permille())).collect(),
+        }
+    }
+
+    fn bind<'q, O>(self, query: QueryAs<'q, O>) -> QueryAs<'q, O>
+    where
+        'a: 'q,
+    {
+        query
+            .bind(self.em_application_name)
+            .bind(self.em_instance)
+            .bind(self.epoch)
+            .bind(self.sequence)
+            .bind(self.health)
+            .bind(self.memory_used)
+            .bind(self.memory_max)
+            .bind(self.cpu_permille)
+    }
 }
 
 #[derive(FromRow)]
@@ -191,12 +345,15 @@ struct SignRow {
     sequence: i64,
 }
 
-/// The EMs that have reported, but of which nothing was heard for `silent_after` by the database's clock, and the last that was.
+/// Up to `limit` EMs that have reported, but of which nothing was heard for `silent_after` by the database's clock, and the last
+/// that was; in the order of their keys, from behind `after`.
 pub async fn silent(
     executor: impl PgExecutor<'_>,
     silent_after: Duration,
+    after: Option<&EmInstance>,
+    limit: i64,
 ) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
-    // In the order of the key, because without an order nothing speaks for its index.
+    let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
     let rows: Vec<SignRow> = sqlx::query_as(
         "-- em_report::silent
         SELECT r.em_application_name, r.em_instance, e.epoch AS registered, r.epoch, r.sequence
@@ -204,9 +361,13 @@ pub async fn silent(
             ON e.em_application_name = r.em_application_name AND e.em_instance = r.em_instance
         WHERE r.report_time < clock_timestamp() - make_interval(secs => $1)
             AND e.register_time < clock_timestamp() - make_interval(secs => $1)
-        ORDER BY r.em_application_name, r.em_instance",
+            AND (r.em_application_name, r.em_instance) > ($2, $3)
+        ORDER BY r.em_application_name, r.em_instance LIMIT $4",
     )
     .bind(silent_after.as_secs_f64())
+    .bind(after.0)
+    .bind(after.1)
+    .bind(limit)
     .fetch_all(executor)
     .await?;
     let sign = |row: SignRow| {

@@ -13,6 +13,7 @@ use crate::domain::{
     limit::Limits,
     resource::Left,
     ticket::End,
+    ticket_digest::TicketDigest,
 };
 
 use super::{
@@ -33,6 +34,8 @@ struct EmRow {
     protected_resource: String,
     used_resource: String,
     locked_resource: String,
+    used_tickets: i64,
+    used_tickets_xor: Uuid,
     labels: String,
     epoch: i64,
     register_time: OffsetDateTime,
@@ -66,6 +69,7 @@ impl TryFrom<EmRow> for Em {
             protected: TABLE.resource("protected_resource", resource_type, &row.protected_resource)?,
             used: TABLE.resource("used_resource", resource_type, &row.used_resource)?,
             locked: TABLE.resource("locked_resource", resource_type, &row.locked_resource)?,
+            used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
             labels: TABLE.labels(&row.labels)?,
             epoch: row.epoch,
             register_time: row.register_time,
@@ -85,8 +89,8 @@ pub async fn read(
     let rows: Vec<EmRow> = sqlx::query_as(
         "-- em_resource::read
         SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version, going_epoch, going_end,
-            going_after, counted_to, counting_to, counted_after
+            used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text, epoch, register_time,
+            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
         JOIN linkis_em_resource_meta_data e
             ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance",
@@ -112,8 +116,8 @@ pub async fn read_in_force(
             EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp()) AS anybody_waits, e.*
         FROM linkis_resource_limit_version v LEFT JOIN (
             SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
-                used_resource::text, locked_resource::text, labels::text, epoch, register_time, version, going_epoch, going_end,
-            going_after, counted_to, counting_to, counted_after
+                used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text, epoch, register_time,
+            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
             FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
             JOIN linkis_em_resource_meta_data e
                 ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance) e ON true
@@ -147,8 +151,8 @@ pub async fn list(
     let rows: Vec<EmRow> = sqlx::query_as(
         "-- em_resource::list
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, labels::text, epoch, register_time, version, going_epoch, going_end,
-            going_after, counted_to, counting_to, counted_after
+            used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text, epoch, register_time,
+            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
         FROM linkis_em_resource_meta_data
         WHERE (em_application_name, em_instance) > ($1, $2)
         ORDER BY em_application_name, em_instance LIMIT $3",
@@ -215,15 +219,16 @@ pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
         UPDATE linkis_em_resource_meta_data e SET
             resource_type = d.resource_type, total_resource = d.total::jsonb, protected_resource = d.protected::jsonb,
             used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
+            used_tickets = d.used_tickets, used_tickets_xor = d.used_tickets_xor,
             over_committed = d.over_committed, labels = d.labels::jsonb, epoch = d.epoch, register_time = d.register_time,
             version = e.version + 1, going_epoch = d.going_epoch, going_end = d.going_end, going_after = d.going_after,
             counted_to = d.counted_to, counting_to = d.counting_to, counted_after = d.counted_after
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
             $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[], $14::bigint[], $15::text[],
-            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[])
+            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[], $20::bigint[], $21::uuid[])
             AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
                 over_committed, labels, epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
-                counting_to, counted_after)
+                counting_to, counted_after, used_tickets, used_tickets_xor)
         WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
     );
     let done = columns.bind(update).execute(connection).await?;
@@ -238,16 +243,17 @@ pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
         "-- em_resource::insert
         INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch,
-            register_time, version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after)
+            register_time, version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after,
+            used_tickets, used_tickets_xor)
         SELECT em_application_name, em_instance, resource_type, total::jsonb, protected::jsonb, used::jsonb,
             locked::jsonb, rest::jsonb, over_committed, labels::jsonb, epoch, register_time, version + 1, going_epoch,
-            going_end, going_after, counted_to, counting_to, counted_after
+            going_end, going_after, counted_to, counting_to, counted_after, used_tickets, used_tickets_xor
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
             $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[], $14::bigint[], $15::text[],
-            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[])
+            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[], $20::bigint[], $21::uuid[])
             AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
                 over_committed, labels, epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
-                counting_to, counted_after)",
+                counting_to, counted_after, used_tickets, used_tickets_xor)",
     );
     let done = columns.bind(insert).execute(connection).await?;
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
@@ -281,6 +287,8 @@ struct BooksRow {
     used_resource: String,
     locked_resource: String,
     left_resource: String,
+    used_tickets: i64,
+    used_tickets_xor: Uuid,
     over_committed: bool,
     version: i64,
 }
@@ -300,6 +308,7 @@ impl TryFrom<BooksRow> for EmBooks {
             locked: counter("locked_resource", &row.locked_resource),
             left: Left::amounts_from_json(resource_type, &row.left_resource)
                 .map_err(|error| format!("left_resource {}: {error}", row.left_resource)),
+            used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
             over_committed: row.over_committed,
             version: row.version,
         })
@@ -316,12 +325,14 @@ pub async fn tell_all(
     let sql = if only.is_some() {
         "-- em_resource::tell_all, of one
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, left_resource::text, over_committed, version
+            used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
+            version
         FROM linkis_em_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2"
     } else {
         "-- em_resource::tell_all
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, left_resource::text, over_committed, version
+            used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
+            version
         FROM linkis_em_resource_meta_data WHERE $1::text IS NULL AND $2::text IS NULL"
     };
     let mut rows = sqlx::query_as::<_, BooksRow>(sql)
@@ -339,7 +350,8 @@ pub async fn repair(connection: &mut PgConnection, books: &EmBooks, counters: &T
     let done = sqlx::query(
         "-- em_resource::repair
         UPDATE linkis_em_resource_meta_data SET used_resource = $3::text::jsonb, locked_resource = $4::text::jsonb,
-            left_resource = $5::text::jsonb, over_committed = $6, version = version + 1
+            left_resource = $5::text::jsonb, over_committed = $6, version = version + 1,
+            used_tickets = $8, used_tickets_xor = $9
         WHERE em_application_name = $1 AND em_instance = $2 AND version = $7",
     )
     .bind(books.instance.application_name.as_str())
@@ -349,6 +361,8 @@ pub async fn repair(connection: &mut PgConnection, books: &EmBooks, counters: &T
     .bind(counters.left.to_json())
     .bind(counters.left.is_negative_anywhere())
     .bind(books.version)
+    .bind(counters.used_tickets.count)
+    .bind(counters.used_tickets.xor)
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, 1, done.rows_affected())
@@ -378,6 +392,8 @@ pub(super) struct Columns<'a> {
     counted_to: Vec<i64>,
     counting_to: Vec<Option<i64>>,
     counted_after: Vec<Option<Uuid>>,
+    pub used_tickets: Vec<i64>,
+    pub used_tickets_xor: Vec<Uuid>,
 }
 
 impl<'a> Columns<'a> {
@@ -404,6 +420,8 @@ impl<'a> Columns<'a> {
             columns.counted_to.push(em.counted.to);
             columns.counting_to.push(em.counted.under_way.map(|(to, _)| to));
             columns.counted_after.push(em.counted.under_way.map(|(_, after)| after));
+            columns.used_tickets.push(em.used_tickets.count);
+            columns.used_tickets_xor.push(em.used_tickets.xor);
         }
         Ok(columns)
     }
@@ -432,5 +450,7 @@ impl<'a> Columns<'a> {
             .bind(self.counted_to)
             .bind(self.counting_to)
             .bind(self.counted_after)
+            .bind(self.used_tickets)
+            .bind(self.used_tickets_xor)
     }
 }

@@ -43,9 +43,6 @@ use operators::Operators;
 /// How many connections serve what EMs and managers call: short reads by key, and waiting for held keys.
 const POOL_CONNECTIONS_MAX: u32 = 10;
 
-/// How many connections serve heartbeats, however much else is asked.
-pub const HEARTBEAT_CONNECTIONS_MAX: usize = 5;
-
 /// How long to wait for connections to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -54,7 +51,6 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Store {
     options: PgConnectOptions,
     pool: PgPool,
-    heartbeats: PgPool,
     operators: Operators,
 }
 
@@ -68,21 +64,15 @@ impl Store {
         let mut migrations =
             connected.map_err(|error| StoreError::Unreachable { place: place(&options), source: Box::new(error) })?;
         let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
-        let heartbeats = pool_options(HEARTBEAT_CONNECTIONS_MAX as u32).connect_lazy_with(options.clone());
         let operators = Operators::new(&options);
         schema::migrate(&mut migrations).await?;
         history_part::make(&mut migrations, history).await?;
-        Ok(Self { options, pool, heartbeats, operators })
+        Ok(Self { options, pool, operators })
     }
 
     /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
     pub fn pool(&self) -> &PgPool {
         &self.pool
-    }
-
-    /// For heartbeats.
-    pub fn heartbeats(&self) -> &PgPool {
-        &self.heartbeats
     }
 
     /// For what operators list, who must stand in nobody's way but each other's.
@@ -102,7 +92,7 @@ impl Store {
 
     /// Closes what is open; what the database does not answer is left to the end of the process.
     pub async fn close(&self) {
-        let closed = async { tokio::join!(self.pool.close(), self.heartbeats.close(), self.operators.close()) };
+        let closed = async { tokio::join!(self.pool.close(), self.operators.close()) };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     }
 }

@@ -43,9 +43,12 @@ pub async fn write(
             UPDATE linkis_em_resource_meta_data e SET
                 used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
                 -- Only a registration may set it; a grant that over-commits is refused by the constraint.
-                over_committed = e.over_committed AND d.over_committed, version = e.version + 1
-            FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bool[], $7::bigint[])
-                AS d (em_application_name, em_instance, used, locked, rest, over_committed, version)
+                over_committed = e.over_committed AND d.over_committed, version = e.version + 1,
+                used_tickets = d.used_tickets, used_tickets_xor = d.used_tickets_xor
+            FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bool[], $7::bigint[],
+                $46::bigint[], $47::uuid[])
+                AS d (em_application_name, em_instance, used, locked, rest, over_committed, version, used_tickets,
+                    used_tickets_xor)
             WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance
                 AND e.version = d.version
             RETURNING 1),
@@ -141,6 +144,8 @@ pub async fn write(
     .bind(records.engine_application_name)
     .bind(records.engine_instance)
     .bind(records.actor)
+    .bind(ems.used_tickets)
+    .bind(ems.used_tickets_xor)
     .fetch_one(connection)
     .await?;
     for (table, expected, touched) in [

@@ -19,6 +19,7 @@ use crate::domain::{
     report::{LiveTicket, Report},
     resource::Resource,
     ticket::{EngineInstance, Ticket, TicketState},
+    ticket_digest::TicketDigest,
 };
 
 use super::{
@@ -200,23 +201,54 @@ pub async fn count_on(
     rows.into_iter().map(of).collect()
 }
 
-/// The live tickets of an EM, as far as its reports concern them.
-pub async fn living(executor: impl PgExecutor<'_>, em: &EmInstance) -> Result<Vec<LiveTicket>, StoreError> {
-    let rows: Vec<(Uuid, Option<OffsetDateTime>, i16)> = sqlx::query_as(
+/// The live tickets of EMs, as far as their reports concern them: of each EM the first `limit` behind the ticket given with it, in
+/// their order. One answer per EM, in theirs.
+pub async fn living(
+    connection: &mut PgConnection,
+    ems: &[(&EmInstance, Uuid)],
+    limit: i64,
+) -> Result<Vec<Vec<LiveTicket>>, StoreError> {
+    let (application_names, instances) = em_columns(ems.iter().map(|(em, _)| *em));
+    let rows: Vec<(i64, Uuid, Option<OffsetDateTime>, i16)> = sqlx::query_as(
         "-- user_resource::living
-        SELECT ticket_id, used_time, missed_reports FROM linkis_user_resource_meta_data
-        WHERE em_application_name = $1 AND em_instance = $2",
+        SELECT k.number, t.ticket_id, t.used_time, t.missed_reports
+        FROM unnest($1::text[], $2::text[], $3::uuid[]) WITH ORDINALITY
+            AS k (em_application_name, em_instance, after, number)
+        CROSS JOIN LATERAL (SELECT ticket_id, used_time, missed_reports FROM linkis_user_resource_meta_data
+            WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance AND ticket_id > k.after
+            ORDER BY ticket_id LIMIT $4) AS t",
     )
-    .bind(em.application_name.as_str())
-    .bind(em.instance.as_str())
-    .fetch_all(executor)
+    .bind(application_names)
+    .bind(instances)
+    .bind(ems.iter().map(|(_, after)| *after).collect::<Vec<_>>())
+    .bind(limit)
+    .fetch_all(connection)
     .await?;
-    let ticket = |(id, used_time, missed_reports)| LiveTicket { id, used_time, missed_reports };
-    Ok(rows.into_iter().map(ticket).collect())
+    let mut living = vec![Vec::new(); ems.len()];
+    for (number, id, used_time, missed_reports) in rows {
+        let place = usize::try_from(number).ok().and_then(|number| living.get_mut(number.checked_sub(1)?));
+        if let Some(tickets) = place {
+            tickets.push(LiveTicket { id, used_time, missed_reports });
+        }
+    }
+    Ok(living)
 }
 
-/// Writes in how many reports in a row used tickets were missing, if `report` is still the last one of its EM. Tickets that are
-/// just being changed are left out: it waits for nobody, and so nobody for ever for it.
+/// Whose those among `ticket_ids` are that live.
+pub async fn users(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<Vec<(Uuid, Name)>, StoreError> {
+    let rows: Vec<(Uuid, String)> = sqlx::query_as(
+        r#"-- user_resource::users
+        SELECT ticket_id, "user" FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
+    )
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(id, user)| TABLE.name("user", &user).map(|user| (id, user))).collect()
+}
+
+/// Writes in how many reports in a row used tickets were missing, and notes with their EM's report that some may have been, if
+/// `report` is still the last one of its EM: none that comes is kept before this is done. Tickets that are just being changed are
+/// left out: it waits for nobody, and so nobody for ever for it.
 pub async fn update_missed(
     executor: impl PgExecutor<'_>,
     report: &Report,
@@ -225,12 +257,19 @@ pub async fn update_missed(
     let (ids, counts): (Vec<Uuid>, Vec<i16>) = missed.iter().copied().unzip();
     sqlx::query(
         "-- user_resource::update_missed
+        WITH last AS MATERIALIZED (
+            SELECT any_missed, set_config('synchronous_commit', 'off', true) FROM linkis_em_report
+            WHERE em_application_name = $3 AND em_instance = $4 AND epoch = $5 AND sequence = $6
+            FOR NO KEY UPDATE SKIP LOCKED
+        ), noted AS (
+            UPDATE linkis_em_report SET any_missed = true
+            WHERE em_application_name = $3 AND em_instance = $4 AND EXISTS (SELECT FROM last WHERE NOT any_missed)
+        )
         UPDATE linkis_user_resource_meta_data t SET missed_reports = d.missed
         FROM (SELECT u.ticket_id, k.missed
             FROM unnest($1::uuid[], $2::smallint[]) AS k (ticket_id, missed)
             JOIN linkis_user_resource_meta_data u ON u.ticket_id = k.ticket_id
-            WHERE u.used_time IS NOT NULL AND EXISTS (SELECT FROM linkis_em_report
-                WHERE em_application_name = $3 AND em_instance = $4 AND epoch = $5 AND sequence = $6)
+            WHERE u.used_time IS NOT NULL AND EXISTS (SELECT FROM last)
             FOR NO KEY UPDATE OF u SKIP LOCKED) AS d
         WHERE t.ticket_id = d.ticket_id",
     )
@@ -473,6 +512,8 @@ pub struct EmGroup {
     pub is_locked: bool,
     /// How many there are.
     pub count: u32,
+    /// Which they are, if they are used; of locked ones nothing.
+    pub used_tickets: TicketDigest,
 }
 
 #[derive(FromRow)]
@@ -483,6 +524,8 @@ struct EmGroupRow {
     user_locked_resource: Option<String>,
     user_used_resource: Option<String>,
     count: i64,
+    /// 128 binary digits.
+    xor: String,
     one: String,
 }
 
@@ -491,6 +534,11 @@ impl TryFrom<EmGroupRow> for EmGroup {
 
     fn try_from(row: EmGroupRow) -> Result<Self, StoreError> {
         let is_locked = row.user_locked_resource.is_some();
+        let xor = u128::from_str_radix(&row.xor, 2).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        let used_tickets = match is_locked {
+            true => TicketDigest::default(),
+            false => TicketDigest { count: row.count, xor: Uuid::from_u128(xor) },
+        };
         let json = row.user_locked_resource.or(row.user_used_resource).unwrap_or_default();
         let held = TABLE.resource_type(&row.resource_type).and_then(|kind| TABLE.resource("ticket", kind, &json));
         Ok(Self {
@@ -498,6 +546,7 @@ impl TryFrom<EmGroupRow> for EmGroup {
             held: held.map_err(|error| format!("{error}, e.g. of ticket {}", row.one)),
             is_locked,
             count: u32::try_from(row.count).map_err(|error| StoreError::inconsistent(TABLE.0, error))?,
+            used_tickets,
         })
     }
 }
@@ -512,13 +561,15 @@ pub async fn tell_em_groups(
     let sql = if only.is_some() {
         "-- user_resource::tell_em_groups, of one
         SELECT em_application_name, em_instance, resource_type, user_locked_resource::text, user_used_resource::text,
-            count(*) AS count, min(ticket_id::text) AS one
+            count(*) AS count, bit_xor(('x' || replace(ticket_id::text, '-', ''))::bit(128))::text AS xor,
+            min(ticket_id::text) AS one
         FROM linkis_user_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2
         GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource"
     } else {
         "-- user_resource::tell_em_groups
         SELECT em_application_name, em_instance, resource_type, user_locked_resource::text, user_used_resource::text,
-            count(*) AS count, min(ticket_id::text) AS one
+            count(*) AS count, bit_xor(('x' || replace(ticket_id::text, '-', ''))::bit(128))::text AS xor,
+            min(ticket_id::text) AS one
         FROM linkis_user_resource_meta_data WHERE $1::text IS NULL AND $2::text IS NULL
         GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource"
     };

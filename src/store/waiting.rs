@@ -43,9 +43,6 @@ const STANDS_MAX: i64 = 500;
 /// Behind everybody.
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
-/// Who asks, as long as nobody says who he is.
-const ANONYMOUS: &str = "anonymous";
-
 /// How many bytes of spots one notification tells: PostgreSQL takes less than 8000 in all.
 const PAYLOAD_BYTES_MAX: usize = 7800;
 
@@ -228,12 +225,13 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
         r#"-- waiting::insert
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
             em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position)
-        SELECT ticket_id, instance_id, $14, "user", creator, engine_type, em_application_name, em_instance, any_em,
+        SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
             resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
-            $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $15::bytea[])
+            $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
+            $15::bytea[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
-                resource_type, resource, labels, waiting_since, wait_until, position)"#,
+                resource_type, resource, labels, waiting_since, wait_until, principal, position)"#,
     )
     .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -248,7 +246,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
     .bind(asks().map(|ask| labels_json(&ask.labels)).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.since).collect::<Vec<_>>())
     .bind(waiting.iter().map(until).collect::<Vec<_>>())
-    .bind(ANONYMOUS)
+    .bind(asks().map(|ask| ask.principal.as_str()).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;

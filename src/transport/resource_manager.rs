@@ -242,7 +242,7 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::HeartbeatResponse>, Status> {
         let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
         let report = convert::request::report(call.into_inner()).map_err(Error::from)?;
-        let unknown = self.heartbeat.report(&report, deadline).await?;
+        let unknown = self.heartbeat.report(report, deadline).await?;
         Ok(Response::new(proto::HeartbeatResponse {
             unknown_tickets: unknown.into_iter().map(convert::answer::unknown_ticket).collect(),
             report_interval: prost_types::Duration::try_from(self.heartbeat.interval()).ok(),

@@ -1,9 +1,6 @@
 //! What every gRPC client expects of a service: reflection, health, pages; and that hot statements use their indexes.
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use linkis_rm::{
     domain::report::{Health, Report},
@@ -203,11 +200,11 @@ async fn no_statement_scans_a_table() {
         rm.client.tickets(None).await.unwrap();
         rm.client.ticket(grant.ticket_id).await.unwrap();
         rm.client.ems().await.unwrap();
-        let (health, tickets) = (Health::Healthy, HashSet::from([grant.ticket_id, uuid::Uuid::new_v4()]));
+        let (health, tickets) = (Health::Healthy, vec![grant.ticket_id, uuid::Uuid::new_v4()]);
         let report = Report { em: host.clone(), epoch, sequence, health, load: None, tickets };
         assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
         user_resource::update_missed(store.pool(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
-        assert_eq!(em_report::silent(store.pool(), Duration::ZERO).await.unwrap().len(), 1);
+        assert_eq!(em_report::silent(store.pool(), Duration::ZERO, None, 9).await.unwrap().len(), 1);
         assert_eq!(em_report::list(store.pool(), None, 9, Duration::ZERO).await.unwrap().len(), 1);
         rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     }

@@ -160,12 +160,21 @@ async fn whatever_is_changed_by_hand_is_found_and_repaired() {
             "UPDATE linkis_em_resource_meta_data SET used_resource = '{\"memory\": 1.5}' WHERE em_instance = 'host1:9102'",
             vec![(HOST1, "used", String::new(), String::new())],
         ),
+        (
+            "UPDATE linkis_em_resource_meta_data SET used_tickets = used_tickets + 1 WHERE em_instance = 'host1:9102'",
+            vec![(HOST1, "used_tickets", String::new(), String::new())],
+        ),
+        (
+            "UPDATE linkis_em_resource_meta_data SET used_tickets_xor = gen_random_uuid() WHERE em_instance = 'host2:9102'",
+            vec![("em=host2", "used_tickets", String::new(), String::new())],
+        ),
         // Tickets.
         (
             "DELETE FROM linkis_user_resource_meta_data WHERE user_used_resource IS NOT NULL",
             vec![
                 (HOST1, "used", ticket(2), nothing()),
                 (HOST1, "left", left(5, 6, 8), left(7, 7, 9)),
+                (HOST1, "used_tickets", String::new(), String::new()),
                 (HADOOP, "used", ticket(2), nothing()),
             ],
         ),

@@ -18,6 +18,7 @@ use linkis_rm::domain::{
     resource::{Dimension, Resource},
     scope::{Counter, Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
+    ticket_digest::TicketDigest,
 };
 use proptest::prelude::*;
 use time::OffsetDateTime;
@@ -678,6 +679,8 @@ impl Tables {
             let em = &self.ems[&instance(*number)];
             let counted = [&em.total, &em.protected, &em.used, &em.locked].map(|r| r.get(&Dimension::Cores));
             assert_eq!(counted, [*total, *protected, model.sum(*number, true), model.sum(*number, false)]);
+            let used = model.tickets.iter().filter(|t| t.alive && t.em == *number && t.used);
+            assert_eq!(em.used_tickets, TicketDigest::of(used.map(|ticket| &ticket.id)));
         }
         let mut alive = 0;
         for expected in model.tickets.iter().filter(|t| t.alive) {

@@ -73,11 +73,14 @@ async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(
     .await?;
     let mut strays: HashMap<EmInstance, Stray> = HashMap::new();
     user_resource::tell_em_groups(connection, None, |group| match group {
-        Ok(EmGroup { em, held, is_locked, count }) => {
+        Ok(EmGroup { em, held, is_locked, count, used_tickets }) => {
             findings.report.tickets += u64::from(count);
             let held = held.as_ref().map_err(String::as_str);
             match ems.get_mut(&em) {
-                Some((_, sums)) => sums.count(held, is_locked, count),
+                Some((_, sums)) => {
+                    sums.count(held, is_locked, count);
+                    sums.note_used(&used_tickets);
+                }
                 None => strays.entry(em).or_default().count(held, is_locked, count),
             }
         }

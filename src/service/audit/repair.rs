@@ -78,7 +78,10 @@ async fn em_under_lock(
     let mut sums = EmSums::new(&books.total);
     let mut counted = Ok(());
     user_resource::tell_em_groups(connection, Some(em), |group| match group {
-        Ok(group) => sums.count(group.held.as_ref().map_err(String::as_str), group.is_locked, group.count),
+        Ok(group) => {
+            sums.count(group.held.as_ref().map_err(String::as_str), group.is_locked, group.count);
+            sums.note_used(&group.used_tickets);
+        }
         Err(error) => counted = Err(error),
     })
     .await?;

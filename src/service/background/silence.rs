@@ -25,6 +25,9 @@ use crate::{
 
 use super::{Step, Task, lease::Holder};
 
+/// How many silent EMs one statement reads.
+const LOOK_PAGE: i64 = 1000;
+
 /// Two looks further apart than this are no unbroken watch: the instance itself was away.
 const GAP_MAX: Duration = Duration::from_secs(5);
 
@@ -64,7 +67,7 @@ impl Task for Silence {
     const PERIOD: Duration = Duration::from_secs(1);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let silent = answered(em_report::silent(session.get().await?, self.patience.silent_after)).await;
+        let silent = look(session, self.patience.silent_after).await;
         let silent = silent.inspect_err(|_| self.watch.clear())?;
         let lost = self.watch.look(Instant::now(), silent);
         if !self.holder.holds() {
@@ -86,6 +89,19 @@ async fn give_up(committer: Committer, reap: Reap) {
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(%em, error, "a silent EM could not be given up yet");
+        }
+    }
+}
+
+async fn look(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
+    let (connection, mut silent) = (session.get().await?, Vec::new());
+    loop {
+        let after = silent.last().map(|(em, _)| em);
+        let page = answered(em_report::silent(&mut *connection, silent_after, after, LOOK_PAGE)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < LOOK_PAGE);
+        silent.extend(page);
+        if is_last {
+            return Ok(silent);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What callers send.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
 use uuid::Uuid;
 
@@ -114,7 +114,7 @@ pub fn load(field: &str, load: proto::Load) -> Result<Load, FieldError> {
 }
 
 /// The tickets that an EM has, each as [`TICKET_BYTES`] bytes.
-fn reported_tickets(field: &str, bytes: &[u8]) -> Result<HashSet<Uuid>, FieldError> {
+fn reported_tickets(field: &str, bytes: &[u8]) -> Result<Vec<Uuid>, FieldError> {
     let (ids, rest) = bytes.as_chunks::<TICKET_BYTES>();
     let named = ids.len();
     if !rest.is_empty() {

@@ -1,0 +1,324 @@
+//! Keeps reports: all that wait, in one statement.
+
+use std::collections::HashSet;
+
+use time::OffsetDateTime;
+use tokio::{
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        name::FieldError,
+        operation::Rejection,
+        report::{Arrival, Report, ReportNumber},
+        ticket_digest::TicketDigest,
+    },
+    error::Error,
+    store::{
+        StoreError,
+        em_report::{self, Met},
+        session::{Session, answered},
+    },
+};
+
+use super::{Differing, Found, Pending};
+
+/// How many reports share one statement, beside those that wait from the last one.
+const BATCH_MAX: usize = 256;
+
+/// How many reports may wait for the next statement, because another one of their EM is in this one, or somebody holds their row.
+const CARRIED_MAX: usize = 256;
+
+/// For how long somebody may hold the row that a report writes; nobody does for long who is well.
+const HELD_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How far apart statements begin at least, unless one was full: nobody is in a hurry with a report, and those that come meanwhile
+/// share the next statement. A report that comes alone waits for nothing.
+const INTERVAL: Duration = Duration::from_millis(25);
+
+/// A report, and since when the row that it writes is held by somebody.
+struct Waiting {
+    pending: Pending,
+    held_since: Option<Instant>,
+}
+
+/// Keeps what comes until nobody is left who could send anything; what differs is passed on.
+pub(super) async fn run(mut inbox: mpsc::Receiver<Pending>, differing: mpsc::Sender<Differing>, session: Session) {
+    let mut keeper = Keeper { session, differing };
+    let mut arrived = Vec::with_capacity(BATCH_MAX);
+    let mut waiting: Vec<Waiting> = Vec::new();
+    let mut not_before = Instant::now();
+    loop {
+        tokio::time::sleep_until(not_before).await;
+        // Those that wait already wait for no other.
+        let longest = if waiting.is_empty() { Duration::MAX } else { Duration::ZERO };
+        let received = tokio::time::timeout(longest, inbox.recv_many(&mut arrived, BATCH_MAX)).await;
+        if received == Ok(0) {
+            return;
+        }
+        not_before = Instant::now() + if arrived.len() < BATCH_MAX { INTERVAL } else { Duration::ZERO };
+        waiting.extend(arrived.drain(..).map(|pending| Waiting { pending, held_since: None }));
+        let (batch, mut later) = first_of_each(std::mem::take(&mut waiting));
+        // In front of later ones of the same EM.
+        waiting = keeper.keep(batch).await;
+        waiting.append(&mut later);
+        for turned_away in waiting.drain(CARRIED_MAX.min(waiting.len())..) {
+            turned_away.pending.answer(Err(Error::Overloaded));
+        }
+    }
+}
+
+/// The first report of each EM, in the order of the EMs, in which their rows are locked; and the others, in their order.
+fn first_of_each(waiting: Vec<Waiting>) -> (Vec<Waiting>, Vec<Waiting>) {
+    let wanted = waiting.into_iter().filter(|waiting| waiting.pending.is_wanted());
+    let (mut batch, mut later): (Vec<Waiting>, Vec<Waiting>) = (wanted.collect(), Vec::new());
+    // Stable: of each EM, what came first stays first.
+    batch.sort_by(|a, b| a.pending.report.em.cmp(&b.pending.report.em));
+    let mut firsts: Vec<Waiting> = Vec::with_capacity(batch.len());
+    for next in batch {
+        match firsts.last() {
+            Some(last) if last.pending.report.em == next.pending.report.em => later.push(next),
+            _ => firsts.push(next),
+        }
+    }
+    (firsts, later)
+}
+
+struct Keeper {
+    session: Session,
+    differing: mpsc::Sender<Differing>,
+}
+
+impl Keeper {
+    /// Keeps reports, one of each EM, and answers those that are complete or refused; returns those that somebody stands in the way
+    /// of.
+    async fn keep(&mut self, batch: Vec<Waiting>) -> Vec<Waiting> {
+        let (mut parts, mut held) = (vec![batch], Vec::new());
+        while let Some(part) = parts.pop() {
+            if part.is_empty() {
+                continue;
+            }
+            let reused = self.session.is_open();
+            let reports: Vec<&Report> = part.iter().map(|waiting| &waiting.pending.report).collect();
+            match keep(&mut self.session, &reports).await {
+                Ok(met) => {
+                    for (waiting, met) in part.into_iter().zip(met) {
+                        held.extend(self.tell(waiting, met));
+                    }
+                }
+                Err(error) if error.is_lock_timeout() => {
+                    // Somebody holds the whole table.
+                    let tried = part.into_iter().filter_map(|waiting| hold(waiting.pending, waiting.held_since));
+                    held.extend(tried);
+                }
+                Err(error) => {
+                    self.session.reset();
+                    parts.extend(after_error(part, error, reused));
+                }
+            }
+        }
+        held
+    }
+
+    /// Tells what a report met; returns it if it has to be tried again.
+    fn tell(&self, waiting: Waiting, met: Option<Met>) -> Option<Waiting> {
+        let Waiting { pending, held_since } = waiting;
+        match Verdict::of(&pending.report, pending.tickets, met) {
+            Ok(Verdict::Complete) => pending.answer(Ok(Found::default())),
+            Ok(Verdict::Differs { previous, any_missed }) => {
+                let sent = self.differing.try_send(Differing { pending, previous, any_missed });
+                if let Err(mpsc::error::TrySendError::Full(differing)) = sent {
+                    // It is kept; repeated, it will be compared.
+                    differing.pending.answer(Err(Error::Overloaded));
+                }
+            }
+            Ok(Verdict::Held) => return hold(pending, held_since),
+            Err(error) => pending.answer(Err(error)),
+        }
+        None
+    }
+}
+
+/// Has a report wait that somebody has stood in the way of since `since`, or answers it if that is too long.
+fn hold(pending: Pending, since: Option<Instant>) -> Option<Waiting> {
+    let since = since.unwrap_or_else(Instant::now);
+    if since.elapsed() < HELD_TIMEOUT {
+        return Some(Waiting { pending, held_since: Some(since) });
+    }
+    pending.answer(Err(Error::LockTimeout));
+    None
+}
+
+/// What to do about reports that the store failed to keep: the parts to try again.
+fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<Vec<Waiting>> {
+    if reused && error.is_unavailable() {
+        // A connection that broke while it was idle costs no more than a new one.
+        return vec![part];
+    }
+    if !error.is_unavailable() && part.len() > 1 {
+        // One report must not fail its neighbours: halves find out which one it was.
+        tracing::warn!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed; trying halves");
+        let rest = part.split_off(part.len() / 2);
+        return vec![rest, part];
+    }
+    tracing::error!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed");
+    let error = Error::from(error);
+    part.into_iter().for_each(|waiting| waiting.pending.answer(Err(error.clone())));
+    vec![]
+}
+
+/// Keeps reports; what each met, or `None` if its EM is not registered.
+async fn keep(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option<Met>>, StoreError> {
+    let connection = answered(session.get()).await?;
+    let mut all = answered(em_report::update(&mut *connection, reports)).await?;
+    let rest: Vec<&Report> =
+        reports.iter().zip(&all).filter(|(_, met)| met.is_none()).map(|(report, _)| *report).collect();
+    if rest.is_empty() {
+        return Ok(all);
+    }
+    let first = answered(em_report::insert(&mut *connection, &rest)).await?;
+    let met = answered(em_report::look(&mut *connection, &rest)).await?;
+    let mut met = rest.into_iter().zip(met).map(|(report, met)| met.map(|met| of_first(report, met, &first)));
+    for slot in all.iter_mut().filter(|slot| slot.is_none()) {
+        *slot = met.next().flatten();
+    }
+    Ok(all)
+}
+
+/// What a report met before which there was none, if it was kept: it does not meet itself.
+fn of_first(report: &Report, met: Met, first: &HashSet<EmInstance>) -> Met {
+    match first.contains(&report.em) {
+        true => Met { last: None, kept: true, ..met },
+        false => met,
+    }
+}
+
+/// What a report is, by what it met.
+#[derive(Debug, PartialEq)]
+enum Verdict {
+    /// It names the used tickets of its EM, and nothing else has to be written.
+    Complete,
+    /// Its tickets have to be compared.
+    Differs {
+        /// When the report before came; `None` if nothing can be missing by this one.
+        previous: Option<OffsetDateTime>,
+        /// Whether some ticket may have been missing from the report before.
+        any_missed: bool,
+    },
+    /// Somebody was just writing where it is to be kept.
+    Held,
+}
+
+impl Verdict {
+    fn of(report: &Report, tickets: TicketDigest, met: Option<Met>) -> Result<Self, Error> {
+        let met = met.ok_or_else(|| Rejection::EmNotRegistered(report.em.clone()))?;
+        let last = met.last.map(|(last, _)| last);
+        let previous = match Arrival::of(ReportNumber::of(report), met.registered, last) {
+            Arrival::New if met.kept => met.last.map(|(_, at)| at),
+            Arrival::New => return Ok(Self::Held),
+            Arrival::Repeat => None,
+            Arrival::Stale => {
+                let em = report.em.clone();
+                return Err(Rejection::StaleReport { em, registered: met.registered, last }.into());
+            }
+            Arrival::Unborn => {
+                let problem = format!("is higher than that of the registration, {}; give that one", met.registered);
+                return Err(FieldError::new("epoch", problem).into());
+            }
+        };
+        Ok(match tickets == met.used_tickets && !met.any_missed {
+            true => Self::Complete,
+            false => Self::Differs { previous, any_missed: met.any_missed },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::{Semaphore, oneshot};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::domain::report::Health;
+
+    fn report(host: &str, epoch: i64, sequence: i64, tickets: &[u128]) -> Report {
+        let em = EmInstance::parse("em", "ecm", host).unwrap();
+        let tickets = tickets.iter().map(|id| Uuid::from_u128(*id)).collect();
+        Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets }
+    }
+
+    fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<Met> {
+        let last = last.map(|(epoch, sequence)| (ReportNumber { epoch, sequence }, OffsetDateTime::UNIX_EPOCH));
+        let used: Vec<Uuid> = used.iter().map(|id| Uuid::from_u128(*id)).collect();
+        Some(Met { registered: 2, last, kept, used_tickets: TicketDigest::of(&used), any_missed })
+    }
+
+    fn verdict(report: &Report, met: Option<Met>) -> Result<Verdict, Error> {
+        Verdict::of(report, TicketDigest::of(&report.tickets), met)
+    }
+
+    #[test]
+    fn only_a_report_with_nothing_to_compare_and_nothing_to_reset_is_complete() {
+        let report = report("a", 2, 5, &[1, 2]);
+        let before = Some((2, 4));
+        let differs = |any_missed| Verdict::Differs { previous: Some(OffsetDateTime::UNIX_EPOCH), any_missed };
+        assert_eq!(verdict(&report, met(before, true, &[2, 1], false)).unwrap(), Verdict::Complete);
+        assert_eq!(verdict(&report, met(before, true, &[2, 1], true)).unwrap(), differs(true));
+        for other in [&[1][..], &[1, 2, 4], &[1, 4]] {
+            assert_eq!(verdict(&report, met(before, true, other, false)).unwrap(), differs(false), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn by_a_repeat_or_a_first_report_nothing_is_missing() {
+        let report = report("a", 2, 5, &[1]);
+        let nothing = Verdict::Differs { previous: None, any_missed: true };
+        assert_eq!(verdict(&report, met(None, true, &[1], true)).unwrap(), nothing);
+        assert_eq!(verdict(&report, met(Some((2, 5)), false, &[1], true)).unwrap(), nothing);
+        assert_eq!(verdict(&report, met(Some((2, 5)), false, &[1], false)).unwrap(), Verdict::Complete);
+    }
+
+    #[test]
+    fn what_is_not_kept_is_held_or_refused() {
+        assert_eq!(verdict(&report("a", 2, 5, &[]), met(Some((2, 4)), false, &[], false)).unwrap(), Verdict::Held);
+        assert_eq!(verdict(&report("a", 2, 1, &[]), met(None, false, &[], false)).unwrap(), Verdict::Held);
+        for (epoch, sequence) in [(2, 3), (1, 9)] {
+            let stale = verdict(&report("a", epoch, sequence, &[]), met(Some((2, 4)), false, &[], false));
+            assert!(matches!(stale, Err(Error::Rejected(_))), "{stale:?}");
+        }
+        let unborn = verdict(&report("a", 3, 1, &[]), met(None, false, &[], false));
+        assert!(matches!(unborn, Err(Error::InvalidField(_))), "{unborn:?}");
+        assert!(matches!(verdict(&report("a", 2, 1, &[]), None), Err(Error::Rejected(_))));
+    }
+
+    #[test]
+    fn one_report_of_each_em_is_kept_at_a_time_in_the_order_in_which_they_came() {
+        let room = Arc::new(Semaphore::new(1));
+        let mut answers = Vec::new();
+        let mut waiting = |host, sequence| {
+            let (reply, answer) = oneshot::channel();
+            answers.push(answer);
+            let (report, deadline) = (report(host, 2, sequence, &[]), Instant::now() + Duration::from_secs(60));
+            let _room = room.clone().try_acquire_many_owned(0).unwrap();
+            let pending = Pending { report, tickets: TicketDigest::default(), deadline, reply, _room };
+            Waiting { pending, held_since: None }
+        };
+        let arrived = vec![waiting("b", 1), waiting("a", 3), waiting("b", 2), waiting("a", 1), waiting("b", 3)];
+        let told = |waiting: &[Waiting]| -> Vec<(String, i64)> {
+            let told = |waiting: &Waiting| waiting.pending.report.clone();
+            waiting.iter().map(told).map(|report| (report.em.instance.to_string(), report.sequence)).collect()
+        };
+        let (first, later) = first_of_each(arrived);
+        assert_eq!(told(&first), [("a".to_owned(), 3), ("b".to_owned(), 1)]);
+        let (first, later) = first_of_each(later);
+        assert_eq!(told(&first), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
+        // Nobody waits for it any more.
+        answers.clear();
+        assert!(first_of_each(later).0.is_empty());
+    }
+}
