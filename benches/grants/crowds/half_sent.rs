@@ -66,8 +66,10 @@ fn allow_files() -> Result<(), Failure> {
     Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
-async fn one(stage: &Stage, findings: &mut Findings, calls: u64, connections: u64) -> Result<(), Failure> {
+async fn one(stage: &mut Stage, findings: &mut Findings, calls: u64, connections: u64) -> Result<(), Failure> {
     let name = format!("{calls} half-sent heartbeats on {connections} connections");
+    // Each begins at a server that has seen nothing yet.
+    stage.restart(false, &[]).await?;
     let (memory, progress) = (stage.memory()?, Arc::new(Progress::default()));
     let looks = tokio::spawn(look(memory, progress.clone()));
     let done = stage.pair(findings, &name, LIMIT, send(stage.url(), calls, connections, progress.clone())).await;

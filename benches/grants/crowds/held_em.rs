@@ -9,15 +9,14 @@ use std::{
 use linkis_rm::transport::proto;
 use prost::Message as _;
 use tokio::task::JoinSet;
-use tonic::{Code, Status};
-use tonic_types::StatusExt as _;
+use tonic::Code;
 
 use crate::Failure;
 
 use super::{
     callers::{ask, em, granted, release},
     findings::Findings,
-    raw::Connection,
+    raw::{Connection, told},
     stage::Stage,
 };
 
@@ -90,7 +89,7 @@ async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<A
         let (connection, message) = (connection.clone(), message.clone());
         under_way.spawn(async move {
             match connection.call("RequestResource", &message, timeout).await {
-                Ok(status) => name(&status),
+                Ok(status) => told(&status),
                 Err(error) => format!("no answer: {error}"),
             }
         });
@@ -100,14 +99,6 @@ async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<A
         *answers.entry(answer?).or_default() += 1;
     }
     Ok((answers, begun.elapsed()))
-}
-
-/// The code, and the reason where one is given.
-fn name(status: &Status) -> String {
-    match status.get_details_error_info() {
-        Some(info) => format!("{:?}/{}", status.code(), info.reason),
-        None => format!("{:?}", status.code()),
-    }
 }
 
 fn tell(findings: &mut Findings, name: &str, (answers, last): &Answers) {

@@ -7,7 +7,7 @@
 //! Each crowd has its time; one that does not finish is told with how far it got, and the next one comes. The exit code tells whether
 //! all finished and all books agree, not whether everything was as wanted.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use linkis_rm::store::embedded::Embedded;
@@ -104,6 +104,7 @@ impl Event {
     fn server_arguments(self) -> &'static [&'static str] {
         match self {
             Self::Crowd(Crowd::HeldEm) => &held_em::SERVER,
+            Self::Crowd(Crowd::Frozen) => &frozen::SERVER,
             _ => &[],
         }
     }
@@ -138,7 +139,12 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<(), Failure> {
     for event in events(arguments) {
         let one = with_database(async |database, dir| {
             let looked_at = Machine::look(database, dir).await?;
-            Ok((looked_at, one(event, options, database, dir).await?))
+            let mut findings = Findings::default();
+            if let Err(error) = one(event, options, database, &mut findings).await {
+                findings.wrong.push(format!("it could not begin: {error}"));
+            }
+            findings.unfinished.iter().chain(&findings.wrong).for_each(|problem| eprintln!("  {problem}"));
+            Ok((looked_at, findings))
         });
         match one.await {
             Ok((looked_at, findings)) => {
@@ -171,12 +177,11 @@ fn events(arguments: &Arguments) -> Vec<Event> {
     crowds.iter().copied().map(Event::Crowd).chain(soak).collect()
 }
 
-async fn one(event: Event, options: Options, database: &Embedded, _: &Path) -> Result<Findings, Failure> {
+async fn one(event: Event, options: Options, database: &Embedded, findings: &mut Findings) -> Result<(), Failure> {
     eprintln!("{}", event.name());
-    let mut findings = Findings::default();
     let database = machine::create_database(database, "crowd").await?;
     let mut stage = Stage::start(options, database, event.server_arguments()).await?;
-    let own = match tokio::time::timeout(CROWD_LIMIT, event.pass(&mut stage, &mut findings)).await {
+    let own = match tokio::time::timeout(CROWD_LIMIT, event.pass(&mut stage, findings)).await {
         Ok(Ok(own)) => own,
         Ok(Err(error)) => {
             findings.wrong.push(format!("it could not pass: {error}"));
@@ -187,10 +192,7 @@ async fn one(event: Event, options: Options, database: &Embedded, _: &Path) -> R
             None
         }
     };
-    stage.check(&mut findings, own).await;
+    stage.check(findings, own).await;
     stage.stop().await;
-    for problem in findings.unfinished.iter().chain(&findings.wrong) {
-        eprintln!("  {problem}");
-    }
-    Ok(findings)
+    Ok(())
 }

@@ -131,9 +131,10 @@ where
         self.seen.length = ended.saturating_duration_since(self.counted_from);
         calls_due.close();
         while let Some(due) = calls_due.recv().await {
-            // It was due, and could not even be made.
-            if due < ended {
-                self.count((due, ended, Err("it was never its turn".to_owned())));
+            if due < ended && self.tasks.len() < ON_THEIR_WAY_MAX {
+                self.start(due);
+            } else if due < ended {
+                self.count((due, Instant::now(), Err("too many others are on their way".to_owned())));
             }
         }
         while let Some(answered) = self.tasks.join_next().await {

@@ -12,6 +12,7 @@ use tonic::{
     Status,
     codegen::{Bytes, http::Request},
 };
+use tonic_types::StatusExt as _;
 
 use crate::Failure;
 
@@ -124,4 +125,12 @@ async fn status(response: ResponseFuture) -> Result<Status, Failure> {
     }
     let trailers = body.trailers().await?.ok_or("an answer without a status")?;
     Status::from_header_map(&trailers).ok_or_else(|| "an answer without a status".into())
+}
+
+/// The code, and the reason where one is given.
+pub(crate) fn told(status: &Status) -> String {
+    match status.get_details_error_info() {
+        Some(info) => format!("{:?}/{}", status.code(), info.reason),
+        None => format!("{:?}", status.code()),
+    }
 }
