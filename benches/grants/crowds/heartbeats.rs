@@ -24,7 +24,11 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     stage.tables.settle().await?;
     let mut meter = Meter::new(stage.database(), vec![stage.process_id()]).await?;
     for _ in 0..stage.options.rounds {
-        let (idle, ()) = percent(&mut meter, async { Ok(tokio::time::sleep(IDLE_WINDOW).await) }).await?;
+        let nothing = async {
+            tokio::time::sleep(IDLE_WINDOW).await;
+            Ok(())
+        };
+        let (idle, ()) = percent(&mut meter, nothing).await?;
         let reports = fleet.reports().during(WINDOW, std::future::pending::<()>());
         let (busy, (_, seen)) = percent(&mut meter, reports).await?;
         findings.told("server and PostgreSQL when nobody calls", "% of a core", idle);

@@ -137,24 +137,23 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let (mut machine, mut passed, mut broken) = (None, Vec::new(), None);
     for event in events(arguments) {
-        let one = with_database(async |database, dir| {
-            let looked_at = Machine::look(database, dir).await?;
-            let mut findings = Findings::default();
+        let mut findings = Findings::default();
+        let done = with_database(async |database, dir| {
+            machine = Some(Machine::look(database, dir).await?);
             if let Err(error) = one(event, options, database, &mut findings).await {
                 findings.wrong.push(format!("it could not begin: {error}"));
             }
-            findings.unfinished.iter().chain(&findings.wrong).for_each(|problem| eprintln!("  {problem}"));
-            Ok((looked_at, findings))
-        });
-        match one.await {
-            Ok((looked_at, findings)) => {
-                machine = Some(looked_at);
-                passed.push((event.name(), findings));
-            }
-            Err(error) => {
-                broken = Some(error);
-                break;
-            }
+            Ok(())
+        })
+        .await;
+        if let Err(error) = done {
+            findings.unfinished.push(error.to_string());
+            broken = Some(error);
+        }
+        findings.unfinished.iter().chain(&findings.wrong).for_each(|problem| eprintln!("  {problem}"));
+        passed.push((event.name(), findings));
+        if broken.is_some() {
+            break;
         }
     }
     let report = Report { options, date: begun.date()?, duration: begun.elapsed(), machine, passed };

@@ -30,7 +30,7 @@ use super::{
     tables::Tables,
 };
 
-/// Half of what the service can make.
+/// How many grants others ask for per second: half load on a small machine.
 const OTHERS_PER_SECOND: f64 = 2000.0;
 
 /// How long others are looked at before a crowd passes, and at least while it does.
