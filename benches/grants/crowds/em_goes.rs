@@ -135,6 +135,11 @@ async fn killed(stage: &mut Stage, findings: &mut Findings, tickets: u64) -> Res
     let answered = call.await?;
     let mut left = stage.tables.stored_on(&em).await?;
     findings.told(format!("{name}: tickets left then"), "", left as f64);
+    if left == 0 {
+        findings
+            .notes
+            .push(format!("{name}: it had gone in one piece before the server could be killed in the middle"));
+    }
     if !answered {
         findings.notes.push(format!("{name}: Unregister had not been answered; it was called again"));
         unregister(&stage.callers.client(0), &em, &Mutex::default()).await?;

@@ -207,11 +207,12 @@ impl Stage {
     async fn look(&self, findings: &mut Findings, own: Option<i64>) -> Result<(), Failure> {
         let client = linkis_rm::client::RmClient::new(&self.url(), AUDIT_TIMEOUT)?;
         let audit = client.audit().await?;
-        if !audit.differences.is_empty() {
-            let first = audit.differences.first.first();
-            findings
-                .wrong
-                .push(format!("the audit finds {} differences; the first: {first:?}", audit.differences.count));
+        if let Some(first) = audit.differences.first.first() {
+            let (count, what, counter) = (audit.differences.count, &first.what, &first.counter);
+            let (stored, true_sums) = (&first.stored, &first.from_tickets);
+            findings.wrong.push(format!(
+                "the audit finds {count} differences; the first: {what}, {counter}: {stored:?}, by its tickets {true_sums:?}"
+            ));
         }
         let (least, stored) = (i64::try_from(self.others_live())?, self.tables.stored("ecm").await?);
         let most = least + i64::try_from(self.failed.load(Relaxed))?;
