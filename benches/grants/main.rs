@@ -16,6 +16,8 @@
 //!   without them; both have three limited scopes;
 //! - with `--churn`, whole lives for minutes on end.
 //!
+//! With `--crowds`, instead of all this: very many of one thing at once ([`crowds`]).
+//!
 //! One hot EM takes all grants, or 100 EMs share them at random; there are 1000 users. Commits are durable. Load, servers and
 //! database share the machine. Every answer is looked at; afterwards the stored tickets are counted, and compared with what was
 //! granted and with the counters. The exit code tells whether everything agreed, not whether it was as fast as wanted.
@@ -29,6 +31,7 @@ mod callers;
 mod calls;
 mod check;
 mod churn;
+mod crowds;
 mod empty;
 mod floors;
 mod load;
@@ -58,6 +61,7 @@ use linkis_rm::store::embedded::{Embedded, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
+    crowds::Crowd,
     machine::Machine,
     process::TemporaryDir,
     report::{Begun, Report},
@@ -97,6 +101,26 @@ struct Arguments {
     #[arg(long)]
     only: Option<Workload>,
 
+    /// Only let crowds pass, of all kinds if none is named, and tell how the service and others cope.
+    #[arg(long, value_enum, value_name = "NAME", num_args = 0..)]
+    crowds: Option<Vec<Crowd>>,
+
+    /// The size of the crowds, as a part of the full one.
+    #[arg(long, default_value_t = 1.0, value_name = "PART", value_parser = part)]
+    crowds_scale: f64,
+
+    /// How often a calm and a crowd take turns.
+    #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    crowd_rounds: u64,
+
+    /// How long to wait until the service has forgotten users who came once.
+    #[arg(long, default_value_t = 0, value_name = "MINUTES")]
+    crowds_forget: u64,
+
+    /// Only let everything happen at once for so many minutes, after the crowds that were asked for.
+    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
+    crowds_soak: Option<u64>,
+
     /// Given by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
@@ -135,10 +159,21 @@ impl Workload {
     }
 }
 
+fn part(text: &str) -> Result<f64, String> {
+    let part = text.parse().ok().filter(|part| *part > 0.0 && *part <= 1.0);
+    part.ok_or_else(|| "must be above 0 and at most 1".to_owned())
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let done = if arguments.empty_server { empty::serve().await } else { with_database(&arguments).await };
+    let done = if arguments.empty_server {
+        empty::serve().await
+    } else if arguments.crowds.is_some() || arguments.crowds_soak.is_some() {
+        crowds::run(&arguments).await
+    } else {
+        with_database(async |database, dir| run(&arguments, database, dir).await).await
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -150,7 +185,7 @@ async fn main() -> ExitCode {
 }
 
 /// Runs with a PostgreSQL of its own, and takes it down whatever happens.
-async fn with_database(arguments: &Arguments) -> Result<(), Failure> {
+async fn with_database<T>(work: impl AsyncFnOnce(&Embedded, &Path) -> Result<T, Failure>) -> Result<T, Failure> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let dir = TemporaryDir::create()?;
     eprintln!("starting PostgreSQL");
@@ -159,7 +194,7 @@ async fn with_database(arguments: &Arguments) -> Result<(), Failure> {
     let settings = Settings { data_dir: dir.path().join("postgresql"), server_options };
     let database = Embedded::start(settings).await?;
     let outcome = tokio::select! {
-        outcome = run(arguments, &database, dir.path()) => outcome,
+        outcome = work(&database, dir.path()) => outcome,
         status = database.died() => Err(format!("PostgreSQL ended by itself ({status})").into()),
         _ = terminate.recv() => Err("told to stop".into()),
         _ = interrupt.recv() => Err("told to stop".into()),

@@ -51,6 +51,12 @@ impl Meter {
         self.servers.extend(servers);
     }
 
+    /// All processes of PostgreSQL.
+    pub fn postgresql(&self) -> Vec<u32> {
+        let children = processes().filter(|stat| stat.parent == self.postmaster).map(|stat| stat.process);
+        std::iter::once(self.postmaster).chain(children).collect()
+    }
+
     pub async fn read(&mut self) -> Result<Reading, Failure> {
         let own = Stat::read(std::process::id()).ok_or("/proc cannot be read")?;
         let servers = self.servers.iter().filter_map(|server| Stat::read(*server));
@@ -81,6 +87,7 @@ impl Reading {
 
 /// What `/proc/PID/stat` says of a process.
 struct Stat {
+    process: u32,
     parent: u32,
     ticks: u64,
     /// Of the children that have ended, and were waited for.
@@ -95,7 +102,7 @@ impl Stat {
         let parent = fields.nth(1)?.parse().ok()?;
         let ticks: Vec<u64> = fields.skip(9).take(4).filter_map(|field| field.parse().ok()).collect();
         let [user, system, ended_user, ended_system] = ticks[..] else { return None };
-        Some(Self { parent, ticks: user + system, ended_ticks: ended_user + ended_system })
+        Some(Self { process, parent, ticks: user + system, ended_ticks: ended_user + ended_system })
     }
 
     fn with_ended(&self) -> u64 {

@@ -47,8 +47,8 @@ pub(crate) async fn measure(
     Ok(Sample { rate: count as f64 / elapsed.as_secs_f64(), times, cost, shares: Vec::new(), errors, error })
 }
 
-/// Says when calls are due.
-fn pace(begun: Instant, rate: f64, length: Duration, due: &mpsc::UnboundedSender<Instant>) {
+/// Says when calls are due, for as long as somebody listens.
+pub(crate) fn pace(begun: Instant, rate: f64, length: Duration, due: &mpsc::UnboundedSender<Instant>) {
     let mut random = Random::new(begun.elapsed().as_nanos() as u64);
     let mut next = begun;
     while next < begun + length {

@@ -105,6 +105,13 @@ impl Server {
         self.process.0.id()
     }
 
+    /// Ends it by kill -9.
+    pub fn kill(&mut self) -> Result<(), Failure> {
+        self.process.0.kill()?;
+        self.process.0.wait()?;
+        Ok(())
+    }
+
     /// Where it serves.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)

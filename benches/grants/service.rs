@@ -58,7 +58,7 @@ impl Service {
         let database = machine::create_database(database, site.database()).await?;
         let mut servers = Vec::new();
         for _ in 0..site.instances() {
-            servers.push(start_server(&database).await?);
+            servers.push(start_server(&database, &[]).await?);
         }
         let urls: Vec<String> = servers.iter().map(Server::url).collect();
         if matches!(site, Site::Limited | Site::Loaded) {
@@ -96,11 +96,12 @@ impl Service {
     }
 }
 
-async fn start_server(database: &PgConnectOptions) -> Result<Server, Failure> {
+/// Starts one instance, with some more options.
+pub(crate) async fn start_server(database: &PgConnectOptions, arguments: &[&str]) -> Result<Server, Failure> {
     let mut command = process::command(env!("CARGO_BIN_EXE_linkis-rm"));
     command.arg("--database-url").arg(database.to_url_lossy().as_str());
     // No ticket expires while its rows are to be counted.
-    command.args(["--listen", "127.0.0.1:0", "--lock-ttl", "1d"]);
+    command.args(["--listen", "127.0.0.1:0", "--lock-ttl", "1d"]).args(arguments);
     Server::start(command).await
 }
 

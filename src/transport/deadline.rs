@@ -5,13 +5,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
-/// How much of a caller's time is left for the answer to reach it.
-const MARGIN: Duration = Duration::from_millis(20);
+/// How much of a caller's time is left for the answer to reach it: one part of so many, between these. Many callers may have the same
+/// deadline, and all of them are to be answered before it.
+const MARGIN_PART: u32 = 10;
+const MARGIN_MIN: Duration = Duration::from_millis(20);
+const MARGIN_MAX: Duration = Duration::from_millis(500);
 
 /// When the wait of a call that arrives now has to end.
 pub fn of_call(metadata: &MetadataMap, longest: Duration) -> Instant {
     let asked = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse_timeout);
-    let wait = asked.map_or(longest, |asked| longest.min(asked.saturating_sub(MARGIN.min(asked / 4))));
+    let margin = |asked: Duration| (asked / MARGIN_PART).clamp(MARGIN_MIN, MARGIN_MAX).min(asked / 4);
+    let wait = asked.map_or(longest, |asked| longest.min(asked.saturating_sub(margin(asked))));
     Instant::now() + wait
 }
 

@@ -317,15 +317,10 @@ async fn questions() {
         let call = proto::ListTicketsRequest { page_token: token.into(), ..Default::default() };
         assert_eq!(told(usage.list_tickets(call).await), bad_field("page_token"));
     }
-    let nil = Uuid::nil();
-    // The first is in the year -9999, and the second in 1969.
-    for nanos in ["-377705116800000000000", "-1", "170141183460469231731687303715884105727", "x"] {
-        let call = proto::ListWaitingRequest { page_token: format!("{nanos}_{nil}"), ..Default::default() };
-        assert_eq!(told(usage.list_waiting(call).await), bad_field("page_token"), "{nanos}");
+    for token in ["x", "00", "zz", "ü", &"0".repeat(51), &"0".repeat(1000), &"é".repeat(26)] {
+        let call = proto::ListWaitingRequest { page_token: token.into(), ..Default::default() };
+        assert_eq!(told(usage.list_waiting(call).await), bad_field("page_token"), "{token}");
     }
-    // The last second of the year 9999 is far ahead, but a time.
-    let call = proto::ListWaitingRequest { page_token: format!("253402300799999999999_{nil}"), ..Default::default() };
-    assert!(usage.list_waiting(call).await.unwrap().into_inner().waiting.is_empty());
     for token in [i64::MIN, i64::MAX] {
         let call = proto::ListActionsRequest { page_token: token.to_string(), ..Default::default() };
         usage.list_actions(call).await.unwrap();

@@ -1,0 +1,87 @@
+//! Many EMs with engines, all of which report.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::domain::{
+    em::{Em, EmInstance},
+    report::{Health, Report},
+};
+use uuid::Uuid;
+
+use crate::{Failure, random::Random};
+
+use super::{
+    callers::Callers,
+    open,
+    stage::{OtherCall, Stage},
+};
+
+pub(crate) const EMS: u64 = 10_000;
+pub(crate) const PER_EM: u64 = 100;
+
+/// How often each reports.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+#[derive(Clone)]
+pub(crate) struct Fleet {
+    ems: Arc<[(Em, Vec<Uuid>)]>,
+    callers: Callers,
+    /// Grows with each report of anybody, and so with each of an EM.
+    sequence: Arc<AtomicI64>,
+}
+
+impl Fleet {
+    /// Registers it, and starts its engines.
+    pub async fn start(stage: &Stage) -> Result<Self, Failure> {
+        let count = stage.scaled(EMS);
+        let ems = stage.callers.register(count).await?;
+        let tickets = stage.callers.start_engines(count * PER_EM, PER_EM).await?;
+        let tickets = tickets.chunks(PER_EM as usize).map(|tickets| tickets.iter().copied().collect());
+        let ems = ems.into_iter().zip(tickets).collect();
+        Ok(Self { ems, callers: stage.callers.clone(), sequence: Arc::default() })
+    }
+
+    pub fn len(&self) -> u64 {
+        self.ems.len() as u64
+    }
+
+    pub fn tickets(&self) -> i64 {
+        self.ems.iter().map(|(_, tickets)| tickets.len() as i64).sum()
+    }
+
+    pub fn em(&self, number: u64) -> &EmInstance {
+        &self.ems[(number % self.len()) as usize].0.instance
+    }
+
+    /// The reports of all of them, in turn.
+    pub fn reports(&self) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+        let fleet = self.clone();
+        let call = move |_, _| -> OtherCall {
+            let fleet = fleet.clone();
+            Box::pin(async move {
+                let sequence = fleet.sequence.fetch_add(1, Relaxed) + 1;
+                let (em, tickets) = &fleet.ems[(sequence as u64 % fleet.len()) as usize];
+                let report = Report {
+                    em: em.instance.clone(),
+                    epoch: em.epoch,
+                    sequence,
+                    health: Health::Healthy,
+                    load: None,
+                    tickets: tickets.clone(),
+                };
+                let answer = fleet.callers.client(sequence as u64).heartbeat(&report).await?;
+                match answer.unknown_tickets.len() {
+                    0 => Ok(Instant::now()),
+                    unknown => Err(format!("{unknown} tickets of an EM are not known").into()),
+                }
+            })
+        };
+        open::Calls { per_second: self.len() as f64 / INTERVAL.as_secs_f64(), call }
+    }
+}

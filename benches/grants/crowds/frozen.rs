@@ -1,0 +1,129 @@
+//! Callers who leave the choice of an EM to the service, while its database stands still.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::transport::proto;
+use prost::Message as _;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::task::JoinSet;
+
+use crate::{Failure, meter::Meter};
+
+use super::{
+    callers::{ask, em, granted, release},
+    findings::Findings,
+    raw::{Connection, told},
+    stage::Stage,
+};
+
+/// How long the service lets calls wait.
+pub(crate) const SERVER: [&str; 2] = ["--request-timeout", "2s"];
+
+const CALLERS: u64 = 20;
+
+/// Of those who do not leave it to the service, which would let them wait a little longer.
+const OWN_DEADLINE: Duration = Duration::from_millis(1900);
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Wanted of the last answer: the callers' deadline, and some time for it to arrive.
+const LAST_SECONDS_MAX: f64 = 2.5;
+
+/// How soon somebody is served when the database goes on; then it is given up.
+const SERVED_LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+
+pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
+    stage.callers.register(1).await?;
+    let meter = Meter::new(stage.database(), vec![stage.process_id()]).await?;
+    for timeout in (0..stage.options.rounds).flat_map(|_| [None, Some(OWN_DEADLINE)]) {
+        let whose = if timeout.is_some() { "deadlines of their own" } else { "the service's deadline" };
+        serve(stage).await?;
+        let connection = Arc::new(Connection::open(&stage.url()).await?);
+        // Nobody knows of these whether they were granted when the database went on.
+        stage.unknown(CALLERS);
+        let frozen = Frozen::stop(meter.postgresql())?;
+        let last = tokio::time::timeout(LIMIT, ask_all(connection, timeout)).await;
+        drop(frozen);
+        match last {
+            Ok(answers) => {
+                let (codes, last) = answers?;
+                let name = format!("the last of {CALLERS} callers is answered after, with {whose} of 2 s");
+                findings.at_most(name, "s", last, LAST_SECONDS_MAX);
+                findings.notes.push(format!("with {whose}: {codes}"));
+            }
+            Err(_) => {
+                findings.unfinished.push(format!("{CALLERS} callers with {whose}: not all answered when given up"))
+            }
+        }
+        let begun = Instant::now();
+        while let Err(error) = serve(stage).await {
+            if begun.elapsed() > SERVED_LIMIT {
+                findings.unfinished.push(format!("nobody is served after the database has gone on: {error}"));
+                return Ok(None);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        findings.told("somebody is served after the database goes on", "s", begun.elapsed().as_secs_f64());
+    }
+    Ok(None)
+}
+
+/// Asks, and gives it back.
+async fn serve(stage: &Stage) -> Result<(), Failure> {
+    let client = stage.callers.client(0);
+    let grant = granted(client.request_resource(&ask(em(0)?, 0)?).await?)?;
+    Ok(client.resource_released(&release(grant.ticket_id, em(0)?, 0)?).await?)
+}
+
+/// Answers with what they were told, and how many seconds the last took.
+async fn ask_all(connection: Arc<Connection>, timeout: Option<Duration>) -> Result<(String, f64), Failure> {
+    let resource = proto::InstanceResource { instances: 1 };
+    let resource = proto::Resource { kind: Some(proto::resource::Kind::Instance(resource)) };
+    let message = proto::RequestResourceRequest {
+        user: "crowd-user0".to_owned(),
+        creator: "IDE".to_owned(),
+        resource: Some(resource),
+        ..Default::default()
+    };
+    let message = Arc::new(message.encode_to_vec());
+    let begun = Instant::now();
+    let mut calls = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (connection, message) = (connection.clone(), message.clone());
+        calls.spawn(async move { connection.call("RequestResource", &message, timeout).await });
+    }
+    let mut codes = BTreeMap::<String, u64>::new();
+    while let Some(answer) = calls.join_next().await {
+        let answer = answer?.map_or_else(|error| format!("no answer: {error}"), |status| told(&status));
+        *codes.entry(answer).or_default() += 1;
+    }
+    let codes: Vec<_> = codes.iter().map(|(code, count)| format!("{count} {code}")).collect();
+    Ok((codes.join(", "), begun.elapsed().as_secs_f64()))
+}
+
+/// Processes that stand still until this is dropped.
+struct Frozen(Vec<Pid>);
+
+impl Frozen {
+    fn stop(processes: Vec<u32>) -> Result<Self, Failure> {
+        let processes = processes.into_iter().filter_map(|process| Pid::from_raw(i32::try_from(process).ok()?));
+        let frozen = Self(processes.collect());
+        for process in &frozen.0 {
+            // One that has ended since is no obstacle.
+            let _ = kill_process(*process, Signal::STOP);
+        }
+        if frozen.0.is_empty() { Err("PostgreSQL's processes cannot be seen in /proc".into()) } else { Ok(frozen) }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        for process in &self.0 {
+            let _ = kill_process(*process, Signal::CONT);
+        }
+    }
+}

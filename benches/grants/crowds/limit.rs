@@ -1,0 +1,73 @@
+//! A limit with a label set that no other has is set over a million live tickets.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::domain::{
+    limit::{Pattern, Rule},
+    resource::Dimension,
+};
+
+use crate::Failure;
+
+use super::{
+    findings::{Findings, millis},
+    stage::Stage,
+};
+
+const TICKETS: u64 = 1_000_000;
+const EMS: u64 = 100;
+const LIMIT: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Wanted of the longest time in which nobody is granted anything.
+const GAP_MILLIS_MAX: f64 = 50.0;
+
+pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
+    let tickets = stage.scaled(TICKETS);
+    stage.callers.register(EMS).await?;
+    stage.callers.grant(0, tickets, tickets.div_ceil(EMS)).await?;
+    stage.tables.settle().await?;
+    let rule = each("user");
+    let client = stage.callers.client(0);
+    for round in 0..stage.options.rounds {
+        if round > 0 {
+            client.delete_limit(&rule.pattern).await?;
+        }
+        let name = format!("a limit for each user is set over {tickets} tickets");
+        let (mut tries, mut first_error) = (0, None);
+        let work = async {
+            let begun = Instant::now();
+            loop {
+                tries += 1;
+                match client.set_limit(&rule).await {
+                    Ok(_) => return Ok(begun.elapsed().as_secs_f64()),
+                    Err(error) => first_error.get_or_insert(error.to_string()),
+                };
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        let done = stage.pair(findings, &name, LIMIT, work).await?;
+        if let Some(error) = first_error {
+            findings.notes.push(format!("SetLimit was called {tries} times; the first error: {error}"));
+        }
+        if let Some(gap) = findings.passes.last().and_then(|passes| passes.pairs.last()).map(|pair| millis(pair.gap)) {
+            findings.at_most("longest time in which nobody is granted anything", "ms", gap, GAP_MILLIS_MAX);
+        }
+        let Some(seconds) = done else {
+            findings.unfinished.push(format!("{name}: not answered {tries} times"));
+            return Ok(None);
+        };
+        findings.told("SetLimit answered after", "s", seconds);
+    }
+    // It is in force now: the audit compares its counters, too.
+    Ok(Some(i64::try_from(tickets)?))
+}
+
+/// A limit that refuses nobody, for each value of a label.
+pub(crate) fn each(label: &str) -> Rule {
+    let pattern = Pattern::new(BTreeMap::from([(label.to_owned(), None)]));
+    Rule { pattern, max: BTreeMap::from([(Dimension::Instances, i64::MAX)]) }
+}

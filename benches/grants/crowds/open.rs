@@ -1,0 +1,170 @@
+//! Calls that become due by themselves for as long as something else goes on: an answer's time counts from when its call was due,
+//! so nothing that a standstill delays is left out.
+
+use std::{
+    future::Future,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+
+use crate::{Failure, load::WARM_UP, open_loop::pace, random::Random};
+
+/// How many calls are on their way at once; more that are due wait here, and their time counts.
+const ON_THEIR_WAY_MAX: usize = 8000;
+
+/// Nothing goes on for longer than that.
+const LENGTH_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// What was seen of the calls that were due while something else went on.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Of each call, from when it was due to its answer, whatever that was.
+    times: Vec<Duration>,
+    /// When calls were answered as they should be, from the beginning on.
+    served: Vec<Duration>,
+    pub failed: u64,
+    /// What the first of those said.
+    pub error: Option<String>,
+    length: Duration,
+}
+
+/// Of how many calls, and how long they took.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub calls: usize,
+    pub p50: Duration,
+    pub p99: Duration,
+    pub max: Duration,
+}
+
+impl Seen {
+    pub fn times(&self) -> Times {
+        let mut sorted = self.times.clone();
+        sorted.sort_unstable();
+        let at = |part: f64| {
+            let last = sorted.len().saturating_sub(1);
+            sorted.get(((sorted.len() as f64 * part) as usize).min(last)).copied().unwrap_or_default()
+        };
+        Times { calls: sorted.len(), p50: at(0.5), p99: at(0.99), max: at(1.0) }
+    }
+
+    /// The longest time in which nobody was served, counting what was due until the end.
+    pub fn gap(&self) -> Duration {
+        let mut served = self.served.clone();
+        served.sort_unstable();
+        if served.last().is_none_or(|last| *last < self.length) {
+            served.push(self.length);
+        }
+        let (mut before, mut longest) = (Duration::ZERO, Duration::ZERO);
+        for at in served {
+            longest = longest.max(at - before);
+            before = at;
+        }
+        longest
+    }
+}
+
+/// How many calls become due each second, at random, and how each is made: it answers with when it was served.
+pub(crate) struct Calls<C> {
+    pub per_second: f64,
+    pub call: C,
+}
+
+impl<C, F> Calls<C>
+where
+    C: FnMut(u64, Random) -> F + Send + 'static,
+    F: Future<Output = Result<Instant, Failure>> + Send + 'static,
+{
+    /// Makes the calls while `work` goes on, which begins after a warm-up and is given up after `limit`.
+    pub async fn during<T>(self, limit: Duration, work: impl Future<Output = T>) -> Result<(Option<T>, Seen), Failure> {
+        let (due, calls_due) = mpsc::unbounded_channel();
+        let (stop, stopped) = oneshot::channel();
+        let (begun, rate) = (Instant::now(), self.per_second);
+        // A thread, because the runtime's own timer has steps of a millisecond.
+        thread::spawn(move || pace(begun, rate, LENGTH_MAX, &due));
+        let counted_from = begun + WARM_UP;
+        let flow = Flow { call: self.call, counted_from, tasks: JoinSet::new(), seen: Seen::default(), number: 0 };
+        let flow = tokio::spawn(flow.run(calls_due, stopped));
+        tokio::time::sleep_until(counted_from.into()).await;
+        let done = tokio::time::timeout(limit, work).await.ok();
+        // If it is not there any more, the flow has failed, and says so next.
+        let _ = stop.send(());
+        Ok((done, flow.await??))
+    }
+}
+
+type Answered = (Instant, Instant, Result<(), String>);
+
+struct Flow<C> {
+    call: C,
+    counted_from: Instant,
+    tasks: JoinSet<Answered>,
+    seen: Seen,
+    number: u64,
+}
+
+impl<C, F> Flow<C>
+where
+    C: FnMut(u64, Random) -> F,
+    F: Future<Output = Result<Instant, Failure>> + Send + 'static,
+{
+    async fn run(
+        mut self,
+        mut calls_due: mpsc::UnboundedReceiver<Instant>,
+        mut stopped: oneshot::Receiver<()>,
+    ) -> Result<Seen, Failure> {
+        loop {
+            let may_start = self.tasks.len() < ON_THEIR_WAY_MAX;
+            tokio::select! {
+                biased;
+                _ = &mut stopped => break,
+                Some(answered) = self.tasks.join_next() => self.count(answered?),
+                Some(due) = calls_due.recv(), if may_start => self.start(due),
+            }
+        }
+        let ended = Instant::now();
+        self.seen.length = ended.saturating_duration_since(self.counted_from);
+        calls_due.close();
+        while let Some(due) = calls_due.recv().await {
+            if due < ended && self.tasks.len() < ON_THEIR_WAY_MAX {
+                self.start(due);
+            } else if due < ended {
+                self.count((due, Instant::now(), Err("too many others are on their way".to_owned())));
+            }
+        }
+        while let Some(answered) = self.tasks.join_next().await {
+            self.count(answered?);
+        }
+        Ok(self.seen)
+    }
+
+    fn start(&mut self, due: Instant) {
+        self.number += 1;
+        let call = (self.call)(self.number, Random::new(self.number));
+        self.tasks.spawn(async move {
+            match call.await {
+                Ok(served) => (due, served, Ok(())),
+                Err(error) => (due, Instant::now(), Err(error.to_string())),
+            }
+        });
+    }
+
+    fn count(&mut self, (due, answered, served): Answered) {
+        let error = served.err();
+        if let Some(error) = error.as_ref() {
+            self.seen.failed += 1;
+            self.seen.error.get_or_insert_with(|| error.clone());
+        }
+        if due >= self.counted_from {
+            self.seen.times.push(answered.saturating_duration_since(due));
+            if error.is_none() {
+                self.seen.served.push(answered.saturating_duration_since(self.counted_from));
+            }
+        }
+    }
+}

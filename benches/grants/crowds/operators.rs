@@ -1,0 +1,109 @@
+//! Operators who list the locked tickets, of which there are few among very many live ones, again and again.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::transport::proto::{ListTicketsRequest, usage_service_client::UsageServiceClient};
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+use crate::{Failure, random::Random, sample::median};
+
+use super::{
+    findings::{Findings, millis},
+    fleet::{Fleet, PER_EM},
+    open,
+    stage::{CALM, OtherCall, Stage},
+};
+
+const OPERATORS: usize = 12;
+/// Of a million.
+const LOCKED: u64 = 10_000;
+const PAGE: i32 = 1000;
+
+/// Of others, who look at an EM.
+const LOOKS_PER_SECOND: f64 = 200.0;
+/// Wanted of what half of them wait longer, in milliseconds.
+const MORE_MAX: f64 = 25.0;
+
+const WINDOW: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(120);
+
+#[derive(Default)]
+struct Seen {
+    pages: Mutex<Vec<f64>>,
+    failed: AtomicU64,
+}
+
+pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
+    let fleet = Fleet::start(stage).await?;
+    let locked = stage.scaled(LOCKED);
+    stage.callers.grant(0, locked, PER_EM).await?;
+    stage.tables.settle().await?;
+    for _ in 0..stage.options.rounds {
+        let (_, calm) = looks(stage, &fleet).during(CALM, std::future::pending::<()>()).await?;
+        let seen = Arc::new(Seen::default());
+        let work = async {
+            let mut operators = JoinSet::new();
+            for _ in 0..OPERATORS {
+                let client = UsageServiceClient::connect(stage.url()).await?;
+                operators.spawn(list(client, seen.clone()));
+            }
+            // They end with it.
+            looks(stage, &fleet).during(WINDOW, operators.join_all()).await
+        };
+        let name = format!("{OPERATORS} operators list {locked} locked of {} tickets", fleet.tickets());
+        let Some((_, beside)) = stage.pair(findings, &name, LIMIT, work).await? else {
+            findings.unfinished.push(format!("{name}: not answered when given up"));
+            return Ok(None);
+        };
+        let (calm, beside) = (calm.times(), beside.times());
+        findings.told("GetEm p50, calm", "ms", millis(calm.p50));
+        findings.told("GetEm p50, beside operators", "ms", millis(beside.p50));
+        findings.at_most("GetEm p50, more than calm", "ms", millis(beside.p50) - millis(calm.p50), MORE_MAX);
+        findings.told("GetEm p99, beside operators", "ms", millis(beside.p99));
+        let pages = seen.pages.lock().map(|pages| pages.clone()).unwrap_or_default();
+        findings.told("pages listed", "/s", pages.len() as f64 / WINDOW.as_secs_f64());
+        findings.told("a page: p50", "ms", median(pages));
+        findings.told("pages that failed", "", seen.failed.load(Relaxed) as f64);
+    }
+    Ok(Some(fleet.tickets() + i64::try_from(locked)?))
+}
+
+async fn list(mut client: UsageServiceClient<Channel>, seen: Arc<Seen>) {
+    loop {
+        let (begun, message) = (Instant::now(), request());
+        match client.list_tickets(message).await {
+            Ok(_) => {
+                if let Ok(mut pages) = seen.pages.lock() {
+                    pages.push(millis(begun.elapsed()));
+                }
+            }
+            Err(_) => {
+                seen.failed.fetch_add(1, Relaxed);
+            }
+        }
+    }
+}
+
+fn request() -> ListTicketsRequest {
+    ListTicketsRequest { state: "locked".to_owned(), page_size: PAGE, ..Default::default() }
+}
+
+/// Others, each of whom looks at some EM.
+fn looks(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+    let (callers, fleet) = (stage.callers.clone(), fleet.clone());
+    let call = move |number: u64, mut random: Random| -> OtherCall {
+        let (client, em) = (callers.client(number), fleet.em(random.up_to(fleet.len())).clone());
+        Box::pin(async move {
+            client.em(&em).await?;
+            Ok(Instant::now())
+        })
+    };
+    open::Calls { per_second: LOOKS_PER_SECOND, call }
+}

@@ -1,0 +1,155 @@
+//! Everything at once, for minutes: a fleet that reports, a million live tickets, requests that name their EM, lives, expiries, and an
+//! EM that goes with very many tickets in the middle.
+
+use std::time::{Duration, Instant};
+
+use tonic::Code;
+
+use crate::{Failure, random::Random};
+
+use super::{
+    callers::{KIND, ask, em, engine, granted, registration},
+    findings::{Findings, millis},
+    fleet::Fleet,
+    open,
+    stage::{CALM, OtherCall, Stage},
+};
+
+/// Of the EM that goes in the middle.
+const GOING: u64 = 300_000;
+
+const REQUESTS_PER_SECOND: f64 = 2000.0;
+/// Of those tickets that nobody gives back.
+const SHORT_TTL: Duration = Duration::from_secs(5);
+
+const MINUTE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(200);
+
+/// For what is left to expire in the end.
+const REST_LIMIT: Duration = Duration::from_secs(60);
+
+/// Wanted of the memory in the last minute, as a part of the second's.
+const MEMORY_RATIO_MAX: f64 = 1.1;
+/// Wanted of the slowest of a hundred requests, above the calm, in milliseconds.
+const MORE_MAX: f64 = 25.0;
+
+pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings, minutes: u64) -> Result<Option<i64>, Failure> {
+    let fleet = Fleet::start(stage).await?;
+    let going = stage.scaled(GOING);
+    let plenty = registration(em(fleet.len())?, i64::MAX / 2)?;
+    stage.callers.client(0).register(plenty).await?;
+    stage.callers.grant(fleet.len(), going, going).await?;
+    stage.tables.settle().await?;
+    let (_, calm) = stage.others().during(CALM, std::future::pending::<()>()).await?;
+    findings.told("others in the calm: p99", "ms", millis(calm.times().p99));
+    let work = all(stage, findings, &fleet, minutes);
+    let (done, reports) = fleet.reports().during(MINUTE * 2 * u32::try_from(minutes)?, work).await?;
+    findings.told("reports: p99", "ms", millis(reports.times().p99));
+    findings.told("reports that failed", "", reports.failed as f64);
+    findings.notes.extend(reports.error.map(|error| format!("the first report that failed: {error}")));
+    done.transpose()?;
+    judge(findings, millis(calm.times().p99));
+    let begun = Instant::now();
+    let own = fleet.tickets();
+    loop {
+        let left = stage.tables.counted(KIND).await? - own;
+        if left == 0 {
+            return Ok(Some(own));
+        }
+        if begun.elapsed() > REST_LIMIT {
+            findings.unfinished.push(format!("{left} tickets too many are left in the end"));
+            return Ok(None);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Minute after minute.
+async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64) -> Result<(), Failure> {
+    let memory = stage.memory()?;
+    for minute in 1..=minutes {
+        let goes = minute == minutes / 2 + 1;
+        let mut gone = None;
+        let work = async {
+            if goes {
+                gone = Some(go(stage, fleet).await);
+            }
+            // Whatever goes on, the minute has its length.
+            std::future::pending::<()>().await;
+        };
+        let (_, seen) = requests(stage, fleet).during(MINUTE, work).await?;
+        match gone {
+            Some(gone) => findings.told("an EM with very many tickets is gone after", "s", gone?),
+            None if goes => {
+                findings.unfinished.push("an EM with very many tickets did not go in its minute".to_owned())
+            }
+            None => {}
+        }
+        let times = seen.times();
+        let megabytes = memory.above().ok_or("the server has ended")? + memory.idle;
+        findings.told("requests by minute", "/s", times.calls as f64 / MINUTE.as_secs_f64());
+        findings.told("requests by minute: p50", "ms", millis(times.p50));
+        findings.told(P99, "ms", millis(times.p99));
+        findings.told("requests by minute: the slowest", "ms", millis(times.max));
+        findings.told("requests that failed, by minute", "", seen.failed as f64);
+        findings.told(MEMORY, "MB", megabytes);
+        findings.notes.extend(seen.error.map(|error| format!("minute {minute}, the first that failed: {error}")));
+        eprintln!("  minute {minute} of {minutes}: p99 {:.1} ms, {megabytes:.0} MB", millis(times.p99));
+    }
+    Ok(())
+}
+
+const P99: &str = "requests by minute: p99";
+const MEMORY: &str = "memory by minute";
+
+/// Whether memory is level, and requests are as fast as in the calm.
+fn judge(findings: &mut Findings, calm: f64) {
+    let of = |name: &str| findings.figures.iter().find(|figure| figure.name == name);
+    let p99 = of(P99).map(super::findings::Figure::median);
+    let memory = of(MEMORY).and_then(|figure| {
+        let second = figure.values.get(1).or(figure.values.first())?;
+        Some(figure.values.last()? / second)
+    });
+    if let Some(p99) = p99 {
+        findings.at_most("p99 of the minute in the middle, more than in the calm", "ms", p99 - calm, MORE_MAX);
+    }
+    if let Some(memory) = memory {
+        findings.at_most("memory: last minute / second", "", memory, MEMORY_RATIO_MAX);
+    }
+}
+
+/// The EM that has more tickets than all others unregisters; answers when it is gone.
+async fn go(stage: &Stage, fleet: &Fleet) -> Result<f64, Failure> {
+    let (begun, em, client) = (Instant::now(), em(fleet.len())?, stage.callers.client(0));
+    let is_gone = |code| code == Some(Code::NotFound);
+    while client.unregister(&em).await.is_err_and(|error| !is_gone(error.code())) {
+        tokio::time::sleep(POLL).await;
+    }
+    while client.em(&em).await.err().is_none_or(|error| !is_gone(error.code())) {
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Requests for some EM of the fleet: most are whole lives, some are given back before their engine has started, and some expire.
+fn requests(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+    let (callers, fleet) = (stage.callers.clone(), fleet.clone());
+    let call = move |number: u64, mut random: Random| -> OtherCall {
+        let (client, em) = (callers.client(number), fleet.em(random.up_to(fleet.len())).clone());
+        Box::pin(async move {
+            let mut request = ask(em, random.up_to(super::callers::USERS))?;
+            let fate = random.up_to(10);
+            request.lock_ttl = (fate == 1).then_some(SHORT_TTL);
+            let grant = granted(client.request_resource(&request).await?)?;
+            let served = Instant::now();
+            if fate > 4 {
+                client.resource_inited(&grant.inited(request.user.clone(), engine(grant.ticket_id)?)).await?;
+            }
+            if fate > 1 {
+                client.resource_released(&grant.released(request.user)).await?;
+            }
+            Ok(served)
+        })
+    };
+    open::Calls { per_second: REQUESTS_PER_SECOND, call }
+}
