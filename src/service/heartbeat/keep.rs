@@ -37,7 +37,7 @@ const HELD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How far apart statements begin at least, unless one was full: nobody is in a hurry with a report, and those that come meanwhile
 /// share the next statement. A report that comes alone waits for nothing.
-const INTERVAL: Duration = Duration::from_millis(25);
+const INTERVAL: Duration = Duration::from_millis(50);
 
 /// A report, and since when the row that it writes is held by somebody.
 struct Waiting {
