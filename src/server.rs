@@ -281,11 +281,12 @@ fn assemble(
     let committer = committer.map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen, options.patience.silent_after, tasks);
     let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
-    tasks.spawn(expiry::run_timers(committer.clone(), expiring, stopping.clone()));
+    let turned_down = expiry::TurnedDown::default();
+    tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
     let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
     let (holder, wake) = (Holder::default(), Arc::default);
     driver.start(Lease::new(holder.clone()), wake());
-    driver.start(expiry::Sweep::new(expiring_soon, holder.clone()), wake());
+    driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone()), wake());
     driver.start(Silence::new(committer.clone(), options.patience, holder.clone()), wake());
     driver.start(Retention::new(options.history, holder.clone()), wake());
     driver.start(Pruning::new(holder.clone()), wake());

@@ -8,6 +8,7 @@ mod choosing;
 mod conformance;
 mod contention;
 mod crash;
+mod crowds;
 mod edge;
 mod expiry;
 mod faults;

@@ -6,7 +6,14 @@
 //! deadlines, the next are taken when the first are done. The roll-back itself is an operation like any other, judged again under
 //! the locks.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_stream::StreamExt as _;
@@ -14,7 +21,10 @@ use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use uuid::Uuid;
 
 use crate::{
-    domain::operation::{Operation, Released},
+    domain::{
+        em::EmInstance,
+        operation::{Operation, Released},
+    },
     service::committer::Committer,
     store::{
         StoreError,
@@ -27,6 +37,7 @@ use super::{Step, Task, lease::Holder};
 
 /// How far each sweep looks ahead.
 pub const HORIZON: Duration = Duration::from_secs(2);
+const AHEAD: time::Duration = time::Duration::seconds(2);
 
 /// By how much a ticket is overdue before an instance takes it that does not hold the lease.
 const OVERDUE: time::Duration = time::Duration::seconds(1);
@@ -34,11 +45,13 @@ const OVERDUE: time::Duration = time::Duration::seconds(1);
 /// How many tickets one sweep reads.
 const PAGE: i64 = 1000;
 
-/// How many tickets have a timer, or are being rolled back.
+/// How many tickets have a timer, or are being rolled back; and how many of one EM.
 const WATCHED_MAX: usize = 8192;
+const WATCHED_OF_EM_MAX: usize = 4096;
 
-/// How many tickets are being rolled back: some batches of them, so that there is always one that waits.
+/// How many tickets are being rolled back: some batches of them, so that there is always one that waits; and how many of one EM.
 const UNDER_WAY_MAX: usize = 2048;
+const UNDER_WAY_OF_EM_MAX: usize = 1024;
 
 /// How many tickets may wait for a timer.
 const WAITING_MAX: usize = 1024;
@@ -49,24 +62,35 @@ const SLACK: Duration = Duration::from_millis(2);
 /// How long one roll-back may wait for its locks; the next sweep tries again.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// After a round in which tickets were turned down, the next begins after so many times as long as it took; at most so late.
+const PAUSE_FACTOR: u32 = 4;
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
 /// Where to tell of tickets that fall due soon, and where they are heard of.
 pub fn channel() -> (mpsc::Sender<Due>, mpsc::Receiver<Due>) {
     mpsc::channel(WAITING_MAX)
 }
 
+/// Whether timers have turned tickets down since somebody last asked: those of an EM that has its share.
+#[derive(Clone, Debug, Default)]
+pub struct TurnedDown(Arc<AtomicBool>);
+
 /// Looks for what falls due.
 #[derive(Debug)]
 pub struct Sweep {
     timers: mpsc::Sender<Due>,
+    turned_down: TurnedDown,
     holder: Holder,
     /// Where the next page begins.
     after: Option<DueKey>,
+    /// When the round through all that falls due began.
+    begun: Instant,
 }
 
 impl Sweep {
     /// Hands what it finds to `timers`.
-    pub fn new(timers: mpsc::Sender<Due>, holder: Holder) -> Self {
-        Self { timers, holder, after: None }
+    pub fn new(timers: mpsc::Sender<Due>, turned_down: TurnedDown, holder: Holder) -> Self {
+        Self { timers, turned_down, holder, after: None, begun: Instant::now() }
     }
 }
 
@@ -75,25 +99,45 @@ impl Task for Sweep {
     const PERIOD: Duration = Duration::from_millis(500);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let ahead = if self.holder.holds() { time::Duration::seconds(2) } else { -OVERDUE };
+        if self.after.is_none() {
+            self.begun = Instant::now();
+        }
+        let ahead = if self.holder.holds() { AHEAD } else { -OVERDUE };
         let page = answered(user_resource::due(session.get().await?, ahead, self.after, PAGE)).await;
         let page = page.inspect_err(|_| self.after = None)?;
-        self.after =
-            page.last().and_then(|due| due.key).filter(|_| i64::try_from(page.len()).is_ok_and(|len| len == PAGE));
+        let is_full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
+        self.after = page.last().and_then(|due| due.key).filter(|_| is_full);
         for due in page {
             // Waits while the timers have their hands full.
             if self.timers.send(due).await.is_err() {
                 break;
             }
         }
-        Ok(if self.after.is_some() { Step::More } else { Step::Done })
+        if self.after.is_some() {
+            return Ok(Step::More);
+        }
+        // Of what cannot go now there may be very much: it is not read again and again.
+        let any_turned_down = self.turned_down.0.swap(false, Ordering::Relaxed);
+        let pause = (self.begun.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX);
+        Ok(if any_turned_down { Step::Later(pause) } else { Step::Done })
     }
 }
 
 /// Rolls tickets back when they fall due, until `stop`.
-pub async fn run_timers(committer: Committer, mut falling_due: mpsc::Receiver<Due>, stop: CancellationToken) {
-    let mut timers =
-        Timers { committer, queue: DelayQueue::new(), watched: HashSet::new(), rolling_back: JoinSet::new() };
+pub async fn run_timers(
+    committer: Committer,
+    mut falling_due: mpsc::Receiver<Due>,
+    turned_down: TurnedDown,
+    stop: CancellationToken,
+) {
+    let mut timers = Timers {
+        committer,
+        queue: DelayQueue::new(),
+        watched: HashSet::new(),
+        shares: HashMap::new(),
+        rolling_back: JoinSet::new(),
+        turned_down,
+    };
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -109,36 +153,113 @@ struct Timers {
     queue: DelayQueue<Released>,
     /// Tickets with a timer, or whose roll-back is under way.
     watched: HashSet<Uuid>,
-    rolling_back: JoinSet<Uuid>,
+    /// What each EM with such tickets has of all that.
+    shares: HashMap<EmInstance, Share>,
+    rolling_back: JoinSet<(Released, bool)>,
+    turned_down: TurnedDown,
+}
+
+/// What one EM takes of what there is for all.
+#[derive(Debug)]
+struct Share {
+    watched: usize,
+    under_way: usize,
+    /// How many may be under way: one, for an EM that somebody holds; of one that goes on, soon as many as ever.
+    under_way_max: usize,
+    /// Overdue, and next when one that is under way is done.
+    next: VecDeque<Released>,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { watched: 0, under_way: 0, under_way_max: UNDER_WAY_OF_EM_MAX, next: VecDeque::new() }
+    }
+}
+
+impl Share {
+    fn watched_max(&self) -> usize {
+        WATCHED_OF_EM_MAX.min(self.under_way_max * 4)
+    }
+
+    fn note(&mut self, went: bool) {
+        self.under_way_max = if went { (self.under_way_max * 2).min(UNDER_WAY_OF_EM_MAX) } else { 1 };
+    }
 }
 
 impl Timers {
     fn set(&mut self, due: Due) {
-        if self.watched.insert(due.ticket.ticket_id) {
-            self.queue.insert(due.ticket, due.within + SLACK);
+        if self.watched.contains(&due.ticket.ticket_id) {
+            return;
         }
+        let share = self.shares.entry(due.ticket.em.clone()).or_default();
+        if share.watched >= share.watched_max() {
+            self.turned_down.0.store(true, Ordering::Relaxed);
+            return;
+        }
+        share.watched += 1;
+        self.watched.insert(due.ticket.ticket_id);
+        self.queue.insert(due.ticket, due.within + SLACK);
     }
 
     fn roll_back(&mut self, ticket: Released) {
+        let share = self.shares.entry(ticket.em.clone()).or_default();
+        if share.under_way >= share.under_way_max {
+            share.next.push_back(ticket);
+            return;
+        }
+        share.under_way += 1;
         let committer = self.committer.clone();
         self.rolling_back.spawn(async move {
-            let ticket_id = ticket.ticket_id;
             let deadline = Instant::now() + ROLLBACK_TIMEOUT;
-            if let Err(error) = committer.submit_in_background(Operation::Expire(ticket), deadline).await {
+            let done = committer.submit_in_background(Operation::Expire(ticket.clone()), deadline).await;
+            if let Err(error) = &done {
                 // The next sweep tries again, and the lag of this task tells how late it is.
-                tracing::debug!(%ticket_id, error = &error as &dyn std::error::Error, "a ticket could not expire yet");
+                let (ticket_id, error): (_, &dyn std::error::Error) = (ticket.ticket_id, error);
+                tracing::debug!(%ticket_id, error, "a ticket could not expire yet");
             }
-            ticket_id
+            (ticket, done.is_ok())
         });
     }
 
-    fn forget(&mut self, done: Result<Uuid, tokio::task::JoinError>) {
-        match done {
-            Ok(ticket_id) => {
-                self.watched.remove(&ticket_id);
-            }
+    fn forget(&mut self, done: Result<(Released, bool), tokio::task::JoinError>) {
+        let Ok((ticket, went)) = done else {
             // Which one is not known: without marks, the next sweep finds what is still there.
-            Err(_) => self.watched.clear(),
+            self.watched.clear();
+            self.shares.clear();
+            return;
+        };
+        self.watched.remove(&ticket.ticket_id);
+        if let Some(share) = self.shares.get_mut(&ticket.em) {
+            share.watched = share.watched.saturating_sub(1);
+            share.under_way = share.under_way.saturating_sub(1);
+            share.note(went);
+            if share.watched == 0 && went {
+                self.shares.remove(&ticket.em);
+                return;
+            }
+            let room = share.under_way_max.saturating_sub(share.under_way).min(share.next.len());
+            let next: Vec<Released> = share.next.drain(..room).collect();
+            next.into_iter().for_each(|ticket| self.roll_back(ticket));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_em_keeps_little_of_what_there_is_for_all() {
+        let mut share = Share::default();
+        assert!(
+            share.watched_max() < WATCHED_MAX && share.under_way_max < UNDER_WAY_MAX,
+            "there is always room for others"
+        );
+        share.note(false);
+        assert_eq!((share.under_way_max, share.watched_max()), (1, 4));
+        for _ in 0..20 {
+            share.note(true);
+        }
+        assert_eq!((share.under_way_max, share.watched_max()), (UNDER_WAY_OF_EM_MAX, WATCHED_OF_EM_MAX));
     }
 }

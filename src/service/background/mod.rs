@@ -43,6 +43,8 @@ pub enum Step {
     Done,
     /// There is more: the next step follows at once.
     More,
+    /// There is more, but it cannot be done now: the next step follows after so long.
+    Later(Duration),
 }
 
 /// Work that is done in steps.
@@ -109,6 +111,7 @@ async fn drive<T: Task>(task: &mut T, session: &mut Session, report: &TaskMetric
                 match step {
                     Step::More => Instant::now(),
                     Step::Done => Instant::now() + T::PERIOD,
+                    Step::Later(pause) => Instant::now() + pause.max(T::PERIOD),
                 }
             }
             Err(error) => {

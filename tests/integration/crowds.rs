@@ -1,0 +1,262 @@
+//! Crowds: very many of one thing at once. Each is done in steps, beside others, and whatever dies meanwhile.
+
+use std::time::Duration;
+
+use linkis_rm::{
+    client::RmClient,
+    domain::{em::EmInstance, operation::Released, resource::Resource},
+    transport::proto::{
+        self, limit_service_client::LimitServiceClient, resource_manager_service_client::ResourceManagerServiceClient,
+    },
+};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+/// More than many steps take.
+const CROWD: i64 = 3000;
+
+/// Gives an EM so many locked tickets, and counters that agree with them; the deadline is `within` from now.
+async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count: i64, within: &'static str) {
+    rm.register(registration(host.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
+    sqlx::query(
+        r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+               em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at, em_epoch)
+           SELECT gen_random_uuid(), 'user' || n % 7, 'IDE', '', e.em_application_name, e.em_instance, 'CPU', '{"cores":1}', '{}',
+               now(), now() + $3::text::interval, e.epoch
+           FROM generate_series(1, $1) n, linkis_em_resource_meta_data e WHERE e.em_instance = $2"#,
+    )
+    .bind(count)
+    .bind(host.instance.as_str())
+    .bind(within)
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    sqlx::query(
+        r#"UPDATE linkis_em_resource_meta_data SET version = version + 1, locked_resource = jsonb_build_object('cores', $1),
+               left_resource = jsonb_build_object('cores', 1000000000 - $1) WHERE em_instance = $2"#,
+    )
+    .bind(count)
+    .bind(host.instance.as_str())
+    .execute(&database.pool)
+    .await
+    .unwrap();
+}
+
+fn one_core(host: &EmInstance, user: &str) -> linkis_rm::client::ResourceRequest {
+    request(host, user, Resource::cpu(1).unwrap())
+}
+
+async fn tickets_of(database: &Database, host: &EmInstance) -> i64 {
+    sqlx::query_scalar("SELECT count(*) FROM linkis_user_resource_meta_data WHERE em_instance = $1")
+        .bind(host.instance.as_str())
+        .fetch_one(&database.pool)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mass_of_deadlines_expires_beside_others() {
+    let (database, rm) = start().await;
+    let (crowded, other) = (em("crowded"), em("other"));
+    rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
+    crowd(&database, &rm.client, &crowded, 4 * CROWD, "2 seconds").await;
+    // While they expire, others are served.
+    eventually("they are back", Duration::from_secs(60), || async {
+        rm.client.request_resource(&one_core(&other, "alice")).await.granted();
+        tickets_of(&database, &crowded).await == 0
+    })
+    .await;
+    let expired = database.count("SELECT count(*) FROM linkis_resource_action_record WHERE action = 'expired'").await;
+    assert_eq!(expired, 4 * CROWD, "each of them once");
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// What cannot expire because somebody holds its EM takes no room from what can, however much it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_overdue_tickets_on_a_held_em_does_not_keep_others_from_expiring() {
+    let (database, rm) = start().await;
+    let (held, other) = (em("held"), em("other"));
+    rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
+    crowd(&database, &rm.client, &held, 5 * CROWD, "-1 hours").await;
+    sqlx::raw_sql(
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    // What had begun before the hold is over by now, and each of these falls due behind all that is held.
+    for _ in 0..3 {
+        let short = linkis_rm::client::ResourceRequest {
+            lock_ttl: Some(Duration::from_millis(2500)),
+            ..one_core(&other, "alice")
+        };
+        let grant = rm.client.request_resource(&short).await.granted();
+        eventually("it expires", Duration::from_secs(20), || async { !lives(&rm.client, grant.ticket_id).await }).await;
+    }
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    eventually("all are back", Duration::from_secs(60), || async { tickets_of(&database, &held).await == 0 }).await;
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// An EM with very many tickets goes in steps; when the instance that began dies, another goes on; what registers meanwhile stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_em_with_very_many_tickets_goes_in_steps_through_any_instance() {
+    let (database, first) = start().await;
+    let (crowded, other) = (em("crowded"), em("other"));
+    first.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
+    crowd(&database, &first.client, &crowded, CROWD, "1 hour").await;
+    let mut manager = ResourceManagerServiceClient::connect(first.address.clone()).await.unwrap();
+    let name =
+        proto::EmInstance { application_name: "linkis-cg-engineconnmanager".into(), instance: "crowded:9102".into() };
+    let answer = manager.unregister(proto::UnregisterRequest { em: Some(name.clone()) }).await.unwrap().into_inner();
+    assert!(answer.in_progress && answer.removed_tickets < CROWD / 2, "{answer:?}");
+    // It grants nothing any more, and is gone for those who name it.
+    let error = first.client.request_resource(&one_core(&crowded, "alice")).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"));
+    let again = manager.unregister(proto::UnregisterRequest { em: Some(name) }).await.unwrap_err();
+    assert_eq!(again.code(), tonic::Code::NotFound);
+    // The instance ends in the middle; another goes on, and serves others meanwhile.
+    first.stop().await;
+    let left = tickets_of(&database, &crowded).await;
+    let second = Instance::start(&database).await;
+    assert!(left > 0 && left < CROWD, "{left}");
+    // The host comes back: what it gets now stays.
+    let back =
+        second.client.register(registration(crowded.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
+    let grant = second.client.request_resource(&one_core(&crowded, "alice")).await.granted();
+    eventually("only the new one is left", Duration::from_secs(60), || async {
+        second.client.request_resource(&one_core(&other, "bob")).await.granted();
+        tickets_of(&database, &crowded).await == 1
+    })
+    .await;
+    assert!(lives(&second.client, grant.ticket_id).await);
+    eventually("it goes no more", Duration::from_secs(10), || async {
+        database.count("SELECT count(*) FROM linkis_em_resource_meta_data WHERE going_epoch IS NOT NULL").await == 0
+    })
+    .await;
+    assert_eq!(second.client.em(&crowded).await.unwrap().epoch, back.epoch);
+    let ended = database.count(
+        "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'unregistered' AND ticket_id IS NOT NULL",
+    );
+    assert_eq!(ended.await, CROWD);
+    assert_invariants(&database, &second.client).await;
+}
+
+/// A ticket of an EM that goes can be given back by its owner, and ends once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_ems_go_at_once() {
+    let (database, rm) = start().await;
+    let hosts: Vec<EmInstance> = (0..12).map(|n| em(&format!("host{n}"))).collect();
+    for host in &hosts {
+        crowd(&database, &rm.client, host, 300, "1 hour").await;
+    }
+    let ids: Vec<(Uuid, String, String)> = sqlx::query_as(
+        r#"SELECT ticket_id, "user", em_instance FROM linkis_user_resource_meta_data ORDER BY 1 DESC LIMIT 20"#,
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    let mut calls = JoinSet::new();
+    for host in hosts.clone() {
+        let client = rm.client.clone();
+        calls.spawn(async move {
+            client.unregister(&host).await.unwrap();
+        });
+    }
+    for (ticket_id, user, instance) in ids {
+        let client = rm.client.clone();
+        let host = EmInstance::parse("em", "linkis-cg-engineconnmanager", &instance).unwrap();
+        calls.spawn(async move {
+            client.resource_released(&Released { ticket_id, user: name(&user), em: host }).await.unwrap()
+        });
+    }
+    calls.join_all().await;
+    eventually("all are gone", Duration::from_secs(60), || async {
+        database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await == 0
+    })
+    .await;
+    assert_eq!(database.count("SELECT count(*) FROM linkis_user_resource_meta_data").await, 0);
+    let ends = "SELECT count(*) FROM linkis_resource_action_record WHERE ticket_id IS NOT NULL";
+    assert_eq!(database.count(ends).await, 12 * 300, "each ended once");
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// A limit with new labels is counted in steps beside everything else, and decides when all is counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_over_very_many_tickets_is_counted_in_steps() {
+    let (database, rm) = start().await;
+    let (crowded, other) = (em("crowded"), em("other"));
+    rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
+    crowd(&database, &rm.client, &crowded, CROWD, "1 hour").await;
+    // Nothing of this EM can be counted yet.
+    sqlx::raw_sql(
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'crowded:9102')",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
+    let limit =
+        proto::Limit { each: vec!["user".into()], max: [("cores".to_owned(), 440)].into(), ..Default::default() };
+    let mut call = tonic::Request::new(proto::SetLimitRequest { limit: Some(limit) });
+    call.set_timeout(Duration::from_millis(1500));
+    let answer = limits.set_limit(call).await.unwrap().into_inner();
+    assert_eq!(answer.state(), proto::LimitState::Counting);
+    let state = async || {
+        let listed = limits.clone().list_limits(proto::ListLimitsRequest {}).await.unwrap().into_inner().limits;
+        listed[0].state()
+    };
+    assert_eq!(state().await, proto::LimitState::Counting);
+    // It decides nothing yet; what is granted meanwhile is counted all the same.
+    for _ in 0..20 {
+        rm.client.request_resource(&one_core(&other, "user1")).await.granted();
+    }
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    eventually("it decides", Duration::from_secs(60), || async {
+        rm.client.request_resource(&one_core(&other, &Uuid::new_v4().to_string())).await.granted();
+        state().await == proto::LimitState::InForce
+    })
+    .await;
+    // 3,000 of seven users are 428 or 429 of each: with 20 more, one of them has more than he may.
+    rm.client.request_resource(&one_core(&other, "user1")).await.refused();
+    rm.client.request_resource(&one_core(&other, "user2")).await.granted();
+    let over: Vec<_> = rm.client.scopes().await.unwrap().into_iter().filter(|scope| scope.is_over()).collect();
+    assert_eq!(over.iter().map(|scope| scope.scope.to_string()).collect::<Vec<_>>(), ["user=user1"]);
+    assert_invariants(&database, &rm.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_who_came_once_leave_no_counters() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
+    rm.client.set_limit(&each_user(3)).await.unwrap();
+    let mut calls = JoinSet::new();
+    for n in 0..300 {
+        let (client, host, user) = (rm.client.clone(), host.clone(), format!("user{n}"));
+        calls.spawn(async move {
+            let grant = client.request_resource(&request(&host, &user, load(1, 1, 1))).await.granted();
+            if n > 0 {
+                client.resource_released(&release(&grant, &user)).await.unwrap();
+            }
+        });
+    }
+    calls.join_all().await;
+    eventually("only the counter of who holds something is left", Duration::from_secs(30), || async {
+        database.count("SELECT count(*) FROM linkis_label_resource").await == 1
+    })
+    .await;
+    // Whoever comes again is counted again.
+    rm.client.request_resource(&request(&host, "user7", load(1, 1, 1))).await.granted();
+    rm.client.delete_limit(&each_user(3).pattern).await.unwrap();
+    eventually("counters of no limit go", Duration::from_secs(30), || async {
+        database.count("SELECT count(*) FROM linkis_label_resource").await == 0
+            && database.count("SELECT count(*) FROM linkis_label_set").await == 0
+    })
+    .await;
+    assert_invariants(&database, &rm.client).await;
+}
