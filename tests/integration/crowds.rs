@@ -226,6 +226,7 @@ async fn a_limit_over_very_many_tickets_is_counted_in_steps() {
     rm.client.request_resource(&one_core(&other, "user2")).await.granted();
     let over: Vec<_> = rm.client.scopes().await.unwrap().into_iter().filter(|scope| scope.is_over()).collect();
     assert_eq!(over.iter().map(|scope| scope.scope.to_string()).collect::<Vec<_>>(), ["user=user1"]);
+    rm.client.delete_limit(&each_user(1).pattern).await.unwrap();
     assert_invariants(&database, &rm.client).await;
 }
 

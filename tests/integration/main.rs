@@ -15,6 +15,7 @@ mod faults;
 mod harness;
 mod heartbeat;
 mod ledger_model;
+mod ledger_steps;
 mod lifecycle;
 mod limits;
 mod metrics;

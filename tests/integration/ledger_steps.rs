@@ -1,0 +1,291 @@
+//! What the ledger does in steps, against what is true at every commit: EMs that go and label sets that are being counted, while
+//! tickets come and go, through a store of maps that reads few tickets at a time.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use linkis_rm::domain::{
+    em::{Em, EmInstance},
+    ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
+    limit::{Counting, LabelSet, Limits},
+    operation::{Ask, CountTickets, Operation, Outcome, Released, Request, StepFrom},
+    principal::Principal,
+    resource::{Dimension, Resource},
+    scope::{Counter, Usage},
+    ticket::Ticket,
+    ticket_digest::TicketDigest,
+};
+use proptest::prelude::*;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::harness::{em, engine, name, registration};
+
+/// So many tickets are read for one step.
+const PAGE: usize = 2;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Register(usize),
+    Unregister(usize),
+    /// By which EM, which user, and whether the ticket's id is older than those of others.
+    Request(usize, usize, bool),
+    Inited(usize),
+    Release(usize),
+    EndTickets(usize),
+    CountTickets(usize),
+    Commit,
+    /// A label set is to be counted anew.
+    NewSet,
+    /// Those that all EMs are counted for decide, and their predecessors count no more.
+    Decide,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (em, user, ago) = (0..3usize, 0..2usize, 0..12usize);
+    prop_oneof![
+        2 => em.clone().prop_map(Step::Register),
+        1 => em.clone().prop_map(Step::Unregister),
+        10 => (em.clone(), user, any::<bool>()).prop_map(|(em, user, is_old)| Step::Request(em, user, is_old)),
+        3 => ago.clone().prop_map(Step::Inited),
+        3 => ago.prop_map(Step::Release),
+        4 => em.clone().prop_map(Step::EndTickets),
+        4 => em.prop_map(Step::CountTickets),
+        8 => Just(Step::Commit),
+        1 => Just(Step::NewSet),
+        1 => Just(Step::Decide),
+    ]
+}
+
+fn instance(number: usize) -> EmInstance {
+    em(&format!("host{number}"))
+}
+
+#[derive(Default)]
+struct Tables {
+    ems: HashMap<EmInstance, Em>,
+    tickets: BTreeMap<Uuid, Ticket>,
+    ended: Vec<Uuid>,
+    counters: HashMap<Counter, Usage>,
+    sets: Vec<LabelSet>,
+    sets_made: i64,
+    now: i64,
+}
+
+impl Tables {
+    fn limits(&self) -> Arc<Limits> {
+        Arc::new(Limits::new(Uuid::nil(), self.sets.clone(), []))
+    }
+
+    /// As the store reads: of the first operation on an EM that goes through its tickets, the next few.
+    fn snapshot(&self, batch: &[Operation]) -> Snapshot {
+        let (mut pages, mut tickets) = (HashMap::new(), HashMap::new());
+        for operation in batch {
+            tickets.extend(operation.ticket_id().and_then(|id| Some((id, self.tickets.get(&id)?.clone()))));
+            let Some((from, em)) = operation.steps_from().zip(self.ems.get(operation.em())) else { continue };
+            let after = match from {
+                StepFrom::First => Some(Uuid::nil()),
+                StepFrom::Ended => em.going.map(|going| going.after),
+                StepFrom::Counted => Some(em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after)),
+            };
+            let Some(after) = after.filter(|_| !pages.contains_key(operation.em())) else { continue };
+            let behind = self.tickets.values().filter(|ticket| ticket.em == em.instance && ticket.id > after);
+            let page: Vec<Ticket> = behind.take(PAGE).cloned().collect();
+            let last = page.last().filter(|_| page.len() == PAGE).map(|ticket| ticket.id);
+            pages.insert(em.instance.clone(), TicketPage { after, last });
+            tickets.extend(page.into_iter().map(|ticket| (ticket.id, ticket)));
+        }
+        Snapshot {
+            now: OffsetDateTime::from_unix_timestamp(self.now).unwrap(),
+            ems: self.ems.clone(),
+            tickets,
+            pages,
+            ended: HashMap::new(),
+            inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
+            reports: HashMap::new(),
+            request_ids: HashMap::new(),
+            limits: self.limits(),
+            scopes: self.counters.clone(),
+            line: LineView::default(),
+        }
+    }
+
+    fn write(&mut self, deltas: Deltas) {
+        for ems in [deltas.ems_counted, deltas.ems_updated, deltas.ems_resized, deltas.ems_stepped, deltas.ems_inserted]
+        {
+            for em in ems {
+                let version = em.version + 1;
+                self.ems.insert(em.instance.clone(), Em { version, ..em });
+            }
+        }
+        for em in deltas.ems_deleted {
+            assert!(self.ems.remove(&em.instance).is_some());
+        }
+        for (ticket, _) in deltas.inited {
+            assert!(self.tickets.insert(ticket.id, ticket).is_some());
+        }
+        for ended in deltas.ended {
+            assert_eq!(self.tickets.remove(&ended.ticket.id).is_some(), ended.stored);
+            assert!(!self.ended.contains(&ended.ticket.id), "a ticket ends once");
+            self.ended.push(ended.ticket.id);
+        }
+        for ticket in deltas.granted {
+            assert!(self.tickets.insert(ticket.id, ticket).is_none());
+        }
+        self.counters.extend(deltas.scopes);
+    }
+
+    /// Carries a batch out, and checks everything.
+    fn commit(&mut self, batch: &[Operation]) -> Vec<Option<Outcome>> {
+        self.now += 1;
+        let mut ledger = Ledger::new(self.snapshot(batch));
+        let outcomes = batch.iter().map(|operation| ledger.apply(&Principal::Anonymous, operation).ok()).collect();
+        self.write(ledger.finish().0);
+        self.check();
+        outcomes
+    }
+
+    fn check(&self) {
+        for em in self.ems.values() {
+            let on_em = || self.tickets.values().filter(|ticket| ticket.em == em.instance);
+            let sum = |is_locked| {
+                on_em().filter(|t| t.is_locked() == is_locked).map(|t| t.resource().get(&Dimension::Cores)).sum::<i64>()
+            };
+            assert_eq!((em.locked.get(&Dimension::Cores), em.used.get(&Dimension::Cores)), (sum(true), sum(false)));
+            let used: Vec<Uuid> = on_em().filter(|ticket| !ticket.is_locked()).map(|ticket| ticket.id).collect();
+            assert_eq!(em.used_tickets, TicketDigest::of(&used));
+        }
+        assert!(self.tickets.values().all(|ticket| self.ems.contains_key(&ticket.em)), "an EM's row goes last");
+        let mut sums: HashMap<Counter, Usage> = HashMap::new();
+        for ticket in self.tickets.values() {
+            let counted = self.ems[&ticket.em].counted;
+            for limited in self.limits().scopes(&ticket.ticket_labels()) {
+                if counted.counts(limited.counter.label_set_id, ticket.id) {
+                    let usage = sums.entry(limited.counter).or_default();
+                    let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
+                    held.add(ticket.resource(), 1).unwrap();
+                }
+            }
+        }
+        let live = |counter: &Counter| self.sets.iter().any(|set| set.id == counter.label_set_id);
+        for (counter, usage) in self.counters.iter().filter(|(counter, _)| live(counter)) {
+            assert_eq!(*usage, sums.remove(counter).unwrap_or_default(), "{counter:?}");
+        }
+        assert!(sums.is_empty(), "{sums:?}");
+        for set in self.sets.iter().filter(|set| set.is_counted) {
+            assert!(self.ems.values().all(|em| em.counted.to >= set.id), "nothing decides by what is half counted");
+        }
+    }
+
+    fn new_set(&mut self) {
+        self.sets_made += 1;
+        self.sets.retain(|set| set.is_counted);
+        let counting = Counting { keys: ["user".to_owned()].into(), exempt: [].into() };
+        self.sets.push(LabelSet { id: self.sets_made, counting, is_counted: false });
+    }
+
+    fn decide(&mut self) {
+        let Some(set) = self.sets.iter_mut().find(|set| !set.is_counted) else { return };
+        if self.ems.values().all(|em| em.counted.to >= set.id) {
+            set.is_counted = true;
+            let decides = set.id;
+            self.sets.retain(|set| set.id == decides);
+        }
+    }
+
+    fn count_tickets(&self, em: usize) -> Operation {
+        let to = self.sets.iter().map(|set| set.id).max().unwrap_or(0);
+        Operation::CountTickets(CountTickets { em: instance(em), to, tickets_max: PAGE })
+    }
+
+    fn operation(&self, step: &Step, number: u128) -> Option<Operation> {
+        let named = |ago: usize| self.tickets.values().rev().nth(ago);
+        Some(match *step {
+            Step::Register(em) => Operation::Register(registration(instance(em), Resource::cpu(100).unwrap())),
+            Step::Unregister(em) => Operation::Unregister(instance(em)),
+            Step::Request(em, user, is_old) => Operation::Request(Request {
+                em: instance(em),
+                ask: Ask {
+                    principal: Principal::Anonymous,
+                    ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),
+                    user: name(&format!("user{user}")),
+                    creator: name("IDE"),
+                    engine_type: String::new(),
+                    resource: Resource::cpu(1).unwrap(),
+                    labels: Default::default(),
+                    lock_ttl: Duration::from_secs(1_000_000),
+                    request_id: None,
+                },
+                wait: None,
+            }),
+            Step::Inited(ago) => {
+                let ticket = named(ago)?;
+                Operation::Inited(linkis_rm::domain::operation::Inited {
+                    ticket_id: ticket.id,
+                    user: ticket.user.clone(),
+                    em: ticket.em.clone(),
+                    used: None,
+                    engine: engine("host"),
+                })
+            }
+            Step::Release(ago) => {
+                let ticket = named(ago)?;
+                let (ticket_id, user, em) = (ticket.id, ticket.user.clone(), ticket.em.clone());
+                Operation::Released(Released { ticket_id, user, em })
+            }
+            Step::EndTickets(em) => Operation::EndTickets(instance(em)),
+            Step::CountTickets(em) => self.count_tickets(em),
+            Step::Commit | Step::NewSet | Step::Decide => return None,
+        })
+    }
+
+    /// Whoever goes on with what is left comes to an end.
+    fn go_on(&mut self) {
+        for _ in 0..1000 {
+            let steps: Vec<Operation> =
+                (0..3).flat_map(|em| [Operation::EndTickets(instance(em)), self.count_tickets(em)]).collect();
+            let more = steps.iter().any(|step| {
+                let outcome = self.commit(std::slice::from_ref(step)).pop().flatten();
+                matches!(outcome, Some(Outcome::Stepped { more: true, .. }))
+            });
+            if !more {
+                break;
+            }
+        }
+        assert!(self.ems.values().all(|em| em.going.is_none()), "{:?}", self.ems);
+        self.decide();
+        assert!(self.sets.iter().all(|set| set.is_counted));
+        self.check();
+    }
+}
+
+fn run(steps: Vec<Step>) {
+    let (mut tables, mut batch) = (Tables::default(), Vec::new());
+    for (number, step) in steps.iter().enumerate() {
+        match tables.operation(step, u128::try_from(number).unwrap() + 1) {
+            Some(operation) => batch.push(operation),
+            None => {
+                tables.commit(&std::mem::take(&mut batch));
+                match step {
+                    Step::NewSet => tables.new_set(),
+                    Step::Decide => tables.decide(),
+                    _ => {}
+                }
+            }
+        }
+    }
+    tables.commit(&batch);
+    tables.go_on();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_goes_in_steps_is_right_at_every_commit_and_ends(steps in prop::collection::vec(step(), 1..100)) {
+        run(steps);
+    }
+}
