@@ -45,9 +45,12 @@ CREATE TABLE linkis_resource_waiting_spot (
     -- An EM, or the labels of a scope, as a JSON object.
     spot jsonb NOT NULL,
     ticket_id uuid NOT NULL,
-    -- Those of the request.
+    -- Those of the request, so that who stands at a spot is read without looking each request up.
     instance_id uuid NOT NULL,
     position bytea NOT NULL,
+    resource_type text NOT NULL,
+    resource jsonb NOT NULL,
+    wait_until timestamptz NOT NULL,
     -- Whether it is short there; otherwise it is first in line elsewhere, and keeps its room here.
     is_short boolean NOT NULL,
     -- SHA-256 of the spot, which may be longer than an index takes.

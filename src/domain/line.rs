@@ -209,11 +209,47 @@ struct Queue {
     stands: BTreeMap<QueuePosition, Stand>,
     /// What all of them wait for together, once somebody has asked.
     total: OnceLock<Tally>,
+    /// What those before every [`STRIDE`]th wait for together, once somebody far behind has asked.
+    marks: OnceLock<BTreeMap<QueuePosition, Tally>>,
 }
+
+/// From one mark in a queue to the next.
+const STRIDE: usize = 32;
 
 impl Queue {
     fn total(&self) -> &Tally {
         self.total.get_or_init(|| sum(self.stands.values()))
+    }
+
+    fn marks(&self) -> &BTreeMap<QueuePosition, Tally> {
+        self.marks.get_or_init(|| {
+            let (mut marks, mut before) = (BTreeMap::new(), Tally::default());
+            for (number, (position, stand)) in self.stands.iter().enumerate() {
+                if number.is_multiple_of(STRIDE) {
+                    marks.insert(*position, before.clone());
+                }
+                before.add_up(&stand.resource);
+            }
+            marks
+        })
+    }
+
+    /// What those before `position` wait for together.
+    fn ahead(&self, position: QueuePosition) -> Tally {
+        let (mut near, mut tally) = (self.stands.range(..position), Tally::default());
+        if near.clone().nth(STRIDE).is_some()
+            && let Some((mark, before)) = self.marks().range(..=position).next_back()
+        {
+            (near, tally) = (self.stands.range(*mark..position), before.clone());
+        }
+        near.for_each(|(_, stand)| tally.add_up(&stand.resource));
+        tally
+    }
+
+    /// Somebody came or left.
+    fn changed(&mut self) {
+        self.total.take();
+        self.marks.take();
     }
 }
 
@@ -223,7 +259,7 @@ impl Line {
         match (self.0.get(spot), position) {
             (None, _) => Tally::default(),
             (Some(queue), None) => queue.total().clone(),
-            (Some(queue), Some(position)) => sum(queue.stands.range(..position).map(|(_, stand)| stand)),
+            (Some(queue), Some(position)) => queue.ahead(position),
         }
     }
 
@@ -259,6 +295,7 @@ impl Line {
         if let Some(total) = queue.total.get_mut() {
             total.add_up(&stand.resource);
         }
+        queue.marks.take();
         if queue.stands.insert(position, stand).is_some() {
             queue.total.take();
         }
@@ -269,7 +306,7 @@ impl Line {
         for queue in self.0.values_mut().filter(|queue| queue.stands.contains_key(&position)) {
             let queue = Arc::make_mut(queue);
             queue.stands.remove(&position);
-            queue.total.take();
+            queue.changed();
         }
         self.0.retain(|_, queue| !queue.stands.is_empty());
     }
@@ -299,7 +336,7 @@ impl Line {
             let behind = queue.stands.split_off(&last);
             queue.stands = behind;
             queue.stands.remove(&last);
-            queue.total.take();
+            queue.changed();
         }
         for (position, stand) in first {
             self.insert(spot.clone(), position, stand);
@@ -375,5 +412,21 @@ mod tests {
         assert_eq!((ahead(em("a"), None), ahead(em("b"), None)), (6, 0));
         line.remove(position(2));
         assert_eq!(line.ahead(&em("a"), None).get(&Dimension::Cores), 1 + 3);
+    }
+
+    #[test]
+    fn those_far_behind_are_told_the_same() {
+        let mut line = Line::default();
+        let ahead = |line: &Line, number| line.ahead(&em("a"), Some(position(number))).get(&Dimension::Cores);
+        let sum = |numbers: std::ops::Range<u128>| i64::try_from(numbers.sum::<u128>()).unwrap();
+        for number in 1..=200 {
+            stand(&mut line, number, &[(em("a"), true)]);
+            assert_eq!(ahead(&line, number), sum(1..number));
+        }
+        for gone in 1..=100 {
+            line.remove(position(gone));
+            assert_eq!(ahead(&line, 180), sum(gone + 1..180));
+        }
+        assert_eq!((ahead(&line, 101), ahead(&line, 1000)), (0, sum(101..201)));
     }
 }

@@ -58,7 +58,7 @@ impl RequestResourceService {
             let request = request(em.clone(), &ask);
             if self.judge.is_doubtful(&request) {
                 // It is ready to stand in line: what a look may show, the ledger would find again.
-                return self.wait(request, self.line.enter(any_em, until)?).await;
+                return self.wait(request, self.line.enter(any_em, &ask, until)?).await;
             }
         }
         let answer = match &em {
@@ -68,7 +68,7 @@ impl RequestResourceService {
         match (answer, deadlines.line) {
             (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
                 let em = em.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?;
-                self.wait(request(em, &ask), self.line.enter(any_em, until)?).await
+                self.wait(request(em, &ask), self.line.enter(any_em, &ask, until)?).await
             }
             (answer, _) => Ok(answer),
         }

@@ -13,17 +13,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::{Notify, mpsc},
-    time::Instant,
-};
+use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
     domain::{
         line::{QueuePosition, Spots},
-        operation::{Wait, Waiting},
+        operation::{Ask, Wait, Waiting},
     },
     error::Error,
     metrics::{Held, Metrics},
@@ -39,8 +36,8 @@ use super::{shared_try::SharedTry, tasks::Tasks};
 mod index;
 mod keeper;
 
-use index::Index;
 pub use index::Wake;
+use index::{Index, Sleeper};
 pub use keeper::{keep, listen, live};
 
 /// How many callers may wait here at once.
@@ -92,17 +89,18 @@ impl WaitingLine {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many wait here.
-    pub fn enter(&self, any_em: bool, until: Instant) -> Result<Caller, Error> {
+    pub fn enter(&self, any_em: bool, ask: &Ask, until: Instant) -> Result<Caller, Error> {
         let mut index = self.index();
         if index.callers >= WAITERS_MAX {
             return Err(Error::Overloaded);
         }
         index.callers += 1;
+        let needs = ask.resource.amounts().filter(|(_, amount)| *amount > 0).map(|(dimension, _)| dimension);
+        let sleeper = Sleeper { wake: Arc::default(), any_em, needs: needs.collect() };
         Ok(Caller {
             line: self.clone(),
-            any_em,
+            sleeper,
             until,
-            wake: Arc::default(),
             in_doubt: None,
             stands: None,
             news_count: 0,
@@ -152,9 +150,8 @@ async fn say_alive(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -
 #[derive(Debug)]
 pub struct Caller {
     line: WaitingLine,
-    any_em: bool,
+    sleeper: Sleeper,
     until: Instant,
-    wake: Arc<Notify>,
     /// The ticket under which it may stand in the database, whatever was heard of it.
     in_doubt: Option<Uuid>,
     stands: Option<(QueuePosition, Spots)>,
@@ -186,7 +183,7 @@ impl Caller {
         self.news_count = self.line.index().news_count();
         let remaining = self.until.saturating_duration_since(Instant::now());
         let position = self.position();
-        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em, is_elsewhere, position })
+        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em(), is_elsewhere, position })
     }
 
     /// Until when.
@@ -196,7 +193,7 @@ impl Caller {
 
     /// Whether any EM will do.
     pub fn any_em(&self) -> bool {
-        self.any_em
+        self.sleeper.any_em
     }
 
     /// Where it stands; empty if it is not in line yet.
@@ -211,8 +208,7 @@ impl Caller {
     /// It stands in line there now.
     pub fn stand(&mut self, waiting: &Waiting) {
         if self.spots() != waiting.spots {
-            let (position, wake) = (waiting.position, self.wake.clone());
-            self.line.index().insert(position, wake, &waiting.spots, self.any_em, self.news_count);
+            self.line.index().insert(waiting.position, self.sleeper.clone(), &waiting.spots, self.news_count);
             self.stands = Some((waiting.position, waiting.spots.clone()));
         }
     }
@@ -228,7 +224,7 @@ impl Caller {
         tokio::select! {
             () = self.line.stopping.cancelled() => Woken::Stopping,
             () = tokio::time::sleep_until(self.until) => Woken::TimeIsUp,
-            () = self.wake.notified() => Woken::Look(self.line.index().woken_by(position)),
+            () = self.sleeper.wake.notified() => Woken::Look(self.line.index().woken_by(position)),
         }
     }
 

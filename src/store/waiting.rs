@@ -12,6 +12,7 @@ use crate::domain::{
     em::EmInstance,
     ledger::{MovedDelta, WaitingDelta},
     line::{Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, Stand, ViewedSpots, WaitingRequest},
+    resource::Resource,
     scope::Scope,
 };
 
@@ -142,7 +143,10 @@ pub async fn notify(executor: impl PgExecutor<'_>, freed: &[Freed]) -> Result<()
 
 #[derive(FromRow)]
 struct StandRow {
-    spot: String,
+    /// Which of the spots that were asked for, counted from 1.
+    number: Option<i64>,
+    /// If it is another.
+    spot: Option<String>,
     is_short: bool,
     position: Vec<u8>,
     resource_type: String,
@@ -150,10 +154,21 @@ struct StandRow {
 }
 
 impl StandRow {
-    fn parse(self) -> Result<(Spot, QueuePosition, Stand), StoreError> {
-        let resource_type = TABLE.resource_type(&self.resource_type)?;
-        let resource = TABLE.resource("resource", resource_type, &self.resource)?;
-        Ok((parse_spot(&self.spot)?, parse_position(&self.position)?, Stand { resource, is_short: self.is_short }))
+    fn spot(&self, asked: &[&Spot]) -> Result<Spot, StoreError> {
+        let number = self.number.and_then(|number| usize::try_from(number - 1).ok());
+        match (number.and_then(|number| asked.get(number)), &self.spot) {
+            (Some(spot), _) => Ok(Spot::clone(spot)),
+            (None, Some(spot)) => parse_spot(spot),
+            (None, None) => Err(StoreError::inconsistent(TABLE.0, "somebody stands nowhere")),
+        }
+    }
+
+    fn resource(&self) -> Result<Resource, StoreError> {
+        TABLE.resource("resource", TABLE.resource_type(&self.resource_type)?, &self.resource)
+    }
+
+    fn waits_for_same(&self, other: &Self) -> bool {
+        self.resource_type == other.resource_type && self.resource == other.resource
     }
 }
 
@@ -165,24 +180,20 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
     };
     let rows: Vec<StandRow> = sqlx::query_as(
         "-- waiting::line
-        SELECT s.spot::text, s.is_short, w.position, w.resource_type, w.resource::text
-        FROM unnest($1::bytea[], $5::bytea[]) AS k (spot_hash, last)
+        SELECT k.number, NULL::text AS spot, s.is_short, s.position, s.resource_type, s.resource::text
+        FROM unnest($1::bytea[], $5::bytea[]) WITH ORDINALITY AS k (spot_hash, last, number)
         CROSS JOIN LATERAL (
             SELECT f.* FROM linkis_rm_instance i
             CROSS JOIN LATERAL (
-                SELECT * FROM linkis_resource_waiting_spot s
+                SELECT s.is_short, s.position, s.resource_type, s.resource FROM linkis_resource_waiting_spot s
                 WHERE s.spot_hash = k.spot_hash AND s.instance_id = i.instance_id AND s.position <= k.last
+                    AND s.wait_until > clock_timestamp() - make_interval(secs => $4)
                 ORDER BY s.spot_hash, s.instance_id, s.position LIMIT $3) f
             WHERE i.alive_until > clock_timestamp()
             ORDER BY f.position LIMIT $3) s
-        CROSS JOIN LATERAL (
-            -- The offset keeps it a look-up by key, whatever the planner thinks of the rest.
-            SELECT * FROM linkis_resource_waiting w
-            WHERE w.ticket_id = s.ticket_id AND w.wait_until > clock_timestamp() - make_interval(secs => $4) OFFSET 0) w
         UNION ALL
-        SELECT s.spot::text, s.is_short, w.position, w.resource_type, w.resource::text
+        SELECT NULL, s.spot::text, s.is_short, s.position, s.resource_type, s.resource::text
         FROM linkis_resource_waiting_spot s
-        JOIN linkis_resource_waiting w ON w.ticket_id = s.ticket_id
         WHERE s.ticket_id = ANY ($2)",
     )
     .bind(spots.keys().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
@@ -192,10 +203,16 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
     .bind(spots.values().map(last).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
-    let mut line = Line::default();
-    for row in rows {
-        let (spot, position, stand) = row.parse()?;
-        line.insert(spot, position, stand);
+    let asked: Vec<&Spot> = spots.keys().collect();
+    let (mut line, mut before) = (Line::default(), None::<(&StandRow, Resource)>);
+    for row in &rows {
+        // Those who wait for the same often stand one behind the other.
+        let resource = match before.take() {
+            Some((other, resource)) if other.waits_for_same(row) => resource,
+            _ => row.resource()?,
+        };
+        before = Some((row, resource.clone()));
+        line.insert(row.spot(&asked)?, parse_position(&row.position)?, Stand { resource, is_short: row.is_short });
     }
     Ok(line)
 }
@@ -280,16 +297,19 @@ pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Resu
     insert_spots(connection, moved.iter().map(|delta| (delta.position, &delta.spots)).collect()).await
 }
 
-/// With the position and the instance that each request was written with.
+/// With what was written with each request.
 async fn insert_spots(connection: &mut PgConnection, stands: Vec<(QueuePosition, &Spots)>) -> Result<(), StoreError> {
     let rows: Vec<(QueuePosition, &Spot, bool)> = (stands.iter())
         .flat_map(|(position, spots)| spots.iter().map(|(spot, is_short)| (*position, spot, *is_short)))
         .collect();
     let done = sqlx::query(
         "-- waiting::insert_spots
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, is_short, spot_hash)
-        SELECT d.spot::jsonb, w.ticket_id, w.instance_id, w.position, d.is_short, d.spot_hash
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, spot_hash)
+        SELECT d.spot::jsonb, w.ticket_id, w.instance_id, w.position, w.resource_type, w.resource, w.wait_until, d.is_short,
+            d.spot_hash
         FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (spot, ticket_id, is_short, spot_hash)
+        -- The offset keeps it a look-up by key, whatever the planner thinks of the rest.
         CROSS JOIN LATERAL (SELECT * FROM linkis_resource_waiting w WHERE w.ticket_id = d.ticket_id OFFSET 0) w",
     )
     .bind(rows.iter().map(|(_, spot, _)| spot_json(spot)).collect::<Vec<_>>())

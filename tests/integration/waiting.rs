@@ -650,8 +650,9 @@ async fn many_who_are_dead_hide_nobody_behind_them() {
                 substring(position FOR 2) || int8send(n) || uuid_send(id)
             FROM linkis_resource_waiting, ids
             RETURNING ticket_id, instance_id, position)
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, is_short, spot_hash)
-        SELECT s.spot, dead.ticket_id, dead.instance_id, dead.position, true, s.spot_hash
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, spot_hash)
+        SELECT s.spot, dead.ticket_id, dead.instance_id, dead.position, s.resource_type, s.resource, s.wait_until, true, s.spot_hash
         FROM dead, linkis_resource_waiting_spot s"#,
     )
     .execute(&database.pool)

@@ -13,7 +13,10 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
-    domain::line::{MUCH, QueuePosition, Spots},
+    domain::{
+        line::{MUCH, QueuePosition, Spots},
+        resource::Dimension,
+    },
     store::waiting::{Freed, SpotKey},
 };
 
@@ -29,8 +32,11 @@ const TURN_MAX: usize = 64;
 /// To how many behind him a waiter for whom there is no room passes the news.
 const PASSES_AFTER_NEWS: u8 = 15;
 
-/// The same for one who was woken because the one before him was granted.
-const PASSES_AFTER_GRANT: u8 = 2;
+/// The same for one who was woken because the one before him was granted: there was news before.
+const PASSES_AFTER_GRANT: u8 = 0;
+
+/// How many who sleep behind somebody are asked whether they need something else.
+const NEAR_MAX: usize = 64;
 
 /// How many pieces of news are remembered for those who are just about to stand in line.
 const NEWS_MAX: usize = 4096;
@@ -49,8 +55,11 @@ impl Wake {
     /// There may be more room than anybody has seen.
     pub const NEWS: Self = Self { is_news: true, is_poll: false, passes: PASSES_AFTER_NEWS };
 
-    /// It is his turn.
+    /// It is the turn of the first in line, and nothing is known to have changed.
     pub const POLL: Self = Self { is_poll: true, ..Self::NEWS };
+
+    /// It is the turn of somebody else.
+    const TURN: Self = Self { passes: 0, ..Self::POLL };
 
     const GRANT: Self = Self { is_news: false, is_poll: false, passes: PASSES_AFTER_GRANT };
 
@@ -101,9 +110,20 @@ pub(super) struct Index {
 
 #[derive(Debug)]
 struct Waiter {
-    wake: Arc<Notify>,
+    sleeper: Sleeper,
     keys: Vec<SpotKey>,
     state: State,
+}
+
+/// Somebody who is to be woken, and what he waits for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sleeper {
+    /// Wakes him.
+    pub wake: Arc<Notify>,
+    /// Whether any EM will do.
+    pub any_em: bool,
+    /// The dimensions of which he needs anything.
+    pub needs: Arc<[Dimension]>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +136,8 @@ enum State {
 impl Index {
     /// Somebody stands in line, or elsewhere than before, since a commit that began after the news number `since`. What was told
     /// meanwhile may have missed him: then he has to look once more before he sleeps.
-    pub fn insert(&mut self, position: QueuePosition, wake: Arc<Notify>, spots: &Spots, any_em: bool, since: u64) {
+    pub fn insert(&mut self, position: QueuePosition, sleeper: Sleeper, spots: &Spots, since: u64) {
+        let any_em = sleeper.any_em;
         let before = self.take(position);
         let short = spots.iter().filter(|(_, is_short)| **is_short);
         let keys: Vec<SpotKey> = short.map(|(spot, _)| SpotKey::of(spot)).collect();
@@ -132,7 +153,7 @@ impl Index {
         };
         let missed = self.has_missed(position, &keys, any_em, since).then_some(Wake::NEWS);
         let again = missed.map(|wake| wake.and(again)).or(again);
-        self.waiters.insert(position, Waiter { wake, keys, state: State::Awake(again) });
+        self.waiters.insert(position, Waiter { sleeper, keys, state: State::Awake(again) });
     }
 
     /// How many pieces of news there have been until now.
@@ -200,31 +221,41 @@ impl Index {
         match waiter.state {
             State::Asleep => {
                 waiter.state = State::Awake(Some(wake));
-                waiter.wake.notify_one();
+                waiter.sleeper.wake.notify_one();
             }
             State::Awake(told) => waiter.state = State::Awake(Some(wake.and(told))),
         }
     }
 
-    fn is_asleep(&self, position: QueuePosition) -> bool {
-        self.waiters.get(&position).is_some_and(|waiter| waiter.state == State::Asleep)
+    fn state(&self, position: QueuePosition) -> Option<State> {
+        self.waiters.get(&position).map(|waiter| waiter.state)
     }
 
-    /// The first `count` who sleep in a queue, and those who are awake before them.
+    fn is_asleep(&self, position: QueuePosition) -> bool {
+        self.state(position) == Some(State::Asleep)
+    }
+
+    /// Who is told of room for `count` in a queue: so many who are not yet told of any, and those before them who are just being judged
+    /// by what may be older.
     fn first(&mut self, queue: Queue, count: usize) -> Vec<QueuePosition> {
-        let (mut first, mut asleep) = (Vec::new(), 0);
+        let (mut first, mut told) = (Vec::new(), 0);
         let positions = match queue {
             Queue::At(key) => self.at.get(&key),
             Queue::Anywhere => Some(&self.anywhere),
         };
         for position in positions.into_iter().flatten() {
-            if asleep == count {
+            if told == count {
                 break;
             }
-            asleep += usize::from(self.is_asleep(*position));
+            match self.state(*position) {
+                // He was told of other room, and has yet to be judged by what is newer than both.
+                Some(State::Awake(Some(wake))) if wake.is_news && !wake.is_poll => continue,
+                Some(State::Awake(None)) => {}
+                _ => told += 1,
+            }
             first.push(*position);
         }
-        let up_to = first.last().copied().filter(|_| asleep == count);
+        let up_to = first.last().copied().filter(|_| told == count);
         if self.callers > 0 {
             self.news_count += 1;
             self.news.push_back(News { queue, up_to });
@@ -261,14 +292,14 @@ impl Index {
         for queue in queues {
             some.extend(self.first(queue, count));
         }
-        let others =
-            |from: Bound<QueuePosition>| self.waiters.range((from, Bound::Unbounded)).map(|(position, _)| *position);
-        let turn: Vec<QueuePosition> =
-            others(self.turn.map_or(Bound::Unbounded, Bound::Excluded)).take(TURN_MAX).collect();
-        self.turn = turn.last().copied().filter(|_| turn.len() == TURN_MAX);
-        some.extend(turn);
         for position in some {
             self.wake(position, wake);
+        }
+        let others = |from: Bound<QueuePosition>| self.waiters.range((from, Bound::Unbounded)).map(|(other, _)| *other);
+        let turn: Vec<_> = others(self.turn.map_or(Bound::Unbounded, Bound::Excluded)).take(TURN_MAX).collect();
+        self.turn = turn.last().copied().filter(|_| turn.len() == TURN_MAX);
+        for position in turn.into_iter().filter(|position| self.is_asleep(*position)).collect::<Vec<_>>() {
+            self.wake(position, Wake::TURN);
         }
     }
 
@@ -279,27 +310,30 @@ impl Index {
 
     /// Somebody is granted, and leaves the line: there may be room for the next.
     pub fn granted(&mut self, position: QueuePosition) {
-        self.wake_next(position, Wake::GRANT);
+        self.wake_next(position, Wake::GRANT, |_| true);
         self.remove(position);
     }
 
-    /// There was no room for somebody who was woken; there may be for others, who need something else.
+    /// There was no room for somebody who was woken; there may be for others, who need something else: whoever needs the same behind him
+    /// would find less.
     pub fn pass_on(&mut self, position: QueuePosition, wake: Wake) {
-        if let Some(wake) = wake.passed() {
-            self.wake_next(position, wake);
+        let needs = self.waiters.get(&position).map(|waiter| waiter.sleeper.needs.clone());
+        if let (Some(wake), Some(needs)) = (wake.passed(), needs) {
+            self.wake_next(position, wake, |other| other.sleeper.needs != needs);
         }
     }
 
-    /// Wakes the next one who sleeps behind `position`, wherever it stands.
-    fn wake_next(&mut self, position: QueuePosition, wake: Wake) {
+    /// Wakes the next one who sleeps behind `position`, wherever it stands, of those who stand near; at spots, one whom it `concerns`.
+    fn wake_next(&mut self, position: QueuePosition, wake: Wake, concerns: impl Fn(&Waiter) -> bool) {
         let Some(waiter) = self.waiters.get(&position) else { return };
-        let behind = |positions: &BTreeSet<QueuePosition>| {
-            let mut behind = positions.range((Bound::Excluded(position), Bound::Unbounded));
-            behind.find(|position| self.is_asleep(**position)).copied()
+        let behind = |positions: &BTreeSet<QueuePosition>, everybody: bool| {
+            let behind = positions.range((Bound::Excluded(position), Bound::Unbounded));
+            let mut asleep = behind.filter(|other| self.is_asleep(**other)).take(NEAR_MAX);
+            asleep.find(|other| everybody || self.waiters.get(other).is_some_and(&concerns)).copied()
         };
-        let anywhere = self.anywhere.contains(&position).then_some(&self.anywhere);
-        let queues = waiter.keys.iter().filter_map(|key| self.at.get(key)).chain(anywhere);
-        let next: BTreeSet<QueuePosition> = queues.filter_map(behind).collect();
+        let anywhere = waiter.sleeper.any_em.then(|| behind(&self.anywhere, true));
+        let queues = waiter.keys.iter().filter_map(|key| self.at.get(key));
+        let next: BTreeSet<_> = queues.map(|queue| behind(queue, false)).chain(anywhere).flatten().collect();
         for position in next {
             self.wake(position, wake);
         }
@@ -336,12 +370,18 @@ mod tests {
         awake.map(|(position, _)| position.ticket_id().as_u128()).collect()
     }
 
+    /// Every tenth needs memory, the others cores.
+    fn sleeper(number: u128) -> Sleeper {
+        let needs = [if number.is_multiple_of(10) { Dimension::Memory } else { Dimension::Cores }];
+        Sleeper { needs: needs.into(), ..Sleeper::default() }
+    }
+
     /// The first waits at b, the others at a; all of them sleep.
     fn line(count: u128) -> Index {
         let mut index = Index { callers: 1, ..Index::default() };
         for number in 0..count {
             let spots = Spots::from([(em(if number == 0 { "b" } else { "a" }), true)]);
-            index.insert(position(number), Arc::default(), &spots, false, 0);
+            index.insert(position(number), sleeper(number), &spots, 0);
             assert_eq!(index.rest(position(number)), None);
         }
         index
@@ -355,7 +395,8 @@ mod tests {
         index.granted(position(1));
         assert_eq!(awake(&index), [2, 3, 4]);
         index.wake_at(&freed(em("a"), MUCH));
-        assert_eq!(awake(&index), (2..=4 + 16).collect::<Vec<_>>());
+        // The fourth was not told of any room, and is the first of sixteen.
+        assert_eq!(awake(&index), (2..=3 + 16).collect::<Vec<_>>());
     }
 
     #[test]
@@ -374,15 +415,16 @@ mod tests {
     fn who_finds_no_room_passes_the_news_to_a_few_behind_him() {
         let mut index = line(100);
         index.wake_at(&freed(em("a"), 1));
-        let mut looked = 0;
+        let mut looked = vec![];
         while let Some(&number) = awake(&index).first() {
             let wake = index.woken_by(position(number));
-            assert_eq!(wake.is_news, looked == 0, "one look is enough for all of them");
+            assert_eq!(wake.is_news, looked.is_empty(), "one look is enough for all of them");
+            looked.push(number);
             index.pass_on(position(number), wake);
             assert_eq!(index.rest(position(number)), None);
-            looked += 1;
         }
-        assert_eq!(looked, 16);
+        assert_eq!(looked[..5], [1, 10, 11, 20, 21], "those behind who need something else");
+        assert_eq!(looked.len(), 16);
     }
 
     #[test]
@@ -390,7 +432,7 @@ mod tests {
         let mut index = line(10);
         let since = index.news_count();
         let late = |index: &mut Index, number| {
-            index.insert(position(number), Arc::default(), &Spots::from([(em("a"), true)]), false, since);
+            index.insert(position(number), Sleeper::default(), &Spots::from([(em("a"), true)]), since);
             index.rest(position(number))
         };
         index.wake_at(&freed(em("b"), MUCH));
