@@ -42,7 +42,7 @@ impl Fleet {
         let count = stage.scaled(EMS);
         let ems = stage.callers.register(count).await?;
         let tickets = stage.callers.start_engines(count * PER_EM, PER_EM).await?;
-        let tickets = tickets.chunks(PER_EM as usize).map(|tickets| tickets.iter().copied().collect());
+        let tickets = tickets.chunks(PER_EM as usize).map(|tickets| tickets.to_vec());
         let ems = ems.into_iter().zip(tickets).collect();
         Ok(Self { ems, callers: stage.callers.clone(), sequence: Arc::default() })
     }

@@ -62,7 +62,7 @@ pub(super) enum BatchError {
         /// What it left, if it was committed.
         evidence: Evidence,
         /// What holds if it was committed.
-        committed: Committed,
+        committed: Box<Committed>,
     },
 }
 
@@ -117,7 +117,7 @@ pub(super) async fn run(
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, transaction_id, "the connection broke while committing");
-            Err(BatchError::Unknown { transaction_id, evidence, committed: prepared.committed })
+            Err(BatchError::Unknown { transaction_id, evidence, committed: Box::new(prepared.committed) })
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) enum Evidence {
     /// An EM registered: it has this epoch, or a later one.
     Registered(EmInstance, i64),
     /// An EM's row says how far a step through its tickets came, which only the next one changes; or it is not there.
-    Stepped(Em),
+    Stepped(Box<Em>),
     /// An EM's row went: it is not there.
     Gone(EmInstance),
     /// A request stands in line there: only its own instance moves it.
@@ -41,7 +41,7 @@ impl Evidence {
             .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
             .or_else(|| deltas.inited.first().map(|(ticket, _)| Self::Inited(ticket.id)))
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
-            .or_else(|| deltas.ems_stepped.first().map(|em| Self::Stepped(em.clone())))
+            .or_else(|| deltas.ems_stepped.first().map(|em| Self::Stepped(Box::new(em.clone()))))
             .or_else(|| deltas.ems_deleted.first().map(|em| Self::Gone(em.instance.clone())))
             .or_else(|| deltas.waiting.first().map(|new| Self::Waits(new.position.ticket_id(), new.spots.clone())))
             .or_else(|| deltas.moved.first().map(|moved| Self::Waits(moved.position.ticket_id(), moved.spots.clone())))

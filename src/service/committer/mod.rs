@@ -279,7 +279,9 @@ mod tests {
         transport::edge::{Bounds, Edge},
     };
 
-    fn answer() -> (oneshot::Sender<Result<Outcome, Error>>, Answer, mpsc::Sender<Pending>, mpsc::Receiver<Pending>) {
+    type Reply = oneshot::Sender<Result<Outcome, Error>>;
+
+    fn answer() -> (Reply, Answer, mpsc::Sender<Pending>, mpsc::Receiver<Pending>) {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
         let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT).gauges());
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));

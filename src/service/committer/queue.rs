@@ -74,12 +74,15 @@ impl Queues {
         if !self.first.is_empty() || !self.later.is_empty() {
             return true;
         }
-        let arrived = tokio::select! {
+        tokio::select! {
             biased;
-            arrived = self.callers.recv() => arrived.map(|pending| self.first.push_back(pending)),
-            Some(pending) = self.background.recv() => Some(self.later.push_back(pending)),
-        };
-        arrived.is_some()
+            called = self.callers.recv() => match called {
+                Some(pending) => self.first.push_back(pending),
+                None => return false,
+            },
+            Some(pending) = self.background.recv() => self.later.push_back(pending),
+        }
+        true
     }
 
     /// The operations of the next batch.

@@ -113,7 +113,7 @@ impl Worker {
                 }
                 Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
                     match self.was_committed(&transaction_id, &evidence).await {
-                        Some(true) => self.answers.committed(part.operations, committed),
+                        Some(true) => self.answers.committed(part.operations, *committed),
                         Some(false) if part.tries < RETRIES_MAX => parts.push(part.again()),
                         Some(false) => answer_all(part.operations, &Error::lost_connection()),
                         None => answer_all(part.operations, &Error::CommitUnknown),
