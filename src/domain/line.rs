@@ -188,7 +188,7 @@ impl Extent {
 }
 
 /// Which spots were looked at, and how much of each.
-pub type ViewedSpots = HashMap<Spot, Extent>;
+pub type ViewedSpots = BTreeMap<Spot, Extent>;
 
 /// The spots that have to be looked at for several requests.
 pub fn viewed_spots(requests: impl IntoIterator<Item = (Spot, Extent)>) -> ViewedSpots {

@@ -9,7 +9,6 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    em::EmInstance,
     ledger::{MovedDelta, WaitingDelta},
     line::{Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, Stand, ViewedSpots, WaitingRequest},
     resource::Resource,
@@ -21,10 +20,11 @@ use super::{
     rows::{Table, em_columns, hash, labels_json},
 };
 
-const TABLE: Table = Table("linkis_resource_waiting");
+mod freed;
 
-/// Where instances are told that there is more room somewhere.
-pub const CHANNEL: &str = "linkis_rm_freed";
+pub use freed::{CHANNEL, Freed, SpotKey, notify};
+
+const TABLE: Table = Table("linkis_resource_waiting");
 
 /// How long an instance is taken to live without renewing its row.
 const ALIVE: Duration = Duration::from_secs(5);
@@ -44,102 +44,6 @@ const STANDS_MAX: i64 = 500;
 /// Behind everybody.
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
-/// How many bytes of spots one notification tells: PostgreSQL takes less than 8000 in all.
-const PAYLOAD_BYTES_MAX: usize = 7800;
-
-/// What stands around the spots.
-const FRAME_BYTES: usize = 100;
-
-/// A spot's key and how many made room there, with what separates them and the EM's name from the next.
-const KEY_BYTES: usize = 35;
-
-/// In how many notifications one commit tells where there is more room.
-const PARTS_MAX: usize = 8;
-
-/// A short name for a spot. Two spots may share one: then somebody looks in vain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SpotKey(u64);
-
-impl SpotKey {
-    /// That of a spot.
-    pub fn of(spot: &Spot) -> Self {
-        let hash = spot_hash(spot);
-        Self(hash.iter().take(8).fold(0, |key, byte| key << 8 | u64::from(*byte)))
-    }
-}
-
-/// Where there is more room, as instances tell each other.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Freed {
-    /// Perhaps everywhere.
-    pub anywhere: bool,
-    /// The spots, and about how many requests have made room there.
-    pub spots: BTreeMap<SpotKey, u32>,
-    /// Those of the spots that are EMs, by name: some wait for any.
-    pub ems: Vec<(String, String)>,
-}
-
-impl Freed {
-    /// At `spots`: in several parts if one notification cannot hold them, and of very many, anywhere.
-    pub fn at(spots: &FreedSpots) -> Vec<Self> {
-        let (mut parts, mut size) = (vec![Self::default()], 0);
-        for (spot, requests) in spots.iter() {
-            let em = match spot {
-                Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
-                Spot::Scope(_) => None,
-            };
-            let bytes = KEY_BYTES + em.as_ref().map_or(0, |em| serde_json::json!(em).to_string().len());
-            if size + bytes > PAYLOAD_BYTES_MAX {
-                parts.push(Self::default());
-                size = 0;
-            }
-            size += bytes;
-            if let Some(part) = parts.last_mut() {
-                let noted = part.spots.entry(SpotKey::of(spot)).or_default();
-                *noted = noted.saturating_add(requests);
-                part.ems.extend(em);
-            }
-        }
-        let fits = |part: &Self| part.payload().len() <= PAYLOAD_BYTES_MAX + FRAME_BYTES;
-        if parts.len() <= PARTS_MAX && parts.iter().all(fits) { parts } else { vec![Self::anywhere()] }
-    }
-
-    /// Perhaps everywhere.
-    pub fn anywhere() -> Self {
-        Self { anywhere: true, ..Self::default() }
-    }
-
-    /// As another instance told it; what cannot be understood may be about anything.
-    pub fn parse(payload: &str) -> Self {
-        serde_json::from_str(payload).unwrap_or_else(|_| Self::anywhere())
-    }
-
-    fn payload(&self) -> String {
-        serde_json::json!(self).to_string()
-    }
-
-    /// The EMs among the spots.
-    pub fn em_instances(&self) -> Vec<EmInstance> {
-        let parse = |(application_name, instance): &(String, String)| TABLE.em(application_name, instance).ok();
-        self.ems.iter().filter_map(parse).collect()
-    }
-}
-
-/// Tells all instances where there is more room, once the transaction commits, if anybody waits.
-pub async fn notify(executor: impl PgExecutor<'_>, freed: &[Freed]) -> Result<(), StoreError> {
-    // Those who notify commit one after another, in all databases of the server: whoever is slow to write holds up the others, and
-    // nobody wants to know after 100 ms that it was somebody else.
-    sqlx::query(
-        "-- waiting::notify
-        SELECT pg_notify($1, part), set_config('lock_timeout', '5s', true) FROM unnest($2::text[]) AS d (part)
-        WHERE EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())",
-    )
-    .bind(CHANNEL)
-    .bind(freed.iter().map(Freed::payload).collect::<Vec<_>>())
-    .execute(executor)
-    .await?;
-    Ok(())
-}
 
 #[derive(FromRow)]
 struct StandRow {
