@@ -189,6 +189,11 @@ impl StoreError {
         self.code().is_some_and(|code| code == "57014")
     }
 
+    /// Whether a table is there already (42P07), or just being made by somebody else (23505), also under another name (42P17).
+    pub fn is_made_already(&self) -> bool {
+        self.code().is_some_and(|code| ["42P07", "42P17", "23505"].contains(&code.as_str()))
+    }
+
     /// Whether a row contradicts a constraint (23514).
     pub fn is_check_violation(&self) -> bool {
         self.code().is_some_and(|code| code == "23514")

@@ -44,7 +44,6 @@ const STANDS_MAX: i64 = 500;
 /// Behind everybody.
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
-
 #[derive(FromRow)]
 struct StandRow {
     /// Which of the spots that were asked for, counted from 1.

@@ -1,8 +1,11 @@
 //! Upgrades: releases side by side on one database, and what a later one left.
 
-use linkis_rm::client::ClientError;
+use linkis_rm::{
+    client::ClientError,
+    store::{Store, history_part},
+};
 
-use crate::harness::*;
+use crate::harness::{options as options_of_tests, *};
 
 /// What a later release may have made: a migration that this one does not know, and a column that it does not write.
 const LATER: &str = "
@@ -40,4 +43,41 @@ async fn a_release_that_would_count_wrongly_reads_and_refuses_to_write() {
     assert_eq!(rm.client.tickets(None).await.unwrap().len(), 1);
     assert_eq!(rm.client.em(&em("host1")).await.unwrap().instance, em("host1"));
     assert_invariants(&database, &rm.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_instances_start_at_once_on_a_new_database() {
+    let database = Database::fresh().await;
+    let open = || Store::open(database.options.clone(), options_of_tests().history);
+    let (a, b, c, d) = tokio::join!(open(), open(), open(), open());
+    for opened in [a, b, c, d] {
+        opened.unwrap();
+    }
+    let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
+    assert_eq!(database.count(parts).await, 3, "the present, the next, and what falls into none");
+}
+
+/// Parts are made ahead, and dropped as a whole when nothing in them is to be remembered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_history_is_dropped_by_parts() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let mut connection = database.connect().await;
+    sqlx::raw_sql(
+        "CREATE TABLE linkis_resource_action_record_2020010100_2020010101 PARTITION OF linkis_resource_action_record
+            FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-01 01:00+00');
+        INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
+        SELECT 'registered', 'ecm', 'long ago', 'CPU', '{}', 'anonymous', '2020-01-01 00:30+00'",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let old = "SELECT count(*) FROM linkis_resource_action_record WHERE em_instance = 'long ago'";
+    assert_eq!(database.count(old).await, 1);
+    let hour = std::time::Duration::from_secs(3600);
+    assert!(history_part::drop_oldest(&mut connection, hour).await.unwrap());
+    assert!(!history_part::drop_oldest(&mut connection, hour).await.unwrap(), "the present stays");
+    assert_eq!(database.count(old).await, 0);
+    let young = "SELECT count(*) FROM linkis_resource_action_record WHERE em_instance = 'host1:9102'";
+    assert_eq!(database.count(young).await, 1);
 }
