@@ -43,7 +43,10 @@ pub enum Operation {
 }
 
 /// How many tickets of an EM one operation touches: so many that a batch which carries it out keeps nobody waiting for long.
-pub const STEP_TICKETS_MAX: usize = 128;
+pub const STEP_TICKETS_MAX: usize = 64;
+
+/// How many tickets one step counts: each of them may concern a scope of its own.
+pub const STEP_COUNTED_MAX: usize = STEP_TICKETS_MAX / 2;
 
 /// An EM tells what it provides.
 #[derive(Debug, Clone, PartialEq)]
@@ -165,7 +168,7 @@ pub struct CountTickets {
     pub em: EmInstance,
     /// Up to which label set.
     pub to: i64,
-    /// How many tickets this step touches at most: up to [`STEP_TICKETS_MAX`].
+    /// How many tickets this step touches at most: up to [`STEP_COUNTED_MAX`].
     pub tickets_max: usize,
 }
 
@@ -215,11 +218,19 @@ impl Operation {
         }
     }
 
-    /// What it costs in a batch: how many tickets it touches at most.
+    /// What it costs in a batch, beside operations on one ticket.
     pub fn cost(&self) -> usize {
         match self {
+            Self::CountTickets(op) => op.tickets_max.clamp(1, STEP_COUNTED_MAX) * 2,
+            operation => operation.tickets_max(),
+        }
+    }
+
+    /// How many tickets it touches at most.
+    pub fn tickets_max(&self) -> usize {
+        match self {
             Self::Unregister(_) | Self::Reap(_) | Self::EndTickets(_) => STEP_TICKETS_MAX,
-            Self::CountTickets(op) => op.tickets_max.clamp(1, STEP_TICKETS_MAX),
+            Self::CountTickets(op) => op.tickets_max.clamp(1, STEP_COUNTED_MAX),
             Self::Register(_)
             | Self::Request(_)
             | Self::Inited(_)

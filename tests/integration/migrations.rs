@@ -54,7 +54,8 @@ async fn many_instances_start_at_once_on_a_new_database() {
         opened.unwrap();
     }
     let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
-    assert_eq!(database.count(parts).await, 3, "the present, the next, and what falls into none");
+    let parts = database.count(parts).await;
+    assert!((3..=4).contains(&parts), "the present, the next ones, and what falls into none: {parts}");
 }
 
 /// Parts are made ahead, and dropped as a whole when nothing in them is to be remembered.

@@ -9,7 +9,7 @@ use tokio::{task::JoinSet, time::Instant};
 use crate::{
     domain::{
         em::EmInstance,
-        operation::{CountTickets, Operation, Outcome, STEP_TICKETS_MAX},
+        operation::{CountTickets, Operation, Outcome, STEP_COUNTED_MAX},
     },
     service::{committer::Committer, limits},
     store::{
@@ -79,11 +79,11 @@ impl CountLabelSets {
 
     /// Counts the tickets of some EMs; false if that could not be done for all.
     async fn count_on(&self, session: &mut Session, ems: &[EmInstance], to: i64) -> Result<bool, StoreError> {
-        let sizes = answered(user_resource::count_on(session.get().await?, ems, STEP_TICKETS_MAX)).await?;
+        let sizes = answered(user_resource::count_on(session.get().await?, ems, STEP_COUNTED_MAX)).await?;
         let mut steps: JoinSet<bool> = JoinSet::new();
         for (em, tickets) in sizes {
             // With room for what is granted meanwhile, so that one step will do.
-            let tickets_max = (tickets + tickets / 8 + 1).min(STEP_TICKETS_MAX);
+            let tickets_max = (tickets + tickets / 8 + 1).min(STEP_COUNTED_MAX);
             steps.spawn(count_em(self.committer.clone(), CountTickets { em, to, tickets_max }));
         }
         let mut all = true;

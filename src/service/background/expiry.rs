@@ -40,7 +40,7 @@ pub const HORIZON: Duration = Duration::from_secs(2);
 const AHEAD: time::Duration = time::Duration::seconds(2);
 
 /// By how much a ticket is overdue before an instance takes it that does not hold the lease.
-const OVERDUE: time::Duration = time::Duration::seconds(1);
+const OVERDUE: time::Duration = time::Duration::milliseconds(400);
 
 /// How many tickets one sweep reads.
 const PAGE: i64 = 2000;
@@ -96,7 +96,7 @@ impl Sweep {
 
 impl Task for Sweep {
     const NAME: &'static str = "expiry";
-    const PERIOD: Duration = Duration::from_millis(500);
+    const PERIOD: Duration = Duration::from_millis(400);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         if self.after.is_none() {

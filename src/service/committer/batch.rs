@@ -232,7 +232,7 @@ fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec
             StepFrom::Ended => em.going?.after,
             StepFrom::Counted => em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after),
         };
-        Some(PageOf { em: instance, after, limit: operation.cost() })
+        Some(PageOf { em: instance, after, limit: operation.tickets_max() })
     };
     operations.iter().filter_map(step).filter(|page| seen.insert(page.em)).collect()
 }
