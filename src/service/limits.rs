@@ -9,7 +9,10 @@ use std::{
 };
 
 use sqlx::{Connection as _, PgConnection};
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Mutex, Notify, Semaphore},
+    time::Instant,
+};
 
 use crate::{
     domain::{
@@ -39,6 +42,9 @@ const OVER_MAX: usize = 100;
 const LOOKED_AT_MAX: usize = 20_000;
 const PAGE: i64 = 1000;
 
+/// How many calls look whether their rules decide already, each on a connection; the others have their turn.
+const LOOKING_MAX: usize = 4;
+
 /// How often to look whether a rule decides already.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -57,6 +63,9 @@ pub struct LimitService {
     store: Store,
     /// There is something to count.
     counting: Arc<Notify>,
+    /// One change at a time, on one connection, however many are wanted: the fence lets no more through.
+    changing: Arc<Mutex<()>>,
+    looking: Arc<Semaphore>,
 }
 
 /// A scope, what it holds, and the rule that decides there.
@@ -95,7 +104,7 @@ pub enum Set {
 impl LimitService {
     /// On top of the store; `counting` wakes whoever counts.
     pub fn new(store: Store, counting: Arc<Notify>) -> Self {
-        Self { store, counting }
+        Self { store, counting, changing: Arc::default(), looking: Arc::new(Semaphore::new(LOOKING_MAX)) }
     }
 
     /// Adds a rule, or changes the one with the same pattern, and waits until it decides.
@@ -173,6 +182,7 @@ impl LimitService {
         .await?;
         // Set in any case; who does not want to wait any longer is not told when it is counted.
         let counted = async {
+            let _turn = self.looking.acquire().await;
             let mut session = self.store.session();
             while !answered(label_set::in_state(session.get().await?, State::Counting)).await?.is_empty() {
                 tokio::time::sleep(POLL).await;
@@ -219,6 +229,7 @@ impl LimitService {
         deadline: Instant,
         change: impl AsyncFn(&mut PgConnection) -> Result<T, StoreError>,
     ) -> Result<T, Error> {
+        let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let mut session = self.store.session();
         let mut patience = session::HURRY;
         loop {
@@ -251,6 +262,7 @@ impl LimitService {
     /// Waits until rules of this pattern's label set decide; then tells the scopes that hold more than theirs allows.
     async fn until_in_force(&self, pattern: &Pattern, deadline: Instant) -> Result<Set, Error> {
         let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
+        let _turn = self.looking.acquire().await.map_err(|_| Error::ShuttingDown)?;
         let mut session = self.store.session();
         loop {
             let sets = answered(label_set::read(session.get().await?)).await?;

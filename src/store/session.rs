@@ -93,7 +93,7 @@ pub async fn hurried(connection: &mut PgConnection, longest: Duration) -> Result
     Ok(())
 }
 
-/// Lets the transaction that `connection` is in wait longer: it changes rules, and waits for all others to end.
+/// Lets the transaction that `connection` is in wait longer: it repairs what others may hold.
 pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query(
         "-- session::patient

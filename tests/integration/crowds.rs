@@ -261,3 +261,23 @@ async fn users_who_came_once_leave_no_counters() {
     .await;
     assert_invariants(&database, &rm.client).await;
 }
+
+/// However many change limits at once, they take few connections, and each is answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_set_limits_at_once_take_few_connections() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let mut calls = JoinSet::new();
+    for n in 0..200 {
+        let client = rm.client.clone();
+        calls.spawn(async move { client.set_limit(&each_user(100 + n)).await.map(drop) });
+    }
+    let connections = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()";
+    let mut most = 0;
+    while let Some(set) = calls.join_next().await {
+        set.unwrap().unwrap();
+        most = most.max(database.count(connections).await);
+    }
+    assert!(most <= 40, "{most} connections");
+    assert_invariants(&database, &rm.client).await;
+}
