@@ -1,9 +1,10 @@
-//! Limits: who may hold how much. Rules change inside a fence that is closed for a moment, in which nobody grants or gives back; so
+//! Limits: who may hold how much. Rules change behind a fence that is closed for a moment, in which nobody grants or gives back; so
 //! every ticket is counted by the rules before a change or by those after it. A label set that is new is counted in the background,
 //! beside the running counters, and decides when all tickets are counted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    slice,
     sync::Arc,
     time::Duration,
 };
@@ -16,18 +17,18 @@ use tokio::{
 
 use crate::{
     domain::{
-        action::Action,
-        limit::{Counting, LimitedScope, Limits, Pattern, Rule},
+        limit::{Counting, LabelSet, LimitedScope, Limits, Pattern, Rule},
         name::Name,
         operation::Rejection,
         policy::Policy,
         principal::Principal,
-        resource::{Resource, ResourceType},
         scope::{Scope, Usage},
     },
     error::Error,
     store::{
-        Store, StoreError, action_record, em_resource, label_resource,
+        Store, StoreError,
+        action_record::{self, LimitLine},
+        em_resource, label_resource,
         label_set::{self, State},
         limit, policy,
         session::{self, Session, answered},
@@ -112,12 +113,7 @@ impl LimitService {
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
     pub async fn set(&self, by: &Principal, rule: Rule, deadline: Instant) -> Result<Set, Error> {
-        let (by, changed) = (by.clone(), rule.clone());
-        self.change(deadline, async move |connection: &mut PgConnection| {
-            limit::upsert(connection, &changed, &by).await?;
-            action_record::insert_limit(connection, Action::LimitSet, &changed.pattern, &maximum(&changed), &by).await
-        })
-        .await?;
+        self.change(by, deadline, &Change::Set(vec![rule.clone()])).await?;
         // Whatever happens now, the rule is set: no error may claim that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
         told.unwrap_or(Ok(Set::Counting)).map_err(|error| {
@@ -131,15 +127,8 @@ impl LimitService {
     /// # Errors
     /// [`Rejection::NoSuchLimit`]; [`Error::LockTimeout`] if the fence could not be closed until `deadline`.
     pub async fn delete(&self, by: &Principal, pattern: &Pattern, deadline: Instant) -> Result<(), Error> {
-        let (by, gone) = (by.clone(), pattern.clone());
-        let existed = self
-            .change(deadline, async move |connection: &mut PgConnection| {
-                let Some(rule) = limit::delete(connection, &gone).await? else { return Ok(false) };
-                action_record::insert_limit(connection, Action::LimitDeleted, &gone, &maximum(&rule), &by).await?;
-                Ok(true)
-            })
-            .await?;
-        if existed { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
+        let made = self.change(by, deadline, &Change::Delete(pattern.clone())).await?;
+        if !made.lines.is_empty() { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
     }
 
     /// Makes `rules` all the rules there are.
@@ -147,20 +136,8 @@ impl LimitService {
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`.
     pub async fn replace(&self, by: &Principal, rules: &[Rule], deadline: Instant) -> Result<(), Error> {
-        let (by, rules) = (by.clone(), rules.to_vec());
-        self.change(deadline, async move |connection: &mut PgConnection| {
-            let before = limit::rules(&mut *connection).await?;
-            for old in before.iter().filter(|old| !rules.iter().any(|rule| rule.pattern == old.pattern)) {
-                limit::delete(connection, &old.pattern).await?;
-                action_record::insert_limit(connection, Action::LimitDeleted, &old.pattern, &maximum(old), &by).await?;
-            }
-            for rule in rules.iter().filter(|rule| !before.contains(rule)) {
-                limit::upsert(connection, rule, &by).await?;
-                action_record::insert_limit(connection, Action::LimitSet, &rule.pattern, &maximum(rule), &by).await?;
-            }
-            Ok(())
-        })
-        .await
+        self.change(by, deadline, &Change::Replace(rules.to_vec())).await?;
+        Ok(())
     }
 
     /// Gives a kind of EMs, by its application name, a policy. It takes effect when what it changes has been counted.
@@ -174,12 +151,7 @@ impl LimitService {
         policy: &Policy,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let (by, kind, policy) = (by.clone(), em_kind.clone(), policy.clone());
-        self.change(deadline, async move |connection: &mut PgConnection| {
-            policy::upsert(connection, &kind, &policy).await?;
-            action_record::insert_policy(connection, &kind, &policy, &by).await
-        })
-        .await?;
+        self.change(by, deadline, &Change::Policy(em_kind.clone(), policy.clone())).await?;
         // Set in any case; who does not want to wait any longer is not told when it is counted.
         let counted = async {
             let _turn = self.looking.acquire().await;
@@ -223,40 +195,12 @@ impl LimitService {
             .collect())
     }
 
-    /// Changes rules inside the fence, and has counted what there is to count then.
-    async fn change<T>(
-        &self,
-        deadline: Instant,
-        change: impl AsyncFn(&mut PgConnection) -> Result<T, StoreError>,
-    ) -> Result<T, Error> {
+    /// Changes rules, and has counted what there is to count then.
+    async fn change(&self, by: &Principal, deadline: Instant, change: &Change) -> Result<Made, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
-        let mut session = self.store.session();
-        let mut patience = session::HURRY;
-        loop {
-            let changed = async {
-                let connection = session.get().await.map_err(Error::from)?;
-                fenced(connection, patience, async |connection: &mut PgConnection| {
-                    let changed = change(connection).await?;
-                    reconcile(connection).await?;
-                    Ok(changed)
-                })
-                .await
-                .map_err(Error::from)
-            };
-            match tokio::time::timeout_at(deadline, changed).await.unwrap_or(Err(Error::LockTimeout)) {
-                // Somebody counts for longer than others should wait: let them go on for a moment. Where all batches take so long,
-                // nobody waits longer for this than for those.
-                Err(Error::LockTimeout) if Instant::now() + PAUSE < deadline => {
-                    tokio::time::sleep(PAUSE).await;
-                    patience = (patience * 2).min(PATIENCE_MAX);
-                }
-                changed => {
-                    self.counting.notify_one();
-                    return changed;
-                }
-            }
-            session.reset();
-        }
+        let made = patiently(&mut self.store.session(), deadline, change, by).await;
+        self.counting.notify_one();
+        made
     }
 
     /// Waits until rules of this pattern's label set decide; then tells the scopes that hold more than theirs allows.
@@ -295,22 +239,103 @@ impl LimitService {
 /// Has label sets decide whose tickets are all counted; those that counted the same labels before count no more.
 ///
 /// # Errors
-/// [`StoreError::is_lock_timeout`] if the fence could not be closed.
-pub async fn decide(session: &mut Session, counted: &[i64]) -> Result<(), StoreError> {
-    let decided = fenced(session.get().await?, PATIENCE_MAX, async |connection: &mut PgConnection| {
-        let sets = label_set::read(&mut *connection).await?;
-        // One that was given up meanwhile is not there.
-        let now = sets.iter().filter(|set| counted.contains(&set.id) && !set.is_counted);
-        let ids: Vec<i64> = now.clone().map(|set| set.id).collect();
-        let keys: BTreeSet<_> = now.map(|set| &set.counting.keys).collect();
-        let before = sets.iter().filter(|set| set.is_counted && keys.contains(&set.counting.keys));
-        label_set::set_state(connection, &before.map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
-        label_set::set_state(connection, &ids, State::Counted).await
-    })
-    .await;
-    decided.map_err(|error| match error {
-        FencedError::Refused(error) | FencedError::Unknown(error) => error,
-    })
+/// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
+pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -> Result<(), Error> {
+    patiently(session, deadline, &Change::Decide(counted.to_vec()), &Principal::Service).await?;
+    Ok(())
+}
+
+/// What can be changed behind the fence.
+enum Change {
+    /// Rules are new, or have other maxima.
+    Set(Vec<Rule>),
+    /// The rule of this pattern goes.
+    Delete(Pattern),
+    /// These are all the rules.
+    Replace(Vec<Rule>),
+    /// A kind of EMs has another policy.
+    Policy(Name, Policy),
+    /// Label sets whose tickets are all counted decide.
+    Decide(Vec<i64>),
+}
+
+/// What a change has changed.
+#[derive(Default)]
+struct Made {
+    /// For the history.
+    lines: Vec<LimitLine>,
+    /// Label sets that are new, and those that decide until they do.
+    begun: Vec<i64>,
+    before: Vec<i64>,
+}
+
+impl Change {
+    /// While others grant and give back, who see nothing of it yet.
+    async fn make(&self, connection: &mut PgConnection, by: &Principal) -> Result<Made, StoreError> {
+        let lines = match self {
+            Self::Set(rules) => set(connection, rules, by).await?,
+            Self::Delete(pattern) => delete(connection, slice::from_ref(pattern)).await?,
+            Self::Replace(rules) => {
+                let before = limit::rules(&mut *connection).await?;
+                let gone = before.iter().filter(|old| !rules.iter().any(|rule| rule.pattern == old.pattern));
+                let gone: Vec<Pattern> = gone.map(|old| old.pattern.clone()).collect();
+                let new: Vec<Rule> = rules.iter().filter(|rule| !before.contains(rule)).cloned().collect();
+                let mut lines = delete(connection, &gone).await?;
+                lines.extend(set(connection, &new, by).await?);
+                lines
+            }
+            Self::Policy(kind, policy) => {
+                policy::upsert(connection, kind, policy).await?;
+                vec![LimitLine::Policy(kind.clone(), policy.clone())]
+            }
+            Self::Decide(counted) => {
+                switch(connection, counted).await?;
+                return Ok(Made::default());
+            }
+        };
+        let (begun, before) = reconcile(connection).await?;
+        Ok(Made { lines, begun, before })
+    }
+}
+
+impl Made {
+    /// Inside the fence: where there is no EM, there is no ticket to count, and none registers meanwhile; and the history tells of
+    /// the change behind what was granted before it, and before what is granted after it.
+    async fn finish(&self, connection: &mut PgConnection, by: &Principal) -> Result<(), StoreError> {
+        if !self.begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
+            label_set::set_state(connection, &self.before, State::Retired).await?;
+            label_set::set_state(connection, &self.begun, State::Counted).await?;
+        }
+        action_record::insert_limits(connection, &self.lines, by).await
+    }
+}
+
+async fn set(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<Vec<LimitLine>, StoreError> {
+    for rule in rules {
+        limit::upsert(connection, rule, by).await?;
+    }
+    Ok(rules.iter().map(|rule| LimitLine::Set(rule.clone())).collect())
+}
+
+/// Those that were there.
+async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<LimitLine>, StoreError> {
+    let mut gone = Vec::new();
+    for pattern in patterns {
+        gone.extend(limit::delete(connection, pattern).await?.map(LimitLine::Deleted));
+    }
+    Ok(gone)
+}
+
+/// Has label sets decide instead of those that counted the same labels.
+async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<(), StoreError> {
+    let sets = label_set::read(&mut *connection).await?;
+    // One that was given up meanwhile is not there.
+    let (now, others): (Vec<_>, Vec<_>) =
+        sets.into_iter().partition(|set| counted.contains(&set.id) && !set.is_counted);
+    let keys: BTreeSet<_> = now.iter().map(|set| &set.counting.keys).collect();
+    let before = others.iter().filter(|set| set.is_counted && keys.contains(&set.counting.keys));
+    label_set::set_state(connection, &before.map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
+    label_set::set_state(connection, &now.iter().map(|set| set.id).collect::<Vec<_>>(), State::Counted).await
 }
 
 /// Why a change inside the fence was not made.
@@ -334,61 +359,74 @@ impl From<FencedError> for Error {
     }
 }
 
-/// Changes something inside the fence: nobody grants or gives back meanwhile.
-async fn fenced<T>(
+/// Makes a change, trying again until `deadline`: where somebody counts for longer than others should wait, they go on for a moment
+/// first; where all batches take so long, nobody waits longer for this than for those.
+async fn patiently(session: &mut Session, deadline: Instant, change: &Change, by: &Principal) -> Result<Made, Error> {
+    let mut patience = session::HURRY;
+    loop {
+        let made = async {
+            let connection = session.get().await.map_err(Error::from)?;
+            fenced(connection, patience, change, by).await.map_err(Error::from)
+        };
+        match tokio::time::timeout_at(deadline, made).await.unwrap_or(Err(Error::LockTimeout)) {
+            Ok(made) => return Ok(made),
+            Err(Error::LockTimeout) if Instant::now() + PAUSE < deadline => {
+                session.reset();
+                tokio::time::sleep(PAUSE).await;
+                patience = (patience * 2).min(PATIENCE_MAX);
+            }
+            Err(error) => {
+                session.reset();
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Makes a change while nobody else changes the limits: most of it while others grant and give back; then the fence is closed, in
+/// which nobody does, for what has to be there and for the commit.
+async fn fenced(
     connection: &mut PgConnection,
     patience: Duration,
-    change: impl AsyncFnOnce(&mut PgConnection) -> Result<T, StoreError>,
-) -> Result<T, FencedError> {
+    change: &Change,
+    by: &Principal,
+) -> Result<Made, FencedError> {
     let prepared = answered(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
-        limit::lock(&mut transaction).await?;
-        let changed = change(&mut transaction).await?;
+        limit::begin_change(&mut transaction).await?;
+        let made = change.make(&mut transaction, by).await?;
         waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
-        Ok::<_, StoreError>((transaction, changed))
+        limit::close_fence(&mut transaction).await?;
+        made.finish(&mut transaction, by).await?;
+        Ok::<_, StoreError>((transaction, made))
     });
-    let (transaction, changed) = prepared.await.map_err(FencedError::Refused)?;
+    let (transaction, made) = prepared.await.map_err(FencedError::Refused)?;
     let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
     committed.await.map_err(FencedError::Unknown)?;
-    Ok(changed)
+    Ok(made)
 }
 
 /// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any
-/// more ends.
-async fn reconcile(connection: &mut PgConnection) -> Result<(), StoreError> {
+/// more ends. Answers the label sets that are new, and those that decide until they do.
+async fn reconcile(connection: &mut PgConnection) -> Result<(Vec<i64>, Vec<i64>), StoreError> {
     let policies = policy::read(&mut *connection).await?;
     let wanted = Counting::wanted(limit::label_sets(&mut *connection).await?, &policies);
     let sets = label_set::read(&mut *connection).await?;
     let wanted_keys: BTreeSet<_> = wanted.iter().map(|counting| &counting.keys).collect();
     // One that decides goes on until its successor does.
-    let is_over = |set: &&crate::domain::limit::LabelSet| match set.is_counted {
+    let is_over = |set: &LabelSet| match set.is_counted {
         true => !wanted_keys.contains(&set.counting.keys),
         false => !wanted.contains(&set.counting),
     };
-    let over: Vec<i64> = sets.iter().filter(is_over).map(|set| set.id).collect();
+    let (over, kept): (Vec<_>, Vec<_>) = sets.into_iter().partition(is_over);
     if !over.is_empty() {
-        label_set::set_state(connection, &over, State::Retired).await?;
+        label_set::set_state(connection, &over.iter().map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
     }
-    let missing = wanted.iter().filter(|counting| !sets.iter().any(|set| set.counting == **counting));
-    let missing: Vec<&Counting> = missing.collect();
-    if missing.is_empty() {
-        return Ok(());
+    let (mut begun, mut before) = (Vec::new(), Vec::new());
+    for counting in wanted.iter().filter(|counting| !kept.iter().any(|set| set.counting == **counting)) {
+        before.extend(kept.iter().filter(|set| set.counting.keys == counting.keys).map(|set| set.id));
+        begun.push(label_set::insert(connection, counting, State::Counting).await?);
     }
-    // Where there is no EM, there is no ticket to count.
-    let state = if em_resource::is_any(&mut *connection).await? { State::Counting } else { State::Counted };
-    for counting in missing {
-        if state == State::Counted {
-            let before = sets.iter().filter(|set| set.counting.keys == counting.keys && !over.contains(&set.id));
-            label_set::set_state(connection, &before.map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
-        }
-        label_set::insert(connection, counting, state).await?;
-    }
-    Ok(())
-}
-
-/// The maximum of a rule, for the history: nothing, if it is more than a resource may have.
-fn maximum(rule: &Rule) -> Resource {
-    let amounts = rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
-    Resource::special(amounts).unwrap_or_else(|_| Resource::zero(ResourceType::Special))
+    Ok((begun, before))
 }

@@ -11,7 +11,7 @@ use crate::domain::{
     audit::Subject,
     em::{Em, EmInstance},
     ledger::{Deltas, EndedDelta},
-    limit::Pattern,
+    limit::{Pattern, Rule},
     name::Name,
     policy::Policy,
     principal::Principal,
@@ -147,52 +147,78 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Remembers that a rule was set, with its maximum, or deleted, by whom.
-pub async fn insert_limit(
-    connection: &mut PgConnection,
-    action: Action,
-    pattern: &Pattern,
-    max: &Resource,
-    by: &Principal,
-) -> Result<(), StoreError> {
-    let done = sqlx::query(
-        "-- action_record::insert_limit
-        INSERT INTO linkis_resource_action_record (action, scope, resource_type, resource, actor, action_time)
-        VALUES ($1, $2::text::jsonb, $3, $4::text::jsonb, $5, clock_timestamp())",
-    )
-    .bind(action.as_str())
-    .bind(limit::pattern_json(pattern))
-    .bind(max.resource_type().as_str())
-    .bind(max.to_json())
-    .bind(by.as_str())
-    .execute(connection)
-    .await?;
-    expect_rows(TABLE.0, 1, done.rows_affected())
+/// A change of what limits there are.
+#[derive(Debug, Clone)]
+pub enum LimitLine {
+    /// A rule is new, or has another maximum.
+    Set(Rule),
+    /// A rule is gone.
+    Deleted(Rule),
+    /// A kind of EMs, by its application name, has another policy.
+    Policy(Name, Policy),
 }
 
-/// Remembers that a kind of EMs got a policy, by whom.
-pub async fn insert_policy(
+impl LimitLine {
+    fn action(&self) -> Action {
+        match self {
+            Self::Set(_) => Action::LimitSet,
+            Self::Deleted(_) => Action::LimitDeleted,
+            Self::Policy(..) => Action::PolicySet,
+        }
+    }
+
+    fn em_kind(&self) -> Option<&str> {
+        match self {
+            Self::Set(_) | Self::Deleted(_) => None,
+            Self::Policy(kind, _) => Some(kind.as_str()),
+        }
+    }
+
+    /// The pattern of a rule; what a policy checks.
+    fn scope(&self) -> String {
+        match self {
+            Self::Set(rule) | Self::Deleted(rule) => limit::pattern_json(&rule.pattern),
+            Self::Policy(_, policy) => serde_json::json!(policy.to_string().split(',').collect::<Vec<_>>()).to_string(),
+        }
+    }
+
+    /// The maximum of a rule: nothing, if it is more than a resource may have.
+    fn max(&self) -> String {
+        let max = match self {
+            Self::Set(rule) | Self::Deleted(rule) => {
+                Resource::special(rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect()).ok()
+            }
+            Self::Policy(..) => None,
+        };
+        max.unwrap_or_else(|| Resource::zero(ResourceType::Special)).to_json()
+    }
+}
+
+/// Remembers what limits have changed, and who changed them.
+pub async fn insert_limits(
     connection: &mut PgConnection,
-    em_kind: &Name,
-    policy: &Policy,
+    lines: &[LimitLine],
     by: &Principal,
 ) -> Result<(), StoreError> {
-    let nothing = Resource::zero(ResourceType::Special);
+    if lines.is_empty() {
+        return Ok(());
+    }
     let done = sqlx::query(
-        "-- action_record::insert_policy
+        "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
             action_time)
-        VALUES ($1, $2, to_jsonb(string_to_array($3, ',')), $4, $5::text::jsonb, $6, clock_timestamp())",
+        SELECT action, em_kind, scope::jsonb, $5, max::jsonb, $6, clock_timestamp()
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS d (action, em_kind, scope, max)",
     )
-    .bind(Action::PolicySet.as_str())
-    .bind(em_kind.as_str())
-    .bind(policy.to_string())
-    .bind(nothing.resource_type().as_str())
-    .bind(nothing.to_json())
+    .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitLine::em_kind).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitLine::scope).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitLine::max).collect::<Vec<_>>())
+    .bind(ResourceType::Special.as_str())
     .bind(by.as_str())
     .execute(connection)
     .await?;
-    expect_rows(TABLE.0, 1, done.rows_affected())
+    expect_rows(TABLE.0, lines.len(), done.rows_affected())
 }
 
 /// Remembers that the counters of EMs or scopes were repaired at `now`, by whom, each with what its tickets hold together.

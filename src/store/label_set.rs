@@ -75,21 +75,21 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec
     .await?)
 }
 
-/// A new one; inside the fence.
-pub async fn insert(connection: &mut PgConnection, counting: &Counting, state: State) -> Result<(), StoreError> {
-    sqlx::query(
+/// A new one, and its number; while nobody else changes the limits.
+pub async fn insert(connection: &mut PgConnection, counting: &Counting, state: State) -> Result<i64, StoreError> {
+    Ok(sqlx::query_scalar(
         "-- label_set::insert
-        INSERT INTO linkis_label_set (label_set, exempt, state) VALUES ($1::text::jsonb, $2::text::jsonb, $3)",
+        INSERT INTO linkis_label_set (label_set, exempt, state) VALUES ($1::text::jsonb, $2::text::jsonb, $3)
+        RETURNING label_set_id",
     )
     .bind(serde_json::json!(counting.keys).to_string())
     .bind(serde_json::json!(counting.exempt.iter().map(Name::as_str).collect::<Vec<_>>()).to_string())
     .bind(state.as_str())
-    .execute(connection)
-    .await?;
-    Ok(())
+    .fetch_one(connection)
+    .await?)
 }
 
-/// Changes the state of some, all of which have to be there; inside the fence.
+/// Changes the state of some, all of which have to be there; while nobody else changes the limits.
 pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: State) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- label_set::set_state

@@ -100,19 +100,31 @@ fn rule(pattern: &str, max: &str) -> Result<Rule, StoreError> {
     Ok(Rule { pattern: Pattern::new(labels), max })
 }
 
-/// Waits until nobody counts by the rules, and keeps everybody from doing so until the transaction ends, which has to be soon.
+/// Keeps others from changing the limits until the transaction ends; those who count by them go on, until the fence is closed. The
+/// limits get another version.
 ///
 /// # Errors
-/// [`StoreError::is_lock_timeout`] if somebody counts for longer than `lock_timeout`; who comes later waits meanwhile.
-pub async fn lock(connection: &mut PgConnection) -> Result<(), StoreError> {
-    sqlx::query("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").execute(&mut *connection).await?;
+/// [`StoreError::is_lock_timeout`] if another changes them for longer than `lock_timeout`; [`StoreError::TooOld`].
+pub async fn begin_change(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE")
+        .execute(&mut *connection)
+        .await?;
     let oldest_writer = sqlx::query_scalar(
-        "-- limit::lock
+        "-- limit::begin_change
         UPDATE linkis_resource_limit_version SET version = gen_random_uuid() WHERE only_row RETURNING oldest_writer",
     )
     .fetch_one(&mut *connection)
     .await?;
     check_writer(oldest_writer)
+}
+
+/// Waits until nobody counts by the rules, and keeps everybody from doing so until the transaction ends, which has to be soon.
+///
+/// # Errors
+/// [`StoreError::is_lock_timeout`] if somebody counts for longer than `lock_timeout`; who comes later waits meanwhile.
+pub async fn close_fence(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").execute(connection).await?;
+    Ok(())
 }
 
 /// Writes a rule, in place of another with the same pattern.

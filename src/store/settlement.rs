@@ -1,13 +1,18 @@
 //! What nearly every batch writes, in one statement: a batch waits for the database once, however much has happened in it.
+//!
+//! The statement consists of what there is to write: a grant alone costs no more than the rows of a grant. Each mixture is
+//! planned once.
 
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, QueryBuilder};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
     action::Action,
+    em::Em,
     ledger::Deltas,
     principal::Principal,
+    scope::{Counter, Usage},
     ticket::{Ticket, TicketState},
 };
 
@@ -16,9 +21,6 @@ use super::{
     resource_lock::Locks,
     rows::{em_columns, labels_json},
 };
-
-/// How many rows each part of the statement has touched, and whether anybody may wait in line.
-type Touched = (i64, i64, i64, i64, i64, i64, i64, bool);
 
 /// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
 /// engine has reported in, that ended and that were granted; the history of all that at `now`; and drops `locks`, whose rows were
@@ -29,137 +31,234 @@ pub async fn write(
     now: OffsetDateTime,
     locks: Option<Locks>,
 ) -> Result<bool, StoreError> {
-    let ems = em_resource::Columns::of(&deltas.ems_counted)?;
-    let inited = Inited::of(&deltas.inited);
-    let ended: Vec<Uuid> = deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect();
-    let granted = &deltas.granted;
-    let (application_names, instances) = em_columns(granted.iter().map(|ticket| &ticket.em));
-    let records = action_record::Columns::of(deltas);
-    let scopes = label_resource::Columns::of(&deltas.scopes);
-    let (places, locked) = locks.map_or_else(|| ("{}".to_owned(), 0), |locks| (locks.places, locks.count));
-    let touched: Touched = sqlx::query_as(
-        r#"-- settlement::write
-        WITH counted AS (
-            UPDATE linkis_em_resource_meta_data e SET
-                used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
-                -- Only a registration may set it; a grant that over-commits is refused by the constraint.
-                over_committed = e.over_committed AND d.over_committed, version = e.version + 1,
-                used_tickets = d.used_tickets, used_tickets_xor = d.used_tickets_xor
-            FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bool[], $7::bigint[],
-                $46::bigint[], $47::uuid[])
-                AS d (em_application_name, em_instance, used, locked, rest, over_committed, version, used_tickets,
-                    used_tickets_xor)
-            WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance
-                AND e.version = d.version
-            RETURNING 1),
-        inited AS (
-            UPDATE linkis_user_resource_meta_data t SET
-                user_locked_resource = NULL, expires_at = NULL, user_used_resource = d.used::jsonb,
-                used_time = d.used_time, engine_application_name = d.engine_application_name,
-                engine_instance = d.engine_instance
-            FROM unnest($8::uuid[], $9::text[], $10::timestamptz[], $11::text[], $12::text[])
-                AS d (ticket_id, used, used_time, engine_application_name, engine_instance)
-            WHERE t.ticket_id = d.ticket_id
-            RETURNING 1),
-        ended AS (DELETE FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($13) RETURNING 1),
-        d AS MATERIALIZED (
-            SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
-                locked::jsonb AS locked, labels::jsonb AS labels, locked_time, expires_at, principal, em_epoch
-            FROM unnest($14::uuid[], $15::text[], $16::text[], $17::text[], $18::text[], $19::text[], $20::text[],
-                $21::text[], $22::text[], $23::timestamptz[], $24::timestamptz[], $38::text[], $39::bigint[])
-                AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
-                    labels, locked_time, expires_at, principal, em_epoch)),
-        granted AS (
-            INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
-                em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at, principal, em_epoch)
-            SELECT * FROM d RETURNING 1),
-        told AS (
-            INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
-                engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
-                action_time)
-            -- What was given back stands before what was granted for it.
-            SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name, engine_instance,
-                em_application_name, em_instance, resource_type, resource::jsonb, actor, $25::timestamptz
-            FROM unnest($26::text[], $27::uuid[], $28::text[], $29::text[], $30::text[], $31::text[], $32::text[],
-                $40::text[], $41::text[], $42::text[], $43::text[], $44::text[], $45::text[])
-                AS r (action, ticket_id, "user", em_application_name, em_instance, resource_type, resource, creator,
-                    engine_type, labels, engine_application_name, engine_instance, actor)
-            UNION ALL
-            SELECT $33::text, ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance,
-                resource_type, locked, principal, locked_time FROM d
-            RETURNING 1),
-        -- By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
-        dropped AS (DELETE FROM linkis_resource_lock WHERE ctid = ANY ($34::text::tid[]) RETURNING 1),
-        scopes AS (
-            UPDATE linkis_label_resource s SET used_resource = d.used::jsonb, locked_resource = d.locked::jsonb
-            FROM unnest($35::bytea[], $36::text[], $37::text[]) AS d (scope_hash, used, locked)
-            WHERE s.scope_hash = d.scope_hash
-            RETURNING 1)
-        SELECT (SELECT count(*) FROM counted), (SELECT count(*) FROM inited), (SELECT count(*) FROM ended),
-            (SELECT count(*) FROM granted), (SELECT count(*) FROM told), (SELECT count(*) FROM dropped),
-            (SELECT count(*) FROM scopes), EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())"#,
-    )
-    .bind(ems.em_application_name)
-    .bind(ems.em_instance)
-    .bind(ems.used)
-    .bind(ems.locked)
-    .bind(ems.left)
-    .bind(ems.over_committed)
-    .bind(ems.version)
-    .bind(inited.ticket_id)
-    .bind(inited.used)
-    .bind(inited.used_time)
-    .bind(inited.engine_application_name)
-    .bind(inited.engine_instance)
-    .bind(&ended)
-    .bind(granted.iter().map(|ticket| ticket.id).collect::<Vec<_>>())
-    .bind(granted.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
-    .bind(granted.iter().map(|ticket| ticket.creator.as_str()).collect::<Vec<_>>())
-    .bind(granted.iter().map(|ticket| ticket.engine_type.as_str()).collect::<Vec<_>>())
-    .bind(application_names)
-    .bind(instances)
-    .bind(granted.iter().map(|ticket| ticket.resource_type().as_str()).collect::<Vec<_>>())
-    .bind(granted.iter().map(|ticket| ticket.resource().to_json()).collect::<Vec<_>>())
-    .bind(granted.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
-    .bind(granted.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
-    .bind(granted.iter().map(expires_at).collect::<Vec<_>>())
-    .bind(now)
-    .bind(records.action)
-    .bind(records.ticket_id)
-    .bind(records.user)
-    .bind(records.em_application_name)
-    .bind(records.em_instance)
-    .bind(records.resource_type)
-    .bind(&records.resource)
-    .bind(Action::Granted.as_str())
-    .bind(places)
-    .bind(scopes.scope_hash)
-    .bind(scopes.used)
-    .bind(scopes.locked)
-    .bind(granted.iter().map(|ticket| ticket.principal.as_str()).collect::<Vec<_>>())
-    .bind(granted.iter().map(|ticket| ticket.em_epoch).collect::<Vec<_>>())
-    .bind(records.creator)
-    .bind(records.engine_type)
-    .bind(records.labels)
-    .bind(records.engine_application_name)
-    .bind(records.engine_instance)
-    .bind(records.actor)
-    .bind(ems.used_tickets)
-    .bind(ems.used_tickets_xor)
-    .fetch_one(connection)
-    .await?;
-    for (table, expected, touched) in [
-        ("linkis_em_resource_meta_data", deltas.ems_counted.len(), touched.0),
-        ("linkis_user_resource_meta_data", deltas.inited.len(), touched.1),
-        ("linkis_user_resource_meta_data", ended.len(), touched.2),
-        ("linkis_user_resource_meta_data", granted.len(), touched.3),
-        ("linkis_resource_action_record", records.resource.len() + granted.len(), touched.4),
-        ("linkis_resource_lock", locked, touched.5),
-        ("linkis_label_resource", deltas.scopes.len(), touched.6),
-    ] {
-        expect_rows(table, expected, touched.unsigned_abs())?;
+    let mut statement = Statement::new();
+    statement.counted(&deltas.ems_counted)?;
+    statement.inited(&deltas.inited);
+    statement.ended(deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect());
+    statement.granted(&deltas.granted);
+    statement.told(action_record::Columns::of(deltas), deltas.granted.len(), now);
+    statement.scopes(&deltas.scopes);
+    if let Some(locks) = locks {
+        statement.dropped(locks);
     }
-    Ok(touched.7)
+    statement.execute(connection).await
+}
+
+/// One statement, made of parts that each touch a known number of rows.
+struct Statement {
+    sql: QueryBuilder<Postgres>,
+    parts: Vec<Part>,
+}
+
+struct Part {
+    name: &'static str,
+    table: &'static str,
+    rows: usize,
+}
+
+impl Statement {
+    fn new() -> Self {
+        Self { sql: QueryBuilder::new("-- settlement::write\n"), parts: Vec::new() }
+    }
+
+    /// Adds a part that is to touch `rows` rows of `table`; nothing, if there are none.
+    fn part(
+        &mut self,
+        name: &'static str,
+        table: &'static str,
+        rows: usize,
+        write: impl FnOnce(&mut QueryBuilder<Postgres>),
+    ) {
+        if rows == 0 {
+            return;
+        }
+        self.sql.push(if self.parts.is_empty() { "WITH " } else { ", " }).push(name).push(" AS (");
+        write(&mut self.sql);
+        self.sql.push(")");
+        self.parts.push(Part { name, table, rows });
+    }
+
+    fn counted(&mut self, ems: &[Em]) -> Result<(), StoreError> {
+        let ems = em_resource::Columns::of(ems)?;
+        self.part("counted", "linkis_em_resource_meta_data", ems.version.len(), |sql| {
+            sql.push(
+                "UPDATE linkis_em_resource_meta_data e SET
+                    used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
+                    -- Only a registration may set it; a grant that over-commits is refused by the constraint.
+                    over_committed = e.over_committed AND d.over_committed, version = e.version + 1,
+                    used_tickets = d.used_tickets, used_tickets_xor = d.used_tickets_xor
+                FROM unnest(",
+            );
+            sql.separated(", ")
+                .push_bind(ems.em_application_name)
+                .push_bind(ems.em_instance)
+                .push_bind(ems.used)
+                .push_bind(ems.locked)
+                .push_bind(ems.left)
+                .push_bind(ems.over_committed)
+                .push_bind(ems.version)
+                .push_bind(ems.used_tickets)
+                .push_bind(ems.used_tickets_xor);
+            sql.push(
+                ") AS d (em_application_name, em_instance, used, locked, rest, over_committed, version, used_tickets,
+                    used_tickets_xor)
+                WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance
+                    AND e.version = d.version
+                RETURNING 1",
+            );
+        });
+        Ok(())
+    }
+
+    fn inited(&mut self, tickets: &[(Ticket, Principal)]) {
+        let inited = Inited::of(tickets);
+        self.part("inited", "linkis_user_resource_meta_data", tickets.len(), |sql| {
+            sql.push(
+                "UPDATE linkis_user_resource_meta_data t SET
+                    user_locked_resource = NULL, expires_at = NULL, user_used_resource = d.used::jsonb,
+                    used_time = d.used_time, engine_application_name = d.engine_application_name,
+                    engine_instance = d.engine_instance
+                FROM unnest(",
+            );
+            sql.separated(", ")
+                .push_bind(inited.ticket_id)
+                .push_bind(inited.used)
+                .push_bind(inited.used_time)
+                .push_bind(inited.engine_application_name)
+                .push_bind(inited.engine_instance);
+            sql.push(
+                ") AS d (ticket_id, used, used_time, engine_application_name, engine_instance)
+                WHERE t.ticket_id = d.ticket_id
+                RETURNING 1",
+            );
+        });
+    }
+
+    fn ended(&mut self, ticket_ids: Vec<Uuid>) {
+        self.part("ended", "linkis_user_resource_meta_data", ticket_ids.len(), |sql| {
+            sql.push("DELETE FROM linkis_user_resource_meta_data WHERE ticket_id = ANY (").push_bind(ticket_ids);
+            sql.push(") RETURNING 1");
+        });
+    }
+
+    fn granted(&mut self, tickets: &[Ticket]) {
+        let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
+        self.part("granted", "linkis_user_resource_meta_data", tickets.len(), |sql| {
+            sql.push(
+                r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+                    em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at, principal, em_epoch)
+                SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
+                    locked::jsonb, labels::jsonb, locked_time, expires_at, principal, em_epoch
+                FROM unnest("#,
+            );
+            sql.separated(", ")
+                .push_bind(tickets.iter().map(|ticket| ticket.id).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.creator.as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.engine_type.as_str()).collect::<Vec<_>>())
+                .push_bind(application_names)
+                .push_bind(instances)
+                .push_bind(tickets.iter().map(|ticket| ticket.resource_type().as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.resource().to_json()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(expires_at).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.principal.as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.em_epoch).collect::<Vec<_>>());
+            sql.push(
+                r#") AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
+                    labels, locked_time, expires_at, principal, em_epoch)
+                -- For their lines in the history.
+                RETURNING ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
+                    user_locked_resource, principal, locked_time"#,
+            );
+        });
+    }
+
+    /// The history: what `records` say, and then what was granted, because what was given back stands before what was granted for
+    /// it.
+    fn told(&mut self, records: action_record::Columns<'_>, granted: usize, now: OffsetDateTime) {
+        let recorded = records.resource.len();
+        self.part("told", "linkis_resource_action_record", recorded + granted, |sql| {
+            sql.push(
+                r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
+                    engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
+                    action_time) "#,
+            );
+            if recorded > 0 {
+                sql.push(
+                    r#"SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name,
+                        engine_instance, em_application_name, em_instance, resource_type, resource::jsonb, actor, "#,
+                );
+                sql.push_bind(now).push(" FROM unnest(");
+                sql.separated(", ")
+                    .push_bind(records.action)
+                    .push_bind(records.ticket_id)
+                    .push_bind(records.user)
+                    .push_bind(records.creator)
+                    .push_bind(records.engine_type)
+                    .push_bind(records.labels)
+                    .push_bind(records.engine_application_name)
+                    .push_bind(records.engine_instance)
+                    .push_bind(records.em_application_name)
+                    .push_bind(records.em_instance)
+                    .push_bind(records.resource_type)
+                    .push_bind(records.resource)
+                    .push_bind(records.actor);
+                sql.push(
+                    r#") AS r (action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
+                        em_application_name, em_instance, resource_type, resource, actor)"#,
+                );
+            }
+            if recorded > 0 && granted > 0 {
+                sql.push(" UNION ALL ");
+            }
+            if granted > 0 {
+                sql.push("SELECT ").push_bind(Action::Granted.as_str()).push(
+                    r#", ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance,
+                        resource_type, user_locked_resource, principal, locked_time FROM granted"#,
+                );
+            }
+            sql.push(" RETURNING 1");
+        });
+    }
+
+    fn scopes(&mut self, counters: &[(Counter, Usage)]) {
+        let scopes = label_resource::Columns::of(counters);
+        self.part("scopes", "linkis_label_resource", counters.len(), |sql| {
+            sql.push(
+                "UPDATE linkis_label_resource s SET used_resource = d.used::jsonb, locked_resource = d.locked::jsonb
+                FROM unnest(",
+            );
+            sql.separated(", ").push_bind(scopes.scope_hash).push_bind(scopes.used).push_bind(scopes.locked);
+            sql.push(") AS d (scope_hash, used, locked) WHERE s.scope_hash = d.scope_hash RETURNING 1");
+        });
+    }
+
+    fn dropped(&mut self, locks: Locks) {
+        self.part("dropped", "linkis_resource_lock", locks.count, |sql| {
+            // By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
+            sql.push("DELETE FROM linkis_resource_lock WHERE ctid = ANY (").push_bind(locks.places);
+            sql.push("::text::tid[]) RETURNING 1");
+        });
+    }
+
+    /// Answers whether anybody may wait in line.
+    async fn execute(mut self, connection: &mut PgConnection) -> Result<bool, StoreError> {
+        self.sql.push(" SELECT ARRAY[");
+        for (nth, part) in self.parts.iter().enumerate() {
+            self.sql
+                .push(if nth == 0 { "(SELECT count(*) FROM " } else { ", (SELECT count(*) FROM " })
+                .push(part.name)
+                .push(")");
+        }
+        self.sql.push("]::bigint[], EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())");
+        let (touched, anybody_waits): (Vec<i64>, bool) = self.sql.build_query_as().fetch_one(connection).await?;
+        for (part, touched) in self.parts.iter().zip(touched) {
+            expect_rows(part.table, part.rows, touched.unsigned_abs())?;
+        }
+        Ok(anybody_waits)
+    }
 }
 
 /// The columns of tickets whose engine has reported in.

@@ -110,7 +110,8 @@ pub(super) async fn scopes(
 ) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::thorough(&mut transaction).await?;
-    limit::lock(&mut transaction).await?;
+    limit::begin_change(&mut transaction).await?;
+    limit::close_fence(&mut transaction).await?;
     let limits = limit::look(&mut transaction).await?;
     let now = session::clock(&mut transaction).await?;
     let mut differences = remove_strays(&mut transaction, strays, now, by).await?;
