@@ -7,7 +7,13 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::error::EmbeddedError;
+use super::error::{EmbeddedError, last_lines};
+
+/// The account root makes for the server where there is none that will do.
+const OWN: &str = "linkis-rm";
+
+/// The account of programs that have nothing to do with each other, and may reach what is each other's: the server is none of them.
+const SHARED: &str = "nobody";
 
 const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -36,10 +42,10 @@ pub(super) fn clean_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
 }
 
 impl Account {
-    /// This process's own account, or as root: the owner of the data, else `postgres`, else `nobody`.
+    /// This process's own account, or as root: the owner of the data, else `linkis-rm`, else `postgres`, else a new `linkis-rm`.
     ///
     /// # Errors
-    /// When there is no such account, or `getent` cannot be run.
+    /// When there is no such account and none can be made, or `getent` cannot be run.
     pub(super) fn choose(data_dir: &Path) -> Result<Self, EmbeddedError> {
         if !is_root() {
             let uid = rustix::process::geteuid().as_raw();
@@ -49,14 +55,36 @@ impl Account {
             && metadata.uid() != 0
         {
             let uid = metadata.uid();
-            return Self::look_up(&uid.to_string(), true)?.ok_or(EmbeddedError::NoAccount { uid });
+            let owner = Self::look_up(&uid.to_string(), true)?.ok_or(EmbeddedError::NoAccount { uid })?;
+            if owner.name != SHARED {
+                return Ok(owner);
+            }
         }
-        for name in ["postgres", "nobody"] {
+        for name in [OWN, "postgres"] {
             if let Some(account) = Self::look_up(name, true)? {
                 return Ok(account);
             }
         }
-        Err(EmbeddedError::NoServerAccount)
+        Self::make()
+    }
+
+    fn make() -> Result<Self, EmbeddedError> {
+        tracing::info!("PostgreSQL does not run as root: making the system account `{OWN}` for it");
+        let mut command = clean_command("useradd");
+        command.args(["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]);
+        let output = command.args(["--shell", "/usr/sbin/nologin", OWN]).output();
+        // Another instance may have made it just now.
+        Self::look_up(OWN, true)?.ok_or_else(|| EmbeddedError::NoServerAccount {
+            detail: match output {
+                Ok(output) => last_lines(&String::from_utf8_lossy(&output.stderr), 1),
+                Err(error) => error.to_string(),
+            },
+        })
+    }
+
+    /// The name of the account with user id 0, if it has one.
+    pub(super) fn root_name() -> Result<Option<String>, EmbeddedError> {
+        Ok(Self::look_up("0", false)?.map(|root| root.name))
     }
 
     fn look_up(key: &str, switch: bool) -> Result<Option<Self>, EmbeddedError> {
@@ -96,6 +124,18 @@ impl Account {
     /// Gives a file or directory just made to the account.
     pub(super) fn own(&self, path: &Path) -> io::Result<()> {
         if self.switch { lchown(path, Some(self.uid), Some(self.gid)) } else { Ok(()) }
+    }
+
+    /// Gives the account everything in the directory `path` that `former` owned, the directory itself last: after an interruption,
+    /// the next start goes on. A link is not followed, and what others own, to which one may lead, stays theirs.
+    pub(super) fn take_over(&self, path: &Path, former: u32) -> io::Result<()> {
+        let mut command = clean_command("chown");
+        command.args(["--recursive", "--no-dereference"]).arg(format!("--from={former}"));
+        let output = command.arg(format!("{}:{}", self.uid, self.gid)).arg("--").arg(path).output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(io::Error::other(last_lines(&String::from_utf8_lossy(&output.stderr), 1)))
     }
 
     /// Checks that the account can pass through, or execute, `path`.

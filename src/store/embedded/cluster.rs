@@ -2,9 +2,10 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::hash::{Hash, Hasher};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -15,7 +16,14 @@ use std::time::{Duration, Instant};
 use super::account::{Account, is_root, setpriv_failed};
 use super::binaries::Binaries;
 use super::error::{EmbeddedError, first_complaints};
+use super::server::end_old;
 use super::{DATA_DIR, PORT, Settings, USER};
+
+/// The socket's directory, below the state directory if the path suits a socket.
+const SOCKET_DIR: &str = "socket";
+
+/// The name of the map from accounts to users.
+const MAP: &str = "owner";
 
 /// The longest path of a Unix socket, in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -73,6 +81,7 @@ impl Cluster {
         let account = Account::choose(&data_dir)?;
         account.check_reach(&state_dir)?;
         let made_by = version_of(&data_dir)?;
+        take_over(&data_dir, &state_dir.join(SOCKET_DIR), &account).map_err(EmbeddedError::directory(&data_dir))?;
         let binaries = Binaries::find(&state_dir, made_by)?;
         account.check_reach(&binaries.program("postgres"))?;
         let socket_dir = open_socket_dir(&state_dir, &account)?;
@@ -81,6 +90,7 @@ impl Cluster {
         if made_by.is_none() {
             cluster.init(&data_dir)?;
         }
+        cluster.write_access_rules()?;
         Ok(cluster)
     }
 
@@ -110,8 +120,8 @@ impl Cluster {
         tracing::info!("creating a PostgreSQL {} database in {}", self.binaries.major, data_dir.display());
         let mut command = self.account.command(&self.binaries.program("initdb"), "KILL");
         self.binaries.set_environment(&mut command);
-        // Trust is safe: only the owner of the 0700 socket directory can connect, and TCP is off.
-        command.args(["-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--data-checksums", "--no-instructions"]);
+        command.args(["-U", USER, "--auth-local=peer", "--auth-host=reject", "-E", "UTF8", "--locale=C"]);
+        command.args(["--data-checksums", "--no-instructions"]);
         let output = command.arg("-D").arg(&unfinished).output().map_err(setpriv_failed)?;
         if !output.status.success() {
             let detail = first_complaints(&String::from_utf8_lossy(&output.stderr));
@@ -122,6 +132,34 @@ impl Cluster {
         synced.map_err(EmbeddedError::directory(&self.state_dir))
     }
 
+    /// Says anew who may connect, whatever the data says: beside the 0700 socket directory, the system's word on who is at the
+    /// other end of the socket decides.
+    fn write_access_rules(&self) -> Result<(), EmbeddedError> {
+        let rules = format!("local all \"{USER}\" peer map={MAP}\n");
+        let accounts = [Some(self.account.name.clone()), Account::root_name()?];
+        let map: String = accounts.into_iter().flatten().map(|name| map_line(&name)).collect();
+        for (path, text) in self.access_files().iter().zip([rules, map]) {
+            let write = || {
+                let new = path.with_extension("conf.new");
+                match fs::remove_file(&new) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+                let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?;
+                file.write_all(text.as_bytes())?;
+                file.set_permissions(Permissions::from_mode(0o644))?;
+                fs::rename(&new, path)
+            };
+            write().map_err(EmbeddedError::directory(path))?;
+        }
+        Ok(())
+    }
+
+    /// Who may connect, and which account is which user; out of the data, as only this program writes them.
+    fn access_files(&self) -> [PathBuf; 2] {
+        ["pg_hba.conf", "pg_ident.conf"].map(|name| self.state_dir.join(name))
+    }
+
     /// The command that becomes the server, writing to `log`.
     pub(super) fn server_command(&self, log: File) -> Result<Command, EmbeddedError> {
         let stdout = log.try_clone().map_err(EmbeddedError::directory(self.log_path()))?;
@@ -130,6 +168,11 @@ impl Cluster {
         command.stdout(stdout).stderr(Stdio::from(log));
         command.arg("-D").arg(self.data_dir()).arg("-k").arg(&self.socket_dir);
         command.arg("-c").arg(format!("port={PORT}"));
+        for (name, path) in ["hba_file=", "ident_file="].into_iter().zip(self.access_files()) {
+            let mut option = OsString::from(name);
+            option.push(path);
+            command.arg("-c").arg(option);
+        }
         for (name, value) in SERVER_OPTIONS {
             command.arg("-c").arg(format!("{name}={value}"));
         }
@@ -168,6 +211,27 @@ impl Cluster {
             Err(error) => format!("its log cannot be read: {error}"),
         }
     }
+}
+
+/// A line of the map from accounts to users.
+fn map_line(account: &str) -> String {
+    format!("{MAP} \"{}\" \"{USER}\"\n", account.replace('"', "\"\""))
+}
+
+/// Gives the account what the one had that an earlier release ran the server as; the data last, whose owner tells.
+fn take_over(data_dir: &Path, socket_dir: &Path, account: &Account) -> io::Result<()> {
+    let former = match fs::metadata(data_dir) {
+        Ok(found) if account.switch && found.uid() != 0 && found.uid() != account.uid => found.uid(),
+        _ => return Ok(()),
+    };
+    if !end_old(data_dir) {
+        return Err(io::Error::other("the PostgreSQL server of an earlier run does not stop"));
+    }
+    tracing::info!("the data in {} now belongs to `{}`", data_dir.display(), account.name);
+    if socket_dir.exists() {
+        account.take_over(socket_dir, former)?;
+    }
+    account.take_over(data_dir, former)
 }
 
 fn open_state_dir(path: &Path) -> Result<PathBuf, EmbeddedError> {
@@ -240,7 +304,7 @@ fn open_socket_dir(state_dir: &Path, account: &Account) -> Result<PathBuf, Embed
     let mut hasher = DefaultHasher::new();
     state_dir.hash(&mut hasher);
     let name = format!("linkis-rm-{:016x}", hasher.finish());
-    let mut candidates = vec![state_dir.join("socket")];
+    let mut candidates = vec![state_dir.join(SOCKET_DIR)];
     for dir in [env::temp_dir(), PathBuf::from("/tmp")] {
         // Someone else may have taken a name there.
         candidates.extend((0..8).map(|number| dir.join(format!("{name}-{number}"))));
@@ -255,7 +319,7 @@ fn open_socket_dir(state_dir: &Path, account: &Account) -> Result<PathBuf, Embed
             Err(error) => refused = error,
         }
     }
-    Err(EmbeddedError::directory(state_dir.join("socket"))(refused))
+    Err(EmbeddedError::directory(state_dir.join(SOCKET_DIR))(refused))
 }
 
 fn use_socket_dir(path: &Path, account: &Account) -> io::Result<()> {
@@ -279,6 +343,12 @@ fn socket_fits(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_strange_account_name_is_one_word_of_the_map() {
+        assert_eq!(map_line("postgres"), "owner \"postgres\" \"postgres\"\n");
+        assert_eq!(map_line("DOM\\a \"b"), "owner \"DOM\\a \"\"b\" \"postgres\"\n");
+    }
 
     #[test]
     fn a_socket_path_of_107_plain_bytes_fits() {

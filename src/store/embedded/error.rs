@@ -33,12 +33,15 @@ pub enum EmbeddedError {
         /// The user id of this process.
         uid: u32,
     },
-    /// Started by root, and the machine has no account to run the server as.
+    /// Started by root, and the machine has no account to run the server as, nor could one be made.
     #[error(
-        "PostgreSQL does not run as root and neither `postgres` nor `nobody` is an account here: \
-         type `useradd --system postgres`, or start linkis-rm as an ordinary user"
+        "PostgreSQL does not run as root, neither `linkis-rm` nor `postgres` is an account here, and making one failed \
+         ({detail}): type `useradd --system linkis-rm`, or start linkis-rm as an ordinary user"
     )]
-    NoServerAccount,
+    NoServerAccount {
+        /// What `useradd` said.
+        detail: String,
+    },
     /// Started by root, and the account the server runs as cannot get to a path.
     #[error(
         "PostgreSQL runs as `{account}`, to whom {} is closed, so {} is out of its reach: \

@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -185,6 +186,22 @@ fn interrupt_old(pid_file: &Path, data_dir: &Path) {
         tracing::warn!(pid = old, "stopping the PostgreSQL server an earlier run left behind");
         let _ = kill_process(pid, Signal::INT);
     }
+}
+
+/// Waits for the end of a server an earlier run left behind, and tells it to stop if it does not on its own; false if it goes on.
+pub(super) fn end_old(data_dir: &Path) -> bool {
+    let begun = Instant::now();
+    // Without a look at the processes there is nothing to wait for.
+    while processes_in(data_dir).is_ok_and(|pids| !pids.is_empty()) {
+        if begun.elapsed() >= OLD_SERVER_WAIT {
+            return false;
+        }
+        if begun.elapsed() >= OLD_SERVER_PATIENCE {
+            interrupt_old(&data_dir.join("postmaster.pid"), data_dir);
+        }
+        thread::sleep(OLD_SERVER_POLL);
+    }
+    true
 }
 
 /// The processes whose working directory is `dir`, by whatever path.
