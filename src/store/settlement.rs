@@ -17,17 +17,18 @@ use super::{
     rows::{em_columns, labels_json},
 };
 
-/// How many rows each part of the statement has touched, and whether anybody may wait in line.
+/// How many rows each part of the statement has touched, and whether anybody else may wait in line.
 type Touched = (i64, i64, i64, i64, i64, i64, i64, bool);
 
 /// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
 /// engine has reported in, that ended and that were granted; the history of all that at `now`; and drops `locks`, whose rows were
-/// never visible to anyone. Answers whether anybody may wait in line.
+/// never visible to anyone. Answers whether anybody may wait in line but on the instance `own`.
 pub async fn write(
     connection: &mut PgConnection,
     deltas: &Deltas,
     now: OffsetDateTime,
     locks: Option<Locks>,
+    own: Option<Uuid>,
 ) -> Result<bool, StoreError> {
     let ems = em_resource::Columns::of(&deltas.ems_counted)?;
     let inited = Inited::of(&deltas.inited);
@@ -97,7 +98,8 @@ pub async fn write(
             RETURNING 1)
         SELECT (SELECT count(*) FROM counted), (SELECT count(*) FROM inited), (SELECT count(*) FROM ended),
             (SELECT count(*) FROM granted), (SELECT count(*) FROM told), (SELECT count(*) FROM dropped),
-            (SELECT count(*) FROM scopes), EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())"#,
+            (SELECT count(*) FROM scopes), EXISTS (
+                SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp() AND instance_id IS DISTINCT FROM $48)"#,
     )
     .bind(ems.em_application_name)
     .bind(ems.em_instance)
@@ -146,6 +148,7 @@ pub async fn write(
     .bind(records.actor)
     .bind(ems.used_tickets)
     .bind(ems.used_tickets_xor)
+    .bind(own)
     .fetch_one(connection)
     .await?;
     for (table, expected, touched) in [
