@@ -275,8 +275,12 @@ fn assemble(
     let seen = Seen::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
     let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), tasks, stopping.clone());
-    let after_commit =
-        AfterCommit { seen: seen.clone(), expiring_soon: expiring_soon.clone(), abandoned: line.leaving() };
+    let after_commit = AfterCommit {
+        seen: seen.clone(),
+        expiring_soon: expiring_soon.clone(),
+        abandoned: line.leaving(),
+        line: line.clone(),
+    };
     let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
     let committer = committer.map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen, options.patience.silent_after, tasks);

@@ -184,6 +184,7 @@ impl RequestResourceService {
         let wait = caller.wait(request.ask.ticket_id, elsewhere.is_some()).await?;
         let em = elsewhere.unwrap_or_else(|| request.em.clone());
         let tried = Request { em, ask: request.ask.clone(), wait: Some(wait) };
+        caller.tries();
         self.committer.submit(&request.ask.principal, Operation::Request(tried), caller.until()).await
     }
 
@@ -224,6 +225,9 @@ impl RequestResourceService {
         caller: &mut Caller,
         wake: Wake,
     ) -> Result<Option<Option<EmInstance>>, Error> {
+        if wake.is_coming {
+            return Ok(Some(None));
+        }
         request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
         if !caller.any_em() {
             match self.judge.last_seen(request) {

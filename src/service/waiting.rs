@@ -1,9 +1,11 @@
 //! The waiting line of this instance: whose callers wait here, where they stand, and who wakes them.
 //!
-//! The line itself is in the database, and decides who may be granted what. Here is only who looks again, and when: whoever
-//! commits more room, or leaves the line, notifies all instances of the spots and of how many made room there, and each wakes so
-//! many of its waiters. One for whom there is room by what this instance has seen goes straight to the committer; others look first.
-//! One who is granted wakes the next, so that as many look as can be served, and hardly more. A slow poll is the net below.
+//! The line itself is in the database, and decides who may be granted what. Here is only who looks again, and when. A ticket that is
+//! released here sends the first in line to the committer right behind itself: mostly one commit carries out both. Whoever commits
+//! more room than was taken again, or leaves the line, tells of the spots and of how many made room there: those who wait here at
+//! once, and the other instances by a notification; each wakes so many of its waiters. One for whom there is room by what this
+//! instance has seen goes straight to the committer; others look first. One who is granted wakes the next, so that as many look as can
+//! be served, and hardly more. A slow poll is the net below.
 //!
 //! - `index`: who waits where, and who is woken by what;
 //! - `keeper`: the tasks that keep the line, and hear of more room.
@@ -19,15 +21,15 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        line::{QueuePosition, Spots},
-        operation::{Ask, Wait, Waiting},
+        line::{FreedSpots, QueuePosition, Spot, Spots},
+        operation::{Ask, Operation, Wait, Waiting},
     },
     error::Error,
     metrics::{Held, Metrics},
     store::{
         Store,
         session::{Session, answered, answered_within},
-        waiting,
+        waiting::{self, Freed, SpotKey},
     },
 };
 
@@ -83,6 +85,35 @@ impl WaitingLine {
     /// Where to tell of requests that stand in line although their callers are gone.
     pub fn leaving(&self) -> mpsc::UnboundedSender<Uuid> {
         self.leaving.clone()
+    }
+
+    /// The instance on which these wait, in the database.
+    pub fn instance_id(&self) -> Uuid {
+        self.instance_id
+    }
+
+    /// Where an operation is going to make room, if anybody waits here.
+    pub fn making_room(&self, operation: &Operation) -> Option<SpotKey> {
+        match operation {
+            Operation::Released(released) if self.index().callers > 0 => {
+                Some(SpotKey::of(&Spot::Em(released.em.clone())))
+            }
+            _ => None,
+        }
+    }
+
+    /// An operation that is going to make room at a spot stands in the committer's queue: the first who waits there is sent after it.
+    pub fn room_comes(&self, spot: SpotKey) {
+        self.index().room_comes(spot);
+    }
+
+    /// Something was committed here that made room at `freed`, and by which those who waited at the positions `granted` were;
+    /// `others_wait` if others may wait elsewhere.
+    pub fn committed(&self, freed: &FreedSpots, granted: impl Iterator<Item = QueuePosition>, others_wait: bool) {
+        let mut index = self.index();
+        if index.callers > 0 {
+            index.committed(Freed::of(freed), granted, others_wait);
+        }
     }
 
     /// A caller that is going to wait until `until`.
@@ -201,6 +232,13 @@ impl Caller {
         self.stands.as_ref().map(|(_, spots)| spots.clone()).unwrap_or_default()
     }
 
+    /// It goes to the committer.
+    pub fn tries(&self) {
+        if let Some(position) = self.position() {
+            self.line.index().tries(position);
+        }
+    }
+
     fn position(&self) -> Option<QueuePosition> {
         self.stands.as_ref().map(|(position, _)| *position)
     }
@@ -251,11 +289,10 @@ impl Caller {
         }
     }
 
-    /// It was granted, and left the line with that.
+    /// It was granted, and left the line with that: so the index was told when it was committed.
     pub fn granted(mut self) {
         self.in_doubt = None;
-        if let Some((position, _)) = self.stands.take() {
-            self.line.index().granted(position);
+        if self.stands.take().is_some() {
             self.line.metrics.line.served.inc();
         }
     }

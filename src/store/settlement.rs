@@ -24,12 +24,13 @@ use super::{
 
 /// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
 /// engine has reported in, that ended and that were granted; the history of all that at `now`; and drops `locks`, whose rows were
-/// never visible to anyone. Answers whether anybody may wait in line.
+/// never visible to anyone. Answers whether anybody may wait in line but on the instance `own`.
 pub async fn write(
     connection: &mut PgConnection,
     deltas: &Deltas,
     now: OffsetDateTime,
     locks: Option<Locks>,
+    own: Option<Uuid>,
 ) -> Result<bool, StoreError> {
     let mut statement = Statement::new();
     statement.counted(&deltas.ems_counted)?;
@@ -41,7 +42,7 @@ pub async fn write(
     if let Some(locks) = locks {
         statement.dropped(locks);
     }
-    statement.execute(connection).await
+    statement.execute(connection, own).await
 }
 
 /// One statement, made of parts that each touch a known number of rows.
@@ -243,21 +244,23 @@ impl Statement {
         });
     }
 
-    /// Answers whether anybody may wait in line.
-    async fn execute(mut self, connection: &mut PgConnection) -> Result<bool, StoreError> {
+    /// Answers whether anybody may wait in line but on the instance `own`.
+    async fn execute(mut self, connection: &mut PgConnection, own: Option<Uuid>) -> Result<bool, StoreError> {
         self.sql.push(" SELECT ARRAY[");
         for (nth, part) in self.parts.iter().enumerate() {
-            self.sql
-                .push(if nth == 0 { "(SELECT count(*) FROM " } else { ", (SELECT count(*) FROM " })
-                .push(part.name)
-                .push(")");
+            let separator = if nth == 0 { "" } else { ", " };
+            self.sql.push(separator).push("(SELECT count(*) FROM ").push(part.name).push(")");
         }
-        self.sql.push("]::bigint[], EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())");
-        let (touched, anybody_waits): (Vec<i64>, bool) = self.sql.build_query_as().fetch_one(connection).await?;
+        self.sql.push(
+            "]::bigint[], EXISTS (SELECT FROM linkis_rm_instance
+                WHERE alive_until > clock_timestamp() AND instance_id IS DISTINCT FROM ",
+        );
+        self.sql.push_bind(own).push(")");
+        let (touched, others_wait): (Vec<i64>, bool) = self.sql.build_query_as().fetch_one(connection).await?;
         for (part, touched) in self.parts.iter().zip(touched) {
             expect_rows(part.table, part.rows, touched.unsigned_abs())?;
         }
-        Ok(anybody_waits)
+        Ok(others_wait)
     }
 }
 

@@ -224,10 +224,19 @@ async fn insert_spots(connection: &mut PgConnection, stands: Vec<(QueuePosition,
     expect_rows("linkis_resource_waiting_spot", rows.len(), done.rows_affected())
 }
 
-/// Removes requests from the line, all of which have to be there.
+/// Removes requests from the line, all of which have to be there, under the locks. Whoever moves one holds them, too: so what is seen
+/// of its spots is where it stands, unless it has left meanwhile.
 pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
-    let gone = remove(connection, ticket_ids).await?;
-    expect_rows(TABLE.0, ticket_ids.len(), gone.requests)
+    let gone: i64 = sqlx::query_scalar(
+        "-- waiting::delete
+        WITH gone AS (DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING 1),
+            spots AS (DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1) RETURNING 1)
+        SELECT count(*) FROM gone",
+    )
+    .bind(ticket_ids)
+    .fetch_one(connection)
+    .await?;
+    expect_rows(TABLE.0, ticket_ids.len(), gone.unsigned_abs())
 }
 
 /// Requests that left the line.

@@ -26,7 +26,7 @@ async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnectio
 /// Writes the counters of an EM as a batch does.
 async fn count(connection: &mut sqlx::PgConnection, em: Em) -> Result<bool, StoreError> {
     let now = session::clock(&mut *connection).await.unwrap();
-    settlement::write(connection, &Deltas { ems_counted: vec![em], ..Deltas::default() }, now, None).await
+    settlement::write(connection, &Deltas { ems_counted: vec![em], ..Deltas::default() }, now, None, None).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

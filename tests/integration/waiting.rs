@@ -16,8 +16,10 @@ use linkis_rm::{
         operation::Grant,
         resource::{Dimension, Resource},
     },
+    store::waiting::CHANNEL,
     transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
 };
+use sqlx::postgres::PgListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::Code;
 use uuid::Uuid;
@@ -701,6 +703,36 @@ async fn hardly_more_look_than_are_served() {
     assert!(before <= 2 * WAITERS, "{before} looks of those who came");
     assert!(looks <= 2 * served + 20, "{looks} looks for {served} served");
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+/// Of room that is made where all who wait for it are, nobody is notified: whoever notifies keeps all other commits waiting. Those
+/// who wait are served at once all the same, though nobody hears.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_where_room_is_made_needs_no_notification() {
+    let (database, first) = start().await;
+    let (host, mut held) = full_em(&first.client, "host1", 10).await;
+    let mut listener = PgListener::connect_with(&database.pool).await.unwrap();
+    listener.listen(CHANNEL).await.unwrap();
+    let mut user = "first".to_owned();
+    for next in ["alice", "bob", "carol"] {
+        let call = stand_in_line(&first.client, patient(&host, next, cpu(10))).await;
+        let start = Instant::now();
+        first.client.resource_released(&release(&held, &user)).await.unwrap();
+        held = granted(call).await;
+        assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
+        user = next.to_owned();
+    }
+    nobody_waits(&first.client).await;
+    // Another instance's waiters are told.
+    let second = Instance::start(&database).await;
+    let call = stand_in_line(&second.client, patient(&host, "dave", cpu(10))).await;
+    first.client.resource_released(&release(&held, &user)).await.unwrap();
+    granted(call).await;
+    let told = listener.recv().await.unwrap();
+    assert!(told.payload().contains("host1"), "{told:?}");
+    let more = tokio::time::timeout(Duration::from_millis(100), listener.recv()).await;
+    assert!(more.is_err(), "only the last release was told: {more:?}");
+    assert_eq!(assert_invariants(&database, &first.client).await, 1);
 }
 
 /// One commit may make more room than one notification can tell.

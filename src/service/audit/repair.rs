@@ -59,7 +59,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Prin
         transaction.rollback().await?;
         return Ok(done);
     }
-    settlement::write(&mut transaction, &Deltas::default(), now, Some(locks)).await?;
+    settlement::write(&mut transaction, &Deltas::default(), now, Some(locks), None).await?;
     // The true sums may leave more room.
     waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
     transaction.commit().await?;
@@ -162,7 +162,7 @@ async fn remove_strays(
     });
     let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
     if !deltas.ended.is_empty() {
-        settlement::write(connection, &deltas, now, None).await?;
+        settlement::write(connection, &deltas, now, None, None).await?;
     }
     Ok(removed.iter().flat_map(|(em, stray)| stray.differences(em)).collect())
 }
@@ -191,7 +191,7 @@ async fn write_scopes(
         label_resource::delete(connection, hashes).await?;
     }
     for scopes in update.chunks(SCOPES_PER_STATEMENT) {
-        settlement::write(&mut *connection, &Deltas { scopes: scopes.to_vec(), ..Deltas::default() }, now, None)
+        settlement::write(&mut *connection, &Deltas { scopes: scopes.to_vec(), ..Deltas::default() }, now, None, None)
             .await?;
     }
     for scopes in insert.chunks(SCOPES_PER_STATEMENT) {

@@ -15,7 +15,7 @@ use crate::{
         judgement,
         ledger::{Deltas, Ledger, LineView, Snapshot, Standing},
         limit::Limits,
-        line::{Extent, Line, viewed_spots},
+        line::{Extent, FreedSpots, Line, viewed_spots},
         operation::{LockKey, Operation, Outcome, Rejection, StepFrom},
         principal::Principal,
         scope::Counter,
@@ -42,6 +42,10 @@ pub(super) struct Committed {
     pub answers: Vec<Result<Outcome, Rejection>>,
     /// How what it read or wrote stands.
     pub standing: Standing,
+    /// Where it made room.
+    pub freed: FreedSpots,
+    /// Whether others may wait in line on other instances.
+    pub others_wait: bool,
 }
 
 /// Why a batch was not committed.
@@ -90,17 +94,19 @@ pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>,
 /// Carries `operations` out, one after another, and commits them together. After an error the session's transaction has yet to be
 /// undone, or its connection to be given up.
 ///
-/// `limits` are those known so far; the batch finds out whether they have changed.
+/// `limits` are those known so far; the batch finds out whether they have changed. Who waits on the instance `own` is told after the
+/// commit, and only others are notified.
 pub(super) async fn run(
     session: &mut Session,
     operations: &[Wanted<'_>],
     limits: &Arc<Limits>,
+    own: Uuid,
     metrics: &Metrics,
 ) -> Result<Committed, BatchError> {
     metrics.committer.batch_operations.observe(operations.len() as f64);
     let _batch = Timed::in_histogram(&metrics.committer.batch);
     let connection = answered(session.begin()).await?;
-    let prepared = answered(prepare(connection, operations, limits, metrics)).await?;
+    let prepared = answered(prepare(connection, operations, limits, own, metrics)).await?;
     let Some((transaction_id, evidence)) = prepared.to_commit else {
         answered(session.roll_back()).await?;
         return Ok(prepared.committed);
@@ -135,6 +141,7 @@ async fn prepare(
     connection: &mut PgConnection,
     wanted: &[Wanted<'_>],
     limits: &Arc<Limits>,
+    own: Uuid,
     metrics: &Metrics,
 ) -> Result<Prepared, BatchError> {
     let operations: Vec<&Operation> = wanted.iter().map(|(_, operation)| *operation).collect();
@@ -165,15 +172,18 @@ async fn prepare(
     let answers: Vec<_> = wanted.iter().map(|(by, operation)| ledger.apply(by, operation)).collect();
     let (deltas, standing) = ledger.finish();
     if deltas.is_empty() {
-        return Ok(Prepared { to_commit: None, committed: Committed { answers, standing } });
+        let committed = Committed { answers, standing, freed: FreedSpots::default(), others_wait: true };
+        return Ok(Prepared { to_commit: None, committed });
     }
     let evidence = Evidence::of(&deltas).ok_or_else(|| StoreError::inconsistent("a batch", "it leaves no trace"))?;
     write(&mut *connection, &deltas).await?;
-    let anybody_waits = settlement::write(&mut *connection, &deltas, now, Some(locks)).await?;
-    if anybody_waits && !deltas.freed.is_empty() {
-        waiting::notify(&mut *connection, &Freed::at(&deltas.freed)).await?;
+    let others_wait = settlement::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
+    if others_wait && !deltas.freed.is_empty() {
+        let parts: Vec<Freed> = Freed::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
+        waiting::notify(&mut *connection, &parts).await?;
     }
-    Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed: Committed { answers, standing } })
+    let committed = Committed { answers, standing, freed: deltas.freed, others_wait };
+    Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed })
 }
 
 /// Reads everything else that `operations` touch, and locks the scopes that their tickets count in.

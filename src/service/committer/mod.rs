@@ -37,7 +37,7 @@ use crate::{
     store::{Store, user_resource::Due},
 };
 
-use super::{judge::Seen, tasks::Tasks};
+use super::{judge::Seen, tasks::Tasks, waiting::WaitingLine};
 
 mod batch;
 mod evidence;
@@ -59,6 +59,7 @@ pub struct Committer {
     callers: mpsc::Sender<Pending>,
     background: mpsc::Sender<Pending>,
     room: Room,
+    line: WaitingLine,
     metrics: Metrics,
 }
 
@@ -71,6 +72,8 @@ pub struct AfterCommit {
     pub expiring_soon: mpsc::Sender<Due>,
     /// Requests that stand in line although their callers are gone.
     pub abandoned: mpsc::UnboundedSender<Uuid>,
+    /// Those who wait in line here.
+    pub line: WaitingLine,
 }
 
 impl Committer {
@@ -85,11 +88,12 @@ impl Committer {
         let (callers, called) = mpsc::channel(WAITING_MAX);
         let (background, waiting) = mpsc::channel(WAITING_MAX);
         let undoing = Undoing { queue: callers.downgrade(), metrics: metrics.clone() };
+        let line = after_commit.line.clone();
         let answers = worker::Answers::start(after_commit, undoing, tasks);
         let lanes = lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone());
         let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
         tasks.spawn_apart("committer", run(Queues::new(called, waiting), Arc::new(lanes), worker))?;
-        Ok(Self { callers, background, room: Room::default(), metrics })
+        Ok(Self { callers, background, room: Room::default(), line, metrics })
     }
 
     /// Has an operation carried out that a caller waits for, and answers after its commit.
@@ -130,11 +134,15 @@ impl Committer {
         let undo = holder(&operation).map(|user| (by.clone(), user));
         let mut answer = Answer { answer, undo, undoing: self.undoing() };
         let waits = Some(self.metrics.committer.queued());
+        let making_room = self.line.making_room(&operation);
         let pending = Pending { by, operation, deadline, progress: progress.clone(), reply, waits, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
+        if let Some(spot) = making_room {
+            self.line.room_comes(spot);
+        }
         let answered = match tokio::time::timeout_at(deadline, &mut answer.answer).await {
             Ok(answered) => answered,
             Err(_) if progress.abandon() => return Err(Error::LockTimeout),

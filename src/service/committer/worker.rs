@@ -44,6 +44,8 @@ pub(super) struct Worker {
     metrics: Metrics,
     /// Those of the last batch.
     limits: Arc<Limits>,
+    /// The instance that tells its own waiters.
+    own: Uuid,
 }
 
 /// Operations that are tried together, and how often they were.
@@ -83,7 +85,8 @@ impl Part {
 
 impl Worker {
     pub fn new(store: &Store, answers: Answers, metrics: Metrics) -> Self {
-        Self { session: store.session(), answers, metrics, limits: Arc::default() }
+        let own = answers.own;
+        Self { session: store.session(), answers, metrics, limits: Arc::default(), own }
     }
 
     pub fn session(&mut self) -> &mut Session {
@@ -135,7 +138,7 @@ impl Worker {
 
     async fn run(&mut self, part: &[Pending]) -> Result<Committed, BatchError> {
         let operations: Vec<_> = part.iter().map(|pending| (&pending.by, &pending.operation)).collect();
-        let committed = batch::run(&mut self.session, &operations, &self.limits, &self.metrics).await?;
+        let committed = batch::run(&mut self.session, &operations, &self.limits, self.own, &self.metrics).await?;
         self.limits = committed.standing.limits.clone();
         Ok(committed)
     }
@@ -252,23 +255,27 @@ enum Undo {
 /// Has callers, and the rest of the service, told what was committed: by a task of its own, batch after batch, so that the next
 /// one need not wait for it.
 #[derive(Clone)]
-pub(super) struct Answers(mpsc::UnboundedSender<(Vec<Pending>, Committed)>);
+pub(super) struct Answers {
+    batches: mpsc::UnboundedSender<(Vec<Pending>, Committed)>,
+    own: Uuid,
+}
 
 impl Answers {
     pub fn start(after_commit: AfterCommit, undoing: Undoing, tasks: &Tasks) -> Self {
-        let (committed, mut batches) = mpsc::unbounded_channel();
+        let (batches, mut committed) = mpsc::unbounded_channel();
+        let own = after_commit.line.instance_id();
         let teller = Teller { after_commit, undoing };
         tasks.spawn(async move {
-            while let Some((part, committed)) = batches.recv().await {
+            while let Some((part, committed)) = committed.recv().await {
                 teller.tell(part, committed);
             }
         });
-        Self(committed)
+        Self { batches, own }
     }
 
     fn committed(&self, part: Vec<Pending>, committed: Committed) {
         // It listens as long as there is a sender.
-        let _ = self.0.send((part, committed));
+        let _ = self.batches.send((part, committed));
     }
 }
 
@@ -281,6 +288,10 @@ struct Teller {
 impl Teller {
     fn tell(&self, part: Vec<Pending>, committed: Committed) {
         self.after_commit.seen.update(committed.standing);
+        let answers = part.iter().zip(&committed.answers);
+        let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
+        let granted = granted.filter_map(|(pending, _)| pending.operation.position());
+        self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
         for (pending, answer) in part.into_iter().zip(committed.answers) {
             let undo = match (&pending.operation, &answer) {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(&pending.by, request, grant),

@@ -48,12 +48,14 @@ pub struct Wake {
     pub is_news: bool,
     /// Whether it was only his turn, and nothing is known to have changed.
     pub is_poll: bool,
+    /// Whether what makes room has just gone to the committer: who follows it at once meets it there, and need not look before.
+    pub is_coming: bool,
     passes: u8,
 }
 
 impl Wake {
     /// There may be more room than anybody has seen.
-    pub const NEWS: Self = Self { is_news: true, is_poll: false, passes: PASSES_AFTER_NEWS };
+    pub const NEWS: Self = Self { is_news: true, is_poll: false, is_coming: false, passes: PASSES_AFTER_NEWS };
 
     /// It is the turn of the first in line, and nothing is known to have changed.
     pub const POLL: Self = Self { is_poll: true, ..Self::NEWS };
@@ -61,20 +63,26 @@ impl Wake {
     /// It is the turn of somebody else.
     const TURN: Self = Self { passes: 0, ..Self::POLL };
 
-    const GRANT: Self = Self { is_news: false, is_poll: false, passes: PASSES_AFTER_GRANT };
+    const GRANT: Self = Self { is_news: false, passes: PASSES_AFTER_GRANT, ..Self::NEWS };
+
+    const COMING: Self = Self { is_coming: true, ..Self::GRANT };
+
+    /// There may be more room, and this instance has seen it.
+    const SEEN: Self = Self { is_news: false, ..Self::NEWS };
 
     fn and(self, other: Option<Self>) -> Self {
         let other = other.unwrap_or(self);
         Self {
             is_news: self.is_news || other.is_news,
             is_poll: self.is_poll && other.is_poll,
+            is_coming: self.is_coming || other.is_coming,
             passes: self.passes.max(other.passes),
         }
     }
 
     /// What the next one behind is woken by; `None` if it ends here.
     fn passed(self) -> Option<Self> {
-        Some(Self { is_news: false, passes: self.passes.checked_sub(1)?, ..self })
+        Some(Self { is_news: false, is_coming: false, passes: self.passes.checked_sub(1)?, ..self })
     }
 }
 
@@ -113,6 +121,8 @@ struct Waiter {
     sleeper: Sleeper,
     keys: Vec<SpotKey>,
     state: State,
+    /// Whether he has gone to the committer since he last slept: what he is told meanwhile he may have met there.
+    tries: bool,
 }
 
 /// Somebody who is to be woken, and what he waits for.
@@ -153,7 +163,7 @@ impl Index {
         };
         let missed = self.has_missed(position, &keys, any_em, since).then_some(Wake::NEWS);
         let again = missed.map(|wake| wake.and(again)).or(again);
-        self.waiters.insert(position, Waiter { sleeper, keys, state: State::Awake(again) });
+        self.waiters.insert(position, Waiter { sleeper, keys, state: State::Awake(again), tries: false });
     }
 
     /// How many pieces of news there have been until now.
@@ -200,12 +210,20 @@ impl Index {
     /// Somebody is going to sleep, unless there is something that he has not been told yet.
     pub fn rest(&mut self, position: QueuePosition) -> Option<Wake> {
         let waiter = self.waiters.get_mut(&position)?;
+        waiter.tries = false;
         if let State::Awake(Some(wake)) = waiter.state {
             waiter.state = State::Awake(None);
             return Some(wake);
         }
         waiter.state = State::Asleep;
         None
+    }
+
+    /// Somebody goes to the committer.
+    pub fn tries(&mut self, position: QueuePosition) {
+        if let Some(waiter) = self.waiters.get_mut(&position) {
+            waiter.tries = true;
+        }
     }
 
     /// What somebody who has been woken was woken by.
@@ -247,10 +265,10 @@ impl Index {
             if told == count {
                 break;
             }
-            match self.state(*position) {
+            match self.waiters.get(position).map(|waiter| (waiter.state, waiter.tries)) {
                 // He was told of other room, and has yet to be judged by what is newer than both.
-                Some(State::Awake(Some(wake))) if wake.is_news && !wake.is_poll => continue,
-                Some(State::Awake(None)) => {}
+                Some((State::Awake(Some(wake)), _)) if wake.is_news && !wake.is_poll => continue,
+                Some((State::Awake(None), false)) => {}
                 _ => told += 1,
             }
             first.push(*position);
@@ -266,8 +284,41 @@ impl Index {
         first
     }
 
+    /// A ticket is about to end at a spot: wakes the first who sleeps there.
+    pub fn room_comes(&mut self, key: SpotKey) {
+        let mut near = self.at.get(&key).into_iter().flatten().take(NEAR_MAX);
+        if let Some(first) = near.find(|position| self.is_asleep(**position)).copied() {
+            self.wake(first, Wake::COMING);
+        }
+    }
+
+    /// What a commit leaves, which this instance has seen: those who were granted have left the line, and where it made more room than
+    /// they took, others are woken. If others wait elsewhere, there may be more than was seen.
+    pub fn committed(&mut self, mut freed: Freed, granted: impl Iterator<Item = QueuePosition>, others_wait: bool) {
+        for position in granted {
+            for key in self.waiters.get(&position).into_iter().flat_map(|waiter| &waiter.keys) {
+                if let Some(requests) = freed.spots.get_mut(key).filter(|requests| **requests != MUCH) {
+                    *requests = requests.saturating_sub(1);
+                }
+            }
+            self.wake_next(position, Wake::GRANT, |_| true);
+            self.remove(position);
+        }
+        for position in self.first_at(&freed) {
+            // With him, this instance has seen all who stand before him, too.
+            let tries = self.waiters.get(&position).is_some_and(|waiter| waiter.tries);
+            self.wake(position, if tries && !others_wait { Wake::SEEN } else { Wake::NEWS });
+        }
+    }
+
     /// Wakes the first waiters where there is more room, as many as there may be room for.
     pub fn wake_at(&mut self, freed: &Freed) {
+        for position in self.first_at(freed) {
+            self.wake(position, Wake::NEWS);
+        }
+    }
+
+    fn first_at(&mut self, freed: &Freed) -> BTreeSet<QueuePosition> {
         let enough = |requests: u32| match requests {
             MUCH => WAKE_MAX,
             requests => requests.min(SERVED_MAX) as usize,
@@ -280,9 +331,7 @@ impl Index {
             let requests = freed.spots.values().copied().max().unwrap_or(MUCH);
             woken.extend(self.first(Queue::Anywhere, enough(requests).max(freed.ems.len().min(WAKE_MAX))));
         }
-        for position in woken {
-            self.wake(position, Wake::NEWS);
-        }
+        woken
     }
 
     /// Wakes the first waiters everywhere, and some of the others, all of them in turn.
@@ -306,12 +355,6 @@ impl Index {
     /// Wakes the first waiters everywhere: what was told while nobody listened is not known.
     pub fn wake_first(&mut self) {
         self.wake_some(WAKE_MAX, Wake::NEWS);
-    }
-
-    /// Somebody is granted, and leaves the line: there may be room for the next.
-    pub fn granted(&mut self, position: QueuePosition) {
-        self.wake_next(position, Wake::GRANT, |_| true);
-        self.remove(position);
     }
 
     /// There was no room for somebody who was woken; there may be for others, who need something else: whoever needs the same behind him
@@ -392,7 +435,7 @@ mod tests {
         let mut index = line(100);
         index.wake_at(&freed(em("a"), 3));
         assert_eq!(awake(&index), [1, 2, 3]);
-        index.granted(position(1));
+        index.committed(Freed::default(), [position(1)].into_iter(), false);
         assert_eq!(awake(&index), [2, 3, 4]);
         index.wake_at(&freed(em("a"), MUCH));
         // The fourth was not told of any room, and is the first of sixteen.
@@ -409,6 +452,38 @@ mod tests {
         assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "what he saw may be older than that");
         assert_eq!(index.rest(position(1)), None);
         assert_eq!(awake(&index), [2]);
+    }
+
+    #[test]
+    fn a_release_is_followed_by_the_first_who_sleeps() {
+        let (mut index, key) = (line(10), SpotKey::of(&em("a")));
+        index.room_comes(key);
+        index.room_comes(key);
+        assert_eq!(awake(&index), [1, 2]);
+        for number in [1, 2] {
+            let wake = index.woken_by(position(number));
+            assert!(wake.is_coming && !wake.is_news, "{wake:?}");
+            index.tries(position(number));
+        }
+        // Both met it: what was freed was taken again, and only the one behind looks whether there is more.
+        index.committed(freed(em("a"), 2), [1, 2].map(position).into_iter(), false);
+        assert_eq!(awake(&index), [3, 4]);
+        assert!([3, 4].map(|number| index.woken_by(position(number))).iter().all(|wake| !wake.is_news));
+    }
+
+    #[test]
+    fn who_followed_a_release_in_vain_is_told_of_it_and_nobody_else() {
+        let mut index = line(10);
+        index.room_comes(SpotKey::of(&em("a")));
+        index.woken_by(position(1));
+        index.tries(position(1));
+        index.committed(freed(em("a"), 1), std::iter::empty(), false);
+        assert_eq!(awake(&index), [1], "he was before it, or comes after it");
+        assert_eq!(index.rest(position(1)), Some(Wake::SEEN));
+        assert_eq!(index.rest(position(1)), None);
+        index.tries(position(1));
+        index.committed(freed(em("a"), 1), std::iter::empty(), true);
+        assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "who stands before him elsewhere, nobody here has seen");
     }
 
     #[test]

@@ -153,7 +153,7 @@ impl Keeper {
     }
 }
 
-/// Wakes waiters where any instance has made more room, until the server stops.
+/// Wakes waiters where others have made more room, until the server stops.
 pub async fn listen(line: WaitingLine, judge: Judge) {
     loop {
         tokio::select! {
@@ -179,7 +179,13 @@ async fn hear(line: &WaitingLine, judge: &Judge) -> Result<(), StoreError> {
         };
         match heard? {
             None => line.index().wake_first(),
-            Some(notification) => wake(line, judge, &Freed::parse(notification.payload())).await,
+            Some(notification) => {
+                let freed = Freed::parse(notification.payload());
+                // What was committed here was told here, too, and sooner.
+                if !freed.is_from(line.instance_id) {
+                    wake(line, judge, &freed).await;
+                }
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use sqlx::PgExecutor;
+use uuid::Uuid;
 
 use crate::{
     domain::{
@@ -22,7 +23,7 @@ pub const CHANNEL: &str = "linkis_rm_freed";
 const PAYLOAD_BYTES_MAX: usize = 7800;
 
 /// What stands around the spots.
-const FRAME_BYTES: usize = 100;
+const FRAME_BYTES: usize = 150;
 
 /// A spot's key and how many made room there, with what separates them and the EM's name from the next.
 const KEY_BYTES: usize = 35;
@@ -51,6 +52,9 @@ pub struct Freed {
     pub spots: BTreeMap<SpotKey, u32>,
     /// Those of the spots that are EMs, by name: some wait for any.
     pub ems: Vec<(String, String)>,
+    /// The instance that has told its own waiters already.
+    #[serde(default)]
+    from: Option<String>,
 }
 
 impl Freed {
@@ -58,10 +62,7 @@ impl Freed {
     pub fn at(spots: &FreedSpots) -> Vec<Self> {
         let (mut parts, mut size) = (vec![Self::default()], 0);
         for (spot, requests) in spots.iter() {
-            let em = match spot {
-                Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
-                Spot::Scope(_) => None,
-            };
+            let em = em_of(spot);
             let bytes = KEY_BYTES + em.as_ref().map_or(0, |em| serde_json::json!(em).to_string().len());
             if size + bytes > PAYLOAD_BYTES_MAX {
                 parts.push(Self::default());
@@ -69,13 +70,34 @@ impl Freed {
             }
             size += bytes;
             if let Some(part) = parts.last_mut() {
-                let noted = part.spots.entry(SpotKey::of(spot)).or_default();
-                *noted = noted.saturating_add(requests);
-                part.ems.extend(em);
+                part.note(spot, requests, em);
             }
         }
         let fits = |part: &Self| part.payload().len() <= PAYLOAD_BYTES_MAX + FRAME_BYTES;
         if parts.len() <= PARTS_MAX && parts.iter().all(fits) { parts } else { vec![Self::anywhere()] }
+    }
+
+    /// At `spots`, however many: for those who need not be notified.
+    pub fn of(spots: &FreedSpots) -> Self {
+        let mut freed = Self::default();
+        spots.iter().for_each(|(spot, requests)| freed.note(spot, requests, em_of(spot)));
+        freed
+    }
+
+    fn note(&mut self, spot: &Spot, requests: u32, em: Option<(String, String)>) {
+        let noted = self.spots.entry(SpotKey::of(spot)).or_default();
+        *noted = noted.saturating_add(requests);
+        self.ems.extend(em);
+    }
+
+    /// Told by an instance whose own waiters know.
+    pub fn from(self, instance_id: Uuid) -> Self {
+        Self { from: Some(instance_id.to_string()), ..self }
+    }
+
+    /// Whether it is told by that instance.
+    pub fn is_from(&self, instance_id: Uuid) -> bool {
+        self.from.as_ref().is_some_and(|from| *from == instance_id.to_string())
     }
 
     /// Perhaps everywhere.
@@ -96,6 +118,13 @@ impl Freed {
     pub fn em_instances(&self) -> Vec<EmInstance> {
         let parse = |(application_name, instance): &(String, String)| TABLE.em(application_name, instance).ok();
         self.ems.iter().filter_map(parse).collect()
+    }
+}
+
+fn em_of(spot: &Spot) -> Option<(String, String)> {
+    match spot {
+        Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
+        Spot::Scope(_) => None,
     }
 }
 
