@@ -305,6 +305,9 @@ pub async fn decide(session: &mut Session, counted: &[i64]) -> Result<(), StoreE
         let keys: BTreeSet<_> = now.map(|set| &set.counting.keys).collect();
         let before = sets.iter().filter(|set| set.is_counted && keys.contains(&set.counting.keys));
         label_set::set_state(connection, &before.map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
+        for keys in &keys {
+            action_record::insert_in_force(connection, keys).await?;
+        }
         label_set::set_state(connection, &ids, State::Counted).await
     })
     .await;
@@ -381,6 +384,7 @@ async fn reconcile(connection: &mut PgConnection) -> Result<(), StoreError> {
         if state == State::Counted {
             let before = sets.iter().filter(|set| set.counting.keys == counting.keys && !over.contains(&set.id));
             label_set::set_state(connection, &before.map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
+            action_record::insert_in_force(connection, &counting.keys).await?;
         }
         label_set::insert(connection, counting, state).await?;
     }

@@ -1,6 +1,9 @@
 //! `linkis_resource_action_record`: the history, one row per change; also what a late or repeated call is answered by.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
@@ -147,7 +150,8 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Remembers that a rule was set, with its maximum, or deleted, by whom.
+/// Remembers that a rule was set, with its maximum, or deleted, by whom; inside the fence, so that the number of the line tells who was
+/// judged by it.
 pub async fn insert_limit(
     connection: &mut PgConnection,
     action: Action,
@@ -168,6 +172,13 @@ pub async fn insert_limit(
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, 1, done.rows_affected())
+}
+
+/// Remembers that the rules of a label set decide from here on.
+pub async fn insert_in_force(connection: &mut PgConnection, keys: &BTreeSet<String>) -> Result<(), StoreError> {
+    let each = Pattern::new(keys.iter().map(|key| (key.clone(), None)).collect());
+    let nothing = Resource::zero(ResourceType::Special);
+    insert_limit(connection, Action::LimitsInForce, &each, &nothing, &Principal::Service).await
 }
 
 /// Remembers that a kind of EMs got a policy, by whom.
@@ -251,7 +262,7 @@ impl ActionRow {
     fn subject(&self, action: Action) -> Result<Subject, StoreError> {
         match (&self.em_application_name, &self.em_instance, &self.scope) {
             (Some(kind), None, Some(_)) => Ok(Subject::Policy(TABLE.name("em_application_name", kind)?)),
-            (None, None, Some(pattern)) if matches!(action, Action::LimitSet | Action::LimitDeleted) => {
+            (None, None, Some(pattern)) if action.is_of_rules() => {
                 let labels = serde_json::from_str(pattern).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
                 Ok(Subject::Rule(Pattern::new(labels)))
             }

@@ -1,4 +1,7 @@
 //! Sets and deletes limits and policies, alone, so that it knows what may be in force.
+//!
+//! Limits are small, so that they decide. Each has a maximum of memory, too, that nobody reaches and no other ever has: it tells which
+//! change the limit came from.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,25 +14,27 @@ use linkis_rm::{
     },
 };
 
-use super::{journal::Answer, random::Random, workload::Shared};
+use super::{crowd, journal::Answer, random::Random, workload::Shared};
 use crate::harness::*;
 
 /// What may be the limit of a pattern: `None` for no limit.
 #[derive(Debug)]
 struct Known {
     pattern: Pattern,
-    /// What was set last, as far as that is known, and everything of which nobody knows whether it was, or will be.
+    /// What is scarce, and how much of it there may be.
+    scarce: (Dimension, i64, i64),
+    /// The mark of what was set last, as far as that is known, and everything of which nobody knows whether it was, or will be.
     possible: HashSet<Option<i64>>,
     doubtful: HashSet<Option<i64>>,
 }
 
 impl Known {
-    fn new(labels: &[(&str, Option<&str>)]) -> Self {
+    fn new(labels: &[(&str, Option<&str>)], scarce: (Dimension, i64, i64)) -> Self {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
-        Self { pattern: Pattern::new(labels.collect()), possible: [None].into(), doubtful: HashSet::new() }
+        Self { pattern: Pattern::new(labels.collect()), scarce, possible: [None].into(), doubtful: HashSet::new() }
     }
 
-    /// Notes what a change to `max` was answered.
+    /// Notes what a change to the limit with this mark was answered.
     fn changed(&mut self, answer: &Answer<()>, max: Option<i64>) {
         match answer {
             Answer::Done(()) => self.possible = self.doubtful.iter().copied().chain([max]).collect(),
@@ -44,28 +49,34 @@ impl Known {
 }
 
 pub async fn run(shared: Shared, mut random: Random) {
+    let crowd = i64::try_from(shared.crowd).unwrap();
+    let (cores, crowded) = ((Dimension::Cores, 4, 50), (Dimension::Instances, crowd / 4, crowd * 3));
     let mut all = [
-        Known::new(&[("creator", None)]),
-        Known::new(&[("creator", Some("batch"))]),
-        Known::new(&[("user", None), ("creator", None)]),
-        Known::new(&[("user", Some("shared0"))]),
+        Known::new(&[("creator", None)], cores.clone()),
+        Known::new(&[("creator", Some("batch"))], cores.clone()),
+        Known::new(&[("user", None), ("creator", None)], cores.clone()),
+        Known::new(&[("user", Some("shared0"))], cores),
+        Known::new(&[("creator", Some(crowd::CROWD))], crowded.clone()),
+        Known::new(&[("user", Some(crowd::CROWD)), ("creator", None)], crowded),
     ];
-    // No maximum is ever used twice, so that each tells which change it came from.
-    let mut next_max = 8;
-    while shared.goes_on(random.millis(300, 1500)).await {
-        let known = &mut all[random.index(4)];
+    let mut next_mark = 1 << 50;
+    while shared.goes_on(random.millis(100, 1000)).await {
+        let known = &mut all[random.index(6)];
         let rm = shared.client(&mut random);
         match random.between(0, 9) {
             0..6 => {
-                next_max += 1;
-                let rule = Rule { pattern: known.pattern.clone(), max: [(Dimension::Cores, next_max)].into() };
+                next_mark += 1;
+                let (scarce, low, high) = known.scarce.clone();
+                let max = [(scarce, random.between(low, high)), (Dimension::Memory, next_mark)].into();
+                let rule = Rule { pattern: known.pattern.clone(), max };
                 let set = async { rm.set_limit(&rule).await.map(drop) };
-                known.changed(&shared.journal.call("set limit", set).await, Some(next_max));
+                known.changed(&shared.journal.call("set limit", set).await, Some(next_mark));
             }
             6..8 => known.changed(&shared.journal.call("delete limit", rm.delete_limit(&known.pattern)).await, None),
             _ => {
+                let kind = name(random.pick(["linkis-cg-engineconnmanager", crowd::KIND]));
                 let checks = [Check::Creator, Check::User, Check::Labels].into_iter().filter(|_| random.percent(70));
-                let (kind, policy) = (name("linkis-cg-engineconnmanager"), Policy::new(checks));
+                let policy = Policy::new(checks);
                 shared.journal.call("set policy", rm.set_policy(&kind, &policy)).await;
             }
         }
@@ -78,7 +89,7 @@ async fn compare(shared: &Shared, random: &mut Random, all: &[Known]) {
     let rm: RmClient = shared.client(random);
     let Answer::Done(rules) = shared.journal.call("usage", rm.limits()).await else { return };
     let in_force: BTreeMap<String, i64> =
-        rules.iter().map(|rule| (rule.pattern.to_string(), rule.max[&Dimension::Cores])).collect();
+        rules.iter().map(|rule| (rule.pattern.to_string(), rule.max[&Dimension::Memory])).collect();
     for known in all {
         let max = in_force.get(&known.pattern.to_string()).copied();
         let told = || format!("the limit of {} is {max:?}, and can only be one of {:?}", known.pattern, known.possible);
