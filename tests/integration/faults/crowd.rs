@@ -121,19 +121,20 @@ async fn fill(
     longest: Duration,
 ) {
     let (end, left) = (Instant::now() + longest, Arc::new(AtomicUsize::new(count)));
+    let mostly = random.index(shared.cluster.nodes.len());
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
         let (shared, mut random, left) = (shared.clone(), random.fork(), left.clone());
         callers.spawn(async move {
             while left.load(Relaxed) > 0 && Instant::now() < end && shared.goes_on(Duration::ZERO).await {
                 let lock_ttl = ttl(&mut random);
-                let Some(grant) = ask(&shared, &mut random, host, lock_ttl).await else {
+                let Some(grant) = ask(&shared, &mut random, mostly, host, lock_ttl).await else {
                     tokio::time::sleep(RETRY).await;
                     continue;
                 };
                 let _ = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
                 if lock_ttl == TTL && random.percent(50) {
-                    come_in_use(&shared, &mut random, &grant).await;
+                    come_in_use(&shared, &mut random, mostly, &grant).await;
                 }
             }
         });
@@ -143,11 +144,16 @@ async fn fill(
     }
 }
 
+/// Of one instance for the most part, as a crowd comes from one manager; now and then of another.
+fn client_of_crowd(shared: &Shared, random: &mut Random, mostly: usize) -> RmClient {
+    if random.percent(95) { shared.cluster.client(mostly) } else { shared.client(random) }
+}
+
 /// Asks for a ticket of the crowd, once.
-async fn ask(shared: &Shared, random: &mut Random, host: &str, lock_ttl: Duration) -> Option<Grant> {
+async fn ask(shared: &Shared, random: &mut Random, mostly: usize, host: &str, lock_ttl: Duration) -> Option<Grant> {
     let request = ResourceRequest::new(Some(em_of_crowd(host)), name(CROWD), name(CROWD), load(1, 0, 1));
     let request = ResourceRequest { lock_ttl: Some(lock_ttl), ..request };
-    let rm = shared.client(random);
+    let rm = client_of_crowd(shared, random, mostly);
     let answer = shared.journal.call("request", rm.request_resource(&request)).await;
     shared.journal.asked(&request, matches!(answer, Answer::Unclear));
     let Answer::Done(ResultResource::Available(grant)) = answer else { return None };
@@ -156,10 +162,10 @@ async fn ask(shared: &Shared, random: &mut Random, host: &str, lock_ttl: Duratio
 }
 
 /// Its engine reports in, once: what is not heard goes with its EM, or expires.
-async fn come_in_use(shared: &Shared, random: &mut Random, grant: &Grant) {
+async fn come_in_use(shared: &Shared, random: &mut Random, mostly: usize, grant: &Grant) {
     let report = inited(grant, CROWD, None);
     shared.journal.note(grant.ticket_id, "inited asked", |life| life.init_asked = true);
-    let rm = shared.client(random);
+    let rm = client_of_crowd(shared, random, mostly);
     if let Answer::Done(_) = shared.journal.call("inited", rm.resource_inited(&report)).await {
         shared.journal.note(grant.ticket_id, "inited", |life| life.inited = true);
     }
