@@ -54,7 +54,7 @@ const PAGES_RATIO: f64 = 2.0;
 const LAST_OF_CROWD: &str = "3fffffff-ffff-4fff-bfff-ffffffffffff";
 
 /// How many times each call is made: after a few, connections keep their plans.
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 6;
 
 /// How many rows may be read for all that is called in one round: some pages, what the calls are about, and the thousand tickets that
 /// a page looks through which no index answers.
@@ -251,8 +251,9 @@ impl Counting {
             return Costs::new();
         }
         let mut connection = database.connect().await;
-        let rows: Vec<(String, i64, i64)> = sqlx::query_as(
-            "SELECT substring(query FROM '^-- ([^\n]*)'), sum(calls)::bigint, sum(shared_blks_hit + shared_blks_read)::bigint
+        let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(
+            "SELECT substring(query FROM '^-- ([^\n]*)'), sum(calls)::bigint, sum(shared_blks_hit + shared_blks_read)::bigint,
+                sum(rows)::bigint
             FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
             WHERE datname = current_database() AND query LIKE '-- %' GROUP BY 1",
         )
@@ -263,30 +264,49 @@ impl Counting {
             .execute(&mut connection)
             .await
             .unwrap();
-        rows.into_iter().map(|(statement, calls, pages)| (statement, (calls, pages))).collect()
+        rows.into_iter().map(|(statement, calls, pages, rows)| (statement, Cost { calls, pages, rows })).collect()
     }
 }
 
-/// By statement: how often it was made, and how many pages it touched in all.
-type Costs = BTreeMap<String, (i64, i64)>;
+/// By statement: how often it was made, how many pages it touched in all, and how many rows it answered with.
+type Costs = BTreeMap<String, Cost>;
 
-/// Statements that look at everything there is, because that is what they are for; at most once in a while.
-const LOOKS_AT_ALL: [&str; 0] = [];
+#[derive(Clone, Copy)]
+struct Cost {
+    calls: i64,
+    pages: i64,
+    rows: i64,
+}
+
+impl Cost {
+    fn pages_per_call(self) -> f64 {
+        self.pages as f64 / self.calls as f64
+    }
+
+    fn pages_per_row(self) -> f64 {
+        self.pages as f64 / self.rows.max(1) as f64
+    }
+
+    /// Whether it is more by the call, and not just because it answers with more rows.
+    fn is_dear_beside(self, few: Self) -> bool {
+        self.pages_per_call() > few.pages_per_call() * PAGES_RATIO + MORE_PAGES
+            && self.pages_per_row() > few.pages_per_row() * PAGES_RATIO
+    }
+}
 
 /// Compares what statements cost with few rows and with many.
 fn compare(what: &str, few: &Costs, many: &Costs) {
     println!("{what:<44}{:>8}{:>10}{:>8}{:>10}", "few:", "pages", "many:", "pages");
     let mut dear = Vec::new();
-    for (statement, (calls, pages)) in many {
-        let per_call = |(calls, pages): (i64, i64)| pages as f64 / calls as f64;
-        let Some(before) = few.get(statement).copied() else {
-            println!("{statement:<44}{:>8}{:>10}{calls:>8}{:>10.1}", "", "", per_call((*calls, *pages)));
-            continue;
-        };
-        let (few, many) = (per_call(before), per_call((*calls, *pages)));
-        println!("{statement:<44}{:>8}{few:>10.1}{calls:>8}{many:>10.1}", before.0);
-        if many > few * PAGES_RATIO + MORE_PAGES && !LOOKS_AT_ALL.contains(&statement.as_str()) {
-            dear.push(format!("{statement} touches {many:.1} pages per call, {few:.1} with few rows"));
+    for (statement, many) in many {
+        let few = few.get(statement).copied();
+        let (calls, pages) = few.map(|few| (few.calls, few.pages_per_call())).unwrap_or_default();
+        println!("{statement:<44}{calls:>8}{pages:>10.1}{:>8}{:>10.1}", many.calls, many.pages_per_call());
+        if few.is_some_and(|few| many.is_dear_beside(few)) {
+            dear.push(format!(
+                "{statement} touches {:.1} pages per call, {pages:.1} with few rows",
+                many.pages_per_call()
+            ));
         }
     }
     assert!(dear.is_empty(), "{what}: {dear:#?}");

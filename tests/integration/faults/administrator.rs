@@ -48,39 +48,69 @@ impl Known {
     }
 }
 
-pub async fn run(shared: Shared, mut random: Random) {
-    let crowd = i64::try_from(shared.crowd).unwrap();
-    let (cores, crowded) = ((Dimension::Cores, 4, 50), (Dimension::Instances, crowd / 4, crowd * 3));
-    let mut all = [
-        Known::new(&[("creator", None)], cores.clone()),
-        Known::new(&[("creator", Some("batch"))], cores.clone()),
-        Known::new(&[("user", None), ("creator", None)], cores.clone()),
-        Known::new(&[("user", Some("shared0"))], cores),
-        Known::new(&[("creator", Some(crowd::CROWD))], crowded.clone()),
-        Known::new(&[("user", Some(crowd::CROWD)), ("creator", None)], crowded),
-    ];
-    let mut next_mark = 1 << 50;
-    while shared.goes_on(random.millis(100, 1000)).await {
-        let known = &mut all[random.index(6)];
-        let rm = shared.client(&mut random);
-        match random.between(0, 9) {
-            0..6 => {
-                next_mark += 1;
-                let (scarce, low, high) = known.scarce.clone();
-                let max = [(scarce, random.between(low, high)), (Dimension::Memory, next_mark)].into();
-                let rule = Rule { pattern: known.pattern.clone(), max };
-                let set = async { rm.set_limit(&rule).await.map(drop) };
-                known.changed(&shared.journal.call("set limit", set).await, Some(next_mark));
-            }
-            6..8 => known.changed(&shared.journal.call("delete limit", rm.delete_limit(&known.pattern)).await, None),
-            _ => {
-                let kind = name(random.pick(["linkis-cg-engineconnmanager", crowd::KIND]));
-                let checks = [Check::Creator, Check::User, Check::Labels].into_iter().filter(|_| random.percent(70));
-                let policy = Policy::new(checks);
-                shared.journal.call("set policy", rm.set_policy(&kind, &policy)).await;
-            }
+/// One who changes limits all the while.
+pub struct Administrator {
+    shared: Shared,
+    random: Random,
+    all: Vec<Known>,
+    next_mark: i64,
+}
+
+impl Administrator {
+    /// Sets every limit once, while nothing is broken yet.
+    pub async fn begin(shared: Shared, random: Random) -> Self {
+        let crowd = i64::try_from(shared.crowd).unwrap();
+        let (cores, crowded) = ((Dimension::Cores, 4, 50), (Dimension::Instances, crowd / 4, crowd * 3));
+        let all = vec![
+            Known::new(&[("creator", None)], cores.clone()),
+            Known::new(&[("creator", Some("batch"))], cores.clone()),
+            Known::new(&[("user", None), ("creator", None)], cores.clone()),
+            Known::new(&[("user", Some("shared0"))], cores),
+            Known::new(&[("creator", Some(crowd::CROWD))], crowded.clone()),
+            Known::new(&[("user", Some(crowd::CROWD)), ("creator", None)], crowded),
+        ];
+        let mut begun = Self { shared, random, all, next_mark: 1 << 50 };
+        for number in 0..begun.all.len() {
+            begun.set(number).await;
         }
-        compare(&shared, &mut random, &all).await;
+        begun
+    }
+
+    pub async fn run(mut self) {
+        while self.shared.goes_on(self.random.millis(100, 1000)).await {
+            let number = self.random.index(self.all.len());
+            match self.random.between(0, 9) {
+                0..6 => self.set(number).await,
+                6..8 => self.delete(number).await,
+                _ => self.set_policy().await,
+            }
+            compare(&self.shared, &mut self.random, &self.all).await;
+        }
+    }
+
+    async fn set(&mut self, number: usize) {
+        self.next_mark += 1;
+        let (rm, known) = (self.shared.client(&mut self.random), &mut self.all[number]);
+        let (scarce, low, high) = known.scarce.clone();
+        let max = [(scarce, self.random.between(low, high)), (Dimension::Memory, self.next_mark)].into();
+        let rule = Rule { pattern: known.pattern.clone(), max };
+        let set = async { rm.set_limit(&rule).await.map(drop) };
+        known.changed(&self.shared.journal.call("set limit", set).await, Some(self.next_mark));
+    }
+
+    async fn delete(&mut self, number: usize) {
+        let (rm, known) = (self.shared.client(&mut self.random), &mut self.all[number]);
+        let delete = rm.delete_limit(&known.pattern);
+        let answer = self.shared.journal.call("delete limit", delete).await;
+        known.changed(&answer, None);
+    }
+
+    async fn set_policy(&mut self) {
+        let rm = self.shared.client(&mut self.random);
+        let kind = name(self.random.pick(["linkis-cg-engineconnmanager", crowd::KIND]));
+        let mut checks = vec![Check::Creator, Check::User, Check::Labels];
+        checks.retain(|_| self.random.percent(70));
+        self.shared.journal.call("set policy", rm.set_policy(&kind, &Policy::new(checks))).await;
     }
 }
 

@@ -247,7 +247,7 @@ impl Journal {
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
         "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE"],
-        "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE"],
+        "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
         "release of another's" => &["TICKET_NOT_OWNED"],
         "release of nothing" => &["TICKET_NOT_FOUND"],
         "unregister" => &["EM_NOT_REGISTERED"],

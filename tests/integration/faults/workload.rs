@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
+    administrator::Administrator,
     cluster::Cluster,
     crowd,
     ecm::{self, Engines},
@@ -139,6 +140,7 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     for registration in registrations {
         shared.client(random).register(registration).await.unwrap();
     }
+    let administrator = Administrator::begin(shared.clone(), random.fork()).await;
     let mut tasks = JoinSet::new();
     for number in 0..CALLERS {
         tasks.spawn(Caller::new(shared.clone(), random.fork(), number).run());
@@ -148,7 +150,7 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     tasks.spawn(onlooker(shared.clone(), random.fork()));
     tasks.spawn(crowd::big_em(shared.clone(), random.fork()));
     tasks.spawn(crowd::deadlines(shared.clone(), random.fork()));
-    tasks.spawn(super::administrator::run(shared.clone(), random.fork()));
+    tasks.spawn(administrator.run());
     tasks
 }
 
