@@ -98,7 +98,7 @@ pub async fn deadlines(shared: Shared, mut random: Random) {
     let register = async |rm: RmClient| rm.register(room(Hosts::DUE)).await;
     shared.insist(&mut random, "register", register).await;
     while shared.goes_on(random.millis(0, 3000)).await {
-        let time = random.millis(2000, if shared.crowd > super::CROWD_SHORT { 25_000 } else { 4000 });
+        let time = random.millis(2000, if shared.crowd > super::CROWD_SHORT { 12_000 } else { 4000 });
         let due = Instant::now() + time;
         let ttl = move |random: &mut Random| {
             (due + random.millis(0, 1000)).saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
