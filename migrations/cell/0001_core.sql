@@ -141,7 +141,8 @@ CREATE TABLE linkis_resource_action_record (
     engine_instance text COLLATE "C",
     em_application_name text COLLATE "C",
     em_instance text COLLATE "C",
-    -- A scope has no EM: its repairs name its labels. Nor has a rule: its changes name its pattern. Of a policy, what it checks.
+    -- A scope has no EM: its repairs name its labels. Nor has a rule: its changes name its pattern. A label set whose rules begin to decide
+    -- is the pattern of each of its labels. Of a policy, what it checks.
     scope jsonb,
     resource_type text NOT NULL,
     -- What the ticket holds after it, or held when it ended; of an EM, what it provides; of a repair, what the live tickets hold
@@ -157,7 +158,7 @@ CREATE TABLE linkis_resource_action_record (
         OR (ticket_id IS NULL AND "user" IS NULL AND num_nulls(em_application_name, em_instance) = 0 AND scope IS NULL
             AND action IN ('registered', 'resized', 'unregistered', 'lost', 'repaired'))
         OR (ticket_id IS NULL AND "user" IS NULL AND num_nulls(em_application_name, em_instance) = 2 AND scope IS NOT NULL
-            AND action IN ('repaired', 'limit_set', 'limit_deleted'))
+            AND action IN ('repaired', 'limit_set', 'limit_deleted', 'limits_in_force'))
         OR (ticket_id IS NULL AND "user" IS NULL AND em_application_name IS NOT NULL AND em_instance IS NULL AND scope IS NOT NULL
             AND action = 'policy_set')
     )

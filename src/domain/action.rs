@@ -26,10 +26,12 @@ pub enum Action {
     LimitDeleted,
     /// A kind of EMs got a policy.
     PolicySet,
+    /// The tickets of a label set were all counted: from here on its rules decide, for the kinds of EMs whose policies say so now.
+    LimitsInForce,
 }
 
 impl Action {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -42,6 +44,7 @@ impl Action {
         Self::LimitSet,
         Self::LimitDeleted,
         Self::PolicySet,
+        Self::LimitsInForce,
     ];
 
     /// As it stands in `linkis_resource_action_record.action`.
@@ -56,7 +59,13 @@ impl Action {
             Self::LimitSet => "limit_set",
             Self::LimitDeleted => "limit_deleted",
             Self::PolicySet => "policy_set",
+            Self::LimitsInForce => "limits_in_force",
         }
+    }
+
+    /// Whether it is done to a rule, or to all rules of a label set.
+    pub fn is_of_rules(self) -> bool {
+        matches!(self, Self::LimitSet | Self::LimitDeleted | Self::LimitsInForce)
     }
 
     /// The reverse of [`Action::as_str`].
@@ -77,7 +86,7 @@ pub struct ActionRecord {
     /// On which EM; repairs are also of scopes, and rules and policies are subjects themselves.
     pub subject: Subject,
     /// What the ticket held after it, or when it ended; of an EM, what it provides. After a repair, what the tickets hold together:
-    /// of a scope as a Special, by the keys of dimensions. Of a rule its maximum, likewise.
+    /// of a scope as a Special, by the keys of dimensions. Of a rule its maximum, likewise; of a label set nothing.
     pub resource: Resource,
     /// Who did it: the service itself where nobody asked.
     pub actor: String,

@@ -265,7 +265,7 @@ struct Made {
     /// For the history.
     lines: Vec<LimitLine>,
     /// Label sets that are new, and those that decide until they do.
-    begun: Vec<i64>,
+    begun: Vec<LabelSet>,
     before: Vec<i64>,
 }
 
@@ -289,8 +289,8 @@ impl Change {
                 vec![LimitLine::Policy(kind.clone(), policy.clone())]
             }
             Self::Decide(counted) => {
-                switch(connection, counted).await?;
-                return Ok(Made::default());
+                let lines = switch(connection, counted).await?;
+                return Ok(Made { lines, ..Made::default() });
             }
         };
         let (begun, before) = reconcile(connection).await?;
@@ -302,12 +302,22 @@ impl Made {
     /// Inside the fence: where there is no EM, there is no ticket to count, and none registers meanwhile; and the history tells of
     /// the change behind what was granted before it, and before what is granted after it.
     async fn finish(&self, connection: &mut PgConnection, by: &Principal) -> Result<(), StoreError> {
+        let mut lines = self.lines.clone();
         if !self.begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
             label_set::set_state(connection, &self.before, State::Retired).await?;
-            label_set::set_state(connection, &self.begun, State::Counted).await?;
+            label_set::set_state(connection, &ids(&self.begun), State::Counted).await?;
+            lines.extend(self.begun.iter().map(in_force));
         }
-        action_record::insert_limits(connection, &self.lines, by).await
+        action_record::insert_limits(connection, &lines, by).await
     }
+}
+
+fn ids<'a>(sets: impl IntoIterator<Item = &'a LabelSet>) -> Vec<i64> {
+    sets.into_iter().map(|set| set.id).collect()
+}
+
+fn in_force(set: &LabelSet) -> LimitLine {
+    LimitLine::InForce(set.counting.keys.clone())
 }
 
 async fn set(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<Vec<LimitLine>, StoreError> {
@@ -327,15 +337,16 @@ async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<V
 }
 
 /// Has label sets decide instead of those that counted the same labels.
-async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<(), StoreError> {
+async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<LimitLine>, StoreError> {
     let sets = label_set::read(&mut *connection).await?;
     // One that was given up meanwhile is not there.
     let (now, others): (Vec<_>, Vec<_>) =
         sets.into_iter().partition(|set| counted.contains(&set.id) && !set.is_counted);
     let keys: BTreeSet<_> = now.iter().map(|set| &set.counting.keys).collect();
     let before = others.iter().filter(|set| set.is_counted && keys.contains(&set.counting.keys));
-    label_set::set_state(connection, &before.map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
-    label_set::set_state(connection, &now.iter().map(|set| set.id).collect::<Vec<_>>(), State::Counted).await
+    label_set::set_state(connection, &ids(before), State::Retired).await?;
+    label_set::set_state(connection, &ids(&now), State::Counted).await?;
+    Ok(now.iter().map(in_force).collect())
 }
 
 /// Why a change inside the fence was not made.
@@ -409,7 +420,7 @@ async fn fenced(
 
 /// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any
 /// more ends. Answers the label sets that are new, and those that decide until they do.
-async fn reconcile(connection: &mut PgConnection) -> Result<(Vec<i64>, Vec<i64>), StoreError> {
+async fn reconcile(connection: &mut PgConnection) -> Result<(Vec<LabelSet>, Vec<i64>), StoreError> {
     let policies = policy::read(&mut *connection).await?;
     let wanted = Counting::wanted(limit::label_sets(&mut *connection).await?, &policies);
     let sets = label_set::read(&mut *connection).await?;
@@ -421,12 +432,12 @@ async fn reconcile(connection: &mut PgConnection) -> Result<(Vec<i64>, Vec<i64>)
     };
     let (over, kept): (Vec<_>, Vec<_>) = sets.into_iter().partition(is_over);
     if !over.is_empty() {
-        label_set::set_state(connection, &over.iter().map(|set| set.id).collect::<Vec<_>>(), State::Retired).await?;
+        label_set::set_state(connection, &ids(&over), State::Retired).await?;
     }
     let (mut begun, mut before) = (Vec::new(), Vec::new());
     for counting in wanted.iter().filter(|counting| !kept.iter().any(|set| set.counting == **counting)) {
         before.extend(kept.iter().filter(|set| set.counting.keys == counting.keys).map(|set| set.id));
-        begun.push(label_set::insert(connection, counting, State::Counting).await?);
+        begun.push(label_set::insert(connection, counting.clone()).await?);
     }
     Ok((begun, before))
 }

@@ -1,6 +1,9 @@
 //! `linkis_resource_action_record`: the history, one row per change; also what a late or repeated call is answered by.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
@@ -156,6 +159,8 @@ pub enum LimitLine {
     Deleted(Rule),
     /// A kind of EMs, by its application name, has another policy.
     Policy(Name, Policy),
+    /// All tickets of a label set are counted: its rules decide from here on.
+    InForce(BTreeSet<String>),
 }
 
 impl LimitLine {
@@ -164,21 +169,33 @@ impl LimitLine {
             Self::Set(_) => Action::LimitSet,
             Self::Deleted(_) => Action::LimitDeleted,
             Self::Policy(..) => Action::PolicySet,
+            Self::InForce(_) => Action::LimitsInForce,
         }
     }
 
     fn em_kind(&self) -> Option<&str> {
         match self {
-            Self::Set(_) | Self::Deleted(_) => None,
             Self::Policy(kind, _) => Some(kind.as_str()),
+            Self::Set(_) | Self::Deleted(_) | Self::InForce(_) => None,
         }
     }
 
-    /// The pattern of a rule; what a policy checks.
+    /// The service itself has label sets decide, whoever wanted it.
+    fn actor<'a>(&self, by: &'a Principal) -> &'a str {
+        match self {
+            Self::Set(_) | Self::Deleted(_) | Self::Policy(..) => by.as_str(),
+            Self::InForce(_) => Principal::Service.as_str(),
+        }
+    }
+
+    /// The pattern of a rule, or of each label of a label set; what a policy checks.
     fn scope(&self) -> String {
         match self {
             Self::Set(rule) | Self::Deleted(rule) => limit::pattern_json(&rule.pattern),
             Self::Policy(_, policy) => serde_json::json!(policy.to_string().split(',').collect::<Vec<_>>()).to_string(),
+            Self::InForce(keys) => {
+                limit::pattern_json(&Pattern::new(keys.iter().map(|key| (key.clone(), None)).collect()))
+            }
         }
     }
 
@@ -188,13 +205,14 @@ impl LimitLine {
             Self::Set(rule) | Self::Deleted(rule) => {
                 Resource::special(rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect()).ok()
             }
-            Self::Policy(..) => None,
+            Self::Policy(..) | Self::InForce(_) => None,
         };
         max.unwrap_or_else(|| Resource::zero(ResourceType::Special)).to_json()
     }
 }
 
-/// Remembers what limits have changed, and who changed them.
+/// Remembers what limits have changed, and who changed them; inside the fence, so that the numbers of the lines tell who was judged by
+/// them.
 pub async fn insert_limits(
     connection: &mut PgConnection,
     lines: &[LimitLine],
@@ -207,15 +225,15 @@ pub async fn insert_limits(
         "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
             action_time)
-        SELECT action, em_kind, scope::jsonb, $5, max::jsonb, $6, clock_timestamp()
-        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS d (action, em_kind, scope, max)",
+        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp()
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) AS d (action, em_kind, scope, max, actor)",
     )
     .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(LimitLine::em_kind).collect::<Vec<_>>())
     .bind(lines.iter().map(LimitLine::scope).collect::<Vec<_>>())
     .bind(lines.iter().map(LimitLine::max).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.actor(by)).collect::<Vec<_>>())
     .bind(ResourceType::Special.as_str())
-    .bind(by.as_str())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())
@@ -277,7 +295,7 @@ impl ActionRow {
     fn subject(&self, action: Action) -> Result<Subject, StoreError> {
         match (&self.em_application_name, &self.em_instance, &self.scope) {
             (Some(kind), None, Some(_)) => Ok(Subject::Policy(TABLE.name("em_application_name", kind)?)),
-            (None, None, Some(pattern)) if matches!(action, Action::LimitSet | Action::LimitDeleted) => {
+            (None, None, Some(pattern)) if action.is_of_rules() => {
                 let labels = serde_json::from_str(pattern).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
                 Ok(Subject::Rule(Pattern::new(labels)))
             }

@@ -75,18 +75,19 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec
     .await?)
 }
 
-/// A new one, and its number; while nobody else changes the limits.
-pub async fn insert(connection: &mut PgConnection, counting: &Counting, state: State) -> Result<i64, StoreError> {
-    Ok(sqlx::query_scalar(
+/// A new one, which is to be counted; while nobody else changes the limits.
+pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result<LabelSet, StoreError> {
+    let id = sqlx::query_scalar(
         "-- label_set::insert
         INSERT INTO linkis_label_set (label_set, exempt, state) VALUES ($1::text::jsonb, $2::text::jsonb, $3)
         RETURNING label_set_id",
     )
     .bind(serde_json::json!(counting.keys).to_string())
     .bind(serde_json::json!(counting.exempt.iter().map(Name::as_str).collect::<Vec<_>>()).to_string())
-    .bind(state.as_str())
+    .bind(State::Counting.as_str())
     .fetch_one(connection)
-    .await?)
+    .await?;
+    Ok(LabelSet { id, counting, is_counted: false })
 }
 
 /// Changes the state of some, all of which have to be there; while nobody else changes the limits.

@@ -420,3 +420,26 @@ async fn a_policy_decides_which_limits_are_for_a_kind_of_em() {
     }
     assert_eq!(rm.client.policies().await.unwrap().len(), 2);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_history_tells_when_limits_come_into_force() {
+    let (_database, rm) = start().await;
+    let each_user = rule(&[("user", None)], &[(Dimension::Instances, 3)]);
+    // Without any ticket at once, and then again when those there are have been counted.
+    rm.client.set_limit(&each_user).await.unwrap();
+    rm.client.delete_limit(&each_user.pattern).await.unwrap();
+    register(&rm, 1).await;
+    rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.set_limit(&each_user).await.unwrap();
+    rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
+    // One more rule of a label set that is counted decides with the line that tells of it.
+    rm.client.set_limit(&rule(&[("user", Some("hadoop"))], &[(Dimension::Instances, 2)])).await.unwrap();
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
+    let told: Vec<_> = history.iter().map(|line| line.action.as_str()).collect();
+    let of_limit = ["limit_set", "limits_in_force", "limit_deleted", "registered", "granted"];
+    assert_eq!(told, [&of_limit[..], &["limit_set", "limits_in_force", "granted", "limit_set"]].concat());
+    for line in history.iter().filter(|line| line.action == "limits_in_force") {
+        assert_eq!((line.each.as_slice(), line.scope.len(), &line.em), (&["user".to_owned()][..], 0, &None));
+    }
+}

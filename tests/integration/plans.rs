@@ -1,31 +1,60 @@
 //! Plans: with full tables, no call reads one from end to end, and none reads much more than what it is about.
+//!
+//! All calls are made twice, with few rows and with many, and what each statement of the service touches per call is compared: pages
+//! that the database had to look at may grow with the depth of an index, and with nothing else.
+//!
+//! - `LINKIS_RM_PLANS`: how many rows are many, e.g. `1000000`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    env,
+    time::{Duration, Instant},
+};
 
 use linkis_rm::{
     client::ResourceRequest,
     domain::{
+        em::EmInstance,
         limit::{Pattern, Rule},
         resource::Dimension,
     },
+    store::embedded::{Embedded, Settings},
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 
+use sqlx::{ConnectOptions as _, postgres::PgPool};
 use tonic::transport::Channel;
 
 use crate::harness::*;
 
-/// So many tickets, history lines and scopes, and a hundredth of EMs, are there before.
-const ROWS: i64 = 50_000;
+/// So many tickets, history lines and scopes, and a hundredth of EMs, are there before, where there are few.
+const FEW: i64 = 2000;
+
+/// Where there are many, unless something else is asked for.
+const MANY: i64 = 20_000;
+
+/// One in so many tickets has a deadline that passed while nobody looked.
+const DUE_PER: i64 = 25;
+
+/// How many of those there are at least, so that batches are as full with few rows as with many.
+const DUE_MIN: i64 = 400;
 
 /// So many more tickets are one user's, on one EM.
 const CROWD: i64 = 5000;
+
+/// So many more are on an EM that goes.
+const LEAVING: i64 = 1000;
+
+/// How many pages more a statement may touch on average with many rows than with few, and how many times as many: indexes are a level
+/// or two deeper, and a batch looks up many rows.
+const MORE_PAGES: f64 = 25.0;
+const PAGES_RATIO: f64 = 2.0;
 
 /// The last of them, which alone is used.
 const LAST_OF_CROWD: &str = "3fffffff-ffff-4fff-bfff-ffffffffffff";
 
 /// How many times each call is made: after a few, connections keep their plans.
-const ROUNDS: usize = 12;
+const ROUNDS: usize = 6;
 
 /// How many rows may be read for all that is called in one round: some pages, what the calls are about, and the thousand tickets that
 /// a page looks through which no index answers.
@@ -43,27 +72,32 @@ const LARGE: [&str; 8] = [
     "linkis_resource_waiting_spot",
 ];
 
-async fn fill(database: &Database) {
+fn due(rows: i64) -> i64 {
+    (rows / DUE_PER).max(DUE_MIN)
+}
+
+/// Fills tables with what has nothing to do with the calls.
+async fn fill(database: &Database, rows: i64) {
     let fill = format!(
         r#"INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time, version,
             counted_to)
         SELECT 'other', 'host' || n, resource_type, total_resource, protected_resource, used_resource, locked_resource,
             left_resource, over_committed, labels, epoch, register_time, 1, counted_to
-        FROM linkis_em_resource_meta_data, generate_series(1, {ROWS} / 100) n;
+        FROM linkis_em_resource_meta_data, generate_series(1, {rows} / 100) n WHERE em_instance LIKE 'template%';
         -- In the order of the tickets: a third that is locked, a third that is used, and again one that is locked.
         INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
             resource_type, user_locked_resource, labels, locked_time, expires_at)
         SELECT overlay(gen_random_uuid()::text PLACING CASE n % 3 WHEN 0 THEN '0' ELSE 'e' END FROM 1 FOR 1)::uuid,
-            'user' || n % 1000, 'IDE', '', 'other', 'host' || n % ({ROWS} / 100), 'LoadInstance',
+            'user' || n % 100, 'IDE', '', 'other', 'host' || n % ({rows} / 100), 'LoadInstance',
             '{{"memory":1,"cores":1,"instances":1,"instance":1}}', '{{}}', now(), now() + interval '1 day'
-        FROM generate_series(1, {ROWS}) n WHERE n % 3 <> 1;
+        FROM generate_series(1, {rows}) n WHERE n % 3 <> 1;
         INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
             resource_type, user_used_resource, labels, locked_time, used_time, engine_application_name, engine_instance)
         SELECT overlay(gen_random_uuid()::text PLACING '7' FROM 1 FOR 1)::uuid,
-            'user' || n % 1000, 'IDE', '', 'other', 'host' || n % ({ROWS} / 100), 'LoadInstance',
+            'user' || n % 100, 'IDE', '', 'other', 'host' || n % ({rows} / 100), 'LoadInstance',
             '{{"memory":1,"cores":1,"instances":1,"instance":1}}', '{{}}', now(), now(), 'engine', 'e' || n
-        FROM generate_series(1, {ROWS}) n WHERE n % 3 = 1;
+        FROM generate_series(1, {rows}) n WHERE n % 3 = 1;
         -- The last of so many of one user's is the only one of them that is used.
         INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
             resource_type, user_locked_resource, labels, locked_time, expires_at)
@@ -80,16 +114,46 @@ async fn fill(database: &Database) {
             coalesce(user_locked_resource, user_used_resource), principal, locked_time
         FROM linkis_user_resource_meta_data;
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
-        SELECT n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {ROWS}) n;
+        SELECT n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {rows}) n;
         INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
         SELECT (SELECT max(label_set_id) FROM linkis_label_set), jsonb_build_object('user', 'other' || n), '{{"cores":1}}', '{{}}',
             sha256(('other' || n)::bytea)
-        FROM generate_series(1, {ROWS}) n;"#
+        FROM generate_series(1, {rows}) n;"#
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
     sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
-    // From here on, what the calls read is counted.
-    sqlx::raw_sql("SELECT pg_stat_reset()").execute(&database.pool).await.unwrap();
+}
+
+/// Adds what has: tickets with counters to match, which are due, or on an EM that goes.
+async fn fill_ending(database: &Database, rows: i64) {
+    let due = due(rows);
+    let fill = format!(
+        r#"CREATE TEMPORARY TABLE ending AS
+        SELECT CASE WHEN n > {due} THEN 'leaving' ELSE 'due' || n % ({due} / 100) END AS em,
+            CASE WHEN n > {due} THEN 'leaver' ELSE 'due' || n % 100 END AS "user",
+            CASE WHEN n > {due} THEN '1 day'::interval ELSE '-1 second'::interval END AS left_to_live
+        FROM generate_series(1, {due} + {LEAVING}) n;
+        INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time, version,
+            counted_to)
+        SELECT em_application_name, em, resource_type, total_resource, protected_resource, used_resource,
+            jsonb_build_object('memory', held, 'cores', held, 'instances', held, 'instance', held), left_resource, over_committed,
+            labels, epoch, register_time, 1, counted_to
+        FROM linkis_em_resource_meta_data, (SELECT em, count(*) AS held FROM ending GROUP BY em) h
+        WHERE em_instance LIKE 'template%';
+        INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+            resource_type, user_locked_resource, labels, locked_time, expires_at)
+        SELECT gen_random_uuid(), "user", 'IDE', '', em_application_name, em, 'LoadInstance',
+            '{{"memory":1,"cores":1,"instances":1,"instance":1}}', '{{}}', now(), now() + left_to_live
+        FROM ending, linkis_em_resource_meta_data WHERE em_instance LIKE 'template%';
+        INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
+        SELECT label_set_id, jsonb_build_object('user', "user"), '{{}}',
+            jsonb_build_object('memory', held, 'cores', held, 'instances', held),
+            sha256(convert_to(label_set_id || ':{{"user":"' || "user" || '"}}', 'UTF8'))
+        FROM linkis_label_set, (SELECT "user", count(*) AS held FROM ending GROUP BY "user") h;"#
+    );
+    let mut connection = database.connect().await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&mut connection).await.unwrap();
 }
 
 async fn round(rm: &Instance, number: usize) {
@@ -154,20 +218,160 @@ async fn used_of_crowd(
     usage.list_tickets(call).await.unwrap().into_inner()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_call_reads_a_large_table_from_end_to_end() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("template"), load(10, 10, 10))).await.unwrap();
+/// A PostgreSQL that counts what each statement touches, where that can be had; otherwise that of the other tests.
+struct Counting(Option<Embedded>);
+
+impl Counting {
+    async fn start(elsewhere: &Database) -> Self {
+        let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_stat_statements'";
+        if elsewhere.count(available).await == 0 {
+            println!("pg_stat_statements is not installed here: pages are not compared");
+            return Self(None);
+        }
+        let data_dir = scratch("plans");
+        remove_at_end(&data_dir);
+        let options = [("shared_preload_libraries", "pg_stat_statements"), ("pg_stat_statements.track", "all")];
+        let server_options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        Self(Some(Embedded::start(Settings { data_dir, server_options }).await.unwrap()))
+    }
+
+    async fn database(&self, name: &str) -> Database {
+        let Some(postgres) = &self.0 else { return Database::fresh().await };
+        let mut admin = postgres.connect_options().connect().await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
+        let options = postgres.connect_options().database(name);
+        let database = Database { pool: PgPool::connect_lazy_with(options.clone()), options };
+        sqlx::raw_sql("CREATE EXTENSION pg_stat_statements").execute(&database.pool).await.unwrap();
+        database
+    }
+
+    /// What each statement of the service touched since it was asked last.
+    async fn costs(&self, database: &Database) -> Costs {
+        if self.0.is_none() {
+            return Costs::new();
+        }
+        let mut connection = database.connect().await;
+        let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(
+            "SELECT substring(query FROM '^-- ([^\n]*)'), sum(calls)::bigint, sum(shared_blks_hit + shared_blks_read)::bigint,
+                sum(rows)::bigint
+            FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
+            WHERE datname = current_database() AND query LIKE '-- %' GROUP BY 1",
+        )
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+        sqlx::raw_sql("SELECT pg_stat_statements_reset(0, oid, 0) FROM pg_database WHERE datname = current_database()")
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        rows.into_iter().map(|(statement, calls, pages, rows)| (statement, Cost { calls, pages, rows })).collect()
+    }
+}
+
+/// By statement: how often it was made, how many pages it touched in all, and how many rows it answered with.
+type Costs = BTreeMap<String, Cost>;
+
+#[derive(Clone, Copy)]
+struct Cost {
+    calls: i64,
+    pages: i64,
+    rows: i64,
+}
+
+impl Cost {
+    fn pages_per_call(self) -> f64 {
+        self.pages as f64 / self.calls as f64
+    }
+
+    fn pages_per_row(self) -> f64 {
+        self.pages as f64 / self.rows.max(1) as f64
+    }
+
+    /// Whether it is more by the call, and not just because it answers with more rows.
+    fn is_dear_beside(self, few: Self) -> bool {
+        self.pages_per_call() > few.pages_per_call() * PAGES_RATIO + MORE_PAGES
+            && self.pages_per_row() > few.pages_per_row() * PAGES_RATIO
+    }
+}
+
+/// Compares what statements cost with few rows and with many.
+fn compare(what: &str, few: &Costs, many: &Costs) {
+    println!("{what:<44}{:>8}{:>10}{:>8}{:>10}", "few:", "pages", "many:", "pages");
+    let mut dear = Vec::new();
+    for (statement, many) in many {
+        let few = few.get(statement).copied();
+        let (calls, pages) = few.map(|few| (few.calls, few.pages_per_call())).unwrap_or_default();
+        println!("{statement:<44}{calls:>8}{pages:>10.1}{:>8}{:>10.1}", many.calls, many.pages_per_call());
+        if few.is_some_and(|few| many.is_dear_beside(few)) {
+            dear.push(format!(
+                "{statement} touches {:.1} pages per call, {pages:.1} with few rows",
+                many.pages_per_call()
+            ));
+        }
+    }
+    assert!(dear.is_empty(), "{what}: {dear:#?}");
+}
+
+/// A database with so many rows, and what it cost to catch up with all deadlines, and then to make all calls.
+async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs, Costs) {
+    let start = Instant::now();
+    let database = postgres.database(name).await;
+    let rm = Instance::start(&database).await;
+    rm.client.register(registration(em("template"), load(10, 10_000, 10_000))).await.unwrap();
     let each_user = Pattern::new([("user".to_owned(), None)].into());
     rm.client.set_limit(&Rule { pattern: each_user, max: [(Dimension::Instances, 100)].into() }).await.unwrap();
     rm.stop().await;
-    fill(&database).await;
+    fill(&database, rows).await;
+    fill_ending(&database, rows).await;
+    sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
+    let filled = start.elapsed();
+    drop(postgres.costs(&database).await);
     let rm = Instance::start(&database).await;
+    let leaving = EmInstance::parse("em", em("any").application_name.as_str(), "leaving").unwrap();
+    rm.client.unregister(&leaving).await.unwrap();
+    let ending =
+        "SELECT count(*) FROM linkis_user_resource_meta_data WHERE em_instance LIKE 'due%' OR em_instance = 'leaving'";
+    eventually("they all end", Duration::from_secs(300), async || {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        database.count(ending).await == 0
+    })
+    .await;
+    let ended = start.elapsed() - filled;
+    let ending = postgres.costs(&database).await;
+    for then in ["VACUUM ANALYZE", "SELECT pg_stat_reset()"] {
+        sqlx::raw_sql(then).execute(&database.pool).await.unwrap();
+    }
     for number in 0..ROUNDS {
         round(&rm, number).await;
     }
-    // The statistics of a connection are there for certain once it is closed.
     rm.stop().await;
+    let calls = postgres.costs(&database).await;
+    let took = start.elapsed();
+    println!(
+        "{rows} rows: filled in {filled:?}; {} due and {LEAVING} leaving ended in {ended:?}; {took:?} in all",
+        due(rows)
+    );
+    (database, ending, calls)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_call_reads_a_large_table_from_end_to_end() {
+    let many = env::var("LINKIS_RM_PLANS").map_or(MANY, |text| text.parse().unwrap());
+    let postgres = Counting::start(&Database::fresh().await).await;
+    let ((_, few_ending, few_calls), (database, many_ending, many_calls)) =
+        tokio::join!(measure(&postgres, "few", FEW), measure(&postgres, "many", many));
+    compare("deadlines that passed, and an EM that goes", &few_ending, &many_ending);
+    compare("calls", &few_calls, &many_calls);
+    rows_read(&database).await;
+    a_page_looks_through_no_more_than_it_has_to(&database).await;
+    if let Some(postgres) = postgres.0 {
+        postgres.stop().await;
+    }
+}
+
+/// No table was read from end to end, nor much more of it than what the calls are about.
+async fn rows_read(database: &Database) {
+    // The statistics of a connection are there for certain once it is closed.
     database.pool.close().await;
     let mut connection = database.connect().await;
     let rows: Vec<(String, i64, i64)> = sqlx::query_as(
@@ -188,9 +392,11 @@ async fn no_call_reads_a_large_table_from_end_to_end() {
         let most = ROWS_PER_ROUND * i64::try_from(ROUNDS).unwrap();
         assert!(rows < most, "{table}: {rows} rows were read, at most {most} have to be");
     }
+}
 
-    // What a page looks through in vain, the next one does not look through again.
-    let rm = Instance::start(&database).await;
+/// What a page looks through in vain, the next one does not look through again.
+async fn a_page_looks_through_no_more_than_it_has_to(database: &Database) {
+    let rm = Instance::start(database).await;
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let crowded = proto::EmInstance { application_name: "other".into(), instance: "crowded".into() };
     for em in [None, Some(crowded)] {
@@ -206,4 +412,5 @@ async fn no_call_reads_a_large_table_from_end_to_end() {
         assert_eq!((found.len(), pages), (1, 6));
         assert_eq!(found[0].ticket_id, LAST_OF_CROWD);
     }
+    rm.stop().await;
 }

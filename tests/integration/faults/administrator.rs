@@ -1,4 +1,7 @@
 //! Sets and deletes limits and policies, alone, so that it knows what may be in force.
+//!
+//! Limits are small, so that they decide. Each has a maximum of memory, too, that nobody reaches and no other ever has: it tells which
+//! change the limit came from.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,25 +14,27 @@ use linkis_rm::{
     },
 };
 
-use super::{journal::Answer, random::Random, workload::Shared};
+use super::{crowd, journal::Answer, random::Random, workload::Shared};
 use crate::harness::*;
 
 /// What may be the limit of a pattern: `None` for no limit.
 #[derive(Debug)]
 struct Known {
     pattern: Pattern,
-    /// What was set last, as far as that is known, and everything of which nobody knows whether it was, or will be.
+    /// What is scarce, and how much of it there may be.
+    scarce: (Dimension, i64, i64),
+    /// The mark of what was set last, as far as that is known, and everything of which nobody knows whether it was, or will be.
     possible: HashSet<Option<i64>>,
     doubtful: HashSet<Option<i64>>,
 }
 
 impl Known {
-    fn new(labels: &[(&str, Option<&str>)]) -> Self {
+    fn new(labels: &[(&str, Option<&str>)], scarce: (Dimension, i64, i64)) -> Self {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
-        Self { pattern: Pattern::new(labels.collect()), possible: [None].into(), doubtful: HashSet::new() }
+        Self { pattern: Pattern::new(labels.collect()), scarce, possible: [None].into(), doubtful: HashSet::new() }
     }
 
-    /// Notes what a change to `max` was answered.
+    /// Notes what a change to the limit with this mark was answered.
     fn changed(&mut self, answer: &Answer<()>, max: Option<i64>) {
         match answer {
             Answer::Done(()) => self.possible = self.doubtful.iter().copied().chain([max]).collect(),
@@ -43,33 +48,69 @@ impl Known {
     }
 }
 
-pub async fn run(shared: Shared, mut random: Random) {
-    let mut all = [
-        Known::new(&[("creator", None)]),
-        Known::new(&[("creator", Some("batch"))]),
-        Known::new(&[("user", None), ("creator", None)]),
-        Known::new(&[("user", Some("shared0"))]),
-    ];
-    // No maximum is ever used twice, so that each tells which change it came from.
-    let mut next_max = 8;
-    while shared.goes_on(random.millis(300, 1500)).await {
-        let known = &mut all[random.index(4)];
-        let rm = shared.client(&mut random);
-        match random.between(0, 9) {
-            0..6 => {
-                next_max += 1;
-                let rule = Rule { pattern: known.pattern.clone(), max: [(Dimension::Cores, next_max)].into() };
-                let set = async { rm.set_limit(&rule).await.map(drop) };
-                known.changed(&shared.journal.call("set limit", set).await, Some(next_max));
-            }
-            6..8 => known.changed(&shared.journal.call("delete limit", rm.delete_limit(&known.pattern)).await, None),
-            _ => {
-                let checks = [Check::Creator, Check::User, Check::Labels].into_iter().filter(|_| random.percent(70));
-                let (kind, policy) = (name("linkis-cg-engineconnmanager"), Policy::new(checks));
-                shared.journal.call("set policy", rm.set_policy(&kind, &policy)).await;
-            }
+/// One who changes limits all the while.
+pub struct Administrator {
+    shared: Shared,
+    random: Random,
+    all: Vec<Known>,
+    next_mark: i64,
+}
+
+impl Administrator {
+    /// Sets every limit once, while nothing is broken yet.
+    pub async fn begin(shared: Shared, random: Random) -> Self {
+        let crowd = i64::try_from(shared.crowd).unwrap();
+        let (cores, crowded) = ((Dimension::Cores, 4, 50), (Dimension::Instances, crowd / 4, crowd * 3));
+        let all = vec![
+            Known::new(&[("creator", None)], cores.clone()),
+            Known::new(&[("creator", Some("batch"))], cores.clone()),
+            Known::new(&[("user", None), ("creator", None)], cores.clone()),
+            Known::new(&[("user", Some("shared0"))], cores),
+            Known::new(&[("creator", Some(crowd::CROWD))], crowded.clone()),
+            Known::new(&[("user", Some(crowd::CROWD)), ("creator", None)], crowded),
+        ];
+        let mut begun = Self { shared, random, all, next_mark: 1 << 50 };
+        for number in 0..begun.all.len() {
+            begun.set(number).await;
         }
-        compare(&shared, &mut random, &all).await;
+        begun
+    }
+
+    pub async fn run(mut self) {
+        while self.shared.goes_on(self.random.millis(100, 1000)).await {
+            let number = self.random.index(self.all.len());
+            match self.random.between(0, 9) {
+                0..6 => self.set(number).await,
+                6..8 => self.delete(number).await,
+                _ => self.set_policy().await,
+            }
+            compare(&self.shared, &mut self.random, &self.all).await;
+        }
+    }
+
+    async fn set(&mut self, number: usize) {
+        self.next_mark += 1;
+        let (rm, known) = (self.shared.client(&mut self.random), &mut self.all[number]);
+        let (scarce, low, high) = known.scarce.clone();
+        let max = [(scarce, self.random.between(low, high)), (Dimension::Memory, self.next_mark)].into();
+        let rule = Rule { pattern: known.pattern.clone(), max };
+        let set = async { rm.set_limit(&rule).await.map(drop) };
+        known.changed(&self.shared.journal.call("set limit", set).await, Some(self.next_mark));
+    }
+
+    async fn delete(&mut self, number: usize) {
+        let (rm, known) = (self.shared.client(&mut self.random), &mut self.all[number]);
+        let delete = rm.delete_limit(&known.pattern);
+        let answer = self.shared.journal.call("delete limit", delete).await;
+        known.changed(&answer, None);
+    }
+
+    async fn set_policy(&mut self) {
+        let rm = self.shared.client(&mut self.random);
+        let kind = name(self.random.pick(["linkis-cg-engineconnmanager", crowd::KIND]));
+        let mut checks = vec![Check::Creator, Check::User, Check::Labels];
+        checks.retain(|_| self.random.percent(70));
+        self.shared.journal.call("set policy", rm.set_policy(&kind, &Policy::new(checks))).await;
     }
 }
 
@@ -78,7 +119,7 @@ async fn compare(shared: &Shared, random: &mut Random, all: &[Known]) {
     let rm: RmClient = shared.client(random);
     let Answer::Done(rules) = shared.journal.call("usage", rm.limits()).await else { return };
     let in_force: BTreeMap<String, i64> =
-        rules.iter().map(|rule| (rule.pattern.to_string(), rule.max[&Dimension::Cores])).collect();
+        rules.iter().map(|rule| (rule.pattern.to_string(), rule.max[&Dimension::Memory])).collect();
     for known in all {
         let max = in_force.get(&known.pattern.to_string()).copied();
         let told = || format!("the limit of {} is {max:?}, and can only be one of {:?}", known.pattern, known.possible);

@@ -1,6 +1,9 @@
 //! The history, read as the database keeps it, and replayed commit by commit.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use linkis_rm::domain::resource::{Dimension, Resource};
 use sqlx::{FromRow, PgConnection};
@@ -9,23 +12,35 @@ use uuid::Uuid;
 
 use super::{journal::Journal, workload::protected};
 
+/// How long the tickets of an EM that went may take to end, while things break: longer than any outage.
+const GOING_MAX: Duration = Duration::from_secs(60);
+
 /// Memory, cores, instances.
-type Amounts = [i64; 3];
+pub type Amounts = [i64; 3];
 
 const DIMENSIONS: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
 
 /// One line.
 #[derive(Clone, Debug, FromRow)]
 pub struct Line {
+    /// In the order of commits within an EM and a scope; and of all of them against changes of the limits, in whose fence nobody
+    /// else writes.
+    pub id: i64,
     /// Which transaction wrote it: the lines of one are in no order that means anything.
-    transaction: i64,
+    pub transaction: i64,
     pub action: String,
     pub ticket_id: Option<Uuid>,
     pub user: Option<String>,
+    pub creator: Option<String>,
+    pub kind: Option<String>,
+    /// Empty if it is of a limit or a policy.
     pub em: String,
+    pub scope: Option<String>,
     memory: i64,
     cores: i64,
     instances: i64,
+    /// Of a limit, its maximum in the same order.
+    pub max: Vec<Option<i64>>,
     pub at: OffsetDateTime,
 }
 
@@ -46,9 +61,12 @@ pub fn amounts(resource: &Resource) -> Amounts {
 /// All of it, in order.
 pub async fn read(connection: &mut PgConnection) -> Vec<Line> {
     sqlx::query_as(
-        r#"SELECT xmin::text::bigint AS transaction, action, ticket_id, "user", em_instance AS em, (resource ->> 'memory')::bigint AS memory,
-            (resource ->> 'cores')::bigint AS cores, (resource ->> 'instances')::bigint AS instances, action_time AS at
-        FROM linkis_resource_action_record WHERE em_instance IS NOT NULL ORDER BY id"#,
+        r#"SELECT id, xmin::text::bigint AS transaction, action, ticket_id, "user", creator, em_application_name AS kind,
+            coalesce(em_instance, '') AS em, scope::text AS scope, coalesce((resource ->> 'memory')::bigint, 0) AS memory,
+            coalesce((resource ->> 'cores')::bigint, 0) AS cores, coalesce((resource ->> 'instances')::bigint, 0) AS instances,
+            ARRAY[(resource -> 'resources' ->> 'memory')::bigint, (resource -> 'resources' ->> 'cores')::bigint,
+                (resource -> 'resources' ->> 'instances')::bigint] AS max, action_time AS at
+        FROM linkis_resource_action_record ORDER BY id"#,
     )
     .fetch_all(connection)
     .await
@@ -66,66 +84,121 @@ pub fn lives(history: &[Line]) -> HashMap<Uuid, Vec<&Line>> {
     lives
 }
 
+/// What EMs that went took along.
+#[derive(Debug, Default)]
+pub struct Goings {
+    pub count: usize,
+    /// The most tickets that one had when it went.
+    pub largest: usize,
+    /// From then until the last of them ended.
+    pub longest: Duration,
+}
+
 /// Each EM, as the history says that it was after each commit.
 #[derive(Default)]
 struct EmThen {
     total: Option<Amounts>,
     held: HashMap<Uuid, Amounts>,
+    in_use: Amounts,
+    /// The tickets that go with the EM, and since when.
+    leaving: HashMap<Uuid, OffsetDateTime>,
 }
 
 impl EmThen {
-    fn apply(&mut self, line: &Line) {
-        match (line.ticket_id, line.action.as_str()) {
-            (Some(id), "granted" | "inited") => drop(self.held.insert(id, line.amounts())),
-            (Some(id), _) => drop(self.held.remove(&id)),
-            (None, "registered" | "resized") => self.total = Some(line.amounts()),
-            (None, _) => self.total = None,
+    /// Answers what the line's ticket held before.
+    fn apply(&mut self, line: &Line) -> Option<Amounts> {
+        let before = match (line.ticket_id, line.action.as_str()) {
+            (Some(id), "granted" | "inited") => self.held.insert(id, line.amounts()),
+            (Some(id), _) => self.held.remove(&id),
+            (None, "registered" | "resized") => {
+                self.total = Some(line.amounts());
+                return None;
+            }
+            (None, _) => {
+                self.total = None;
+                return None;
+            }
+        };
+        let now = line.ticket_id.and_then(|id| self.held.get(&id)).copied();
+        for dimension in 0..3 {
+            self.in_use[dimension] += amount(now, dimension) - amount(before, dimension);
+        }
+        before
+    }
+
+    fn check_commit(&self, journal: &Journal, em: &str, before: &HashMap<Uuid, Option<Amounts>>, commit: &[&Line]) {
+        let Some(total) = self.total else {
+            // The tickets of an EM that goes end in steps: fewer and fewer.
+            let is_new = |(id, before): (&Uuid, &Option<Amounts>)| before.is_none() && self.held.contains_key(id);
+            return journal.check(!before.iter().any(is_new), || {
+                format!("{em} is not registered, and more live there: {commit:?}")
+            });
+        };
+        if commit.iter().any(|line| line.ticket_id.is_none()) {
+            // What was granted before a resize in the same transaction, and what after it, cannot be told.
+            return;
+        }
+        let protected = amounts(&protected());
+        for dimension in 0..3 {
+            let is_short = self.in_use[dimension] > total[dimension] - protected[dimension];
+            let grew = |(id, before): (&Uuid, &Option<Amounts>)| {
+                amount(self.held.get(id).copied(), dimension) > amount(*before, dimension)
+            };
+            let told = || format!("{em} of {total:?} was over-committed: {:?} in use after {commit:?}", self.in_use);
+            journal.check(!is_short || !before.iter().any(grew), told);
         }
     }
 
-    fn in_use(&self) -> Amounts {
-        let sum = |dimension: usize| self.held.values().map(|held| held[dimension]).sum();
-        [sum(0), sum(1), sum(2)]
+    /// Follows the tickets of EMs that go until the last of them has ended.
+    fn follow_going(&mut self, journal: &Journal, em: &str, commit: &[&Line], goings: &mut Goings) {
+        for line in commit.iter().filter(|line| line.is_end()) {
+            let Some(since) = line.ticket_id.and_then(|id| self.leaving.remove(&id)) else { continue };
+            let took = (line.at - since).unsigned_abs();
+            goings.longest = goings.longest.max(took);
+            journal.check(took < GOING_MAX, || format!("{em} went at {since}, and took {took:?} to end {line:?}"));
+        }
+        let Some(gone) = commit.iter().find(|line| line.ticket_id.is_none() && line.is_end()) else { return };
+        goings.count += 1;
+        goings.largest = goings.largest.max(self.held.len());
+        // What was granted in the same transaction may belong to the registration after.
+        let is_new = |id: &Uuid| commit.iter().any(|line| line.ticket_id == Some(*id) && line.action == "granted");
+        for id in self.held.keys().filter(|id| !is_new(id)) {
+            self.leaving.entry(*id).or_insert(gone.at);
+        }
     }
 }
 
-/// Replays the history of every EM: at no commit is more granted than there is, whatever an EM lost by a resize.
-pub fn replay(journal: &Journal, history: &[Line]) {
+pub fn amount(held: Option<Amounts>, dimension: usize) -> i64 {
+    held.map_or(0, |held| held[dimension])
+}
+
+/// Replays the history of every EM: at no commit is more granted than there is, whatever an EM lost by a resize; and what lived on
+/// one that went has ended soon.
+pub fn replay(journal: &Journal, history: &[Line]) -> Goings {
     let mut commits: BTreeMap<&str, Vec<Vec<&Line>>> = BTreeMap::new();
-    for line in history {
+    for line in history.iter().filter(|line| !line.em.is_empty()) {
         let of_em = commits.entry(&line.em).or_default();
         match of_em.last_mut() {
             Some(last) if last[0].transaction == line.transaction => last.push(line),
             _ => of_em.push(vec![line]),
         }
     }
+    let mut goings = Goings::default();
     for (em, commits) in commits {
         let mut then = EmThen::default();
         for commit in commits {
-            let before = then.held.clone();
-            commit.iter().for_each(|line| then.apply(line));
-            check_commit(journal, em, &then, &before, &commit);
+            let mut before = HashMap::new();
+            for line in &commit {
+                let was = then.apply(line);
+                if let Some(id) = line.ticket_id {
+                    before.entry(id).or_insert(was);
+                }
+            }
+            then.check_commit(journal, em, &before, &commit);
+            then.follow_going(journal, em, &commit, &mut goings);
         }
+        let left = then.leaving.len();
+        journal.check(left == 0, || format!("{em} went, and {left} of its tickets never ended"));
     }
-}
-
-fn check_commit(journal: &Journal, em: &str, then: &EmThen, before: &HashMap<Uuid, Amounts>, commit: &[&Line]) {
-    let Some(total) = then.total else {
-        // The tickets of an EM that goes end in steps: fewer and fewer.
-        journal.check(then.held.keys().all(|id| before.contains_key(id)), || {
-            format!("{em} is not registered, and more live there: {commit:?}")
-        });
-        return;
-    };
-    if commit.iter().any(|line| line.ticket_id.is_none()) {
-        // What was granted before a resize in the same transaction, and what after it, cannot be told.
-        return;
-    }
-    let (protected, in_use) = (amounts(&protected()), then.in_use());
-    for dimension in 0..3 {
-        let is_short = in_use[dimension] > total[dimension] - protected[dimension];
-        let grew = |(id, held): (&Uuid, &Amounts)| held[dimension] > before.get(id).map_or(0, |held| held[dimension]);
-        let told = || format!("{em} of {total:?} was over-committed: {in_use:?} in use after {commit:?}");
-        journal.check(!is_short || !then.held.iter().any(grew), told);
-    }
+    goings
 }

@@ -87,11 +87,18 @@ pub struct Journal {
     book: Mutex<Book>,
     /// What is broken, and when anything last broke.
     broken: Mutex<(&'static str, Instant)>,
+    /// When the last of it was mended.
+    mended: Mutex<Instant>,
 }
 
 impl Journal {
     pub fn new() -> Self {
-        Self { start: Instant::now(), book: Mutex::default(), broken: Mutex::new((NOTHING, Instant::now())) }
+        Self {
+            start: Instant::now(),
+            book: Mutex::default(),
+            broken: Mutex::new((NOTHING, Instant::now())),
+            mended: Mutex::new(Instant::now()),
+        }
     }
 
     pub fn book(&self) -> MutexGuard<'_, Book> {
@@ -111,6 +118,15 @@ impl Journal {
     /// Nothing is broken any more.
     pub fn mended(&self) {
         self.broken.lock().unwrap().0 = NOTHING;
+        *self.mended.lock().unwrap() = Instant::now();
+    }
+
+    /// For how long nothing has been broken.
+    pub fn calm(&self) -> Duration {
+        match self.broken.lock().unwrap().0 {
+            NOTHING => self.mended.lock().unwrap().elapsed(),
+            _ => Duration::ZERO,
+        }
     }
 
     /// What must not be.
@@ -231,7 +247,7 @@ impl Journal {
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
         "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE"],
-        "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE"],
+        "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
         "release of another's" => &["TICKET_NOT_OWNED"],
         "release of nothing" => &["TICKET_NOT_FOUND"],
         "unregister" => &["EM_NOT_REGISTERED"],

@@ -13,9 +13,9 @@
 //! Clocks of instances jump where libfaketime is installed. Not injected: a clock of the database that jumps.
 //!
 //! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `injector`: what breaks them;
-//! - `workload`, `engine`, `ecm`, `administrator`: the callers; `journal`: what they were told;
+//! - `workload`, `engine`, `ecm`, `crowd`, `administrator`: the callers; `journal`: what they were told;
 //! - `probe`: how long an instance does not answer; `watcher`: what is true at every commit, looked at all the while;
-//! - `history`, `checks`: what has to be true afterwards; `summary`: what came of it all.
+//! - `history`, `rules`, `checks`: what has to be true afterwards; `summary`: what came of it all.
 
 use std::{
     env,
@@ -35,6 +35,7 @@ mod administrator;
 mod checks;
 mod clock;
 mod cluster;
+mod crowd;
 mod ecm;
 mod engine;
 mod history;
@@ -42,6 +43,7 @@ mod injector;
 mod journal;
 mod probe;
 mod random;
+mod rules;
 mod summary;
 mod watcher;
 mod workload;
@@ -57,6 +59,10 @@ const SWEPT: Duration = Duration::from_secs(45);
 
 const INSTANCES: usize = 3;
 
+/// How many tickets a crowd is, and how many it is where there is little time.
+const CROWD: usize = 6000;
+const CROWD_SHORT: usize = 240;
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_breaks_what_was_told_holds() {
     let budget = env::var("LINKIS_RM_FAULTS").map_or(DEFAULT, |text| humantime::parse_duration(&text).unwrap());
@@ -66,7 +72,8 @@ async fn whatever_breaks_what_was_told_holds() {
     let cluster = Arc::new(Cluster::start(INSTANCES).await);
     let (journal, stop, end) = (Arc::new(Journal::new()), CancellationToken::new(), CancellationToken::new());
     let engines = Arc::new(Engines::default());
-    let shared = Shared { cluster: cluster.clone(), journal: journal.clone(), engines, stop: stop.clone() };
+    let crowd = if budget > DEFAULT { CROWD } else { CROWD_SHORT };
+    let shared = Shared { cluster: cluster.clone(), journal: journal.clone(), engines, crowd, stop: stop.clone() };
 
     let mut reporting = workload::start_reporting(&shared, &mut random.fork(), &end);
     let mut callers = workload::start(&shared, &mut random.fork()).await;
@@ -76,6 +83,7 @@ async fn whatever_breaks_what_was_told_holds() {
     eventually("all instances serve", Duration::from_secs(20), async || probes.all_since(begun)).await;
     let mut injector = Injector::new(shared, probes, random.fork());
     injector.run(budget).await;
+    checks::audit(&cluster.probe(0), &journal).await;
 
     stop.cancel();
     while let Some(ended) = callers.join_next().await {
@@ -87,6 +95,7 @@ async fn whatever_breaks_what_was_told_holds() {
         checks::settle(&mut connection, &journal, checks::LEFT_OVER, SWEPT).await;
     }
     checks::counters(&cluster.client(0), &journal).await;
+    checks::audit(&cluster.probe(0), &journal).await;
     end.cancel();
     while let Some(ended) = reporting.join_next().await {
         ended.unwrap();

@@ -23,10 +23,17 @@ pub fn print(book: &Book, tolls: &BTreeMap<Fault, Toll>, findings: &Findings) {
         let answers = answers.iter().map(|(answer, count)| format!("{answer} {count}")).collect::<Vec<_>>();
         println!("{kind:<26}{}", answers.join(", "));
     }
-    let Findings { granted, ended, untold, latest_expiry } = findings;
+    let Findings { granted, ended, untold, latest_expiry, most_due, goings, judged } = findings;
     let ended = ended.iter().map(|(end, count)| format!("{end} {count}")).collect::<Vec<_>>().join(", ");
     println!("\n{granted} tickets ({untold} of them nobody was told of): {ended}");
     println!("the latest expiry was {} late", seconds(*latest_expiry));
+    println!("the most deadlines in one second were {most_due}");
+    let (count, largest, longest) = (goings.count, goings.largest, seconds(goings.longest));
+    println!("{count} times an EM went, with up to {largest} tickets, the last of which ended {longest} later at most");
+    println!(
+        "limits came into force {} times, {} changes left something over them; {} commits granted something under one, {} filled it",
+        judged.in_force, judged.lowered, judged.commits, judged.full
+    );
     println!("{} violations\n", book.violations.len());
 }
 

@@ -1,12 +1,15 @@
 //! Looks at the database all the while: what has to be true at every commit is true in every snapshot.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use sqlx::{FromRow, PgConnection};
 
-use super::workload::Shared;
+use super::{journal::Journal, workload::Shared};
 
-const INTERVAL: Duration = Duration::from_millis(250);
+const INTERVAL: Duration = Duration::from_millis(400);
+
+/// How late the last of a mass of deadlines may be dealt with when nothing is broken, and has not been for as long.
+const OVERDUE_MAX: Duration = Duration::from_secs(8);
 
 /// What one snapshot shows that must not be.
 #[derive(Debug, FromRow)]
@@ -20,16 +23,49 @@ struct Wrong {
     locks: i64,
 }
 
+/// What is right or wrong only with what was seen before.
+#[derive(Debug, FromRow)]
+struct Seen {
+    /// For how long the deadline has passed that passed first, in seconds.
+    overdue: f64,
+    /// EMs that go, and the registrations whose tickets end with them.
+    going: Vec<String>,
+    going_epochs: Vec<i64>,
+    /// EMs with tickets, and the oldest registration that these are of.
+    held: Vec<String>,
+    oldest_epochs: Vec<i64>,
+}
+
+impl Seen {
+    /// No deadline has passed for long, and no ticket outlives the end of its registration.
+    fn check(&self, journal: &Journal, ended: &mut HashMap<String, i64>) {
+        let calm = journal.calm();
+        let is_late = calm > OVERDUE_MAX && self.overdue > OVERDUE_MAX.as_secs_f64();
+        journal.check(!is_late, || {
+            format!("a deadline passed {} s ago, and nothing was broken for {calm:?}", self.overdue)
+        });
+        let going: HashMap<_, _> = self.going.iter().zip(&self.going_epochs).collect();
+        for (em, oldest) in self.held.iter().zip(&self.oldest_epochs) {
+            let outlived = ended.get(em).filter(|epoch| !going.contains_key(em) && *oldest <= **epoch);
+            journal.check(outlived.is_none(), || {
+                format!("tickets of {em} outlived their registration {oldest}, with {ended:?}")
+            });
+        }
+        ended.extend(going.into_iter().map(|(em, epoch)| (em.clone(), *epoch)));
+    }
+}
+
 /// Looks until the workload stops.
 pub async fn run(shared: Shared) {
-    let mut connection = None;
+    let (mut connection, mut ended) = (None, HashMap::new());
     while shared.goes_on(INTERVAL).await {
         if connection.is_none() {
             connection = shared.cluster.connect().await.ok();
         }
         let Some(open) = &mut connection else { continue };
         match tokio::time::timeout(Duration::from_secs(10), look(open)).await {
-            Ok(Ok(wrong)) => {
+            Ok(Ok((wrong, seen))) => {
+                seen.check(&shared.journal, &mut ended);
                 let is_right =
                     wrong.miscounted.is_empty() && wrong.over.is_empty() && wrong.homeless + wrong.locks == 0;
                 shared.journal.check(is_right, || format!("{wrong:?}"));
@@ -40,8 +76,8 @@ pub async fn run(shared: Shared) {
     }
 }
 
-async fn look(connection: &mut PgConnection) -> Result<Wrong, sqlx::Error> {
-    sqlx::query_as(
+async fn look(connection: &mut PgConnection) -> Result<(Wrong, Seen), sqlx::Error> {
+    let wrong = sqlx::query_as(
         "WITH held AS (
             SELECT em_application_name, em_instance, key, sum((user_used_resource ->> key)::bigint) AS used,
                 sum((user_locked_resource ->> key)::bigint) AS locked
@@ -61,6 +97,18 @@ async fn look(connection: &mut PgConnection) -> Result<Wrong, sqlx::Error> {
                 WHERE c.used IS NULL) AS homeless,
             (SELECT count(*) FROM linkis_resource_lock) AS locks",
     )
+    .fetch_one(&mut *connection)
+    .await?;
+    let seen = sqlx::query_as(
+        "WITH held AS (
+            SELECT em_instance AS em, min(em_epoch) AS epoch FROM linkis_user_resource_meta_data GROUP BY em_instance),
+        going AS (SELECT em_instance AS em, going_epoch AS epoch FROM linkis_em_resource_meta_data WHERE going_epoch IS NOT NULL)
+        SELECT coalesce((SELECT extract(epoch FROM clock_timestamp() - min(expires_at))
+                FROM linkis_user_resource_meta_data), 0)::float8 AS overdue,
+            ARRAY (SELECT em FROM going ORDER BY em) AS going, ARRAY (SELECT epoch FROM going ORDER BY em) AS going_epochs,
+            ARRAY (SELECT em FROM held ORDER BY em) AS held, ARRAY (SELECT epoch FROM held ORDER BY em) AS oldest_epochs",
+    )
     .fetch_one(connection)
-    .await
+    .await?;
+    Ok((wrong, seen))
 }

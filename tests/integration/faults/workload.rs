@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
+    administrator::Administrator,
     cluster::Cluster,
+    crowd,
     ecm::{self, Engines},
     engine::Caller,
     journal::{Answer, Journal},
@@ -47,6 +49,8 @@ pub struct Shared {
     pub cluster: Arc<Cluster>,
     pub journal: Arc<Journal>,
     pub engines: Arc<Engines>,
+    /// How many tickets a crowd is.
+    pub crowd: usize,
     /// Nothing new is begun after it.
     pub stop: CancellationToken,
 }
@@ -65,6 +69,10 @@ impl Hosts {
     pub const RESIZED: &str = "resized";
     /// Comes and goes.
     pub const FLEETING: &str = "fleeting";
+    /// Comes, is filled by a crowd, and goes.
+    pub const CROWDED: &str = "crowded";
+    /// Holds what falls due all at once.
+    pub const DUE: &str = "due";
 
     /// One to ask for resources on; `None` for wherever there is room.
     pub fn pick(random: &mut Random) -> Option<EmInstance> {
@@ -132,6 +140,7 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     for registration in registrations {
         shared.client(random).register(registration).await.unwrap();
     }
+    let administrator = Administrator::begin(shared.clone(), random.fork()).await;
     let mut tasks = JoinSet::new();
     for number in 0..CALLERS {
         tasks.spawn(Caller::new(shared.clone(), random.fork(), number).run());
@@ -139,7 +148,9 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     tasks.spawn(resizer(shared.clone(), random.fork()));
     tasks.spawn(mover(shared.clone(), random.fork()));
     tasks.spawn(onlooker(shared.clone(), random.fork()));
-    tasks.spawn(super::administrator::run(shared.clone(), random.fork()));
+    tasks.spawn(crowd::big_em(shared.clone(), random.fork()));
+    tasks.spawn(crowd::deadlines(shared.clone(), random.fork()));
+    tasks.spawn(administrator.run());
     tasks
 }
 
