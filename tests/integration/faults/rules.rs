@@ -165,8 +165,8 @@ impl Replay<'_> {
             open.before.entry(id).or_insert((kind.clone(), before));
             open.last = line.id;
             let sum = self.sums.entry(scope).or_default().entry(kind.clone()).or_default();
-            for dimension in 0..3 {
-                sum[dimension] += amount(now, dimension) - amount(before, dimension);
+            for (dimension, sum) in sum.iter_mut().enumerate() {
+                *sum += amount(now, dimension) - amount(before, dimension);
             }
         }
     }
