@@ -8,6 +8,7 @@
 //! be served, and hardly more. A slow poll is the net below.
 //!
 //! - `index`: who waits where, and who is woken by what;
+//! - `wake`: why somebody looks again;
 //! - `keeper`: the tasks that keep the line, and hear of more room.
 
 use std::{
@@ -37,10 +38,11 @@ use super::{shared_try::SharedTry, tasks::Tasks};
 
 mod index;
 mod keeper;
+mod wake;
 
-pub use index::Wake;
 use index::{Index, Sleeper};
 pub use keeper::{keep, listen, live};
+pub use wake::Wake;
 
 /// How many callers may wait here at once.
 const WAITERS_MAX: usize = 4000;

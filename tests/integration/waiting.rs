@@ -452,25 +452,27 @@ async fn who_was_thought_dead_stands_at_the_end_of_the_line_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_is_served_although_nobody_hears() {
     let (database, rm) = start().await;
+    // Those who wait where room is made need not hear of it.
+    let other = Instance::start(&database).await;
     let (host, grant) = full_em(&rm.client, "host1", 10).await;
     let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
     let deafened = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
         WHERE datname = current_database() AND query LIKE 'LISTEN%'";
-    assert_eq!(database.count(deafened).await, 1);
-    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    assert_eq!(database.count(deafened).await, 2);
+    other.client.resource_released(&release(&grant, "first")).await.unwrap();
     granted(call).await;
     // And hears again.
     let grant = rm.client.tickets(None).await.unwrap().remove(0);
     eventually("it listens again", LONG, async || {
         let listening =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
-        database.count(listening).await == 1
+        database.count(listening).await == 2
     })
     .await;
     let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
     let start = Instant::now();
     let ticket = linkis_rm::domain::operation::Released { ticket_id: grant.id, user: grant.user, em: grant.em };
-    rm.client.resource_released(&ticket).await.unwrap();
+    other.client.resource_released(&ticket).await.unwrap();
     granted(call).await;
     assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
 }

@@ -20,6 +20,8 @@ use crate::{
     store::waiting::{Freed, SpotKey},
 };
 
+use super::wake::Wake;
+
 /// How many waiters at a spot are woken if nobody knows how much room there is; each that is granted wakes another.
 const WAKE_MAX: usize = 16;
 
@@ -29,62 +31,11 @@ const SERVED_MAX: u32 = 512;
 /// How many others look at each poll, in turn.
 const TURN_MAX: usize = 64;
 
-/// To how many behind him a waiter for whom there is no room passes the news.
-const PASSES_AFTER_NEWS: u8 = 15;
-
-/// The same for one who was woken because the one before him was granted: there was news before.
-const PASSES_AFTER_GRANT: u8 = 0;
-
 /// How many who sleep behind somebody are asked whether they need something else.
 const NEAR_MAX: usize = 64;
 
 /// How many pieces of news are remembered for those who are just about to stand in line.
 const NEWS_MAX: usize = 4096;
-
-/// Why somebody is awake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wake {
-    /// Whether what this instance has last seen may be older than what he was woken by.
-    pub is_news: bool,
-    /// Whether it was only his turn, and nothing is known to have changed.
-    pub is_poll: bool,
-    /// Whether what makes room has just gone to the committer: who follows it at once meets it there, and need not look before.
-    pub is_coming: bool,
-    passes: u8,
-}
-
-impl Wake {
-    /// There may be more room than anybody has seen.
-    pub const NEWS: Self = Self { is_news: true, is_poll: false, is_coming: false, passes: PASSES_AFTER_NEWS };
-
-    /// It is the turn of the first in line, and nothing is known to have changed.
-    pub const POLL: Self = Self { is_poll: true, ..Self::NEWS };
-
-    /// It is the turn of somebody else.
-    const TURN: Self = Self { passes: 0, ..Self::POLL };
-
-    const GRANT: Self = Self { is_news: false, passes: PASSES_AFTER_GRANT, ..Self::NEWS };
-
-    const COMING: Self = Self { is_coming: true, ..Self::GRANT };
-
-    /// There may be more room, and this instance has seen it.
-    const SEEN: Self = Self { is_news: false, ..Self::NEWS };
-
-    fn and(self, other: Option<Self>) -> Self {
-        let other = other.unwrap_or(self);
-        Self {
-            is_news: self.is_news || other.is_news,
-            is_poll: self.is_poll && other.is_poll,
-            is_coming: self.is_coming || other.is_coming,
-            passes: self.passes.max(other.passes),
-        }
-    }
-
-    /// What the next one behind is woken by; `None` if it ends here.
-    fn passed(self) -> Option<Self> {
-        Some(Self { is_news: false, is_coming: false, passes: self.passes.checked_sub(1)?, ..self })
-    }
-}
 
 /// One of the sets in which waiters stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -384,137 +335,5 @@ impl Index {
 }
 
 #[cfg(test)]
-mod tests {
-    use time::OffsetDateTime;
-    use uuid::Uuid;
-
-    use super::*;
-    use crate::domain::{
-        em::EmInstance,
-        line::{FreedSpots, Spot},
-    };
-
-    fn position(number: u128) -> QueuePosition {
-        QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
-    }
-
-    fn em(host: &str) -> Spot {
-        Spot::Em(EmInstance::parse("em", "ecm", host).unwrap())
-    }
-
-    fn freed(spot: Spot, requests: u32) -> Freed {
-        let mut spots = FreedSpots::default();
-        spots.note(spot, requests);
-        Freed::at(&spots).remove(0)
-    }
-
-    fn awake(index: &Index) -> Vec<u128> {
-        let awake = index.waiters.iter().filter(|(_, waiter)| waiter.state != State::Asleep);
-        awake.map(|(position, _)| position.ticket_id().as_u128()).collect()
-    }
-
-    /// Every tenth needs memory, the others cores.
-    fn sleeper(number: u128) -> Sleeper {
-        let needs = [if number.is_multiple_of(10) { Dimension::Memory } else { Dimension::Cores }];
-        Sleeper { needs: needs.into(), ..Sleeper::default() }
-    }
-
-    /// The first waits at b, the others at a; all of them sleep.
-    fn line(count: u128) -> Index {
-        let mut index = Index { callers: 1, ..Index::default() };
-        for number in 0..count {
-            let spots = Spots::from([(em(if number == 0 { "b" } else { "a" }), true)]);
-            index.insert(position(number), sleeper(number), &spots, 0);
-            assert_eq!(index.rest(position(number)), None);
-        }
-        index
-    }
-
-    #[test]
-    fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
-        let mut index = line(100);
-        index.wake_at(&freed(em("a"), 3));
-        assert_eq!(awake(&index), [1, 2, 3]);
-        index.committed(Freed::default(), [position(1)].into_iter(), false);
-        assert_eq!(awake(&index), [2, 3, 4]);
-        index.wake_at(&freed(em("a"), MUCH));
-        // The fourth was not told of any room, and is the first of sixteen.
-        assert_eq!(awake(&index), (2..=3 + 16).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn who_is_awake_when_there_is_news_looks_again_before_he_sleeps() {
-        let mut index = line(10);
-        index.wake_at(&freed(em("a"), 1));
-        assert_eq!(index.woken_by(position(1)), Wake::NEWS);
-        index.wake_at(&freed(em("a"), 1));
-        assert_eq!(awake(&index), [1, 2], "the next one, and he who is awake already");
-        assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "what he saw may be older than that");
-        assert_eq!(index.rest(position(1)), None);
-        assert_eq!(awake(&index), [2]);
-    }
-
-    #[test]
-    fn a_release_is_followed_by_the_first_who_sleeps() {
-        let (mut index, key) = (line(10), SpotKey::of(&em("a")));
-        index.room_comes(key);
-        index.room_comes(key);
-        assert_eq!(awake(&index), [1, 2]);
-        for number in [1, 2] {
-            let wake = index.woken_by(position(number));
-            assert!(wake.is_coming && !wake.is_news, "{wake:?}");
-            index.tries(position(number));
-        }
-        // Both met it: what was freed was taken again, and only the one behind looks whether there is more.
-        index.committed(freed(em("a"), 2), [1, 2].map(position).into_iter(), false);
-        assert_eq!(awake(&index), [3, 4]);
-        assert!([3, 4].map(|number| index.woken_by(position(number))).iter().all(|wake| !wake.is_news));
-    }
-
-    #[test]
-    fn who_followed_a_release_in_vain_is_told_of_it_and_nobody_else() {
-        let mut index = line(10);
-        index.room_comes(SpotKey::of(&em("a")));
-        index.woken_by(position(1));
-        index.tries(position(1));
-        index.committed(freed(em("a"), 1), std::iter::empty(), false);
-        assert_eq!(awake(&index), [1], "he was before it, or comes after it");
-        assert_eq!(index.rest(position(1)), Some(Wake::SEEN));
-        assert_eq!(index.rest(position(1)), None);
-        index.tries(position(1));
-        index.committed(freed(em("a"), 1), std::iter::empty(), true);
-        assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "who stands before him elsewhere, nobody here has seen");
-    }
-
-    #[test]
-    fn who_finds_no_room_passes_the_news_to_a_few_behind_him() {
-        let mut index = line(100);
-        index.wake_at(&freed(em("a"), 1));
-        let mut looked = vec![];
-        while let Some(&number) = awake(&index).first() {
-            let wake = index.woken_by(position(number));
-            assert_eq!(wake.is_news, looked.is_empty(), "one look is enough for all of them");
-            looked.push(number);
-            index.pass_on(position(number), wake);
-            assert_eq!(index.rest(position(number)), None);
-        }
-        assert_eq!(looked[..5], [1, 10, 11, 20, 21], "those behind who need something else");
-        assert_eq!(looked.len(), 16);
-    }
-
-    #[test]
-    fn who_is_about_to_stand_misses_nothing() {
-        let mut index = line(10);
-        let since = index.news_count();
-        let late = |index: &mut Index, number| {
-            index.insert(position(number), Sleeper::default(), &Spots::from([(em("a"), true)]), since);
-            index.rest(position(number))
-        };
-        index.wake_at(&freed(em("b"), MUCH));
-        assert_eq!(late(&mut index, 100), None, "there is more room elsewhere");
-        index.wake_at(&freed(em("a"), 2));
-        assert_eq!(late(&mut index, 101), None, "others were woken, who stand before him");
-        index.wake_at(&freed(em("a"), 100));
-        assert_eq!(late(&mut index, 102), Some(Wake::NEWS), "there may be room for more than could be woken");
-    }
-}
+#[path = "index_tests.rs"]
+mod tests;
