@@ -59,6 +59,11 @@ impl Error {
         Self::Internal(Arc::from(what.into()))
     }
 
+    /// Whether it is a defect: whoever answers the call logs it, with the call.
+    pub fn is_defect(&self) -> bool {
+        matches!(self, Self::Internal(_))
+    }
+
     /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::LockTimeout | Self::Overloaded | Self::Unavailable(_))

@@ -12,6 +12,7 @@ use http::{HeaderMap, Request};
 use linkis_rm::{
     domain::{
         em::Em,
+        operation::Released,
         report::{Health, Report},
     },
     server::Ending,
@@ -316,18 +317,29 @@ async fn a_stop_waits_for_calls_under_way() {
     letting_go.await.unwrap();
 }
 
-/// What is behind an answer that only says that there is a defect stands in the log, once, with the call.
+/// What is behind an answer that only says that there is a defect stands in the log, once, with the call: whoever found it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_defect_is_logged_once_with_its_call() {
     let database = Database::fresh().await;
-    let (process, log) = server(&database, &[]);
-    process.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
-    assert!(process.client.em(&em("host2")).await.is_err());
-    sqlx::raw_sql("ALTER TABLE linkis_em_resource_meta_data RENAME TO gone").execute(&database.pool).await.unwrap();
-    let error = process.client.em(&em("host1")).await.unwrap_err();
-    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Internal), Some("INTERNAL")));
-    eventually("it is logged", Duration::from_secs(5), || async { !lines(&log, "ERROR").is_empty() }).await;
-    let told = lines(&log, "ERROR");
-    assert!(told.len() == 1 && told[0].contains("UsageService/GetEm"), "{told:?}");
-    assert!(told[0].contains("\"linkis_em_resource_meta_data\" does not exist"), "{told:?}");
+    // One each: a server tells of many defects only seldom.
+    let servers = [(); 3].map(|()| server(&database, &[]));
+    let host = em("host1");
+    let registered = servers[0].0.client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
+    assert!(servers[0].0.client.em(&em("host2")).await.is_err());
+    let broken =
+        "ALTER TABLE linkis_em_resource_meta_data RENAME TO gone; ALTER TABLE linkis_em_report RENAME TO gone_too";
+    sqlx::raw_sql(broken).execute(&database.pool).await.unwrap();
+    let unknown = Released { ticket_id: Uuid::nil(), user: name("hadoop"), em: host.clone() };
+    let clients = servers.each_ref().map(|(process, _)| &process.client);
+    let met = [
+        ("UsageService/GetEm", clients[0].em(&host).await.unwrap_err()),
+        ("ResourceManagerService/ResourceReleased", clients[1].resource_released(&unknown).await.unwrap_err()),
+        ("ResourceManagerService/Heartbeat", clients[2].heartbeat(&report(&registered, 1, 0)).await.unwrap_err()),
+    ];
+    for ((call, error), (_, log)) in met.into_iter().zip(&servers) {
+        assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Internal), Some("INTERNAL")), "{call}");
+        eventually("it is logged", Duration::from_secs(5), || async { !lines(log, call).is_empty() }).await;
+        let told = lines(log, "ERROR");
+        assert!(told.len() == 1 && told[0].contains(call) && told[0].contains("does not exist"), "{told:?}");
+    }
 }

@@ -216,8 +216,12 @@ impl Timers {
             let done = committer.submit_in_background(Operation::Expire(ticket.clone()), deadline).await;
             if let Err(error) = &done {
                 // The next sweep tries again, and the lag of this task tells how late it is.
-                let (ticket_id, error): (_, &dyn std::error::Error) = (ticket.ticket_id, error);
-                tracing::debug!(%ticket_id, error, "a ticket could not expire yet");
+                let (ticket_id, is_defect) = (ticket.ticket_id, error.is_defect());
+                let error: &dyn std::error::Error = error;
+                match is_defect {
+                    true => tracing::error!(%ticket_id, error, "a ticket cannot expire"),
+                    false => tracing::debug!(%ticket_id, error, "a ticket could not expire yet"),
+                }
             }
             (ticket, done.is_ok())
         });

@@ -189,7 +189,16 @@ impl Undoing {
         let queued = self.queue.upgrade().is_some_and(|queue| queue.try_send(pending).is_ok());
         match Handle::try_current() {
             // Somebody has to want the answer, or the operation is not carried out.
-            Ok(runtime) if queued => drop(runtime.spawn(answer)),
+            Ok(runtime) if queued => drop(runtime.spawn(async move {
+                if let Ok(Err(error)) = answer.await
+                    && error.is_defect()
+                {
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "a grant whose caller is gone stays until it expires"
+                    );
+                }
+            })),
             _ => tracing::warn!("a grant whose caller is gone could not be undone; it will expire"),
         }
     }

@@ -222,7 +222,15 @@ fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
         return part.singles();
     }
     let error = Error::from(error);
-    tracing::error!(error = &error as &dyn std::error::Error, operations = part.operations.len(), "operations failed");
+    let is_heard = part.operations.iter().any(|pending| !pending.reply.is_closed());
+    // Who hears of a defect logs it, and knows what it was for.
+    if !(is_heard && error.is_defect()) {
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            operations = part.operations.len(),
+            "operations failed"
+        );
+    }
     answer_all(part.operations, &error);
     vec![]
 }

@@ -76,12 +76,12 @@ pub(super) async fn run(mut inbox: mpsc::Receiver<Differing>, mut session: Sessi
 fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Vec<Comparison>> {
     let is_unavailable = error.is_unavailable();
     if is_unavailable && !reused || error.is_lock_timeout() || !is_unavailable && part.len() == 1 {
-        tracing::error!(
-            error = &error as &dyn std::error::Error,
-            reports = part.len(),
-            "reports could not be compared"
-        );
         let error = Error::from(error);
+        // Of a defect, those who answer the calls tell.
+        if !error.is_defect() {
+            let (error, reports): (&dyn std::error::Error, _) = (&error, part.len());
+            tracing::error!(error, reports, "reports could not be compared");
+        }
         part.into_iter().for_each(|comparison| comparison.differing.pending.answer(Err(error.clone())));
         return vec![];
     }

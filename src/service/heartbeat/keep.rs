@@ -164,8 +164,11 @@ fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<V
         let rest = part.split_off(part.len() / 2);
         return vec![rest, part];
     }
-    tracing::error!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed");
     let error = Error::from(error);
+    // Of a defect, those who answer the calls tell.
+    if !error.is_defect() {
+        tracing::error!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed");
+    }
     part.into_iter().for_each(|waiting| waiting.pending.answer(Err(error.clone())));
     vec![]
 }
