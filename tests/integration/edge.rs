@@ -65,7 +65,11 @@ struct Raw {
 
 impl Raw {
     async fn connect(address: &str) -> Self {
-        let (requests, connection) = h2::client::handshake(tcp(address).await).await.unwrap();
+        Self::connect_with(address, &h2::client::Builder::new()).await
+    }
+
+    async fn connect_with(address: &str, builder: &h2::client::Builder) -> Self {
+        let (requests, connection) = builder.handshake(tcp(address).await).await.unwrap();
         tokio::spawn(connection);
         Self { requests, address: address.to_owned() }
     }
@@ -139,6 +143,78 @@ async fn half_sent_heartbeats_take_little_memory() {
     println!("idle {} MB, most {} MB, refused {refused}", idle / MB, most / MB);
     assert!(most - idle <= 64 * MB, "{} MB above idle", (most - idle) / MB);
     assert!((300..400).contains(&refused), "{refused} were refused");
+}
+
+/// Answers of over 1 MB that nobody reads, on one connection, take at most 64 MB; those for which there is no room are refused with a
+/// reason, others are served meanwhile, and with the connection the room comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_nobody_reads_take_little_memory() {
+    let database = Database::fresh().await;
+    let process = Process::start(&["--database-url", &database.url()]);
+    let host = em("host1");
+    process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    sqlx::raw_sql(
+        r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+               em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at, em_epoch)
+           SELECT gen_random_uuid(), 'hadoop', 'IDE', '', e.em_application_name, e.em_instance, 'CPU', '{"cores":1}',
+               (SELECT jsonb_object_agg('key' || k, repeat('v', 120)) FROM generate_series(1, 8) k), now(),
+               now() + interval '1 hour', e.epoch
+           FROM generate_series(1, 1000) n, linkis_em_resource_meta_data e"#,
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let list = || {
+        let client = process.client.clone();
+        async move { client.tickets(None).await.unwrap().len() }
+    };
+    // What it takes to answer so many at once is there from here on; with more, some would wait.
+    const AT_ONCE: usize = 4;
+    assert_eq!((0..AT_ONCE).map(|_| list()).collect::<JoinSet<_>>().join_all().await, [1000; AT_ONCE]);
+    let (idle, body) = (process.memory(), message_prefix(3).into_iter().chain([0x20, 0xe8, 7]).collect::<Vec<u8>>());
+    // As much as it likes of all streams together, and nothing of each.
+    let mut windows = h2::client::Builder::new();
+    let raw =
+        Raw::connect_with(&process.address, windows.initial_window_size(1).initial_connection_window_size(1 << 30));
+    let (raw, mut calls, mut unread, mut refused) = (raw.await, JoinSet::new(), vec![], 0);
+    let mut most = idle;
+    for _ in 0..6 {
+        for _ in 0..AT_ONCE {
+            let (answer, mut stream) = raw.call("UsageService/ListTickets").await;
+            stream.send_data(Bytes::from(body.clone()), true).unwrap();
+            calls.spawn(answer);
+        }
+        while let Some(answer) = calls.join_next().await {
+            let answer = answer.unwrap().unwrap();
+            match answer.headers().get("grpc-status") {
+                None => unread.push(answer),
+                Some(status) => {
+                    let told = answer.headers()["grpc-message"].to_str().unwrap();
+                    assert!(status == "8" && told.contains("memory"), "{answer:?}");
+                    refused += 1;
+                }
+            }
+        }
+        process.client.em(&host).await.unwrap();
+        most = most.max(process.memory());
+        assert!(
+            most - idle <= 64 * MB,
+            "{} MB above idle with {} unread, {refused} refused",
+            (most - idle) / MB,
+            unread.len()
+        );
+    }
+    println!("idle {} MB, most {} MB, unread {}, refused {refused}", idle / MB, most / MB, unread.len());
+    assert!(refused > 0 && !unread.is_empty(), "{refused} were refused");
+    // On another connection there is room, and on this one, too, once they are let go.
+    assert_eq!(list().await, 1000);
+    drop(unread);
+    eventually("there is room again", Duration::from_secs(5), || async {
+        let (answer, mut stream) = raw.call("UsageService/ListTickets").await;
+        stream.send_data(Bytes::from(body.clone()), true).unwrap();
+        !answer.await.unwrap().headers().contains_key("grpc-status")
+    })
+    .await;
 }
 
 fn report(em: &Em, sequence: i64, tickets: u128) -> Report {

@@ -24,7 +24,9 @@ use tonic::{
 
 use crate::error::Error;
 
-use super::{BODY_BYTES_MAX, Edge, PREFIX_BYTES, SMALL_BODY_BYTES, connection::Peer};
+use super::{
+    BODY_BYTES_MAX, Edge, PREFIX_BYTES, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::Answer, connection::Peer,
+};
 
 /// Serves calls within the bounds of the edge.
 #[derive(Debug, Clone)]
@@ -73,10 +75,11 @@ const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// A call under way, and what it takes; gives it back at its end.
 #[derive(Debug)]
-struct Call {
+pub(super) struct Call {
     edge: Arc<Edge>,
     peer: Arc<Peer>,
     bytes: AtomicUsize,
+    answer_bytes: AtomicUsize,
     is_reflection: bool,
 }
 
@@ -85,7 +88,13 @@ impl Call {
         let peer = peer.cloned().unwrap_or_else(|| Arc::new(Peer::new(edge)));
         peer.calls.fetch_add(1, Ordering::AcqRel);
         edge.gauges.calls.add();
-        Self { edge: edge.clone(), peer, bytes: AtomicUsize::new(0), is_reflection: false }
+        Self {
+            edge: edge.clone(),
+            peer,
+            bytes: AtomicUsize::new(0),
+            answer_bytes: AtomicUsize::new(0),
+            is_reflection: false,
+        }
     }
 
     /// Takes one of the places for reflection; false if there is none.
@@ -113,6 +122,24 @@ impl Call {
         self.bytes.store(bytes, Ordering::Relaxed);
         true
     }
+
+    /// Takes room for an answer of `bytes` until its last is handed over, once; false if there is none. A small one needs none.
+    fn take_answer(&self, bytes: usize) -> bool {
+        if bytes <= SMALL_ANSWER_BYTES {
+            return true;
+        }
+        // However large it is, it has room if it is alone.
+        let bytes = bytes.min(self.edge.bounds.connection_bytes());
+        if !self.peer.answer_bytes.take(bytes) {
+            return false;
+        }
+        if !self.edge.answer_bytes.take(bytes) {
+            self.peer.answer_bytes.give_back(bytes);
+            return false;
+        }
+        self.answer_bytes.store(bytes, Ordering::Relaxed);
+        true
+    }
 }
 
 /// What counts of a body as large: all of it, or nothing.
@@ -123,6 +150,9 @@ fn large(bytes: usize) -> usize {
 impl Drop for Call {
     fn drop(&mut self) {
         let (bytes, gauges) = (*self.bytes.get_mut(), &self.edge.gauges);
+        let answer_bytes = *self.answer_bytes.get_mut();
+        self.peer.answer_bytes.give_back(answer_bytes);
+        self.edge.answer_bytes.give_back(answer_bytes);
         gauges.held_bytes.give_back(bytes);
         gauges.held_large_bytes.give_back(large(bytes));
         self.peer.bytes.give_back(bytes);
@@ -159,7 +189,7 @@ pub struct Received {
     kind: Kind,
 }
 
-type Closing = Pin<Box<WaitForCancellationFutureOwned>>;
+pub(super) type Closing = Pin<Box<WaitForCancellationFutureOwned>>;
 
 #[derive(Debug)]
 enum Kind {
@@ -249,7 +279,16 @@ impl Future for Answering {
         if let (Some(status), Some(call)) = (answer.extensions().get::<Status>(), &call) {
             tell_of_defect(&call.edge, self.uri.path(), status);
         }
-        Poll::Ready(Ok(answer.map(|body| Answer { body, closing, has_ended: false, _call: call })))
+        let is_whole = closing.is_none();
+        let mut answer = answer.map(|body| Answer::new(body, closing, call.clone()));
+        if let Some(call) = call.filter(|_| is_whole)
+            && !call.take_answer(answer.body_mut().read_ahead(cx))
+        {
+            call.edge.gauges.shed.add();
+            let refused = Status::from(Error::TooManyBytes).into_http();
+            answer = refused.map(|body| Answer::new(body, None, Some(call)));
+        }
+        Poll::Ready(Ok(answer))
     }
 }
 
@@ -260,44 +299,6 @@ fn tell_of_defect(edge: &Edge, method: &str, status: &Status) {
         && let Some(others) = edge.defects.tell(Instant::now())
     {
         tracing::error!(method, error = error as &dyn std::error::Error, others, "a call met a defect of the service");
-    }
-}
-
-/// What a call is answered, as it is sent.
-#[derive(Debug)]
-pub struct Answer {
-    body: Body,
-    closing: Option<Closing>,
-    has_ended: bool,
-    /// It is under way until the last of the answer is handed over.
-    _call: Option<Arc<Call>>,
-}
-
-impl HttpBody for Answer {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.has_ended {
-            return Poll::Ready(None);
-        }
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            return Poll::Ready(frame);
-        }
-        let Some(closing) = &mut self.closing else { return Poll::Pending };
-        ready!(closing.as_mut().poll(cx));
-        self.has_ended = true;
-        let mut trailers = http::HeaderMap::new();
-        let told = Status::from(Error::ShuttingDown).add_header(&mut trailers);
-        Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.has_ended || self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -337,5 +338,18 @@ mod tests {
         drop((large, small));
         assert_eq!((edge.gauges().bytes_in_flight(), edge.gauges().calls()), (0, 0));
         assert_eq!((edge.gauges.held_large_bytes.taken(), peers[0].bytes.taken()), (0, 0));
+    }
+    #[test]
+    fn answers_that_are_not_taken_have_room_beside_others_and_the_largest_alone() {
+        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT });
+        let peers: [_; 6] = std::array::from_fn(|_| Arc::new(Peer::new(&edge)));
+        let call = |peer: usize| Call::begin(&edge, peers.get(peer));
+        let (first, second, small, largest) = (call(0), call(0), call(0), call(1));
+        assert!(first.take_answer(3 << 20) && !second.take_answer(2 << 20) && small.take_answer(SMALL_ANSWER_BYTES));
+        assert!(largest.take_answer(100 << 20), "as much as its connection may");
+        let others = [call(2), call(3), call(4)];
+        assert_eq!(others.each_ref().map(|call| call.take_answer(4 << 20)), [true, true, false], "16 MB in all");
+        drop((first, second, small, largest, others));
+        assert_eq!((edge.answer_bytes.taken(), peers[0].answer_bytes.taken()), (0, 0));
     }
 }

@@ -38,11 +38,14 @@ pub struct Peer {
     pub(super) calls: AtomicUsize,
     /// Bytes of their bodies.
     pub(super) bytes: Share,
+    /// Bytes of their answers that are not yet taken.
+    pub(super) answer_bytes: Share,
 }
 
 impl Peer {
     pub(super) fn new(edge: &Edge) -> Self {
-        Self { calls: AtomicUsize::new(0), bytes: edge.connection_share() }
+        let share = || Share::of(edge.bounds.connection_bytes());
+        Self { calls: AtomicUsize::new(0), bytes: share(), answer_bytes: share() }
     }
 }
 

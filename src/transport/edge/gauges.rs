@@ -82,7 +82,7 @@ impl EdgeGauges {
         self.ungreeted.get()
     }
 
-    /// Calls that were turned away because there was no room for their bodies.
+    /// Calls that were turned away because there was no room for their bodies, or answers.
     pub fn calls_shed(&self) -> u64 {
         self.shed.get()
     }

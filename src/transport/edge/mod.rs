@@ -2,11 +2,13 @@
 //!
 //! Every connection, every byte that is kept of a body and every wait for one has a bound, so that no caller, and no crowd of them,
 //! takes what the others need. What one connection can make the process keep is the sum of its streams' headers, of what was
-//! received and not yet read (a window, [`Bounds::connection_window`]), and of the bodies of its calls (a share of [`Bounds::body_bytes`]).
+//! received and not yet read (a window, [`Bounds::connection_window`]), of the bodies of its calls (a share of [`Bounds::body_bytes`]),
+//! and of their answers (as much again, and 8 KB for each call).
 //!
 //! - `listener`: the accept loop, and who is turned away;
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
-//! - `calls`: in front of every service: what a body may take, and what is told of a defect;
+//! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
+//! - `answer`: an answer, as it is sent;
 //! - [`gauges`]: how much of it all is taken.
 
 use std::{sync::Arc, time::Duration};
@@ -19,6 +21,7 @@ use gauges::EdgeGauges;
 use seldom::Seldom;
 use share::Share;
 
+mod answer;
 mod calls;
 mod connection;
 pub mod gauges;
@@ -52,6 +55,10 @@ pub const HEADER_BYTES_MAX: u32 = 8 << 10;
 /// A body up to this size is small: all others together leave half of the room to these.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
+/// An answer up to this size has room in any case: whatever it tells of is done. As every call has one, this bounds them. Of a larger
+/// one, so much is left when the last of it is handed over.
+const SMALL_ANSWER_BYTES: usize = 8 << 10;
+
 /// Which part of the room for bodies one connection may take: one of so many.
 const CONNECTION_SHARES: usize = 4;
 
@@ -75,7 +82,7 @@ pub struct Bounds {
     pub handshake_timeout: Duration,
     /// How long the body of a call may take to arrive.
     pub body_timeout: Duration,
-    /// How many bytes the bodies of all calls under way may have together; at least [`BODY_BYTES_LEAST`].
+    /// How many bytes the bodies of all calls under way may have together, and their answers as much again; at least [`BODY_BYTES_LEAST`].
     pub body_bytes: usize,
 }
 
@@ -89,6 +96,11 @@ impl Bounds {
         body_bytes: 64 << 20,
     };
 
+    /// How much the bodies of the calls of one connection may take, and their answers as much again, in bytes.
+    fn connection_bytes(&self) -> usize {
+        self.body_bytes / CONNECTION_SHARES
+    }
+
     /// How much all calls of one connection may have sent that nobody has read, in bytes.
     pub fn connection_window(&self) -> u32 {
         self.connection_streams.saturating_mul(WINDOW_PER_CALL).max(CONNECTION_WINDOW_MIN)
@@ -101,6 +113,8 @@ pub struct Edge {
     bounds: Bounds,
     gauges: Arc<EdgeGauges>,
     reflections: Share,
+    /// Bytes of answers that are not yet taken: a room of their own, because nobody has to read them in time.
+    answer_bytes: Share,
     /// Cancelled when whatever only lingers has to end.
     closing: CancellationToken,
     /// Logged of connections that could not be accepted, or were turned away.
@@ -116,6 +130,7 @@ impl Edge {
             bounds,
             gauges: Arc::new(EdgeGauges::new(&bounds)),
             reflections: Share::of(REFLECTIONS_MAX),
+            answer_bytes: Share::of(bounds.body_bytes),
             closing: CancellationToken::new(),
             turned_away: Seldom::new(1, Duration::from_secs(5)),
             defects: Seldom::new(20, Duration::from_secs(1)),
@@ -130,10 +145,5 @@ impl Edge {
     /// Ends what only lingers: streams that have no end of their own, and connections without a call.
     pub fn close(&self) {
         self.closing.cancel();
-    }
-
-    /// What the bodies of one connection may take.
-    fn connection_share(&self) -> Share {
-        Share::of(self.bounds.body_bytes / CONNECTION_SHARES)
     }
 }
