@@ -332,17 +332,26 @@ async fn calls_wait_while_limits_are_being_changed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_under_way_comes_before_the_limit_that_is_set_meanwhile() {
     let (database, rm) = start().await;
+    let granter = Process::start(&["--database-url", &database.url()]);
     register(&rm, 1).await;
     rm.client.set_limit(&each_user(2)).await.unwrap();
     let asked = request(&em("host0"), "hadoop", load(1, 1, 1));
-    rm.client.request_resource(&asked).await.granted();
-    // The next grant has read the limits, and cannot write its ticket.
+    granter.client.request_resource(&asked).await.granted();
+    // The next grant has read the limits; its ticket is written, and its instance stands still before it commits.
     let mut holding = database.connect().await;
     let hold = "BEGIN; LOCK TABLE linkis_user_resource_meta_data IN EXCLUSIVE MODE";
     sqlx::raw_sql(hold).execute(&mut holding).await.unwrap();
-    let client = rm.client.clone();
+    let client = granter.client.clone();
     let granting = tokio::spawn(async move { client.request_resource(&asked).await.unwrap() });
-    eventually("the grant is under way", Duration::from_secs(5), || is_waiting(&database)).await;
+    eventually("its ticket waits", Duration::from_secs(5), || async {
+        let settling =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+            AND query LIKE '%-- settlement::write%'";
+        database.count(settling).await > 0
+    })
+    .await;
+    granter.freeze(true);
+    sqlx::raw_sql("ROLLBACK").execute(&mut holding).await.unwrap();
     let client = rm.client.clone();
     let setting = tokio::spawn(async move { client.set_limit(&each_user(1)).await.unwrap() });
     eventually("the limit waits, or is set", Duration::from_secs(5), || async {
@@ -351,9 +360,9 @@ async fn a_grant_under_way_comes_before_the_limit_that_is_set_meanwhile() {
         setting.is_finished() || database.count(waiting).await > 0
     })
     .await;
-    sqlx::raw_sql("ROLLBACK").execute(&mut holding).await.unwrap();
+    granter.freeze(false);
     let (granted, over) = (granting.await.unwrap(), setting.await.unwrap());
-    // A grant that let the limit pass was judged by it.
+    // A grant that was not done in time is judged by the new limit.
     let is_granted = matches!(granted, ResultResource::Available(_));
     assert_eq!(over.len(), usize::from(is_granted), "granted: {is_granted}, over the limit: {over:?}");
 }
