@@ -158,34 +158,43 @@ pub async fn delete_of_set(executor: impl PgExecutor<'_>, label_set_id: i64, lim
     Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
 }
 
-/// Removes the counters of nothing among the next `limit`, in the order of their hashes from behind `after`; those that somebody
-/// is just using stay. Answers the last hash that was looked at, or `None` at the end, and how many were removed.
-pub async fn prune(
+/// The counters of nothing among the next `limit`, in the order of their hashes from behind `after`; and the last hash that was
+/// looked at, or `None` at the end.
+pub async fn idle(
     executor: impl PgExecutor<'_>,
     after: &[u8],
     limit: i64,
-) -> Result<(Option<Vec<u8>>, i64), StoreError> {
-    let (last, seen, removed): (Option<Vec<u8>>, i64, i64) = sqlx::query_as(
-        "-- label_resource::prune
-        WITH page AS (
-            SELECT scope_hash, used_resource = '{}' AND locked_resource = '{}' AS is_nothing
-            FROM linkis_label_resource WHERE scope_hash > $1 ORDER BY scope_hash LIMIT $2),
-        idle AS (
-            SELECT r.scope_hash FROM page p JOIN linkis_label_resource r ON r.scope_hash = p.scope_hash
-            WHERE p.is_nothing FOR UPDATE OF r SKIP LOCKED),
-        -- As it stands now that it is locked: another may have counted in it since the page was read.
-        gone AS (
-            DELETE FROM linkis_label_resource r USING idle
-            WHERE r.scope_hash = idle.scope_hash AND r.used_resource = '{}' AND r.locked_resource = '{}'
-            RETURNING 1)
-        SELECT (SELECT scope_hash FROM page ORDER BY scope_hash DESC LIMIT 1), (SELECT count(*) FROM page),
-            (SELECT count(*) FROM gone)",
+) -> Result<(Vec<Vec<u8>>, Option<Vec<u8>>), StoreError> {
+    let rows: Vec<(Vec<u8>, bool)> = sqlx::query_as(
+        "-- label_resource::idle
+        SELECT scope_hash, used_resource = '{}' AND locked_resource = '{}'
+        FROM linkis_label_resource WHERE scope_hash > $1 ORDER BY scope_hash LIMIT $2",
     )
     .bind(after)
     .bind(limit)
-    .fetch_one(executor)
+    .fetch_all(executor)
     .await?;
-    Ok((last.filter(|_| seen == limit), removed))
+    let is_full = i64::try_from(rows.len()).is_ok_and(|seen| seen == limit);
+    let last = rows.last().map(|(hash, _)| hash.clone()).filter(|_| is_full);
+    Ok((rows.into_iter().filter_map(|(hash, is_idle)| is_idle.then_some(hash)).collect(), last))
+}
+
+/// Removes those of these counters that are of nothing and that nobody is just using. Batches wait for the rows that it locks: few
+/// of them, therefore, and for a statement that does nothing else.
+pub async fn remove_idle(executor: impl PgExecutor<'_>, hashes: &[Vec<u8>]) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- label_resource::remove_idle
+        WITH idle AS (
+            SELECT scope_hash FROM linkis_label_resource WHERE scope_hash = ANY ($1) ORDER BY scope_hash
+            FOR UPDATE SKIP LOCKED)
+        -- As it stands now that it is locked: another may have counted in it since it was looked at.
+        DELETE FROM linkis_label_resource r USING idle
+        WHERE r.scope_hash = idle.scope_hash AND r.used_resource = '{}' AND r.locked_resource = '{}'",
+    )
+    .bind(hashes)
+    .execute(executor)
+    .await?;
+    Ok(())
 }
 
 /// Up to `limit` scopes of a label set, in the order of their hashes from behind `after`; each with its hash.

@@ -12,6 +12,9 @@ use super::{Step, Task, lease::Holder};
 /// How many counters one step looks at: more than a million in the half hour that they may be of nothing.
 const PAGE: i64 = 500;
 
+/// How many one statement locks, for whose rows batches would wait.
+const BITE: usize = 32;
+
 /// Goes through all counters, round and round, and removes those of nothing.
 #[derive(Debug)]
 pub struct Pruning {
@@ -33,7 +36,10 @@ impl Task for Pruning {
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         if self.holder.holds() {
-            let (last, _) = answered(label_resource::prune(session.get().await?, &self.after, PAGE)).await?;
+            let (idle, last) = answered(label_resource::idle(session.get().await?, &self.after, PAGE)).await?;
+            for some in idle.chunks(BITE) {
+                answered(label_resource::remove_idle(session.get().await?, some)).await?;
+            }
             self.after = last.unwrap_or_default();
         }
         Ok(Step::Done)
