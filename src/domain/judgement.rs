@@ -50,7 +50,7 @@ pub fn judge<'a>(
         return Ok(Ok(share));
     }
     let mut spots = Spots::from([(Spot::Em(em.instance.clone()), on_em.is_some())]);
-    for (limited, shortage) in scopes.iter().zip(&shortages).filter(|(limited, _)| limited.rule.is_some()) {
+    for (limited, shortage) in scopes.iter().zip(&shortages).filter(|(limited, _)| limited.is_limited()) {
         spots.insert(Spot::Scope(limited.scope().clone()), !shortage.is_none());
     }
     match Refusal::first_of(on_em, Refusal::of_scopes(shortages)) {
@@ -81,6 +81,6 @@ pub fn fits<'a>(
 
 /// Everywhere where a request is judged on `em`.
 pub fn spots(em: &EmInstance, limits: &Limits, ask: &Ask) -> impl Iterator<Item = Spot> + use<> {
-    let limited = limits.scopes(&ask.ticket_labels(em)).into_iter().filter(|limited| limited.rule.is_some());
+    let limited = limits.scopes(&ask.ticket_labels(em)).into_iter().filter(LimitedScope::is_limited);
     [Spot::Em(em.clone())].into_iter().chain(limited.map(|limited| Spot::Scope(limited.counter.scope)))
 }

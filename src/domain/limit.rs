@@ -1,12 +1,13 @@
 //! Limits: who may hold how much, whatever EM it is on.
 //!
 //! A rule names a set of labels, each with a value or "each", and caps the dimensions that it names. Of the rules with the same
-//! label set, the most specific one that matches a request decides; rules with different label sets all apply. A counter is kept
+//! label set, the most specific one that matches a request and names a dimension decides there; rules with different label sets all
+//! apply. A counter is kept
 //! for every scope of every label set that some rule has, whatever its rules say, so that a change of a rule can never
 //! unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     sync::Arc,
 };
@@ -46,18 +47,68 @@ impl Pattern {
         self.0.keys().map(String::as_str)
     }
 
-    fn matches(&self, scope: &Scope) -> bool {
-        self.0.iter().all(|(key, wanted)| {
-            wanted.as_ref().is_none_or(|wanted| scope.labels().get(key).is_some_and(|value| value == wanted))
-        })
-    }
-
     /// Which labels have a value, the weightiest first: `hadoop` + `IDE` before `hadoop` + each before each + `IDE` before each +
     /// each.
-    fn specificity(&self) -> Vec<bool> {
+    fn shape(&self) -> Shape {
         let mut keys: Vec<_> = self.0.iter().collect();
         keys.sort_by_key(|(key, _)| rank(key));
-        keys.into_iter().map(|(_, value)| value.is_some()).collect()
+        Shape(keys.into_iter().map(|(key, value)| (key.clone(), value.is_some())).collect())
+    }
+
+    /// The values that it names, in the order of its labels.
+    fn values(&self) -> Values {
+        self.0.values().flatten().cloned().collect()
+    }
+}
+
+/// The labels of a rule, and which of them have a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Shape(Vec<(String, bool)>);
+
+impl Shape {
+    /// The values of a scope that a rule of this shape would name.
+    fn values(&self, scope: &Scope) -> Values {
+        let is_fixed = |key: &str| self.0.iter().any(|(known, is_fixed)| *is_fixed && known == key);
+        scope.labels().iter().filter(|(key, _)| is_fixed(key)).map(|(_, value)| value.clone()).collect()
+    }
+
+    fn is_fixed(&self) -> impl Iterator<Item = bool> {
+        self.0.iter().map(|(_, is_fixed)| *is_fixed)
+    }
+}
+
+/// The values of some labels of a label set, in the order of the labels.
+type Values = Vec<String>;
+
+/// The rules of a label set, found by the values that they name: however many there are, a look costs one for each way in which its
+/// labels have values.
+#[derive(Debug, Clone, Default)]
+struct RuleSet {
+    /// The most specific first.
+    shapes: Vec<(Shape, HashMap<Values, Arc<Rule>>)>,
+}
+
+impl RuleSet {
+    fn insert(&mut self, rule: Arc<Rule>) {
+        let (shape, values) = (rule.pattern.shape(), rule.pattern.values());
+        let found = self.shapes.binary_search_by(|(known, _)| shape.is_fixed().cmp(known.is_fixed()));
+        let at = found.unwrap_or_else(|at| {
+            self.shapes.insert(at, (shape, HashMap::new()));
+            at
+        });
+        if let Some((_, rules)) = self.shapes.get_mut(at) {
+            rules.insert(values, rule);
+        }
+    }
+
+    /// The rules that match a scope, the most specific first.
+    fn matching(&self, scope: &Scope) -> impl Iterator<Item = &Arc<Rule>> {
+        self.shapes.iter().filter_map(|(shape, rules)| rules.get(&shape.values(scope)))
+    }
+
+    /// The most specific first.
+    fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
+        self.shapes.iter().flat_map(|(_, rules)| rules.values())
     }
 }
 
@@ -75,12 +126,12 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The weight of a label, the heaviest first: user, creator, engine type, then the others by name.
+/// The weight of a label, the heaviest first: engine type, user, creator as in Linkis's configuration, then the others by name.
 fn rank(key: &str) -> (u8, &str) {
     match key {
-        USER => (0, key),
-        CREATOR => (1, key),
-        ENGINE_TYPE => (2, key),
+        ENGINE_TYPE => (0, key),
+        USER => (1, key),
+        CREATOR => (2, key),
         _ => (3, key),
     }
 }
@@ -111,11 +162,22 @@ impl Rule {
     }
 }
 
-/// One way to count: the labels that scopes have, and the kinds of EMs whose tickets do not count.
+/// Where a ticket counts that lacks a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lacking {
+    /// Nowhere in the label set: so the first release counted.
+    Skipped,
+    /// In the scope with the value "" there: nobody escapes a limit by saying less.
+    Empty,
+}
+
+/// One way to count: the labels that scopes have, and the tickets that do not count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counting {
     /// The names of the labels.
     pub keys: BTreeSet<String>,
+    /// Where tickets count that do not carry all of them.
+    pub lacking: Lacking,
     /// The application names of EMs whose policies leave this label set out.
     pub exempt: BTreeSet<Name>,
 }
@@ -127,14 +189,14 @@ impl Counting {
             let leaving_out = policies.iter().filter(|(_, policy)| !policy.applies(keys));
             leaving_out.map(|(kind, _)| kind.clone()).collect()
         };
-        sets.into_iter().map(|keys| Self { exempt: exempt(&keys), keys }).collect()
+        sets.into_iter().map(|keys| Self { exempt: exempt(&keys), lacking: Lacking::Empty, keys }).collect()
     }
 
     /// The scope that a ticket with these labels counts in, if it does in any.
     fn scope(&self, labels: &TicketLabels<'_>) -> Option<Scope> {
         match self.exempt.contains(labels.em_kind()) {
             true => None,
-            false => Scope::of(labels, self.keys.iter().map(String::as_str)),
+            false => Scope::of(labels, self.keys.iter().map(String::as_str), self.lacking),
         }
     }
 }
@@ -154,22 +216,23 @@ pub struct LabelSet {
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
     version: Uuid,
-    /// In the order in which they are checked; each with its rules, the most specific first, if it decides.
-    sets: Vec<(LabelSet, Vec<Arc<Rule>>)>,
+    /// In the order in which they are checked; each with its rules, if it decides.
+    sets: Vec<(LabelSet, Arc<RuleSet>)>,
     /// All rules by label set, in the same order.
-    rules: Vec<(BTreeSet<String>, Vec<Arc<Rule>>)>,
+    rules: Vec<(BTreeSet<String>, Arc<RuleSet>)>,
     /// By the application name of EMs; others have all limits.
     policies: BTreeMap<Name, Policy>,
     users_held: bool,
 }
 
-/// A counter that a ticket counts in, and the rule that decides there, if any.
+/// A counter that a ticket counts in, and the rules that decide there, if any.
 #[derive(Debug, Clone)]
 pub struct LimitedScope {
     /// Which.
     pub counter: Counter,
-    /// The most specific rule that matches; `None` if no rule of the label set does, or the set is still being counted.
-    pub rule: Option<Arc<Rule>>,
+    /// Those that match, the most specific first: each decides the dimensions that none before it names. Empty if no rule of the label
+    /// set matches, or the set is still being counted.
+    pub rules: Vec<Arc<Rule>>,
 }
 
 impl LimitedScope {
@@ -177,18 +240,36 @@ impl LimitedScope {
     pub fn scope(&self) -> &Scope {
         &self.counter.scope
     }
+
+    /// Whether any rule decides.
+    pub fn is_limited(&self) -> bool {
+        !self.rules.is_empty()
+    }
+
+    /// The maximum in each dimension that some rule names, and the rule that decides it.
+    pub fn maxima(&self) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
+        maxima(&self.rules)
+    }
+}
+
+/// The maximum in each dimension that some rule names, and the rule that decides it: the first that names it.
+pub fn maxima(rules: &[Arc<Rule>]) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
+    rules.iter().enumerate().flat_map(|(number, rule)| {
+        let before = rules.iter().take(number);
+        let falls_here = move |dimension: &Dimension| !before.clone().any(|rule| rule.max.contains_key(dimension));
+        let named = rule.max.iter().filter(move |(dimension, _)| falls_here(dimension));
+        named.map(|(dimension, max)| (dimension, *max, &**rule))
+    })
 }
 
 impl Limits {
     /// The rules of a version, and the label sets that are counted then.
     pub fn new(version: Uuid, sets: Vec<LabelSet>, rules: impl IntoIterator<Item = Rule>) -> Self {
-        let mut by_set: BTreeMap<BTreeSet<String>, Vec<Arc<Rule>>> = BTreeMap::new();
+        let mut by_set: BTreeMap<BTreeSet<String>, RuleSet> = BTreeMap::new();
         for rule in rules {
-            by_set.entry(rule.label_set()).or_default().push(Arc::new(rule));
+            by_set.entry(rule.label_set()).or_default().insert(Arc::new(rule));
         }
-        for rules in by_set.values_mut() {
-            rules.sort_by_cached_key(|rule| std::cmp::Reverse(rule.pattern.specificity()));
-        }
+        let by_set: BTreeMap<_, _> = by_set.into_iter().map(|(keys, rules)| (keys, Arc::new(rules))).collect();
         let deciding = |set: &LabelSet| by_set.get(&set.counting.keys).filter(|_| set.is_counted).cloned();
         let mut sets: Vec<_> = sets.into_iter().map(|set| (deciding(&set).unwrap_or_default(), set)).collect();
         sets.sort_by(|(_, a), (_, b)| {
@@ -229,7 +310,7 @@ impl Limits {
     pub fn rules(&self) -> impl Iterator<Item = (&Rule, bool)> {
         self.rules.iter().flat_map(|(keys, rules)| {
             let decides = self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys);
-            rules.iter().map(move |rule| (&**rule, decides))
+            rules.rules().map(move |rule| (&**rule, decides))
         })
     }
 
@@ -251,23 +332,25 @@ impl Limits {
     /// The counters that a ticket with these labels belongs to, in the order in which they are checked. Whether it is in those that
     /// are still being made, its EM knows.
     pub fn scopes(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
-        let in_set = |(set, rules): &(LabelSet, Vec<Arc<Rule>>)| {
+        let in_set = |(set, rules): &(LabelSet, Arc<RuleSet>)| {
             let counter = Counter { label_set_id: set.id, scope: set.counting.scope(labels)? };
             Some(decide(rules, counter))
         };
         self.sets.iter().filter_map(in_set).collect()
     }
 
-    /// A counter with the rule that decides there.
+    /// A counter with the rules that decide there.
     pub fn of_counter(&self, counter: Counter) -> LimitedScope {
-        let rules = self.sets.iter().find(|(set, _)| set.id == counter.label_set_id);
-        decide(rules.map_or(&[][..], |(_, rules)| rules), counter)
+        match self.sets.iter().find(|(set, _)| set.id == counter.label_set_id) {
+            Some((_, rules)) => decide(rules, counter),
+            None => LimitedScope { counter, rules: Vec::new() },
+        }
     }
 }
 
-fn decide(rules: &[Arc<Rule>], counter: Counter) -> LimitedScope {
-    let rule = rules.iter().find(|rule| rule.pattern.matches(&counter.scope)).cloned();
-    LimitedScope { counter, rule }
+fn decide(rules: &RuleSet, counter: Counter) -> LimitedScope {
+    let rules = rules.matching(&counter.scope).cloned().collect();
+    LimitedScope { counter, rules }
 }
 
 #[cfg(test)]
@@ -284,10 +367,8 @@ mod tests {
         let labels = Labels::default();
         let em = EmInstance::parse("em", "ecm", "host").unwrap();
         let scopes = limits.scopes(&TicketLabels::new(user, creator, "", &labels, &em));
-        scopes
-            .into_iter()
-            .map(|s| (s.scope().to_string(), s.rule.map(|rule| rule.max[&Dimension::Instances])))
-            .collect()
+        let instances = |s: &LimitedScope| s.maxima().find(|(d, ..)| **d == Dimension::Instances).map(|(_, max, _)| max);
+        scopes.into_iter().map(|s| (s.scope().to_string(), instances(&s))).collect()
     }
 
     /// With all label sets counted, or all being counted.
@@ -342,6 +423,48 @@ mod tests {
     }
 
     #[test]
+    fn what_the_most_specific_rule_does_not_name_falls_to_the_next() {
+        let both = |user: Option<&str>, max: &[(Dimension, i64)]| Rule {
+            max: max.iter().cloned().collect(),
+            ..rule(&[("user", user), ("creator", Some("IDE"))], 0)
+        };
+        let limits = limits(
+            true,
+            [
+                both(None, &[(Dimension::Instances, 9), (Dimension::Cores, 8)]),
+                both(Some("hadoop"), &[(Dimension::Instances, 2)]),
+            ],
+        );
+        let (labels, em) = (Labels::default(), EmInstance::parse("em", "ecm", "host").unwrap());
+        let of = |user| {
+            let scopes = limits.scopes(&TicketLabels::new(user, "IDE", "", &labels, &em));
+            let maxima: BTreeMap<_, _> = scopes[0].maxima().map(|(dimension, max, _)| (dimension.key(), max)).collect();
+            maxima
+        };
+        assert_eq!(of("hadoop"), BTreeMap::from([("instances".to_owned(), 2), ("cores".to_owned(), 8)]));
+        assert_eq!(of("other"), BTreeMap::from([("instances".to_owned(), 9), ("cores".to_owned(), 8)]));
+    }
+
+    #[test]
+    fn of_labels_with_a_value_the_engine_type_weighs_most_then_the_user() {
+        let three = |engine, user, creator, max| {
+            rule(&[("engine_type", engine), ("user", user), ("creator", creator)], max)
+        };
+        let limits = limits(
+            true,
+            [
+                three(None, Some("hadoop"), Some("IDE"), 3),
+                three(Some("spark"), None, None, 1),
+                three(Some("spark"), None, Some("IDE"), 2),
+            ],
+        );
+        let (labels, em) = (Labels::default(), EmInstance::parse("em", "ecm", "host").unwrap());
+        let scopes = limits.scopes(&TicketLabels::new("hadoop", "IDE", "spark", &labels, &em));
+        let maxima: Vec<i64> = scopes[0].rules.iter().map(|rule| rule.max[&Dimension::Instances]).collect();
+        assert_eq!(maxima, [2, 1, 3]);
+    }
+
+    #[test]
     fn label_sets_are_checked_creator_first_then_user_then_larger_ones() {
         let limits = limits(
             true,
@@ -356,10 +479,10 @@ mod tests {
             decided(&limits, "hadoop", "IDE"),
             [
                 ("creator=IDE".into(), Some(1)),
+                ("tenant=".into(), Some(9)),
                 ("user=hadoop".into(), Some(2)),
-                ("creator=IDE,user=hadoop".into(), Some(3))
-            ],
-            "a ticket without a tenant is in no tenant's scope"
+                ("creator=IDE,user=hadoop".into(), Some(3)),
+            ]
         );
         assert_eq!(decided(&limits, "hadoop", "x")[0], ("creator=x".into(), None), "counted, but not limited");
     }

@@ -54,7 +54,6 @@ impl ScopeShortage {
     /// What is short in a limited scope for a resource that is counted as `from` to become `to`, while `ahead` is kept for others.
     /// What does not grow is never short.
     pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
-        let Some(rule) = &limited.rule else { return Self::default() };
         let shortfall = |short: ShortDimension<'_>| Shortfall {
             scope: limited.scope().to_string(),
             dimension: short.dimension.clone(),
@@ -62,9 +61,9 @@ impl ScopeShortage {
             available: short.available,
             ahead: short.ahead,
             max: short.max,
-            rule: rule.to_string(),
+            rule: short.rule.to_string(),
         };
-        let mut shortfalls: Vec<_> = missing(rule, usage, from, to, ahead).map(shortfall).collect();
+        let mut shortfalls: Vec<_> = missing(limited, usage, from, to, ahead).map(shortfall).collect();
         shortfalls.sort_by_key(|short| short.dimension.precedence());
         let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
         Self { shortfalls, never_fits }
@@ -72,7 +71,7 @@ impl ScopeShortage {
 
     /// Whether anything would be, without saying what.
     pub fn is_any(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> bool {
-        limited.rule.as_ref().is_some_and(|rule| missing(rule, usage, from, to, ahead).next().is_some())
+        missing(limited, usage, from, to, ahead).next().is_some()
     }
 
     /// Whether nothing is short.
@@ -83,6 +82,7 @@ impl ScopeShortage {
 
 /// A dimension in which a rule does not allow so much.
 struct ShortDimension<'a> {
+    rule: &'a Rule,
     dimension: &'a Dimension,
     requested: i64,
     available: i64,
@@ -91,13 +91,13 @@ struct ShortDimension<'a> {
 }
 
 fn missing<'a>(
-    rule: &'a Rule,
+    limited: &'a LimitedScope,
     usage: &'a Usage,
     from: &'a Resource,
     to: &'a Resource,
     ahead: &'a Tally,
 ) -> impl Iterator<Item = ShortDimension<'a>> {
-    rule.max.iter().filter_map(move |(dimension, &max)| {
+    limited.maxima().filter_map(move |(dimension, max, rule)| {
         let requested = to.get(dimension);
         // Both are sums of amounts that were granted, which together fit.
         let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
@@ -105,7 +105,7 @@ fn missing<'a>(
         let ahead = ahead.get(dimension);
         let available = behind(left, ahead);
         let is_short = requested > from.get(dimension) && requested > available;
-        is_short.then_some(ShortDimension { dimension, requested, available, ahead, max })
+        is_short.then_some(ShortDimension { rule, dimension, requested, available, ahead, max })
     })
 }
 

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::{
     em::EmInstance,
+    limit::Lacking,
     name::{Labels, Name},
     resource::{Dimension, Resource, ResourceError},
 };
@@ -57,10 +58,14 @@ impl Scope {
         Self(Arc::new(labels))
     }
 
-    /// The scope of a ticket in a label set, if it carries all of its labels.
-    pub fn of<'k>(labels: &TicketLabels<'_>, keys: impl Iterator<Item = &'k str>) -> Option<Self> {
+    /// The scope of a ticket in a label set, if it counts there.
+    pub fn of<'k>(labels: &TicketLabels<'_>, keys: impl Iterator<Item = &'k str>, lacking: Lacking) -> Option<Self> {
+        let value = |key| match (labels.get(key), lacking) {
+            (None, Lacking::Skipped) => None,
+            (value, _) => Some(value.unwrap_or_default()),
+        };
         let pairs: Option<BTreeMap<String, String>> =
-            keys.map(|key| Some((key.to_owned(), labels.get(key)?.to_owned()))).collect();
+            keys.map(|key| Some((key.to_owned(), value(key)?.to_owned()))).collect();
         pairs.map(Self::new)
     }
 

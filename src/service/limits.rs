@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     domain::{
-        limit::{Counting, LabelSet, LimitedScope, Limits, Pattern, Rule},
+        limit::{Counting, LabelSet, LimitedScope, Limits, Pattern, Rule, maxima},
         name::Name,
         operation::Rejection,
         policy::Policy,
@@ -69,13 +69,13 @@ pub struct LimitService {
     looking: Arc<Semaphore>,
 }
 
-/// A scope, what it holds, and the rule that decides there.
+/// A scope, what it holds, and the rules that decide there.
 #[derive(Debug, Clone)]
 pub struct ScopeUsage {
     /// Which.
     pub scope: Scope,
-    /// Its rule, if any.
-    pub rule: Option<Arc<Rule>>,
+    /// The rules that decide there, the most specific first: each decides the dimensions that none before it names.
+    pub rules: Vec<Arc<Rule>>,
     /// What its live tickets hold together.
     pub usage: Usage,
 }
@@ -83,13 +83,13 @@ pub struct ScopeUsage {
 impl ScopeUsage {
     /// A counter and what it holds.
     pub fn new(limited: LimitedScope, usage: Usage) -> Self {
-        Self { scope: limited.counter.scope, rule: limited.rule, usage }
+        Self { scope: limited.counter.scope, rules: limited.rules, usage }
     }
 
     /// Whether it holds more than its rule allows: a rule was lowered below what was held, and nothing is granted until it drains.
     pub fn is_over(&self) -> bool {
         let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
-        self.rule.as_ref().is_some_and(|rule| rule.max.iter().any(|(dimension, max)| held(dimension) > *max))
+        maxima(&self.rules).any(|(dimension, max, _)| held(dimension) > max)
     }
 }
 
@@ -245,8 +245,19 @@ pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -
     Ok(())
 }
 
+/// Has label sets counted anew that an earlier release counts otherwise; until that is done, they decide as they did.
+///
+/// # Errors
+/// As [`decide`].
+pub async fn recount(session: &mut Session, deadline: Instant) -> Result<(), Error> {
+    patiently(session, deadline, &Change::Recount, &Principal::Service).await?;
+    Ok(())
+}
+
 /// What can be changed behind the fence.
 enum Change {
+    /// How is counted: by this release.
+    Recount,
     /// Rules are new, or have other maxima.
     Set(Vec<Rule>),
     /// The rule of this pattern goes.
@@ -273,6 +284,7 @@ impl Change {
     /// While others grant and give back, who see nothing of it yet.
     async fn make(&self, connection: &mut PgConnection, by: &Principal) -> Result<Made, StoreError> {
         let lines = match self {
+            Self::Recount => vec![],
             Self::Set(rules) => set(connection, rules, by).await?,
             Self::Delete(pattern) => delete(connection, slice::from_ref(pattern)).await?,
             Self::Replace(rules) => {

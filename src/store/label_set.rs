@@ -5,13 +5,17 @@ use std::collections::BTreeSet;
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::domain::{
-    limit::{Counting, LabelSet},
+    limit::{Counting, LabelSet, Lacking},
     name::Name,
 };
 
 use super::{StoreError, expect_rows, rows::Table};
 
 const TABLE: Table = Table("linkis_label_set");
+
+/// In `linkis_label_set.lacking`.
+const SKIPPED: &str = "skipped";
+const EMPTY: &str = "empty";
 
 /// How a label set stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,19 +40,24 @@ impl State {
 
 /// The label sets that count.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreError> {
-    let rows: Vec<(i64, String, String, bool)> = sqlx::query_as(
+    let rows: Vec<(i64, String, String, String, bool)> = sqlx::query_as(
         "-- label_set::read
-        SELECT label_set_id, label_set::text, exempt::text, state = 'counted'
+        SELECT label_set_id, label_set::text, exempt::text, lacking, state = 'counted'
         FROM linkis_label_set WHERE state <> 'retired' ORDER BY label_set_id",
     )
     .fetch_all(executor)
     .await?;
-    let set = |(id, keys, exempt, is_counted): (i64, String, String, bool)| {
+    let set = |(id, keys, exempt, lacking, is_counted): (i64, String, String, String, bool)| {
         let keys = serde_json::from_str(&keys).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
         let exempt: Vec<String> =
             serde_json::from_str(&exempt).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
         let exempt = exempt.iter().map(|kind| TABLE.name("exempt", kind)).collect::<Result<_, _>>()?;
-        Ok(LabelSet { id, counting: Counting { keys, exempt }, is_counted })
+        let lacking = match lacking.as_str() {
+            SKIPPED => Lacking::Skipped,
+            EMPTY => Lacking::Empty,
+            other => return Err(StoreError::inconsistent(TABLE.0, format!("lacking {other}"))),
+        };
+        Ok(LabelSet { id, counting: Counting { keys, lacking, exempt }, is_counted })
     };
     rows.into_iter().map(set).collect()
 }
@@ -62,6 +71,18 @@ pub async fn ids(executor: impl PgExecutor<'_>) -> Result<BTreeSet<i64>, StoreEr
     .fetch_all(executor)
     .await?;
     Ok(ids.into_iter().collect())
+}
+
+/// Whether any is counted otherwise than this release would, and nothing is being counted instead.
+pub async fn is_any_old(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
+    Ok(sqlx::query_scalar(
+        "-- label_set::is_any_old
+        SELECT EXISTS (SELECT FROM linkis_label_set old WHERE state <> 'retired' AND lacking <> $1 AND NOT EXISTS (
+            SELECT FROM linkis_label_set WHERE label_set = old.label_set AND state = 'counting' AND lacking = $1))",
+    )
+    .bind(EMPTY)
+    .fetch_one(executor)
+    .await?)
 }
 
 /// Those in a state.
@@ -79,11 +100,16 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec
 pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result<LabelSet, StoreError> {
     let id = sqlx::query_scalar(
         "-- label_set::insert
-        INSERT INTO linkis_label_set (label_set, exempt, state) VALUES ($1::text::jsonb, $2::text::jsonb, $3)
+        INSERT INTO linkis_label_set (label_set, exempt, lacking, state)
+        VALUES ($1::text::jsonb, $2::text::jsonb, $3, $4)
         RETURNING label_set_id",
     )
     .bind(serde_json::json!(counting.keys).to_string())
     .bind(serde_json::json!(counting.exempt.iter().map(Name::as_str).collect::<Vec<_>>()).to_string())
+    .bind(match counting.lacking {
+        Lacking::Skipped => SKIPPED,
+        Lacking::Empty => EMPTY,
+    })
     .bind(State::Counting.as_str())
     .fetch_one(connection)
     .await?;

@@ -34,7 +34,7 @@ pub struct InForce {
 }
 
 /// What this release can count by: raised by one that counts otherwise.
-pub const WRITER: i32 = 1;
+pub const WRITER: i32 = 2;
 
 /// Fails if this release is too old to write.
 ///
@@ -101,7 +101,7 @@ fn rule(pattern: &str, max: &str) -> Result<Rule, StoreError> {
 }
 
 /// Keeps others from changing the limits until the transaction ends; those who count by them go on, until the fence is closed. The
-/// limits get another version.
+/// limits get another version, by which no earlier release may count.
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another changes them for longer than `lock_timeout`; [`StoreError::TooOld`].
@@ -111,8 +111,10 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<(), StoreErro
         .await?;
     let oldest_writer = sqlx::query_scalar(
         "-- limit::begin_change
-        UPDATE linkis_resource_limit_version SET version = gen_random_uuid() WHERE only_row RETURNING oldest_writer",
+        UPDATE linkis_resource_limit_version SET version = gen_random_uuid(), oldest_writer = greatest(oldest_writer, $1)
+        WHERE only_row RETURNING oldest_writer",
     )
+    .bind(WRITER)
     .fetch_one(&mut *connection)
     .await?;
     check_writer(oldest_writer)

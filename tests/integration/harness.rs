@@ -298,7 +298,7 @@ pub fn assert_scope_equals_tickets(scope: &ScopeUsage, tickets: &[Ticket]) {
     let mut sums = Usage::default();
     for ticket in tickets {
         let labels = ticket.ticket_labels();
-        if scope.scope.labels().iter().all(|(key, value)| labels.get(key) == Some(value)) {
+        if scope.scope.labels().iter().all(|(key, value)| labels.get(key).unwrap_or_default() == value) {
             let held = if ticket.is_locked() { &mut sums.locked } else { &mut sums.used };
             held.add(ticket.resource(), 1).unwrap();
         }

@@ -183,7 +183,8 @@ impl Tables {
     fn new_set(&mut self) {
         self.sets_made += 1;
         self.sets.retain(|set| set.is_counted);
-        let counting = Counting { keys: ["user".to_owned()].into(), exempt: [].into() };
+        let counting =
+            Counting { keys: ["user".to_owned()].into(), lacking: Lacking::Empty, exempt: [].into() };
         self.sets.push(LabelSet { id: self.sets_made, counting, is_counted: false });
     }
 

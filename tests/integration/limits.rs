@@ -452,3 +452,47 @@ async fn the_history_tells_when_limits_come_into_force() {
         assert_eq!((line.each.as_slice(), line.scope.len(), &line.em), (&["user".to_owned()][..], 0, &None));
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_escapes_a_limit_by_saying_less() {
+    let (database, rm) = start().await;
+    register(&rm, 1).await;
+    let labels = [("user", None), ("creator", None), ("engine_type", None), ("tenant", None)];
+    rm.client.set_limit(&rule(&labels, &[(Dimension::Instances, 1)])).await.unwrap();
+    rm.client.set_limit(&rule(&[("tenant", Some("a"))], &[(Dimension::Instances, 0)])).await.unwrap();
+    let silent = ResourceRequest { engine_type: String::new(), ..request(&em("host0"), "hadoop", load(1, 1, 1)) };
+    rm.client.request_resource(&silent).await.granted();
+    let refusal = rm.client.request_resource(&silent).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "creator=IDE,engine_type=,tenant=,user=hadoop");
+    // Who says more counts elsewhere; and a value is matched by nobody who does not say it.
+    let spark = ResourceRequest { engine_type: "spark".to_owned(), ..silent.clone() };
+    rm.client.request_resource(&spark).await.granted();
+    let tenant = Labels::parse("labels", BTreeMap::from([("tenant".to_owned(), "a".to_owned())])).unwrap();
+    let refusal = rm.client.request_resource(&ResourceRequest { labels: tenant, ..silent }).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "tenant=a");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_limit_does_not_name_falls_to_the_next_one_that_matches() {
+    let (database, rm) = start().await;
+    register(&rm, 1).await;
+    let both = |user| [("user", user), ("creator", Some("IDE"))];
+    rm.client.set_limit(&rule(&both(None), &[(Dimension::Instances, 9), (Dimension::Cores, 3)])).await.unwrap();
+    rm.client.set_limit(&rule(&both(Some("hadoop")), &[(Dimension::Instances, 2)])).await.unwrap();
+    let ask = |user, cores| request(&em("host0"), user, load(1, cores, 1));
+    let refusal = rm.client.request_resource(&ask("hadoop", 4)).await.refused();
+    let short = &refusal.shortfalls[0];
+    assert_eq!((short.dimension.key(), short.max, short.available), ("cores".to_owned(), 3, 3));
+    assert!(short.rule.contains("each user"), "{}", short.rule);
+    rm.client.request_resource(&ask("hadoop", 1)).await.granted();
+    rm.client.request_resource(&ask("hadoop", 1)).await.granted();
+    let refusal = rm.client.request_resource(&ask("hadoop", 1)).await.refused();
+    assert_eq!((refusal.shortfalls[0].max, refusal.shortfalls.len()), (2, 1), "its own decides the instances");
+    // On the request's own counter: others' cores are theirs.
+    rm.client.request_resource(&ask("other", 3)).await.granted();
+    let scopes = rm.client.scopes().await.unwrap();
+    let of = |scope: &str| scopes.iter().find(|usage| usage.scope.to_string() == scope).unwrap().rules.len();
+    assert_eq!((of("creator=IDE,user=hadoop"), of("creator=IDE,user=other")), (2, 1));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}

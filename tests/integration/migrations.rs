@@ -1,7 +1,13 @@
 //! Upgrades: releases side by side on one database, and what a later one left.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use linkis_rm::{
-    client::ClientError,
+    client::{ClientError, ResourceRequest},
+    domain::{
+        limit::{Pattern, Rule},
+        resource::Dimension,
+    },
     store::{Store, history_part},
 };
 
@@ -31,7 +37,7 @@ async fn a_release_that_would_count_wrongly_reads_and_refuses_to_write() {
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     sqlx::raw_sql(
-        "UPDATE linkis_resource_limit_version SET oldest_writer = oldest_writer + 1, version = gen_random_uuid()",
+        "UPDATE linkis_resource_limit_version SET oldest_writer = 1000, version = gen_random_uuid()",
     )
     .execute(&database.pool)
     .await
@@ -81,4 +87,35 @@ async fn the_history_is_dropped_by_parts() {
     assert_eq!(database.count(old).await, 0);
     let young = "SELECT count(*) FROM linkis_resource_action_record WHERE em_instance = 'host1:9102'";
     assert_eq!(database.count(young).await, 1);
+}
+
+/// As the first release counted: tickets without an engine type are in no scope of engine types.
+const COUNTED_BEFORE: &str = "
+    UPDATE linkis_label_set SET lacking = 'skipped';
+    DELETE FROM linkis_label_resource WHERE scope->>'engine_type' = '';
+    UPDATE linkis_resource_limit_version SET oldest_writer = 1, version = gen_random_uuid()";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_are_served() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let each = Pattern::new(BTreeMap::from([("user".to_owned(), None), ("engine_type".to_owned(), None)]));
+    let rule = Rule { pattern: each, max: BTreeMap::from([(Dimension::Instances, 3)]) };
+    rm.client.set_limit(&rule).await.unwrap();
+    let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
+    rm.client.request_resource(&ask).await.granted();
+    rm.client.request_resource(&ask).await.granted();
+    rm.stop().await;
+    sqlx::raw_sql(COUNTED_BEFORE).execute(&database.pool).await.unwrap();
+    let rm = Instance::start(&database).await;
+    eventually("they are counted anew", Duration::from_secs(20), || async {
+        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND lacking = 'empty'").await == 1
+    })
+    .await;
+    rm.client.request_resource(&ask).await.granted();
+    let refusal = rm.client.request_resource(&ask).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "engine_type=,user=hadoop");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+    // An earlier release, which would count them as before, may only read.
+    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 2);
 }

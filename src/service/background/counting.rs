@@ -7,6 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
+    error::Error,
     domain::{
         em::EmInstance,
         operation::{CountTickets, Operation, Outcome, STEP_COUNTED_MAX},
@@ -72,14 +73,10 @@ impl CountLabelSets {
         }
         if round.all_counted {
             let decided = limits::decide(session, counting, Instant::now() + STEP_TIMEOUT).await;
-            if let Err(error) = decided {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(error, "label sets that are counted cannot decide yet");
-                return Ok(Step::Done);
-            }
+            return Ok(or_later(decided, "label sets that are counted cannot decide yet"));
         }
         // What could not be counted is tried again, after a while.
-        Ok(if round.all_counted { Step::More } else { Step::Done })
+        Ok(Step::Done)
     }
 
     /// Counts the tickets of some EMs; false if that could not be done for all.
@@ -110,6 +107,10 @@ impl Task for CountLabelSets {
         if !self.holder.holds() {
             return Ok(Step::Done);
         }
+        if answered(label_set::is_any_old(session.get().await?)).await? {
+            let begun = limits::recount(session, Instant::now() + STEP_TIMEOUT).await;
+            return Ok(or_later(begun, "label sets of an earlier release cannot be counted anew yet"));
+        }
         if !counting.is_empty() {
             return self.count(session, &counting).await;
         }
@@ -118,6 +119,17 @@ impl Task for CountLabelSets {
             answered(label_set::delete(session.get().await?, *id)).await?;
         }
         Ok(Step::More)
+    }
+}
+
+/// What could not be done now is tried again, after a while.
+fn or_later(done: Result<(), Error>, why_not: &'static str) -> Step {
+    match done {
+        Ok(()) => Step::More,
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, why_not);
+            Step::Done
+        }
     }
 }
 

@@ -127,7 +127,7 @@ pub fn scope_usage(scope: &ScopeUsage) -> proto::ScopeUsage {
         labels: scope.scope.labels().clone(),
         used: amounts(&scope.usage.used),
         locked: amounts(&scope.usage.locked),
-        limit: scope.rule.as_deref().map(limit),
+        limits: scope.rules.iter().map(|rule| limit(rule)).collect(),
         over_limit: scope.is_over(),
     }
 }
@@ -139,10 +139,11 @@ fn read_tally(field: &str, amounts: BTreeMap<String, i64>) -> Result<Tally, Fiel
 
 /// A scope as the service told it.
 pub fn read_scope_usage(message: proto::ScopeUsage) -> Result<ScopeUsage, FieldError> {
-    let rule = message.limit.map(|limit| rule("limit", Some(&limit))).transpose()?.map(Arc::new);
+    let read = |(number, limit): (usize, &proto::Limit)| rule(&format!("limits[{number}]"), Some(limit)).map(Arc::new);
+    let rules = message.limits.iter().enumerate().map(read).collect::<Result<_, _>>()?;
     Ok(ScopeUsage {
         scope: Scope::new(message.labels),
-        rule,
+        rules,
         usage: Usage { used: read_tally("used", message.used)?, locked: read_tally("locked", message.locked)? },
     })
 }

@@ -4,7 +4,10 @@
 //! tell who was judged by what. A label set's counters are locked until commit, so the lines of a scope are in the order of its
 //! commits. Nothing here is taken from the service: what decides when is worked out again.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
+};
 
 use uuid::Uuid;
 
@@ -102,17 +105,20 @@ impl Rules {
     }
 
     /// The maximum of a scope, and the kinds of EMs whose tickets do not count there.
-    fn of_scope(&self, keys: &Keys, values: &[String]) -> Option<(&[Option<i64>], &BTreeSet<String>)> {
+    fn of_scope(&self, keys: &Keys, values: &[String]) -> Option<(Vec<Option<i64>>, &BTreeSet<String>)> {
         let set = self.sets.iter().find(|set| set.decides && set.keys == *keys)?;
         let scope: BTreeMap<&String, &String> = keys.iter().zip(values).collect();
         let of_keys = self.maxima.iter().filter(|(labels, _)| labels.keys().eq(keys.iter()));
         let matching = of_keys.filter(|(labels, _)| {
             labels.iter().all(|(key, value)| value.as_ref().is_none_or(|value| value == scope[key]))
         });
-        // A user's own comes before a creator's own.
+        // A user's own comes before a creator's own, and what it does not name falls to that.
         let has = |labels: &Labels, key: &str| labels.get(key).is_some_and(Option::is_some);
-        let (_, max) = matching.max_by_key(|(labels, _)| (has(labels, "user"), has(labels, "creator")))?;
-        Some((max, &set.exempt))
+        let mut matching: Vec<_> = matching.collect();
+        matching.sort_by_key(|(labels, _)| Reverse((has(labels, "user"), has(labels, "creator"))));
+        let dimensions = matching.first()?.1.len();
+        let max = |dimension: usize| matching.iter().find_map(|(_, max)| max[dimension]);
+        Some(((0..dimensions).map(max).collect(), &set.exempt))
     }
 }
 
@@ -202,7 +208,7 @@ impl Replay<'_> {
         for (_, sum) in self.sums[scope].iter().filter(|(kind, _)| !exempt.contains(*kind)) {
             (0..3).for_each(|dimension| held[dimension] += sum[dimension]);
         }
-        Some((max.to_vec(), held))
+        Some((max, held))
     }
 
     /// A commit is complete: nothing that it left short was granted by it.
