@@ -23,8 +23,10 @@ use super::{StoreError, pool_options};
 /// How many operators' calls read at once: as many processes of the database work for them beside the one that commits.
 const CONNECTIONS_MAX: u32 = 2;
 
-/// After a call, its turn rests as long as it took, up to this: however many list without end, half of the time is others'.
-const REST_MAX: Duration = Duration::from_millis(200);
+/// After a call, its turn rests so many times as long as it took, and no longer than that: however many list without end, most of the
+/// time is others'.
+const REST_TIMES: u32 = 3;
+const REST_MAX: Duration = Duration::from_millis(300);
 
 /// How many more may wait for that.
 const WAITING_MAX: usize = 32;
@@ -51,7 +53,7 @@ pub struct OperatorConnection {
 
 impl Drop for OperatorConnection {
     fn drop(&mut self) {
-        let (turn, rest) = (self.turn.take(), self.begun.elapsed().min(REST_MAX));
+        let (turn, rest) = (self.turn.take(), (self.begun.elapsed() * REST_TIMES).min(REST_MAX));
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 tokio::time::sleep(rest).await;
