@@ -18,7 +18,8 @@ use super::{
 /// Of the EM that goes in the middle.
 const GOING: u64 = 300_000;
 
-const REQUESTS_PER_SECOND: f64 = 2000.0;
+/// Two and a half operations each: half load on a small machine.
+const REQUESTS_PER_SECOND: f64 = 800.0;
 /// Of those tickets that nobody gives back.
 const SHORT_TTL: Duration = Duration::from_secs(5);
 
