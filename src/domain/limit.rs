@@ -367,7 +367,8 @@ mod tests {
         let labels = Labels::default();
         let em = EmInstance::parse("em", "ecm", "host").unwrap();
         let scopes = limits.scopes(&TicketLabels::new(user, creator, "", &labels, &em));
-        let instances = |s: &LimitedScope| s.maxima().find(|(d, ..)| **d == Dimension::Instances).map(|(_, max, _)| max);
+        let instances =
+            |s: &LimitedScope| s.maxima().find(|(d, ..)| **d == Dimension::Instances).map(|(_, max, _)| max);
         scopes.into_iter().map(|s| (s.scope().to_string(), instances(&s))).collect()
     }
 
@@ -447,9 +448,8 @@ mod tests {
 
     #[test]
     fn of_labels_with_a_value_the_engine_type_weighs_most_then_the_user() {
-        let three = |engine, user, creator, max| {
-            rule(&[("engine_type", engine), ("user", user), ("creator", creator)], max)
-        };
+        let three =
+            |engine, user, creator, max| rule(&[("engine_type", engine), ("user", user), ("creator", creator)], max);
         let limits = limits(
             true,
             [
@@ -479,8 +479,8 @@ mod tests {
             decided(&limits, "hadoop", "IDE"),
             [
                 ("creator=IDE".into(), Some(1)),
-                ("tenant=".into(), Some(9)),
                 ("user=hadoop".into(), Some(2)),
+                ("tenant=".into(), Some(9)),
                 ("creator=IDE,user=hadoop".into(), Some(3)),
             ]
         );

@@ -10,7 +10,7 @@ use std::{
 use linkis_rm::domain::{
     em::{Em, EmInstance},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
-    limit::{Counting, LabelSet, Limits},
+    limit::{Counting, LabelSet, Lacking, Limits},
     operation::{Ask, CountTickets, Operation, Outcome, Released, Request, StepFrom},
     principal::Principal,
     resource::{Dimension, Resource},
@@ -183,8 +183,7 @@ impl Tables {
     fn new_set(&mut self) {
         self.sets_made += 1;
         self.sets.retain(|set| set.is_counted);
-        let counting =
-            Counting { keys: ["user".to_owned()].into(), lacking: Lacking::Empty, exempt: [].into() };
+        let counting = Counting { keys: ["user".to_owned()].into(), lacking: Lacking::Empty, exempt: [].into() };
         self.sets.push(LabelSet { id: self.sets_made, counting, is_counted: false });
     }
 

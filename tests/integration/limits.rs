@@ -10,7 +10,7 @@ use std::{
 };
 
 use linkis_rm::{
-    client::ResultResource,
+    client::{ResourceRequest, ResultResource},
     domain::{
         em::EmInstance,
         limit::{Pattern, Rule},

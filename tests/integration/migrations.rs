@@ -36,12 +36,10 @@ async fn a_release_that_would_count_wrongly_reads_and_refuses_to_write() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
-    sqlx::raw_sql(
-        "UPDATE linkis_resource_limit_version SET oldest_writer = 1000, version = gen_random_uuid()",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    sqlx::raw_sql("UPDATE linkis_resource_limit_version SET oldest_writer = 1000, version = gen_random_uuid()")
+        .execute(&database.pool)
+        .await
+        .unwrap();
     let refused = |error: ClientError| assert_eq!(error.reason().as_deref(), Some("OUTDATED_RELEASE"), "{error}");
     refused(rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.unwrap_err());
     refused(rm.client.resource_released(&grant.released(name("hadoop"))).await.unwrap_err());

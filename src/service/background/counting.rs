@@ -7,11 +7,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
-    error::Error,
     domain::{
         em::EmInstance,
         operation::{CountTickets, Operation, Outcome, STEP_COUNTED_MAX},
     },
+    error::Error,
     service::{committer::Committer, limits},
     store::{
         StoreError, em_resource, label_resource,
