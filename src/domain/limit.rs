@@ -7,7 +7,7 @@
 //! unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
 };
@@ -85,7 +85,7 @@ type Values = Vec<String>;
 #[derive(Debug, Clone, Default)]
 struct RuleSet {
     /// The most specific first.
-    shapes: Vec<(Shape, HashMap<Values, Arc<Rule>>)>,
+    shapes: Vec<(Shape, BTreeMap<Values, Arc<Rule>>)>,
 }
 
 impl RuleSet {
@@ -93,7 +93,7 @@ impl RuleSet {
         let (shape, values) = (rule.pattern.shape(), rule.pattern.values());
         let found = self.shapes.binary_search_by(|(known, _)| shape.is_fixed().cmp(known.is_fixed()));
         let at = found.unwrap_or_else(|at| {
-            self.shapes.insert(at, (shape, HashMap::new()));
+            self.shapes.insert(at, (shape, BTreeMap::new()));
             at
         });
         if let Some((_, rules)) = self.shapes.get_mut(at) {
@@ -106,7 +106,7 @@ impl RuleSet {
         self.shapes.iter().filter_map(|(shape, rules)| rules.get(&shape.values(scope)))
     }
 
-    /// The most specific first.
+    /// The most specific first, of these by their values.
     fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
         self.shapes.iter().flat_map(|(_, rules)| rules.values())
     }
