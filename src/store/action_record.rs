@@ -91,7 +91,8 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The columns of what a batch does; but for the tickets that were granted and live, which say it themselves.
+/// The columns of what a batch does, but for the tickets that were granted and live, which say it themselves: what stands before
+/// them, and what behind.
 #[derive(Default)]
 pub(super) struct Columns<'a> {
     pub action: Vec<&'static str>,
@@ -110,7 +111,9 @@ pub(super) struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    pub fn of(deltas: &'a Deltas) -> Self {
+    /// What is told before the grants of the batch, for which it gave back; and behind them, the EMs that went: who was granted
+    /// something there was before.
+    pub fn of(deltas: &'a Deltas) -> (Self, Self) {
         let registered_by = |em: &Em| deltas.registered_by.get(&em.instance);
         let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
         // A ticket that ended in the batch in which it was granted, or its engine reported in, did so all the same.
@@ -118,12 +121,25 @@ impl<'a> Columns<'a> {
         let inited_and_ended = deltas.ended.iter().filter_map(|ended| Some((&ended.ticket, ended.inited.as_ref()?)));
         let inited = deltas.inited.iter().map(|(ticket, by)| (ticket, by)).chain(inited_and_ended);
         let ended = |ended: &'a EndedDelta| Record::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by);
-        let records = (registered.map(|em| Record::of_em(Action::Registered, em, registered_by(em))))
+        // One that registers again in the same batch went before that.
+        let registers_again = |gone: &Em| {
+            let mut registered = registered.clone().chain(&deltas.ems_resized);
+            registered.any(|em| em.instance == gone.instance && em.epoch > gone.epoch)
+        };
+        let gone = |(em, end, by): &'a (Em, End, Principal)| Record::of_em(Action::Ended(*end), em, Some(by));
+        let (before, behind): (Vec<_>, Vec<_>) = deltas.ems_gone.iter().partition(|(em, ..)| registers_again(em));
+        let records = before
+            .into_iter()
+            .map(gone)
+            .chain(registered.map(|em| Record::of_em(Action::Registered, em, registered_by(em))))
             .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em, registered_by(em))))
             .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket, &ticket.principal)))
             .chain(inited.map(|(ticket, by)| Record::of_ticket(Action::Inited, ticket, by)))
-            .chain(deltas.ended.iter().map(ended))
-            .chain(deltas.ems_gone.iter().map(|(em, end, by)| Record::of_em(Action::Ended(*end), em, Some(by))));
+            .chain(deltas.ended.iter().map(ended));
+        (Self::from_records(records), Self::from_records(behind.into_iter().map(gone)))
+    }
+
+    fn from_records(records: impl Iterator<Item = Record<'a>>) -> Self {
         let mut columns = Self::default();
         records.for_each(|record| columns.push(&record));
         columns

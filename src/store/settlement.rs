@@ -176,49 +176,32 @@ impl Statement {
         });
     }
 
-    /// The history: what `records` say, and then what was granted, because what was given back stands before what was granted for
-    /// it.
-    fn told(&mut self, records: action_record::Columns<'_>, granted: usize, now: OffsetDateTime) {
-        let recorded = records.resource.len();
-        self.part("told", "linkis_resource_action_record", recorded + granted, |sql| {
+    /// The history: what `before` says, what was granted, and what `behind` says.
+    fn told(
+        &mut self,
+        (before, behind): (action_record::Columns<'_>, action_record::Columns<'_>),
+        granted: usize,
+        now: OffsetDateTime,
+    ) {
+        let rows = before.resource.len() + granted + behind.resource.len();
+        self.part("told", "linkis_resource_action_record", rows, |sql| {
             sql.push(
                 r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
                     engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
                     action_time) "#,
             );
-            if recorded > 0 {
-                sql.push(
-                    r#"SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name,
-                        engine_instance, em_application_name, em_instance, resource_type, resource::jsonb, actor, "#,
-                );
-                sql.push_bind(now).push(" FROM unnest(");
-                sql.separated(", ")
-                    .push_bind(records.action)
-                    .push_bind(records.ticket_id)
-                    .push_bind(records.user)
-                    .push_bind(records.creator)
-                    .push_bind(records.engine_type)
-                    .push_bind(records.labels)
-                    .push_bind(records.engine_application_name)
-                    .push_bind(records.engine_instance)
-                    .push_bind(records.em_application_name)
-                    .push_bind(records.em_instance)
-                    .push_bind(records.resource_type)
-                    .push_bind(records.resource)
-                    .push_bind(records.actor);
-                sql.push(
-                    r#") AS r (action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
-                        em_application_name, em_instance, resource_type, resource, actor)"#,
-                );
-            }
-            if recorded > 0 && granted > 0 {
-                sql.push(" UNION ALL ");
-            }
-            if granted > 0 {
-                sql.push("SELECT ").push_bind(Action::Granted.as_str()).push(
-                    r#", ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance,
-                        resource_type, user_locked_resource, principal, locked_time FROM granted"#,
-                );
+            let mut separator = "";
+            for part in [Some(before), None, Some(behind)] {
+                let is_empty = part.as_ref().map_or(granted, |records| records.resource.len()) == 0;
+                if is_empty {
+                    continue;
+                }
+                sql.push(separator);
+                separator = " UNION ALL ";
+                match part {
+                    Some(records) => push_records(sql, records, now),
+                    None => push_granted(sql),
+                }
             }
             sql.push(" RETURNING 1");
         });
@@ -262,6 +245,40 @@ impl Statement {
         }
         Ok(others_wait)
     }
+}
+
+fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Columns<'_>, now: OffsetDateTime) {
+    sql.push(
+        r#"SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name, engine_instance,
+            em_application_name, em_instance, resource_type, resource::jsonb, actor, "#,
+    );
+    sql.push_bind(now).push(" FROM unnest(");
+    sql.separated(", ")
+        .push_bind(records.action)
+        .push_bind(records.ticket_id)
+        .push_bind(records.user)
+        .push_bind(records.creator)
+        .push_bind(records.engine_type)
+        .push_bind(records.labels)
+        .push_bind(records.engine_application_name)
+        .push_bind(records.engine_instance)
+        .push_bind(records.em_application_name)
+        .push_bind(records.em_instance)
+        .push_bind(records.resource_type)
+        .push_bind(records.resource)
+        .push_bind(records.actor);
+    sql.push(
+        r#") AS r (action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
+            em_application_name, em_instance, resource_type, resource, actor)"#,
+    );
+}
+
+/// Of the part that grants.
+fn push_granted(sql: &mut QueryBuilder<Postgres>) {
+    sql.push("SELECT ").push_bind(Action::Granted.as_str()).push(
+        r#", ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance, resource_type,
+            user_locked_resource, principal, locked_time FROM granted"#,
+    );
 }
 
 /// The columns of tickets whose engine has reported in.

@@ -407,3 +407,42 @@ async fn many_held_keys_stall_nobody_else() {
     waiting.join_all().await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 400);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_granted_before_its_em_went_in_the_same_batch_stands_before_it_in_the_history() {
+    let (database, rm) = start().await;
+    let held = em("held");
+    for _ in 0..50 {
+        rm.client.register(registration(held.clone(), load(10, 10, 10))).await.unwrap();
+        let mut holder = hold_em(&database).await;
+        let (client, ask) = (rm.client.clone(), request(&held, "hadoop", load(1, 1, 1)));
+        let asking = tokio::spawn(async move { client.request_resource(&ask).await });
+        // Until it is set aside; if that takes longer, the next try may do.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let (client, gone) = (rm.client.clone(), held.clone());
+        let going = tokio::spawn(async move { client.unregister(&gone).await });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        let granted = asking.await.unwrap();
+        going.await.unwrap().unwrap();
+        let is_gone = "SELECT count(*) FROM linkis_em_resource_meta_data";
+        eventually("it is gone", Duration::from_secs(10), || async { database.count(is_gone).await == 0 }).await;
+        let Ok(ResultResource::Available(grant)) = granted else { continue };
+        let order: Option<bool> = sqlx::query_scalar(
+            "SELECT granted.id < gone.id
+            FROM linkis_resource_action_record granted JOIN linkis_resource_action_record gone
+                ON gone.ticket_id IS NULL AND gone.action = 'unregistered' AND gone.action_time = granted.action_time
+            WHERE granted.action = 'granted' AND granted.ticket_id = $1",
+        )
+        .bind(grant.ticket_id)
+        .fetch_optional(&database.pool)
+        .await
+        .unwrap();
+        // Otherwise in two batches.
+        if let Some(in_order) = order {
+            assert!(in_order);
+            return;
+        }
+    }
+    panic!("they never shared a batch");
+}

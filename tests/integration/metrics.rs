@@ -239,7 +239,8 @@ async fn an_instance_that_stops_says_so_until_it_has_finished() {
     sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
     call.await.unwrap().granted();
     stopping.await.unwrap();
-    assert!(TcpStream::connect(http).await.is_err(), "it serves nothing any more");
+    let is_over = async || TcpStream::connect(http).await.is_err();
+    eventually("it serves nothing any more", Duration::from_secs(5), is_over).await;
 }
 
 /// More than are served at once connect and say nothing: they are soon rid of.
