@@ -12,21 +12,12 @@ use sqlx::{
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPool},
 };
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{StoreError, pool_options};
 
-/// How many operators' calls read at once: as many processes of the database work for them beside the one that commits.
-const CONNECTIONS_MAX: u32 = 2;
-
-/// After a call, its turn rests so many times as long as it took, and no longer than that: however many list without end, most of the
-/// time is others'.
-const REST_TIMES: u32 = 3;
-const REST_MAX: Duration = Duration::from_millis(300);
+/// How many operators' calls read at once.
+const CONNECTIONS_MAX: u32 = 4;
 
 /// How many more may wait for that.
 const WAITING_MAX: usize = 32;
@@ -46,21 +37,8 @@ pub struct Operators {
 #[derive(Debug)]
 pub struct OperatorConnection {
     connection: PoolConnection<Postgres>,
-    begun: Instant,
-    turn: Option<OwnedSemaphorePermit>,
+    _turn: OwnedSemaphorePermit,
     _admitted: OwnedSemaphorePermit,
-}
-
-impl Drop for OperatorConnection {
-    fn drop(&mut self) {
-        let (turn, rest) = (self.turn.take(), (self.begun.elapsed() * REST_TIMES).min(REST_MAX));
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(async move {
-                tokio::time::sleep(rest).await;
-                drop(turn);
-            });
-        }
-    }
 }
 
 impl Operators {
@@ -90,7 +68,7 @@ impl Operators {
         let turn = tokio::time::timeout(WAIT_MAX, self.turns.clone().acquire_owned()).await;
         let turn = turn.map_err(|_| StoreError::OperatorsBusy)?.map_err(|_| sqlx::Error::PoolClosed)?;
         let connection = self.pool.acquire().await?;
-        Ok(OperatorConnection { connection, begun: Instant::now(), turn: Some(turn), _admitted: admitted })
+        Ok(OperatorConnection { connection, _turn: turn, _admitted: admitted })
     }
 
     pub(super) async fn close(&self) {
