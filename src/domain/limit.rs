@@ -2,9 +2,8 @@
 //!
 //! A rule names a set of labels, each with a value or "each", and caps the dimensions that it names. Of the rules with the same
 //! label set, the most specific one that matches a request and names a dimension decides there; rules with different label sets all
-//! apply. A counter is kept
-//! for every scope of every label set that some rule has, whatever its rules say, so that a change of a rule can never
-//! unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
+//! apply. A counter is kept for every scope of every label set that some rule has, whatever its rules say, so that a change of a rule
+//! can never unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

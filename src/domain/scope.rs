@@ -75,7 +75,6 @@ impl Scope {
     }
 }
 
-/// For people: not to be taken apart again.
 /// A counter: a scope, as one label set counts it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Counter {
@@ -85,6 +84,7 @@ pub struct Counter {
     pub scope: Scope,
 }
 
+/// For people: not to be taken apart again.
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (key, value)) in self.0.iter().enumerate() {

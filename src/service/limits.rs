@@ -113,7 +113,7 @@ impl LimitService {
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
     pub async fn set(&self, by: &Principal, rule: Rule, deadline: Instant) -> Result<Set, Error> {
-        self.change(by, deadline, &Change::Set(vec![rule.clone()])).await?;
+        self.change(by, deadline, &Change::Set(rule.clone())).await?;
         // Whatever happens now, the rule is set: no error may claim that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
         told.unwrap_or(Ok(Set::Counting)).map_err(|error| {
@@ -258,8 +258,8 @@ pub async fn recount(session: &mut Session, deadline: Instant) -> Result<(), Err
 enum Change {
     /// How is counted: by this release.
     Recount,
-    /// Rules are new, or have other maxima.
-    Set(Vec<Rule>),
+    /// A rule is new, or has another maximum.
+    Set(Rule),
     /// The rule of this pattern goes.
     Delete(Pattern),
     /// These are all the rules.
@@ -285,7 +285,7 @@ impl Change {
     async fn make(&self, connection: &mut PgConnection, by: &Principal) -> Result<Made, StoreError> {
         let lines = match self {
             Self::Recount => vec![],
-            Self::Set(rules) => set(connection, rules, by).await?,
+            Self::Set(rule) => set(connection, slice::from_ref(rule), by).await?,
             Self::Delete(pattern) => delete(connection, slice::from_ref(pattern)).await?,
             Self::Replace(rules) => {
                 let before = limit::rules(&mut *connection).await?;
