@@ -12,17 +12,29 @@ use sqlx::{
     pool::PoolConnection,
     postgres::{PgConnectOptions, PgPool},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use super::{StoreError, pool_options};
 
-/// How many operators' calls read at once.
+/// How many operators' calls have a connection at once.
 const CONNECTIONS_MAX: u32 = 4;
 
-/// How many more may wait for that.
+/// How many of those read at once: as many processes of the database work for them beside those that commit.
+const READING_MAX: usize = 2;
+
+/// After a call has read, its turn to read rests so many times as long as that took, and no longer than that: however many list without
+/// end, most of the time is others'.
+const REST_TIMES: u32 = 7;
+const REST_MAX: Duration = Duration::from_millis(300);
+
+/// How many more may wait for a connection.
 const WAITING_MAX: usize = 32;
 
-/// For how long they do.
+/// For how long they do, and then for their turn to read.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// The connections, and who may wait for them; clones share them.
@@ -30,15 +42,30 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 pub struct Operators {
     pool: PgPool,
     admitted: Arc<Semaphore>,
-    turns: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+    reading: Arc<Semaphore>,
 }
 
-/// A connection for one operator's call.
+/// A connection for one operator's call, whose turn it is to read.
 #[derive(Debug)]
 pub struct OperatorConnection {
     connection: PoolConnection<Postgres>,
-    _turn: OwnedSemaphorePermit,
+    _connections: OwnedSemaphorePermit,
     _admitted: OwnedSemaphorePermit,
+    reading: Option<OwnedSemaphorePermit>,
+    begun: Instant,
+}
+
+impl Drop for OperatorConnection {
+    fn drop(&mut self) {
+        let (reading, rest) = (self.reading.take(), (self.begun.elapsed() * REST_TIMES).min(REST_MAX));
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                tokio::time::sleep(rest).await;
+                drop(reading);
+            });
+        }
+    }
 }
 
 impl Operators {
@@ -46,7 +73,8 @@ impl Operators {
         Self {
             pool: pool_options(CONNECTIONS_MAX).connect_lazy_with(options.clone()),
             admitted: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize + WAITING_MAX)),
-            turns: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)),
+            connections: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)),
+            reading: Arc::new(Semaphore::new(READING_MAX)),
         }
     }
 
@@ -61,14 +89,21 @@ impl Operators {
     /// A connection, when it is the caller's turn.
     ///
     /// # Errors
-    /// [`StoreError::OperatorsBusy`] if too many wait, or its turn does not come within two seconds; those of the database.
+    /// [`StoreError::OperatorsBusy`] if too many wait, or its turn does not come in time; those of the database.
     pub async fn acquire(&self) -> Result<OperatorConnection, StoreError> {
         let admitted = self.admit()?;
         // Apart from the pool's own wait, which would not tell a busy database from one that is away.
-        let turn = tokio::time::timeout(WAIT_MAX, self.turns.clone().acquire_owned()).await;
-        let turn = turn.map_err(|_| StoreError::OperatorsBusy)?.map_err(|_| sqlx::Error::PoolClosed)?;
+        let connections = turn(&self.connections).await?;
         let connection = self.pool.acquire().await?;
-        Ok(OperatorConnection { connection, _turn: turn, _admitted: admitted })
+        // Afterwards, so that a connection that was lost without a word keeps no others from reading.
+        let reading = Some(turn(&self.reading).await?);
+        Ok(OperatorConnection {
+            connection,
+            _connections: connections,
+            _admitted: admitted,
+            reading,
+            begun: Instant::now(),
+        })
     }
 
     pub(super) async fn close(&self) {
@@ -88,4 +123,10 @@ impl DerefMut for OperatorConnection {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.connection
     }
+}
+
+/// One of so many, when there is one.
+async fn turn(turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, StoreError> {
+    let turn = tokio::time::timeout(WAIT_MAX, turns.clone().acquire_owned()).await;
+    Ok(turn.map_err(|_| StoreError::OperatorsBusy)?.map_err(|_| sqlx::Error::PoolClosed)?)
 }

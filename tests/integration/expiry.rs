@@ -148,3 +148,24 @@ async fn overdue_tickets_on_a_held_em_do_not_keep_others_from_expiring() {
     let grant = rm.client.request_resource(&short(Duration::from_millis(2500))).await.granted();
     eventually("it expires", Duration::from_secs(15), || async { !lives(&rm.client, grant.ticket_id).await }).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_overdue_for_long_when_it_is_committed_expires_too() {
+    let (database, rm) = start().await;
+    register(&rm.client).await;
+    let ticket = rm.client.request_resource(&short(Duration::from_secs(600))).await.granted().ticket_id;
+    // Long enough for rounds that look back no further than some seconds.
+    eventually("several rounds pass", Duration::from_secs(20), || async {
+        database
+            .count("SELECT count(*) FROM linkis_user_resource_meta_data WHERE now() > locked_time + interval '2 s'")
+            .await
+            == 1
+    })
+    .await;
+    sqlx::raw_sql("UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 hour'")
+        .execute(&database.pool)
+        .await
+        .unwrap();
+    eventually("it expires", Duration::from_secs(20), || async { !lives(&rm.client, ticket).await }).await;
+    assert_invariants(&database, &rm.client).await;
+}

@@ -42,6 +42,14 @@ const AHEAD: time::Duration = time::Duration::seconds(2);
 /// By how much a ticket is overdue before an instance takes it that does not hold the lease.
 const OVERDUE: time::Duration = time::Duration::milliseconds(400);
 
+/// Most rounds look back no further than this: what went before leaves dead entries at the front of the index, which the database may
+/// keep for very long.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// How often a round looks at all that is overdue nevertheless: for what could not go in time, or was committed late. While there is any
+/// such, each round does.
+const WHOLE_PERIOD: Duration = Duration::from_secs(10);
+
 /// How many tickets one sweep reads.
 const PAGE: i64 = 2000;
 
@@ -85,12 +93,16 @@ pub struct Sweep {
     after: Option<DueKey>,
     /// When the round through all that falls due began.
     begun: Instant,
+    /// Whether it looks at all that is overdue, and when the next one has to.
+    is_whole: bool,
+    next_whole: Instant,
 }
 
 impl Sweep {
     /// Hands what it finds to `timers`.
     pub fn new(timers: mpsc::Sender<Due>, turned_down: TurnedDown, holder: Holder) -> Self {
-        Self { timers, turned_down, holder, after: None, begun: Instant::now() }
+        let begun = Instant::now();
+        Self { timers, turned_down, holder, after: None, begun, is_whole: true, next_whole: begun }
     }
 }
 
@@ -101,10 +113,18 @@ impl Task for Sweep {
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         if self.after.is_none() {
             self.begun = Instant::now();
+            self.is_whole = self.begun >= self.next_whole;
+            if self.is_whole {
+                self.next_whole = self.begun + WHOLE_PERIOD;
+            }
         }
+        let since = if self.is_whole { None } else { Some(RECENT) };
         let ahead = if self.holder.holds() { AHEAD } else { -OVERDUE };
-        let page = answered(user_resource::due(session.get().await?, ahead, self.after, PAGE)).await;
-        let mut page = page.inspect_err(|_| self.after = None)?;
+        let page = answered(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
+        let mut page = page.inspect_err(|_| (self.after, self.next_whole) = (None, self.begun))?;
+        if page.first().is_some_and(|due| due.late > RECENT) {
+            self.next_whole = self.begun;
+        }
         let is_full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         self.after = page.last().and_then(|due| due.key).filter(|_| is_full);
         // Of a mass of deadlines, a batch is to concern few EMs: what is written of each costs more than what is written of a ticket.

@@ -1,6 +1,6 @@
 //! Carries batches out, whatever happens to their transactions, and answers the callers.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -315,7 +315,7 @@ impl Teller {
     fn granted(&self, by: &Principal, request: &Request, grant: &Grant) -> Option<Undo> {
         let ticket = grant.released(request.ask.user.clone());
         if request.ask.lock_ttl <= expiry::HORIZON {
-            let due = Due { key: None, within: request.ask.lock_ttl, ticket: ticket.clone() };
+            let due = Due { key: None, within: request.ask.lock_ttl, late: Duration::ZERO, ticket: ticket.clone() };
             // Of too many, the next sweep finds the rest; without a listener, another instance's does.
             let _ = self.after_commit.expiring_soon.try_send(due);
         }
