@@ -58,7 +58,8 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     // The ECM offers its host. What is protected stays for the host itself.
     let total = Resource::load_instance(16 * GIB, 8, 4)?;
     let protected = Resource::load_instance(2 * GIB, 1, 0)?;
-    let registration = Register { em: em.clone(), total, protected, labels: Labels::default() };
+    let registration =
+        Register { em: em.clone(), total, protected, labels: Labels::default(), reserved: Labels::default() };
     let registered = client.register(registration).await?;
     step("registered", &em.to_string());
     step("", &fullness(&registered)?);

@@ -21,6 +21,7 @@ use crate::{
         refusal::Refusal,
         report::{EmStatus, Report},
         resource::Resource,
+        selector::{Preference, Selector},
         ticket::Ticket,
     },
     service::{audit::Repaired, heartbeat::UnknownTicket, limits::ScopeUsage},
@@ -60,8 +61,10 @@ pub struct ResourceRequest {
     pub engine_type: String,
     /// How much.
     pub resource: Resource,
-    /// Kept with the ticket.
+    /// Kept with the ticket; those of the selector count the same, and need not stand here.
     pub labels: Labels,
+    /// Which EMs will do, and which it would rather have.
+    pub selector: Selector,
     /// How long to wait in line if there is not enough now; zero is not at all.
     pub wait_timeout: Duration,
     /// How long the grant stays locked; `None` for the server's default.
@@ -80,6 +83,7 @@ impl ResourceRequest {
             engine_type: String::new(),
             resource,
             labels: Labels::default(),
+            selector: Selector::default(),
             wait_timeout: Duration::ZERO,
             lock_ttl: None,
             request_id: None,
@@ -195,6 +199,7 @@ impl RmClient {
             total: Some(resource::message(registration.total.parts())),
             protected: Some(resource::message(registration.protected.parts())),
             labels: registration.labels.as_map().clone(),
+            reserved_labels: registration.reserved.as_map().clone(),
         };
         let answer = self.manager.clone().register(self.call(message)).await?.into_inner();
         Ok(answer::read_em(answer.em.unwrap_or_default())?)
@@ -219,6 +224,12 @@ impl RmClient {
     async fn ask(&self, request: &ResourceRequest, dry_run: bool) -> Result<ResultResource> {
         let lock_ttl = request.lock_ttl.map(|ttl| duration("lock_ttl", ttl)).transpose()?;
         let wait_timeout = duration("wait_timeout", request.wait_timeout)?;
+        let selector = &request.selector;
+        let preference = |preference: &Preference| proto::PreferredLabel {
+            key: preference.key.clone(),
+            value: preference.value.clone(),
+            weight: i32::try_from(preference.weight).unwrap_or(i32::MAX),
+        };
         let message = proto::RequestResourceRequest {
             em: request.em.as_ref().map(answer::em_message),
             user: request.user.to_string(),
@@ -230,6 +241,10 @@ impl RmClient {
             lock_ttl,
             request_id: request.request_id.clone().unwrap_or_default(),
             dry_run,
+            em_application_name: selector.application_name.as_ref().map(ToString::to_string).unwrap_or_default(),
+            required_labels: selector.required.as_map().clone(),
+            preferred_labels: selector.preferred.iter().map(preference).collect(),
+            placement: selector.placement.map_or(proto::Placement::Unspecified, request::placement_message).into(),
         };
         let mut call = self.call(message);
         call.set_timeout(self.timeout.saturating_add(request.wait_timeout));

@@ -84,6 +84,7 @@ impl From<StoreError> for Error {
         match error {
             StoreError::TooOld { .. } => Self::Outdated(Arc::new(error)),
             StoreError::OperatorsBusy => Self::Overloaded,
+            StoreError::TooManyLabelSets { most } => Rejection::TooManyLabelSets { most }.into(),
             error if error.is_unavailable() => Self::Unavailable(Arc::new(error)),
             error => Self::defect(error),
         }

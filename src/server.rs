@@ -283,7 +283,7 @@ fn assemble(
     };
     let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
     let committer = committer.map_err(ServerError::Thread)?;
-    let judge = Judge::start(store, seen, options.patience.silent_after, tasks);
+    let judge = Judge::start(store, seen.clone(), options.patience.silent_after, tasks);
     let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
     let turned_down = expiry::TurnedDown::default();
     tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
@@ -302,7 +302,7 @@ fn assemble(
     tasks.spawn(waiting::listen(line.clone(), judge.clone()));
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);
-    let heartbeat = HeartbeatService::start(store, committer.clone(), options.patience, tasks);
+    let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
     let manager = ResourceManager::new(committer, request_resource, heartbeat, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());

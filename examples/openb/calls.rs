@@ -9,10 +9,11 @@ use linkis_rm::{
     client::{ClientError, ResourceRequest, ResultResource, RmClient},
     domain::{
         em::EmInstance,
-        name::{FieldError, Labels, Name},
+        name::{FieldError, Name},
         operation::Grant,
         refusal::Refusal,
         resource::ResourceError,
+        selector::{Placement, Selector},
         ticket::EngineInstance,
     },
 };
@@ -76,13 +77,20 @@ pub fn em_instance(node: &Node) -> Result<EmInstance, FieldError> {
 }
 
 impl Engine {
-    /// Asks on `em`, or wherever the service chooses among the EMs with the same `labels`. `replay` tells this replay's requests from those of earlier ones, which the service remembers for days.
-    pub fn new(replay: Uuid, task: &Task, em: Option<EmInstance>, labels: Labels) -> Result<Self, CallError> {
+    /// Asks on `em`, or wherever the service chooses among the nodes, by `placement` if it is told. `replay` tells this replay's requests
+    /// from those of earlier ones, which the service remembers for days.
+    pub fn new(
+        replay: Uuid,
+        task: &Task,
+        em: Option<EmInstance>,
+        placement: Option<Placement>,
+    ) -> Result<Self, CallError> {
+        let application_name = em.is_none().then(|| Name::parse("em", APPLICATION)).transpose()?;
         let (user, creator) = (Name::parse("user", &task.user())?, Name::parse("creator", APPLICATION)?);
         let request = ResourceRequest {
             engine_type: task.qos.clone(),
             lock_ttl: Some(LOCK_TTL),
-            labels,
+            selector: Selector { application_name, placement, ..Selector::default() },
             request_id: Some(format!("{replay}/{}", task.name)),
             ..ResourceRequest::new(em, user, creator, task.need().to_resource()?)
         };

@@ -47,7 +47,7 @@ use std::{
 
 use clap::Parser;
 use indicatif::HumanCount;
-use linkis_rm::client::RmClient;
+use linkis_rm::{client::RmClient, domain::selector::Placement};
 
 use plan::{Answers, Plan};
 use progress::Progress;
@@ -75,6 +75,9 @@ struct Arguments {
     /// Name no node, and let the service choose.
     #[arg(long)]
     choose: bool,
+    /// With --choose: fill one node after the other, instead of all evenly.
+    #[arg(long, requires = "choose")]
+    pack: bool,
     /// Let no user hold more than three quarters of what the hungriest one would.
     #[arg(long)]
     user_limits: bool,
@@ -148,7 +151,8 @@ fn terms(trace: &Trace, arguments: &Arguments) -> Result<Terms, TraceError> {
     }
     let limit = arguments.user_limits.then(|| user_limit::amounts(trace));
     let in_order = (arguments.choose || arguments.user_limits) && !arguments.overtake;
-    Ok(Terms { choose: arguments.choose, limit, in_order })
+    let placement = arguments.pack.then_some(Placement::Pack);
+    Ok(Terms { choose: arguments.choose, placement, limit, in_order })
 }
 
 fn describe(trace: &Trace, plan: &Plan, terms: Terms) {
@@ -195,7 +199,7 @@ async fn replay(
 ) -> Result<Tally, Box<dyn Error>> {
     let in_flight = arguments.in_flight.get();
     let started = Instant::now();
-    nodes::register(client, &trace.nodes, terms.choose, in_flight).await?;
+    nodes::register(client, &trace.nodes, in_flight).await?;
     if let Some(limit) = terms.limit {
         user_limit::set(client, limit).await?;
     }

@@ -34,25 +34,19 @@ pub async fn registered<'a>(
     Ok(trace.nodes.iter().filter(|node| names.contains(node.name.as_str())).collect())
 }
 
-/// What a node says of itself. If the service is to choose, that is which cluster it belongs to and nothing else: it chooses among
-/// those that say the same as the request, and the tasks of the trace take any model.
-pub fn labels(node: Option<&Node>, choose: bool) -> Result<Labels, CallError> {
-    let label = match (choose, node) {
-        (true, _) => Some(("cluster", APPLICATION)),
-        (false, Some(node)) => Some(("gpu_model", node.model.as_str())).filter(|(_, model)| !model.is_empty()),
-        (false, None) => None,
-    };
-    let label = label.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    Ok(Labels::parse("labels", label.into_iter().collect())?)
+/// What a node says of itself: the tasks of the trace take any model, so it keeps none of them out.
+fn labels(node: &Node) -> Result<Labels, CallError> {
+    let model = Some(("gpu_model".to_owned(), node.model.clone())).filter(|(_, model)| !model.is_empty());
+    Ok(Labels::parse("labels", model.into_iter().collect())?)
 }
 
 /// Registers all of them, so many at once.
-pub async fn register(client: &RmClient, nodes: &[Node], choose: bool, in_flight: usize) -> Result<(), CallError> {
+pub async fn register(client: &RmClient, nodes: &[Node], in_flight: usize) -> Result<(), CallError> {
     let mut calls = JoinSet::new();
     for node in nodes {
         let (client, total) = (client.clone(), node.total().to_resource()?);
-        let labels = labels(Some(node), choose)?;
-        let registration = Register { em: em_instance(node)?, protected: total.zero_like(), total, labels };
+        let (labels, reserved) = (labels(node)?, Labels::default());
+        let registration = Register { em: em_instance(node)?, protected: total.zero_like(), total, labels, reserved };
         if calls.len() == in_flight {
             joined(&mut calls).await?;
         }

@@ -15,7 +15,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use linkis_rm::{
     client::RmClient,
-    domain::{em::EmInstance, refusal::Refusal},
+    domain::{em::EmInstance, refusal::Refusal, selector::Placement},
 };
 use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,6 @@ use super::{
     check::{self, Checked},
     explain,
     model::Model,
-    nodes,
     plan::{Action, Plan, Step},
     progress::Progress,
     report::Tally,
@@ -47,6 +46,8 @@ pub struct Pace {
 pub struct Terms {
     /// The service chooses the nodes, instead of the plan.
     pub choose: bool,
+    /// Whether it is to spread or to pack; `None` as its policy says.
+    pub placement: Option<Placement>,
     /// How much each user may hold; `None` for no limit.
     pub limit: Option<Amounts>,
     /// Requests are made alone, in the order of the trace, so that every answer can be compared with what is held.
@@ -102,11 +103,10 @@ pub async fn run(
     progress: &Progress,
 ) -> Result<Tally, CallError> {
     let replay_id = Uuid::new_v4();
-    let labels = nodes::labels(None, terms.choose)?;
     let ems: Vec<_> = trace.nodes.iter().map(em_instance).collect::<Result<_, _>>()?;
     let engines = trace.tasks.iter().zip(&plan.places).map(|(task, place)| {
         let em = (!terms.choose).then(|| ems[place.node].clone());
-        Engine::new(replay_id, task, em, labels.clone()).map(Arc::new)
+        Engine::new(replay_id, task, em, terms.placement).map(Arc::new)
     });
     let replay = Replay {
         client,

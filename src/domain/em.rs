@@ -1,6 +1,6 @@
 //! EMs: what a host provides, what lives on it, and whether it can answer for a request.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -57,6 +57,8 @@ pub struct Em {
     pub used_tickets: TicketDigest,
     /// What it said of itself when it registered.
     pub labels: Labels,
+    /// Labels, besides, that it is reserved for: only requests that carry all of them come in.
+    pub reserved: Labels,
     /// Which registration: it grows with each, but does not count them.
     pub epoch: i64,
     /// When it registered last, by the database's clock.
@@ -114,6 +116,21 @@ impl Em {
     /// Whether it can be used: it does not go, or has registered again since it went.
     pub fn is_registered(&self) -> bool {
         self.going.is_none_or(|going| going.epoch < self.epoch)
+    }
+
+    /// Its labels, with those that it is reserved for.
+    pub fn all_labels(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.labels.as_map().iter().chain(self.reserved.as_map())
+    }
+
+    /// The value of one of them.
+    pub fn label(&self, key: &str) -> Option<&String> {
+        self.labels.as_map().get(key).or_else(|| self.reserved.as_map().get(key))
+    }
+
+    /// Whether it lets requests in that carry these labels.
+    pub fn admits(&self, carried: &BTreeMap<String, String>) -> bool {
+        self.reserved.as_map().iter().all(|(key, value)| carried.get(key) == Some(value))
     }
 
     /// The type in which its amounts are counted.

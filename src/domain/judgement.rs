@@ -1,10 +1,10 @@
 //! Whether a request can be granted: by its EM and by every limited scope, behind those who stand in line before it.
 
 use super::{
-    em::{Em, EmInstance},
+    em::Em,
     limit::{LimitedScope, Limits},
     line::{Line, QueuePosition, Spot, Spots},
-    operation::{Ask, Rejection},
+    operation::{Ask, Rejection, Request},
     refusal::{Refusal, ScopeShortage},
     resource::Resource,
     scope::{Counter, Usage},
@@ -59,6 +59,27 @@ pub fn judge<'a>(
     }
 }
 
+/// Whether a request may go to an EM at all, whatever there is room for: by the labels of both, and the policy of its kind.
+///
+/// # Errors
+/// [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`].
+pub fn admit(em: &Em, limits: &Limits, ask: &Ask) -> Result<(), Rejection> {
+    let instance = || em.instance.clone();
+    let policy = limits.policies().get(&em.instance.application_name);
+    if let Some(key) = policy.and_then(|policy| policy.lacking(|key| ask.carries(key))) {
+        return Err(Rejection::LabelMissing { em: instance(), key: key.to_owned() });
+    }
+    let required = ask.selector.required.as_map().iter();
+    if let Some((key, value)) = required.into_iter().find(|(key, value)| em.label(key) != Some(*value)) {
+        return Err(Rejection::LabelRequired { em: instance(), key: key.clone(), value: value.clone() });
+    }
+    let reserved = em.reserved.as_map().iter();
+    if let Some((key, value)) = reserved.into_iter().find(|(key, value)| !ask.has(key, value)) {
+        return Err(Rejection::EmReserved { em: instance(), key: key.clone(), value: value.clone() });
+    }
+    Ok(())
+}
+
 /// Whether [`judge`] would grant the request to one who has no position in line, without saying why not.
 pub fn fits<'a>(
     em: &Em,
@@ -79,8 +100,13 @@ pub fn fits<'a>(
     })
 }
 
-/// Everywhere where a request is judged on `em`.
-pub fn spots(em: &EmInstance, limits: &Limits, ask: &Ask) -> impl Iterator<Item = Spot> + use<> {
-    let limited = limits.scopes(&ask.ticket_labels(em)).into_iter().filter(LimitedScope::is_limited);
-    [Spot::Em(em.clone())].into_iter().chain(limited.map(|limited| Spot::Scope(limited.counter.scope)))
+/// Everywhere where a request is judged.
+pub fn spots(request: &Request, limits: &Limits) -> impl Iterator<Item = Spot> + use<> {
+    let scopes = request.scopes(limits);
+    let limited: Vec<Spot> = scopes
+        .iter()
+        .filter(|limited| limited.is_limited())
+        .map(|limited| Spot::Scope(limited.scope().clone()))
+        .collect();
+    [Spot::Em(request.em.clone())].into_iter().chain(limited)
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     em::{Counted, Em, EmInstance},
-    judgement::{fits, judge},
+    judgement::{admit, fits, judge},
     limit::{LimitedScope, Limits},
     line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
     name::Name,
@@ -225,6 +225,13 @@ struct EmSlot {
     counted: bool,
 }
 
+impl EmSlot {
+    /// Whether its row is written, or made.
+    fn is_written(&self) -> bool {
+        self.registered || self.resized || self.stepped || self.counted || self.stored_version.is_none()
+    }
+}
+
 #[derive(Debug, Default)]
 struct ScopeSlot {
     usage: Usage,
@@ -285,7 +292,10 @@ impl Ledger {
         let mut gone = Vec::new();
         for (instance, slot) in self.ems {
             match &slot.current {
-                Some(em) if em.is_registered() => ems.push(em.clone()),
+                // With the version that its row then has.
+                Some(em) if em.is_registered() => {
+                    ems.push(Em { version: em.version + i64::from(slot.is_written()), ..em.clone() });
+                }
                 _ if slot.stored_version.is_some() => gone.push(instance.clone()),
                 _ => {}
             }
@@ -330,6 +340,7 @@ impl Ledger {
                 locked: op.total.zero_like(),
                 used_tickets: TicketDigest::default(),
                 labels: op.labels.clone(),
+                reserved: op.reserved.clone(),
                 epoch: 0,
                 register_time: self.now,
                 version: slot.stored_version.unwrap_or(0),
@@ -354,6 +365,7 @@ impl Ledger {
         em.total = op.total.clone();
         em.protected = op.protected.clone();
         em.labels = op.labels.clone();
+        em.reserved = op.reserved.clone();
         // From the clock, so that it also grows over an unregistration, which leaves nothing to count on from.
         let micros = i64::try_from(self.now.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
         em.epoch = micros.max(em.epoch.saturating_add(1));
@@ -381,7 +393,10 @@ impl Ledger {
         let position = self.position(op)?;
         let em = registered_em(&mut self.ems, &op.em)?;
         let (epoch, in_counters) = (em.current.epoch, em.current.counted);
-        let scopes = counters(&self.limits, in_counters, op.ask.ticket_id, &op.ask.ticket_labels(&op.em));
+        admit(em.current, &self.limits, &op.ask)?;
+        let all = op.scopes(&self.limits);
+        let counts = |limited: &&LimitedScope| in_counters.counts(limited.counter.label_set_id, op.ask.ticket_id);
+        let scopes: Vec<LimitedScope> = all.iter().filter(counts).cloned().collect();
         let usage = |counter: &Counter| self.scopes.get(counter).map(|slot| &slot.usage);
         let judged = judge(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
         debug_assert!(

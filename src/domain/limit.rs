@@ -23,6 +23,9 @@ use super::{
 /// How many labels a limit may name.
 pub const LABELS_MAX: usize = 8;
 
+/// How many sets of labels may have limits: every ticket counts in a scope of each.
+pub const LABEL_SETS_MAX: usize = 32;
+
 /// How many dimensions a limit may name.
 pub const DIMENSIONS_MAX: usize = 64;
 

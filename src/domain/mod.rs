@@ -15,7 +15,7 @@
 //! - [`action`]: the history of what was done;
 //! - [`audit`]: what is stored against what the tickets say;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
-//! - [`placement`]: proposes an EM;
+//! - [`selector`], [`placement`]: which EMs a request may go to, and which is proposed;
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 pub mod action;
@@ -34,5 +34,6 @@ pub mod refusal;
 pub mod report;
 pub mod resource;
 pub mod scope;
+pub mod selector;
 pub mod ticket;
 pub mod ticket_digest;

@@ -1,19 +1,24 @@
 //! What can be asked of the ledger, which resource locks each operation takes, and how the ledger can answer.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use super::{
     em::{Em, EmInstance},
+    limit::{LimitedScope, Limits},
     line::{QueuePosition, Spots},
     name::{Labels, Name},
     principal::Principal,
     refusal::Refusal,
     report::{LastSign, ReportNumber},
     resource::{Resource, ResourceError, ResourceType},
-    scope::TicketLabels,
+    scope::{CREATOR, ENGINE_TYPE, TicketLabels, USER},
+    selector::Selector,
     ticket::{EndedTicket, EngineInstance, Ticket},
 };
 
@@ -59,6 +64,8 @@ pub struct Register {
     pub protected: Resource,
     /// What it says of itself.
     pub labels: Labels,
+    /// Labels, besides, that it is reserved for; none of them is among `labels`.
+    pub reserved: Labels,
 }
 
 /// Resources are asked for on an EM.
@@ -70,6 +77,45 @@ pub struct Request {
     pub ask: Ask,
     /// How it waits in line if it does not fit; `None` to be refused then.
     pub wait: Option<Wait>,
+    /// The counters that it would belong to.
+    pub scopes: RequestScopes,
+}
+
+impl Request {
+    /// The counters that it would belong to, in the order in which they are checked.
+    pub fn scopes(&self, limits: &Limits) -> Arc<[LimitedScope]> {
+        self.scopes.get(limits, &self.em, || limits.scopes(&self.ask.ticket_labels(&self.em)))
+    }
+}
+
+/// The counters that a request would belong to, worked out once: with it they go through all rooms. It is equal to any other, because
+/// it says nothing that the request does not.
+#[derive(Debug, Clone, Default)]
+pub struct RequestScopes(Arc<OnceLock<KnownScopes>>);
+
+#[derive(Debug)]
+struct KnownScopes {
+    limits: Uuid,
+    em: EmInstance,
+    scopes: Arc<[LimitedScope]>,
+}
+
+impl RequestScopes {
+    fn get(&self, limits: &Limits, em: &EmInstance, work_out: impl Fn() -> Vec<LimitedScope>) -> Arc<[LimitedScope]> {
+        let known =
+            self.0.get_or_init(|| KnownScopes { limits: limits.version(), em: em.clone(), scopes: work_out().into() });
+        match known.limits == limits.version() && known.em == *em {
+            true => known.scopes.clone(),
+            // The limits have changed since, or it tries another EM.
+            false => work_out().into(),
+        }
+    }
+}
+
+impl PartialEq for RequestScopes {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 /// How a request waits in line.
@@ -102,8 +148,10 @@ pub struct Ask {
     pub engine_type: String,
     /// How much.
     pub resource: Resource,
-    /// Kept with the ticket.
+    /// Kept with the ticket, and counted: all that it carries, those that select an EM included.
     pub labels: Labels,
+    /// Which EMs it may go to.
+    pub selector: Selector,
     /// How long the grant stays locked.
     pub lock_ttl: Duration,
     /// Makes the request repeatable.
@@ -114,6 +162,20 @@ impl Ask {
     /// The labels that decide in which scopes it counts on `em`.
     pub fn ticket_labels<'a>(&'a self, em: &'a EmInstance) -> TicketLabels<'a> {
         TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels, em)
+    }
+
+    /// Whether it carries a label with some value.
+    pub fn carries(&self, key: &str) -> bool {
+        match key {
+            USER | CREATOR => true,
+            ENGINE_TYPE => !self.engine_type.is_empty(),
+            _ => self.labels.as_map().contains_key(key),
+        }
+    }
+
+    /// Whether it carries a label with this value, other than by a field of its own.
+    pub fn has(&self, key: &str, value: &str) -> bool {
+        self.labels.as_map().get(key).is_some_and(|ours| ours == value)
     }
 }
 
@@ -395,10 +457,12 @@ pub enum Rejection {
     /// There is no such EM.
     #[error("the EM {0} is not registered; register it first, or check its application name and instance")]
     EmNotRegistered(EmInstance),
-    /// No EM serves the labels of a request that leaves the choice to the service.
-    #[error("no registered EM has the labels {0}; register one that has, or leave them out")]
+    /// No EM is what a request requires that leaves the choice to the service.
+    #[error(
+        "there is no EM {0} that lets the request in; register one, require less, or carry the labels that others are reserved for"
+    )]
     NoEmMatches(String),
-    /// EMs serve the labels of a request that leaves the choice to the service, but none of them can be chosen.
+    /// EMs are what a request requires that leaves the choice to the service, but none of them can be chosen.
     #[error(
         "no EM can be chosen: {matching} match the request, but all of them are silent or unhealthy; repair one, or name one to use it \
          all the same"
@@ -429,6 +493,34 @@ pub enum Rejection {
         current: ResourceType,
         /// The type that the registration has.
         wanted: ResourceType,
+    },
+    /// The EM has not what the request requires.
+    #[error("the EM {em} is not labelled {key}={value}, which the request requires; name another EM, or require less")]
+    LabelRequired {
+        /// Which EM.
+        em: EmInstance,
+        /// The label.
+        key: String,
+        /// The value that is required.
+        value: String,
+    },
+    /// The EM is reserved for others.
+    #[error("the EM {em} is reserved for {key}={value}; carry that label, or name another EM")]
+    EmReserved {
+        /// Which EM.
+        em: EmInstance,
+        /// The label.
+        key: String,
+        /// The value that lets in.
+        value: String,
+    },
+    /// The policy of the kind of EM wants a label that the request does not carry.
+    #[error("{key}: has to be given for EMs of {}, by their policy; give it among the labels, or as the field of this name", .em.application_name)]
+    LabelMissing {
+        /// Which EM.
+        em: EmInstance,
+        /// The label.
+        key: String,
     },
     /// The EM does not count something that is asked for.
     #[error("{field}: the EM {em} cannot answer for it; ask only for what the EM registered")]
@@ -482,6 +574,14 @@ pub enum Rejection {
     /// There is no such rule.
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),
+    /// More sets of labels would have limits than every ticket is to be counted by.
+    #[error(
+        "limits are for {most} sets of labels already, which is the most; delete all limits with one of these first"
+    )]
+    TooManyLabelSets {
+        /// How many may have limits.
+        most: usize,
+    },
     /// An amount that cannot be added to the counters.
     #[error("{field}: the sum of what is held would be too large to count")]
     Overflow {
@@ -508,7 +608,14 @@ pub fn ended_at(ended: &EndedTicket) -> String {
 impl Rejection {
     /// Whether it is about the EM that was tried, so that another may do.
     pub fn is_of_em(&self) -> bool {
-        matches!(self, Self::EmNotRegistered(_) | Self::Unanswerable { .. })
+        matches!(
+            self,
+            Self::EmNotRegistered(_)
+                | Self::Unanswerable { .. }
+                | Self::LabelRequired { .. }
+                | Self::EmReserved { .. }
+                | Self::LabelMissing { .. }
+        )
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use super::scope::{CREATOR, USER};
+use super::{
+    scope::{CREATOR, USER},
+    selector::Placement,
+};
 
 /// A kind of limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,9 +40,18 @@ impl Check {
     }
 }
 
-/// The kinds of limits that the tickets on a kind of EM count in, and are judged by.
+/// How many labels a policy may require.
+pub const REQUIRED_MAX: usize = 8;
+
+/// What holds for requests to a kind of EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Policy(BTreeSet<Check>);
+pub struct Policy {
+    /// The kinds of limits that their tickets count in, and are judged by.
+    checks: BTreeSet<Check>,
+    /// The labels that they have to carry: at most [`REQUIRED_MAX`].
+    required_labels: BTreeSet<String>,
+    placement: Placement,
+}
 
 impl Default for Policy {
     /// All limits.
@@ -49,22 +61,43 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// A policy with these checks; none for EMs that no limit is for.
+    /// A policy with these checks, none for EMs that no limit is for; requests need no labels, and are spread.
     pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {
-        Self(checks.into_iter().collect())
+        let checks = checks.into_iter().collect();
+        Self { checks, required_labels: BTreeSet::new(), placement: Placement::default() }
+    }
+
+    /// The same with these labels required, and EMs chosen so.
+    pub fn with(self, required_labels: BTreeSet<String>, placement: Placement) -> Self {
+        Self { required_labels, placement, ..self }
     }
 
     /// Its checks, in order.
     pub fn checks(&self) -> impl Iterator<Item = Check> {
-        self.0.iter().copied()
+        self.checks.iter().copied()
+    }
+
+    /// The labels that requests have to carry.
+    pub fn required_labels(&self) -> &BTreeSet<String> {
+        &self.required_labels
+    }
+
+    /// Which EM is chosen, if the request does not say.
+    pub fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// A label that a request has to carry and does not.
+    pub fn lacking(&self, carries: impl Fn(&str) -> bool) -> Option<&str> {
+        self.required_labels.iter().map(String::as_str).find(|key| !carries(key))
     }
 
     /// Whether limits with these labels apply.
     pub fn applies(&self, label_set: &BTreeSet<String>) -> bool {
-        self.0.contains(&Check::of(label_set))
+        self.checks.contains(&Check::of(label_set))
     }
 
-    /// Reads what [`Policy`] displays. What does not begin with the EM itself was written by somebody who knew no policies: all
+    /// Reads the checks that [`Policy`] displays. What does not begin with the EM itself was written by somebody who knew no policies: all
     /// limits apply.
     pub fn parse(text: &str) -> Self {
         let mut names = text.split(',');

@@ -114,10 +114,37 @@ pub struct EmStatus {
     pub silent: bool,
 }
 
-impl EmStatus {
+/// What choosing needs to know of an EM by its reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Condition {
     /// Whether it may be chosen for a request.
-    pub fn is_available(&self) -> bool {
-        !self.silent && self.health != Some(Health::Unhealthy)
+    pub is_available: bool,
+    /// How busy its host is, as [`Load::tenths`].
+    pub busy: u8,
+}
+
+impl Default for Condition {
+    /// Of one that has never reported: nothing speaks against it, and it counts as idle.
+    fn default() -> Self {
+        Self { is_available: true, busy: 0 }
+    }
+}
+
+impl Condition {
+    /// By a report that has just come.
+    pub fn reported(report: &Report) -> Self {
+        Self::of(Some(report.health), report.load, false)
+    }
+
+    fn of(health: Option<Health>, load: Option<Load>, silent: bool) -> Self {
+        let is_available = !silent && health != Some(Health::Unhealthy);
+        Self { is_available, busy: load.as_ref().map_or(0, Load::tenths) }
+    }
+}
+
+impl From<EmStatus> for Condition {
+    fn from(status: EmStatus) -> Self {
+        Self::of(status.health, status.load, status.silent)
     }
 }
 

@@ -16,25 +16,35 @@ pub const CREATOR: &str = "creator";
 /// The label that a ticket has by its engine's type, if it names one.
 pub const ENGINE_TYPE: &str = "engine_type";
 
-/// All labels of a ticket: those of its own fields, and those that came with the request; and the kind of EM that it is on.
+/// The derived label for what stands before the version in an engine's type: `spark` of `spark-3.2.1`.
+pub const ENGINE_FAMILY: &str = "engine_family";
+/// The derived label for the application name of the EM.
+pub const EM_APPLICATION: &str = "em_application";
+/// The derived label for the instance of the EM.
+pub const EM: &str = "em";
+
+/// Labels that no request may carry: they are a ticket's by its own fields, or derived from these.
+pub const RESERVED: [&str; 6] = [USER, CREATOR, ENGINE_TYPE, ENGINE_FAMILY, EM_APPLICATION, EM];
+
+/// All labels of a ticket: those of its own fields, those that came with the request, and those that are derived.
 #[derive(Debug, Clone)]
 pub struct TicketLabels<'a> {
     user: &'a str,
     creator: &'a str,
     engine_type: &'a str,
     labels: &'a Labels,
-    em_kind: &'a Name,
+    em: &'a EmInstance,
 }
 
 impl<'a> TicketLabels<'a> {
     /// Of a ticket or a request.
     pub fn new(user: &'a str, creator: &'a str, engine_type: &'a str, labels: &'a Labels, em: &'a EmInstance) -> Self {
-        Self { user, creator, engine_type, labels, em_kind: &em.application_name }
+        Self { user, creator, engine_type, labels, em }
     }
 
     /// The application name of the EM: its policy decides which limits apply.
     pub fn em_kind(&self) -> &'a Name {
-        self.em_kind
+        &self.em.application_name
     }
 
     /// The value of a label, if the ticket carries it.
@@ -43,6 +53,9 @@ impl<'a> TicketLabels<'a> {
             USER => Some(self.user),
             CREATOR => Some(self.creator),
             ENGINE_TYPE => Some(self.engine_type).filter(|value| !value.is_empty()),
+            ENGINE_FAMILY => self.engine_type.split('-').next().filter(|value| !value.is_empty()),
+            EM_APPLICATION => Some(self.em.application_name.as_str()),
+            EM => Some(self.em.instance.as_str()),
             _ => self.labels.as_map().get(key).map(String::as_str),
         }
     }
@@ -58,10 +71,12 @@ impl Scope {
         Self(Arc::new(labels))
     }
 
-    /// The scope of a ticket in a label set, if it counts there.
+    /// The scope of a ticket in a label set, if it counts there. What is derived is not said by the request, and so cannot be left out
+    /// to escape: a ticket from which it cannot be derived counts nowhere.
     pub fn of<'k>(labels: &TicketLabels<'_>, keys: impl Iterator<Item = &'k str>, lacking: Lacking) -> Option<Self> {
-        let value = |key| match (labels.get(key), lacking) {
+        let value = |key: &'k str| match (labels.get(key), lacking) {
             (None, Lacking::Skipped) => None,
+            (None, Lacking::Empty) if key == ENGINE_FAMILY => None,
             (value, _) => Some(value.unwrap_or_default()),
         };
         let pairs: Option<BTreeMap<String, String>> =

@@ -28,7 +28,7 @@ use crate::{
     store::Store,
 };
 
-use super::{committer::Committer, tasks::Tasks};
+use super::{committer::Committer, judge::Seen, tasks::Tasks};
 
 mod compare;
 mod keep;
@@ -123,11 +123,11 @@ pub struct HeartbeatService {
 }
 
 impl HeartbeatService {
-    /// Starts the tasks that take reports; they end when all clones of the service are gone.
-    pub fn start(store: &Store, committer: Committer, patience: Patience, tasks: &Tasks) -> Self {
+    /// Starts the tasks that take reports; they end when all clones of the service are gone. What EMs say of themselves is `seen`.
+    pub fn start(store: &Store, seen: Seen, committer: Committer, patience: Patience, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let (differing, compared) = mpsc::channel(QUEUE_MAX);
-        tasks.spawn(keep::run(inbox, differing, store.session()));
+        tasks.spawn(keep::run(inbox, differing, store.session(), seen));
         tasks.spawn(compare::run(compared, store.session(), patience.lost_after_reports));
         Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, patience }
     }

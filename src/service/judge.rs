@@ -28,7 +28,6 @@ use crate::{
         line::{Extent, viewed_spots},
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
-        report::Statuses,
         scope::{Counter, Usage},
     },
     error::Error,
@@ -52,8 +51,11 @@ const QUEUE_MAX: usize = 16_384;
 /// How many looks share one read.
 const BATCH_MAX: usize = 1024;
 
-/// How many EMs one statement reads when all are seen anew.
-const SEE_ALL_PAGE: i64 = 1000;
+/// How many EMs one statement surveys.
+const SURVEY_PAGE: i64 = 1000;
+
+/// How old a survey may be by which it is told that nothing fits.
+const SURVEY_AGE: Duration = Duration::from_secs(1);
 
 /// What a look shows.
 #[derive(Debug)]
@@ -71,7 +73,7 @@ pub struct Judge {
     seen: Seen,
     store: Store,
     silent_after: Duration,
-    seen_all: SharedTry,
+    surveyed: SharedTry,
     /// Whether the limits are being changed, and no look gets past that.
     fenced: Arc<AtomicBool>,
 }
@@ -83,13 +85,23 @@ struct Look {
 }
 
 impl Judge {
-    /// Sees all EMs anew, if that was last begun longer than `age` ago. All who ask at once share one read, or its failure.
+    /// Surveys all EMs, so that what they are chosen by is no older than a second, as far as it is not newer by what came through this
+    /// instance. All who ask at once share one survey, or its failure.
     ///
     /// # Errors
     /// Those of the database; [`Error::Unavailable`] if it has not answered until `deadline`.
-    pub async fn see_all(&self, age: Duration, deadline: Instant) -> Result<(), Error> {
-        let read = || read_all(self.store.clone(), self.seen.clone(), self.silent_after);
-        self.seen_all.done(age, deadline, read).await
+    pub async fn survey(&self, deadline: Instant) -> Result<(), Error> {
+        self.surveyed.done(SURVEY_AGE, deadline, || self.surveying()).await
+    }
+
+    /// The same, but nobody waits for a survey as long as there was one lately: the next goes on meanwhile.
+    pub async fn survey_beside(&self, deadline: Instant) -> Result<(), Error> {
+        self.surveyed.begin(SURVEY_AGE, || self.surveying());
+        self.surveyed.done(SURVEY_AGE * 2, deadline, || self.surveying()).await
+    }
+
+    fn surveying(&self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+        survey(self.store.clone(), self.seen.clone(), self.silent_after)
     }
 
     /// Sees some EMs anew.
@@ -99,20 +111,31 @@ impl Judge {
         Ok(())
     }
 
-    /// Up to `most` EMs on which the request fitted when they were last seen, the best first.
-    pub fn candidates(&self, ask: &Ask, most: usize) -> Vec<EmInstance> {
-        self.seen.choose(|view| view.candidates(ask, most))
+    /// The best EM on which the request fitted when it was last seen, but for those in `except`; what it takes there is counted as
+    /// taken, until the EM is seen anew or [`Judge::settle`]d.
+    pub fn choose(&self, ask: &Ask, except: &[EmInstance]) -> Option<EmInstance> {
+        self.seen.choose(|view, policies| view.choose(ask, policies, except))
+    }
+
+    /// The same, without counting anything as taken.
+    pub fn best(&self, ask: &Ask, except: &[EmInstance]) -> Option<EmInstance> {
+        self.seen.choose(|view, policies| view.best(ask, policies, except))
+    }
+
+    /// The EM has not granted what it was chosen for.
+    pub fn settle(&self, em: &EmInstance) {
+        self.seen.choose(|view, _| view.settle(em));
     }
 
     /// The EM that tells best why the request fits nowhere.
     pub fn closest(&self, ask: &Ask) -> Option<EmInstance> {
-        self.seen.choose(|view| view.closest(ask))
+        self.seen.choose(|view, policies| view.closest(ask, policies))
     }
 
     /// Why no EM can be chosen for the request.
     pub fn none_for(&self, ask: &Ask) -> Rejection {
-        match self.seen.choose(|view| view.matching(ask)) {
-            0 => Rejection::NoEmMatches(format!("{:?}", ask.labels.as_map())),
+        match self.seen.choose(|view, policies| view.matching(ask, policies)) {
+            0 => Rejection::NoEmMatches(ask.selector.to_string()),
             matching => Rejection::NoEmAvailable { matching },
         }
     }
@@ -122,7 +145,7 @@ impl Judge {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
         tasks.spawn(run(inbox, seen.clone(), store.session(), fenced.clone()));
-        Self { queue, seen, store: store.clone(), silent_after, seen_all: SharedTry::new(tasks), fenced }
+        Self { queue, seen, store: store.clone(), silent_after, surveyed: SharedTry::new(tasks), fenced }
     }
 
     /// Whether a fresh look is due before the request goes to the committer.
@@ -154,29 +177,26 @@ impl Judge {
     }
 }
 
-/// Reads all EMs, and what is known of them by their reports.
-async fn read_all(store: Store, seen: Seen, silent_after: Duration) -> Result<(), Error> {
-    let mut ems = Vec::new();
+/// Looks which EMs there are, how well they are, and which have changed; and reads those.
+async fn survey(store: Store, seen: Seen, silent_after: Duration) -> Result<(), Error> {
+    let number = seen.choose(|view, _| view.begin_survey());
+    let mut after = None;
     loop {
-        let after = ems.last().map(|em: &Em| em.instance.clone());
-        let page = answered(em_resource::list(store.pool(), after.as_ref(), SEE_ALL_PAGE)).await?;
-        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
-        ems.extend(page);
+        let page = answered(em_report::survey(store.pool(), after.as_ref(), SURVEY_PAGE, silent_after)).await?;
+        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SURVEY_PAGE);
+        after = page.last().map(|last| last.instance.clone());
+        let changed = seen.choose(|view, _| view.surveyed(number, page.clone()));
+        if !changed.is_empty() {
+            seen.take_over(answered(em_resource::read(store.pool(), &changed)).await?);
+            // Again, because those that were not known had nothing that a status could have been told of.
+            let of_changed = page.into_iter().filter(|found| changed.contains(&found.instance)).collect();
+            seen.choose(|view, _| view.surveyed(number, of_changed));
+        }
         if is_last {
             break;
         }
     }
-    let (mut statuses, mut after) = (Statuses::new(), None);
-    loop {
-        let page = answered(em_report::list(store.pool(), after.as_ref(), SEE_ALL_PAGE, silent_after)).await?;
-        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SEE_ALL_PAGE);
-        after = page.last().map(|(em, _)| em.clone());
-        statuses.extend(page);
-        if is_last {
-            break;
-        }
-    }
-    seen.replace_ems(ems, &statuses);
+    seen.end_survey(number);
     Ok(())
 }
 
@@ -248,10 +268,12 @@ impl State {
         if asked.is_some_and(|asked| self.request_ids.contains_key(&asked.id)) {
             return true;
         }
-        self.ems.get(&request.em).is_some_and(|em| {
-            let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
-            judgement::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
-        })
+        self.ems.get(&request.em).filter(|em| judgement::admit(em, &self.limits, &request.ask).is_ok()).is_some_and(
+            |em| {
+                let scopes = request.scopes(&self.limits);
+                judgement::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
+            },
+        )
     }
 
     fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
@@ -268,7 +290,8 @@ impl State {
         if position.is_some_and(|position| self.line.line.spots_of(position).is_empty()) {
             return Err(Rejection::PlaceLost);
         }
-        let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
+        judgement::admit(em, &self.limits, &request.ask)?;
+        let scopes = request.scopes(&self.limits);
         let usage = |counter: &Counter| self.scopes.get(counter);
         Ok(match judge(em, &scopes, usage, &self.line.line, position, &request.ask)? {
             Ok(_) => Verdict::Fits,
@@ -298,8 +321,10 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => HashMap::new(),
         false => request_id::read(&mut *connection, &ids).await?,
     };
-    let labels = looks.iter().map(|look| look.request.ask.ticket_labels(&look.request.em));
-    let scopes: BTreeSet<Counter> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.counter).collect();
+    let mut scopes: BTreeSet<Counter> = BTreeSet::new();
+    for look in looks {
+        scopes.extend(look.request.scopes(&limits).iter().map(|limited| limited.counter.clone()));
+    }
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,
@@ -308,7 +333,7 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => {
             let spots = viewed_spots(looks.iter().map(|look| &look.request).flat_map(|request| {
                 let extent = Extent::of(request.wait.as_ref().and_then(|wait| wait.position));
-                judgement::spots(&request.em, &limits, &request.ask).map(move |spot| (spot, extent))
+                judgement::spots(request, &limits).map(move |spot| (spot, extent))
             }));
             let positions = looks.iter().filter_map(|look| look.request.wait.as_ref()?.position);
             let in_line: Vec<Uuid> = positions.map(|position| position.ticket_id()).collect();

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     domain::{
-        limit::{Counting, LabelSet, LimitedScope, Limits, Pattern, Rule, maxima},
+        limit::{Counting, LABEL_SETS_MAX, LabelSet, LimitedScope, Limits, Pattern, Rule, maxima},
         name::Name,
         operation::Rejection,
         policy::Policy,
@@ -436,6 +436,10 @@ async fn reconcile(connection: &mut PgConnection) -> Result<(Vec<LabelSet>, Vec<
     let policies = policy::read(&mut *connection).await?;
     let wanted = Counting::wanted(limit::label_sets(&mut *connection).await?, &policies);
     let sets = label_set::read(&mut *connection).await?;
+    // What there was before goes on, also if it is more than that.
+    if wanted.len() > LABEL_SETS_MAX.max(sets.len()) {
+        return Err(StoreError::TooManyLabelSets { most: LABEL_SETS_MAX });
+    }
     let wanted_keys: BTreeSet<_> = wanted.iter().map(|counting| &counting.keys).collect();
     // One that decides goes on until its successor does.
     let is_over = |set: &LabelSet| match set.is_counted {

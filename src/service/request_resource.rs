@@ -3,15 +3,13 @@
 //! A request is judged on its EM, or on one that is chosen for it: first by a look without locks, then again under them, where it
 //! is granted. One that may wait then stands in line, and goes the same way again whenever there may be room for it.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 
 use crate::{
     domain::{
         em::EmInstance,
         judgement::Short,
-        operation::{Ask, Operation, Outcome, Rejection, Request},
+        operation::{Ask, Operation, Outcome, Rejection, Request, RequestScopes},
     },
     error::Error,
 };
@@ -22,10 +20,7 @@ use super::{
     waiting::{Caller, WaitingLine, Wake, Woken},
 };
 
-/// How old the view of all EMs may be by which one is chosen first.
-const VIEW_AGE: Duration = Duration::from_secs(1);
-
-/// How many EMs are tried before the view is made anew: if so many have filled up since, it is too old.
+/// How many EMs are tried before all are surveyed: if so many have filled up since the last time, that is too old.
 const CANDIDATES_MAX: usize = 4;
 
 /// Grants requests, or explains why not.
@@ -84,9 +79,11 @@ impl RequestResourceService {
         let em = match em {
             Some(em) => em,
             None => {
-                self.judge.see_all(Duration::ZERO, deadline).await?;
-                let candidate = self.judge.candidates(&ask, 1).pop();
-                candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?
+                self.judge.survey(deadline).await?;
+                self.judge
+                    .best(&ask, &[])
+                    .or_else(|| self.judge.closest(&ask))
+                    .ok_or_else(|| self.judge.none_for(&ask))?
             }
         };
         let verdict = self.judge.look(request(em.clone(), &ask), deadline).await?;
@@ -106,19 +103,36 @@ impl RequestResourceService {
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
     /// none, the one that comes closest says why.
     async fn choose(&self, ask: &Ask, deadline: Instant) -> Result<Outcome, Error> {
-        for age in [VIEW_AGE, Duration::ZERO] {
-            self.judge.see_all(age, deadline).await?;
-            for em in self.judge.candidates(ask, CANDIDATES_MAX) {
-                match self.request_on(request(em, ask), deadline).await {
-                    // Somebody was faster; another EM may still have room.
-                    Ok(Outcome::Refused(refusal)) if refusal.is_of_em_alone() => {}
-                    Err(Error::Rejected(rejection)) if matches!(*rejection, Rejection::EmNotRegistered(_)) => {}
-                    answer => return answer,
-                }
-            }
+        self.judge.survey_beside(deadline).await?;
+        if let Some(answer) = self.try_some(ask, deadline).await {
+            return answer;
+        }
+        self.judge.survey(deadline).await?;
+        if let Some(answer) = self.try_some(ask, deadline).await {
+            return answer;
         }
         let em = self.judge.closest(ask).ok_or_else(|| self.judge.none_for(ask))?;
         self.request_on(request(em, ask), deadline).await
+    }
+
+    /// What the first of some EMs answers on which it fits.
+    async fn try_some(&self, ask: &Ask, deadline: Instant) -> Option<Result<Outcome, Error>> {
+        let mut tried = Vec::new();
+        while tried.len() < CANDIDATES_MAX {
+            let em = self.judge.choose(ask, &tried)?;
+            match self.request_on(request(em.clone(), ask), deadline).await {
+                granted @ Ok(Outcome::Granted(_)) => return Some(granted),
+                // Somebody was faster, or the EM is another by now; there may still be room elsewhere.
+                Ok(Outcome::Refused(refusal)) if refusal.is_of_em_alone() => self.judge.settle(&em),
+                Err(Error::Rejected(rejection)) if rejection.is_of_em() => self.judge.settle(&em),
+                answer => {
+                    self.judge.settle(&em);
+                    return Some(answer);
+                }
+            }
+            tried.push(em);
+        }
+        None
     }
 
     /// Stands in line, and tries again whenever there may be room, until the caller's time is up.
@@ -183,7 +197,7 @@ impl RequestResourceService {
     ) -> Result<Outcome, Error> {
         let wait = caller.wait(request.ask.ticket_id, elsewhere.is_some()).await?;
         let em = elsewhere.unwrap_or_else(|| request.em.clone());
-        let tried = Request { em, ask: request.ask.clone(), wait: Some(wait) };
+        let tried = Request { em, wait: Some(wait), ..request.clone() };
         caller.tries();
         self.committer.submit(&request.ask.principal, Operation::Request(tried), caller.until()).await
     }
@@ -193,7 +207,7 @@ impl RequestResourceService {
         if !caller.any_em() {
             return Ok(None);
         }
-        self.judge.see_all(Duration::ZERO, caller.until()).await?;
+        self.judge.survey(caller.until()).await?;
         Ok(self.judge.closest(&request.ask).filter(|em| *em != request.em))
     }
 
@@ -244,12 +258,16 @@ impl RequestResourceService {
 
     async fn look_again(&self, request: &Request, caller: &Caller) -> Result<Option<Option<EmInstance>>, Error> {
         if caller.any_em() {
-            self.judge.see_all(VIEW_AGE, caller.until()).await?;
-            for em in self.judge.candidates(&request.ask, CANDIDATES_MAX) {
+            self.judge.survey_beside(caller.until()).await?;
+            let mut tried = Vec::new();
+            while tried.len() < CANDIDATES_MAX
+                && let Some(em) = self.judge.best(&request.ask, &tried)
+            {
                 let there = Request { em: em.clone(), ..request.clone() };
                 if matches!(self.judge.look(there, caller.until()).await, Ok(Verdict::Fits)) {
                     return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
+                tried.push(em);
             }
         }
         match self.judge.look(request.clone(), caller.until()).await {
@@ -276,5 +294,5 @@ struct Try {
 }
 
 fn request(em: EmInstance, ask: &Ask) -> Request {
-    Request { em, ask: ask.clone(), wait: None }
+    Request { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }
 }

@@ -66,6 +66,15 @@ impl SharedTry {
         answered_within(deadline.saturating_duration_since(asked), shared).await
     }
 
+    /// Begins `action`, unless it is under way or was done that began no longer than `age` ago; nobody waits for it.
+    pub fn begin<F>(&self, age: Duration, action: impl Fn() -> F)
+    where
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let asked = Instant::now();
+        drop(self.join(|began| began + age >= asked, &action));
+    }
+
     /// The try that is under way, or a new one; `None` if the last one that succeeded will do.
     fn join<F>(&self, is_fresh: impl Fn(Instant) -> bool, action: impl Fn() -> F) -> Option<Running>
     where

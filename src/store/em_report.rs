@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use crate::domain::{
     em::EmInstance,
-    report::{EmStatus, Health, LastSign, Load, Report, ReportNumber, Statuses},
+    placement::Surveyed,
+    report::{Condition, EmStatus, Health, LastSign, Load, Report, ReportNumber, Statuses},
     ticket_digest::TicketDigest,
 };
 
@@ -309,23 +310,66 @@ pub async fn read(
     rows.into_iter().map(TryFrom::try_from).collect()
 }
 
-/// What is known of up to `limit` EMs by their reports, in the order of their keys, from behind `after`; as [`read`] tells it.
-pub async fn list(
+#[derive(FromRow)]
+struct SurveyRow {
+    em_application_name: String,
+    em_instance: String,
+    registered: i64,
+    version: i64,
+    is_current: Option<bool>,
+    health: Option<String>,
+    memory_used: Option<i64>,
+    memory_max: Option<i64>,
+    cpu_permille: Option<i16>,
+    report_time: Option<OffsetDateTime>,
+    silent: Option<bool>,
+}
+
+impl TryFrom<SurveyRow> for Surveyed {
+    type Error = StoreError;
+
+    fn try_from(row: SurveyRow) -> Result<Self, StoreError> {
+        let version = (row.registered, row.version);
+        let (Some(is_current), Some(health), Some(report_time), Some(silent)) =
+            (row.is_current, row.health, row.report_time, row.silent)
+        else {
+            let instance = TABLE.em(&row.em_application_name, &row.em_instance)?;
+            return Ok(Self { instance, version, condition: Condition::default() });
+        };
+        let (instance, status): (EmInstance, EmStatus) = StatusRow {
+            em_application_name: row.em_application_name,
+            em_instance: row.em_instance,
+            is_current,
+            health,
+            memory_used: row.memory_used,
+            memory_max: row.memory_max,
+            cpu_permille: row.cpu_permille,
+            report_time,
+            silent,
+        }
+        .try_into()?;
+        Ok(Self { instance, version, condition: status.into() })
+    }
+}
+
+/// What there is to see of up to `limit` registered EMs without reading what they count, in the order of their keys, from behind
+/// `after`; their statuses as [`read`] tells them.
+pub async fn survey(
     executor: impl PgExecutor<'_>,
     after: Option<&EmInstance>,
     limit: i64,
     silent_after: Duration,
-) -> Result<Vec<(EmInstance, EmStatus)>, StoreError> {
+) -> Result<Vec<Surveyed>, StoreError> {
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
-    let rows: Vec<StatusRow> = sqlx::query_as(
-        "-- em_report::list
-        SELECT r.em_application_name, r.em_instance, r.epoch = e.epoch AS is_current, health, memory_used, memory_max,
-            cpu_permille, report_time,
+    let rows: Vec<SurveyRow> = sqlx::query_as(
+        "-- em_report::survey
+        SELECT e.em_application_name, e.em_instance, e.epoch AS registered, e.version, r.epoch = e.epoch AS is_current,
+            health, memory_used, memory_max, cpu_permille, report_time,
             greatest(report_time, register_time) < clock_timestamp() - make_interval(secs => $4) AS silent
-        FROM linkis_em_report r JOIN linkis_em_resource_meta_data e
-            ON e.em_application_name = r.em_application_name AND e.em_instance = r.em_instance
-        WHERE (r.em_application_name, r.em_instance) > ($1, $2)
-        ORDER BY r.em_application_name, r.em_instance LIMIT $3",
+        FROM linkis_em_resource_meta_data e LEFT JOIN linkis_em_report r
+            ON r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance
+        WHERE (e.em_application_name, e.em_instance) > ($1, $2) AND (going_epoch IS NULL OR going_epoch < e.epoch)
+        ORDER BY e.em_application_name, e.em_instance LIMIT $3",
     )
     .bind(after.0)
     .bind(after.1)

@@ -37,6 +37,7 @@ struct EmRow {
     used_tickets: i64,
     used_tickets_xor: Uuid,
     labels: String,
+    reserved_labels: String,
     epoch: i64,
     register_time: OffsetDateTime,
     version: i64,
@@ -71,6 +72,7 @@ impl TryFrom<EmRow> for Em {
             locked: TABLE.resource("locked_resource", resource_type, &row.locked_resource)?,
             used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
             labels: TABLE.labels(&row.labels)?,
+            reserved: TABLE.labels(&row.reserved_labels)?,
             epoch: row.epoch,
             register_time: row.register_time,
             version: row.version,
@@ -89,7 +91,8 @@ pub async fn read(
     let rows: Vec<EmRow> = sqlx::query_as(
         "-- em_resource::read
         SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text, epoch, register_time,
+            used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
+            reserved_labels::text, epoch, register_time,
             version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
         JOIN linkis_em_resource_meta_data e
@@ -116,7 +119,8 @@ pub async fn read_in_force(
             EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp()) AS anybody_waits, e.*
         FROM linkis_resource_limit_version v LEFT JOIN (
             SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
-                used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text, epoch, register_time,
+                used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
+            reserved_labels::text, epoch, register_time,
             version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
             FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
             JOIN linkis_em_resource_meta_data e
@@ -151,7 +155,8 @@ pub async fn list(
     let rows: Vec<EmRow> = sqlx::query_as(
         "-- em_resource::list
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text, epoch, register_time,
+            used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
+            reserved_labels::text, epoch, register_time,
             version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
         FROM linkis_em_resource_meta_data
         WHERE (em_application_name, em_instance) > ($1, $2)
@@ -220,15 +225,16 @@ pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
             resource_type = d.resource_type, total_resource = d.total::jsonb, protected_resource = d.protected::jsonb,
             used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
             used_tickets = d.used_tickets, used_tickets_xor = d.used_tickets_xor,
-            over_committed = d.over_committed, labels = d.labels::jsonb, epoch = d.epoch, register_time = d.register_time,
+            over_committed = d.over_committed, labels = d.labels::jsonb,
+            reserved_labels = d.reserved_labels::jsonb, epoch = d.epoch, register_time = d.register_time,
             version = e.version + 1, going_epoch = d.going_epoch, going_end = d.going_end, going_after = d.going_after,
             counted_to = d.counted_to, counting_to = d.counting_to, counted_after = d.counted_after
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
             $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[], $14::bigint[], $15::text[],
-            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[], $20::bigint[], $21::uuid[])
+            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[], $20::bigint[], $21::uuid[], $22::text[])
             AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
                 over_committed, labels, epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
-                counting_to, counted_after, used_tickets, used_tickets_xor)
+                counting_to, counted_after, used_tickets, used_tickets_xor, reserved_labels)
         WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
     );
     let done = columns.bind(update).execute(connection).await?;
@@ -244,16 +250,17 @@ pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
         INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch,
             register_time, version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after,
-            used_tickets, used_tickets_xor)
+            used_tickets, used_tickets_xor, reserved_labels)
         SELECT em_application_name, em_instance, resource_type, total::jsonb, protected::jsonb, used::jsonb,
             locked::jsonb, rest::jsonb, over_committed, labels::jsonb, epoch, register_time, version + 1, going_epoch,
-            going_end, going_after, counted_to, counting_to, counted_after, used_tickets, used_tickets_xor
+            going_end, going_after, counted_to, counting_to, counted_after, used_tickets, used_tickets_xor,
+            reserved_labels::jsonb
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
             $9::bool[], $10::text[], $11::bigint[], $12::timestamptz[], $13::bigint[], $14::bigint[], $15::text[],
-            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[], $20::bigint[], $21::uuid[])
+            $16::uuid[], $17::bigint[], $18::bigint[], $19::uuid[], $20::bigint[], $21::uuid[], $22::text[])
             AS d (em_application_name, em_instance, resource_type, total, protected, used, locked, rest,
                 over_committed, labels, epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
-                counting_to, counted_after, used_tickets, used_tickets_xor)",
+                counting_to, counted_after, used_tickets, used_tickets_xor, reserved_labels)",
     );
     let done = columns.bind(insert).execute(connection).await?;
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
@@ -383,6 +390,7 @@ pub(super) struct Columns<'a> {
     pub left: Vec<String>,
     pub over_committed: Vec<bool>,
     labels: Vec<String>,
+    reserved_labels: Vec<String>,
     epoch: Vec<i64>,
     register_time: Vec<OffsetDateTime>,
     pub version: Vec<i64>,
@@ -411,6 +419,7 @@ impl<'a> Columns<'a> {
             columns.left.push(left.to_json());
             columns.over_committed.push(left.is_negative_anywhere());
             columns.labels.push(labels_json(&em.labels));
+            columns.reserved_labels.push(labels_json(&em.reserved));
             columns.epoch.push(em.epoch);
             columns.register_time.push(em.register_time);
             columns.version.push(em.version);
@@ -452,5 +461,6 @@ impl<'a> Columns<'a> {
             .bind(self.counted_after)
             .bind(self.used_tickets)
             .bind(self.used_tickets_xor)
+            .bind(self.reserved_labels)
     }
 }

@@ -145,6 +145,14 @@ pub enum StoreError {
         /// The oldest release that may write.
         oldest_writer: i32,
     },
+    /// More sets of labels would have limits than every ticket is to be counted by.
+    #[error(
+        "limits are for {most} sets of labels already, which is the most; delete all limits with one of these first"
+    )]
+    TooManyLabelSets {
+        /// How many may have limits.
+        most: usize,
+    },
     /// Rows had changed since they were read under the locks: somebody wrote without taking them.
     #[error(
         "{table}: {touched} rows were written where {expected} should have been; somebody else writes without the locks"

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sqlx::{PgConnection, PgExecutor};
 
-use crate::domain::{name::Name, policy::Policy};
+use crate::domain::{name::Name, policy::Policy, selector::Placement};
 
 use super::{StoreError, rows::Table};
 
@@ -12,13 +12,19 @@ const TABLE: Table = Table("linkis_em_meta_data");
 
 /// The policies of all kinds of EMs, by application name.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Name, Policy>, StoreError> {
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let rows: Vec<(String, String, Vec<String>, String)> = sqlx::query_as(
         "-- policy::read
-        SELECT em_name, resource_request_policy FROM linkis_em_meta_data",
+        SELECT em_name, resource_request_policy, required_labels, placement FROM linkis_em_meta_data",
     )
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(name, policy)| Ok((TABLE.name("em_name", &name)?, Policy::parse(&policy)))).collect()
+    let policy = |(name, checks, required_labels, placement): (String, String, Vec<String>, String)| {
+        let placement = Placement::parse(&placement)
+            .ok_or_else(|| StoreError::inconsistent(TABLE.0, format!("{name}: {placement}")))?;
+        let policy = Policy::parse(&checks).with(required_labels.into_iter().collect(), placement);
+        Ok((TABLE.name("em_name", &name)?, policy))
+    };
+    rows.into_iter().map(policy).collect()
 }
 
 /// Gives kinds of EMs that have no policy the one with all limits.
@@ -39,11 +45,15 @@ pub async fn insert(connection: &mut PgConnection, application_names: &[&str]) -
 pub async fn upsert(connection: &mut PgConnection, application_name: &Name, policy: &Policy) -> Result<(), StoreError> {
     sqlx::query(
         "-- policy::upsert
-        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy) VALUES ($1, $2)
-        ON CONFLICT (em_name) DO UPDATE SET resource_request_policy = excluded.resource_request_policy",
+        INSERT INTO linkis_em_meta_data (em_name, resource_request_policy, required_labels, placement)
+        VALUES ($1, $2, $3, $4)
+        ON CONFLICT (em_name) DO UPDATE SET resource_request_policy = excluded.resource_request_policy,
+            required_labels = excluded.required_labels, placement = excluded.placement",
     )
     .bind(application_name.as_str())
     .bind(policy.to_string())
+    .bind(policy.required_labels().iter().map(String::as_str).collect::<Vec<_>>())
+    .bind(policy.placement().as_str())
     .execute(connection)
     .await?;
     Ok(())

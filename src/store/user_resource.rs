@@ -490,13 +490,13 @@ pub async fn tell_groups(
     let mut rows = sqlx::query_as::<_, GroupRow>(
         r#"-- user_resource::tell_groups
         SELECT min(ticket_id::text)::uuid AS ticket_id, "user", creator, engine_type,
-            em_application_name, min(em_instance) AS em_instance,
+            em_application_name, em_instance,
             min(engine_application_name) AS engine_application_name, min(engine_instance) AS engine_instance,
             resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
             min(locked_time) AS locked_time, min(used_time) AS used_time, min(expires_at) AS expires_at,
             min(principal) AS principal, min(em_epoch) AS em_epoch, count(*) AS count
         FROM linkis_user_resource_meta_data
-        GROUP BY "user", creator, engine_type, em_application_name, resource_type, user_locked_resource,
+        GROUP BY "user", creator, engine_type, em_application_name, em_instance, resource_type, user_locked_resource,
             user_used_resource, labels"#,
     )
     .fetch(connection);

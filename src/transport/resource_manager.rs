@@ -1,6 +1,6 @@
 //! `ResourceManagerService`: the calls of EMs, of those who ask for them, and of engines.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
@@ -11,9 +11,8 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::EmInstance,
-        name::{FieldError, Labels, Name, check_text},
+        name::{FieldError, Name, check_text},
         operation::{Ask, Operation, Outcome, RequestId},
-        scope::{CREATOR, ENGINE_TYPE, USER},
     },
     error::Error,
     metrics::calls,
@@ -92,6 +91,7 @@ impl ResourceManager {
             "" => None,
             id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(message) }),
         };
+        let (selector, labels) = convert::request::selector(message)?;
         let ask = Ask {
             principal: identity::of_call(call),
             ticket_id: Uuid::now_v7(),
@@ -99,7 +99,8 @@ impl ResourceManager {
             creator: Name::parse("creator", &message.creator)?,
             engine_type: message.engine_type.clone(),
             resource,
-            labels: request_labels(&message.labels)?,
+            labels,
+            selector,
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
         };
@@ -128,14 +129,6 @@ impl ResourceManager {
             return Err(FieldError::new("lock_ttl", "must be above zero and at most 24h"));
         }
         Ok(ttl)
-    }
-}
-
-/// The labels of a request, which must not say again, and perhaps otherwise, what its own fields say.
-fn request_labels(labels: &BTreeMap<String, String>) -> Result<Labels, FieldError> {
-    match [USER, CREATOR, ENGINE_TYPE].into_iter().find(|key| labels.contains_key(*key)) {
-        Some(key) => Err(FieldError::new("labels", format!("has {key:?}, which is a field of its own: set that"))),
-        None => Labels::parse("labels", labels.clone()),
     }
 }
 

@@ -125,6 +125,11 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::OtherUse { source } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("used".into(), source.to_string()))
         }
+        Rejection::LabelRequired { .. } => (Code::FailedPrecondition, "LABEL_REQUIRED", Hint::None),
+        Rejection::EmReserved { .. } => (Code::FailedPrecondition, "EM_RESERVED", Hint::None),
+        Rejection::LabelMissing { key, .. } => {
+            (Code::InvalidArgument, "LABEL_MISSING", Hint::Field(key.clone(), rejection.to_string()))
+        }
         Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
         Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
         Rejection::TicketNotFound { .. } => (Code::NotFound, "TICKET_NOT_FOUND", Hint::None),
@@ -133,6 +138,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::NotEnough(refusal) => {
             (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::Shortfalls(refusal.shortfalls.clone()))
         }
+        Rejection::TooManyLabelSets { .. } => (Code::FailedPrecondition, "TOO_MANY_LABEL_SETS", Hint::None),
         Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
         Rejection::Overflow { field, source } => {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field((*field).into(), source.to_string()))

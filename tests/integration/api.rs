@@ -205,7 +205,7 @@ async fn no_statement_scans_a_table() {
         assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
         user_resource::update_missed(store.pool(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
         assert_eq!(em_report::silent(store.pool(), Duration::ZERO, None, 9).await.unwrap().len(), 1);
-        assert_eq!(em_report::list(store.pool(), None, 9, Duration::ZERO).await.unwrap().len(), 1);
+        assert_eq!(em_report::survey(store.pool(), None, 9, Duration::ZERO).await.unwrap().len(), 1);
         rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     }
     rm.client.unregister(&host).await.unwrap();

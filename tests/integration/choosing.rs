@@ -1,16 +1,21 @@
 //! Requests that name no EM: the service chooses one.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::{Duration, Instant},
 };
 
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
+        em::EmInstance,
         limit::{Pattern, Rule},
-        name::Labels,
+        name::{Labels, Name},
+        operation::Register,
+        policy::Policy,
+        report::{Health, Report},
         resource::{Dimension, Resource},
+        selector::{Placement, Preference, Selector},
     },
     server::Options,
     transport::resource_manager::Times,
@@ -67,25 +72,196 @@ async fn many_callers_through_two_instances_get_all_there_is() {
     assert_eq!(assert_invariants(&database, &first.client).await, 60);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_em_with_a_tenant_serves_that_tenant_alone() {
-    let (_database, rm) = start().await;
-    let tenant = |name: &str| Labels::parse("labels", BTreeMap::from([("tenant".into(), name.into())])).unwrap();
-    let of_a = em("of-a");
-    let mut registered = registration(of_a.clone(), load(10, 10, 10));
-    registered.labels = tenant("a");
-    rm.client.register(registered).await.unwrap();
-    rm.client.register(registration(em("of-all"), load(100, 100, 100))).await.unwrap();
-    let ask = |labels: Labels| ResourceRequest { labels, ..anywhere("hadoop", load(1, 1, 1)) };
-    for _ in 0..3 {
-        assert_eq!(rm.client.request_resource(&ask(tenant("a"))).await.granted().em, of_a);
-        assert_eq!(rm.client.request_resource(&ask(Labels::default())).await.granted().em, em("of-all"));
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
+}
+
+async fn register_labelled(rm: &Instance, host: &str, own: &[(&str, &str)], reserved: &[(&str, &str)]) {
+    let registration = registration(em(host), load(100, 100, 100));
+    let registered = Register { labels: labels(own), reserved: labels(reserved), ..registration };
+    let em = rm.client.register(registered).await.unwrap();
+    assert_eq!((em.labels, em.reserved), (labels(own), labels(reserved)));
+}
+
+fn requiring(required: &[(&str, &str)]) -> ResourceRequest {
+    let selector = Selector { required: labels(required), ..Selector::default() };
+    ResourceRequest { selector, ..anywhere("hadoop", load(1, 1, 1)) }
+}
+
+/// What a request is answered: the EM without its port, or the reason in capitals.
+async fn placed(rm: &Instance, request: &ResourceRequest) -> String {
+    match rm.client.request_resource(request).await {
+        Ok(ResultResource::Available(grant)) => grant.em.instance.as_str().trim_end_matches(":9102").to_owned(),
+        Ok(ResultResource::NotEnough(refusal)) => format!("not enough: {}", refusal.reason),
+        Err(error) => error.reason().unwrap_or_else(|| error.to_string()),
     }
-    let error = rm.client.request_resource(&ask(tenant("b"))).await.unwrap_err();
-    assert_eq!(error.reason().as_deref(), Some("NO_EM_MATCHES"));
-    assert!(error.to_string().contains(r#""tenant": "b""#), "{error}");
-    // One that is named is not chosen: its labels do not matter.
-    rm.client.request_resource(&request(&of_a, "hadoop", load(1, 1, 1))).await.granted();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_request_requires_is_found_whatever_else_the_em_says() {
+    let (database, rm) = start().await;
+    register_labelled(&rm, "a", &[("tenant", "a"), ("zone", "x")], &[]).await;
+    register_labelled(&rm, "b", &[("tenant", "b"), ("rack", "r1")], &[]).await;
+    assert_eq!(placed(&rm, &requiring(&[("tenant", "a")])).await, "a");
+    assert_eq!(placed(&rm, &requiring(&[("rack", "r1")])).await, "b");
+    assert_eq!(placed(&rm, &requiring(&[("tenant", "c")])).await, "NO_EM_MATCHES");
+    let chosen = [placed(&rm, &requiring(&[])).await, placed(&rm, &requiring(&[])).await];
+    assert!(chosen.contains(&"a".to_owned()) && chosen.contains(&"b".to_owned()), "labels keep nobody out: {chosen:?}");
+    // It holds for an EM that is named, too.
+    let named = ResourceRequest { em: Some(em("b")), ..requiring(&[("tenant", "a")]) };
+    let error = rm.client.request_resource(&named).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::FailedPrecondition), Some("LABEL_REQUIRED")));
+    assert!(error.to_string().contains("tenant=a"), "{error}");
+    assert_eq!(rm.client.dry_run(&named).await.unwrap_err().reason().as_deref(), Some("LABEL_REQUIRED"));
+    // What is required is counted like any other label.
+    let of_a = Pattern::new(BTreeMap::from([("tenant".into(), Some("a".into()))]));
+    rm.client.set_limit(&Rule { pattern: of_a, max: [(Dimension::Instances, 1)].into() }).await.unwrap();
+    assert!(placed(&rm, &requiring(&[("tenant", "a")])).await.starts_with("not enough"));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reserved_em_serves_only_who_carries_its_label_named_or_not() {
+    let (_database, rm) = start().await;
+    register_labelled(&rm, "of-a", &[], &[("tenant", "a")]).await;
+    assert_eq!(placed(&rm, &requiring(&[])).await, "NO_EM_MATCHES");
+    let named =
+        |carried: &[(&str, &str)]| ResourceRequest { em: Some(em("of-a")), labels: labels(carried), ..requiring(&[]) };
+    let error = rm.client.request_resource(&named(&[("tenant", "b")])).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::FailedPrecondition), Some("EM_RESERVED")));
+    assert!(error.to_string().contains("tenant=a"), "{error}");
+    assert_eq!(placed(&rm, &named(&[("tenant", "a")])).await, "of-a");
+    register_labelled(&rm, "of-all", &[], &[]).await;
+    for request in [requiring(&[]), ResourceRequest { labels: labels(&[("tenant", "b")]), ..requiring(&[]) }] {
+        assert_eq!(placed(&rm, &request).await, "of-all");
+    }
+    assert_eq!(placed(&rm, &requiring(&[("tenant", "a")])).await, "of-a", "what it is reserved for is a label of it");
+    // Preferred, it ranks before what is freer.
+    let preference = Preference { key: "tenant".into(), value: "a".into(), weight: 1 };
+    let selector = Selector { preferred: vec![preference], ..Selector::default() };
+    let preferring = ResourceRequest { selector, ..requiring(&[]) };
+    for _ in 0..3 {
+        assert_eq!(placed(&rm, &preferring).await, "of-a");
+    }
+    // It is given up, and open to all from then on.
+    register_labelled(&rm, "of-a", &[], &[]).await;
+    assert_eq!(placed(&rm, &named(&[])).await, "of-a");
+}
+
+/// CORE labels of a host and a request have to be the same set; the better the others match, the better. See docs/LABELS.md.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn label_features_of_linkis_are_reserved_required_and_preferred_labels() {
+    let (_database, rm) = start().await;
+    let core: [&[(&str, &str)]; 4] =
+        [&[], &[("tenant", "a")], &[("tenant", "b")], &[("tenant", "a"), ("yarnCluster", "sit")]];
+    for (n, of_host) in core.iter().enumerate() {
+        register_labelled(&rm, &format!("host{n}"), &[], of_host).await;
+    }
+    for (n, of_request) in core.iter().enumerate() {
+        assert_eq!(placed(&rm, &requiring(of_request)).await, format!("host{n}"), "{of_request:?}");
+    }
+    assert_eq!(placed(&rm, &requiring(&[("tenant", "c")])).await, "NO_EM_MATCHES");
+    assert_eq!(placed(&rm, &requiring(&[("yarnCluster", "sit")])).await, "NO_EM_MATCHES");
+    // SUITABLE and PRIORITIZED: one that matches is better, and the heavier counts more.
+    register_labelled(&rm, "route", &[("route", "r1")], &[]).await;
+    register_labelled(&rm, "node", &[("nodeLabel", "n1")], &[]).await;
+    let preference = |key: &str, value: &str, weight| Preference { key: key.into(), value: value.into(), weight };
+    for (route, node, expected) in [(2, 1, "route"), (1, 2, "node")] {
+        let preferred = vec![preference("route", "r1", route), preference("nodeLabel", "n1", node)];
+        let request = ResourceRequest { selector: Selector { preferred, ..Selector::default() }, ..requiring(&[]) };
+        assert_eq!(placed(&rm, &request).await, expected);
+    }
+    // OPTIONAL: it matters to nobody.
+    let optional = ResourceRequest { labels: labels(&[("nodeLabel", "elsewhere")]), ..requiring(&[]) };
+    assert!(["host0", "route", "node"].contains(&placed(&rm, &optional).await.as_str()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_may_name_the_application_alone_and_hosts_may_be_filled_one_after_another() {
+    let (_database, rm) = start().await;
+    let of = |application: &str, host: &str| EmInstance::parse("em", application, host).unwrap();
+    for host in ["s1", "s2"] {
+        rm.client.register(registration(of("spread", host), load(10, 10, 10))).await.unwrap();
+        rm.client.register(registration(of("pack", host), load(10, 10, 10))).await.unwrap();
+    }
+    let kind = |application: &str| Name::parse("em", application).unwrap();
+    let pack = Policy::default().with(BTreeSet::new(), Placement::Pack);
+    rm.client.set_policy(&kind("pack"), &pack).await.unwrap();
+    assert_eq!(rm.client.policies().await.unwrap()[&kind("pack")], pack);
+    let to = |application: &str, placement| ResourceRequest {
+        selector: Selector { application_name: Some(kind(application)), placement, ..Selector::default() },
+        ..anywhere("hadoop", load(1, 1, 1))
+    };
+    let fills = async |application: &str, placement| {
+        let mut on: BTreeMap<EmInstance, usize> = BTreeMap::new();
+        for _ in 0..4 {
+            let grant = rm.client.request_resource(&to(application, placement)).await.granted();
+            assert_eq!(grant.em.application_name, kind(application));
+            *on.entry(grant.em).or_default() += 1;
+        }
+        on.into_values().collect::<Vec<_>>()
+    };
+    // As the policy says, unless the request says otherwise.
+    assert_eq!(fills("pack", None).await, [4]);
+    assert_eq!(fills("spread", None).await, [2, 2]);
+    assert_eq!(fills("pack", Some(Placement::Spread)).await, [4]);
+    assert_eq!(fills("spread", Some(Placement::Pack)).await.iter().max(), Some(&4));
+    assert_eq!(placed(&rm, &to("neither", None)).await, "NO_EM_MATCHES");
+    let named = ResourceRequest { em: Some(of("pack", "s1")), ..to("pack", None) };
+    assert_eq!(rm.client.request_resource(&named).await.unwrap_err().field().as_deref(), Some("em_application_name"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_names_labels_without_which_nothing_is_asked_for() {
+    let (_database, rm) = start().await;
+    register(&rm, 2, 10).await;
+    let kind = em("any").application_name;
+    let strict =
+        Policy::default().with(BTreeSet::from(["engine_type".to_owned(), "tenant".to_owned()]), Placement::Spread);
+    rm.client.set_policy(&kind, &strict).await.unwrap();
+    let tenant = ResourceRequest {
+        engine_type: String::new(),
+        labels: labels(&[("tenant", "a")]),
+        ..request(&em("host1"), "hadoop", load(1, 1, 1))
+    };
+    let error = rm.client.request_resource(&tenant).await.unwrap_err();
+    let told = (error.code(), error.reason(), error.field());
+    assert_eq!(told, (Some(Code::InvalidArgument), Some("LABEL_MISSING".into()), Some("engine_type".into())));
+    assert_eq!(rm.client.dry_run(&tenant).await.unwrap_err().reason().as_deref(), Some("LABEL_MISSING"));
+    let spark = ResourceRequest { engine_type: "spark-3.2.1".into(), ..tenant };
+    assert_eq!(placed(&rm, &spark).await, "host1");
+    // Where no EM is named, these are no candidates.
+    let nowhere = ResourceRequest { em: None, labels: Labels::default(), ..spark.clone() };
+    assert_eq!(placed(&rm, &nowhere).await, "NO_EM_MATCHES");
+    assert!(placed(&rm, &ResourceRequest { em: None, ..spark.clone() }).await.starts_with("host"));
+    rm.client.set_policy(&kind, &Policy::default()).await.unwrap();
+    assert_eq!(placed(&rm, &ResourceRequest { em: Some(em("host0")), ..nowhere }).await, "host0");
+}
+
+/// Through this instance at once; through another by its next survey.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_says_that_it_is_unhealthy_is_chosen_no_more() {
+    let (database, rm) = start().await;
+    let other = Instance::start(&database).await;
+    register(&rm, 2, 1000).await;
+    let sick = rm.client.em(&em("host0")).await.unwrap();
+    for instance in [&rm, &other] {
+        instance.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+    }
+    for (sequence, health) in [(1, Health::Unhealthy), (2, Health::Healthy), (3, Health::Unhealthy)] {
+        let report =
+            Report { em: sick.instance.clone(), epoch: sick.epoch, sequence, health, load: None, tickets: vec![] };
+        rm.client.heartbeat(&report).await.unwrap();
+        for _ in 0..20 {
+            let chosen = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em;
+            assert!(chosen != sick.instance || health == Health::Healthy);
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for _ in 0..20 {
+        assert_ne!(other.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, sick.instance);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,9 +292,9 @@ async fn limits_request_ids_and_dry_runs_hold_without_an_em() {
     assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"));
 }
 
-/// Nothing is refused by an old view: room that another instance learned of a moment ago is found.
+/// What is refused is refused by what was there a second ago: room that another instance learned of is found soon.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn room_that_is_new_is_found_at_once() {
+async fn room_that_is_new_is_found_within_two_seconds() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     register(&first, 1, 1).await;
@@ -127,7 +303,11 @@ async fn room_that_is_new_is_found_at_once() {
         first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.refused();
         let new = em(&format!("host{n}"));
         second.client.register(registration(new.clone(), load(10, 10, 1))).await.unwrap();
-        assert_eq!(first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, new);
+        let asked = Instant::now();
+        while placed(&first, &anywhere("hadoop", load(1, 1, 1))).await != format!("host{n}") {
+            assert!(asked.elapsed() < Duration::from_secs(2), "not found after {:?}", asked.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
     assert_eq!(assert_invariants(&database, &first.client).await, 4);
 }

@@ -209,7 +209,7 @@ pub fn load(gb: i64, cores: i64, instances: i64) -> Resource {
 }
 
 pub fn registration(em: EmInstance, total: Resource) -> Register {
-    Register { protected: total.zero_like(), em, total, labels: Labels::default() }
+    Register { protected: total.zero_like(), em, total, labels: Labels::default(), reserved: Labels::default() }
 }
 
 pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {

@@ -516,6 +516,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             engine_type: String::new(),
             resource: amount(ask.amount),
             labels: Default::default(),
+            selector: Default::default(),
             lock_ttl: Duration::from_secs(ask.ttl),
             request_id: ask.request_id.map(|id| RequestId {
                 id: name(&id.to_string()),
@@ -529,6 +530,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             is_elsewhere: false,
             position,
         }),
+        scopes: Default::default(),
     })
 }
 

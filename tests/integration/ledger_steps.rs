@@ -216,10 +216,12 @@ impl Tables {
                     engine_type: String::new(),
                     resource: Resource::cpu(1).unwrap(),
                     labels: Default::default(),
+                    selector: Default::default(),
                     lock_ttl: Duration::from_secs(1_000_000),
                     request_id: None,
                 },
                 wait: None,
+                scopes: Default::default(),
             }),
             Step::Inited(ago) => {
                 let ticket = named(ago)?;

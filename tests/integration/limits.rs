@@ -417,6 +417,7 @@ async fn a_policy_decides_which_limits_are_for_a_kind_of_em() {
     let policy = |em_application_name: &str, check| proto::Policy {
         em_application_name: em_application_name.into(),
         checks: vec![check],
+        ..Default::default()
     };
     for (policy, field) in [
         (None, "policy"),
@@ -495,4 +496,56 @@ async fn what_a_limit_does_not_name_falls_to_the_next_one_that_matches() {
     let of = |scope: &str| scopes.iter().find(|usage| usage.scope.to_string() == scope).unwrap().rules.len();
     assert_eq!((of("creator=IDE,user=hadoop"), of("creator=IDE,user=other")), (2, 1));
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_are_for_what_is_derived_from_a_request_and_its_em() {
+    let (database, rm) = start().await;
+    register(&rm, 3).await;
+    rm.client.set_limit(&rule(&[("engine_family", None)], &[(Dimension::Instances, 2)])).await.unwrap();
+    let em_of_kind =
+        [("em_application", Some(em("any").application_name.to_string())), ("em", Some("host2:9102".to_owned()))];
+    let em_of_kind = em_of_kind.each_ref().map(|(key, value)| (*key, value.as_deref()));
+    rm.client.set_limit(&rule(&em_of_kind, &[(Dimension::Instances, 1)])).await.unwrap();
+    let on = |host: &str, engine_type: &str| ResourceRequest {
+        engine_type: engine_type.to_owned(),
+        ..request(&em(host), "hadoop", load(1, 1, 1))
+    };
+    rm.client.request_resource(&on("host0", "spark-3.2.1")).await.granted();
+    rm.client.request_resource(&on("host1", "spark-2.4.3")).await.granted();
+    let refusal = rm.client.request_resource(&on("host0", "spark")).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "engine_family=spark");
+    rm.client.request_resource(&on("host0", "hive-2.3.3")).await.granted();
+    // Without an engine type there is no family, and so no family's limit.
+    for _ in 0..3 {
+        rm.client.request_resource(&on("host0", "")).await.granted();
+    }
+    rm.client.request_resource(&on("host2", "")).await.granted();
+    let refusal = rm.client.request_resource(&on("host2", "")).await.refused();
+    assert!(refusal.shortfalls[0].scope.starts_with("em=host2:9102,em_application="), "{refusal:?}");
+    // Nobody says of himself what is derived.
+    let forged = Labels::parse("labels", BTreeMap::from([("em".to_owned(), "host0".to_owned())])).unwrap();
+    let forged = ResourceRequest { labels: forged, ..on("host2", "") };
+    assert_eq!(rm.client.request_resource(&forged).await.unwrap_err().field().as_deref(), Some("labels"));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 7);
+    assert_eq!(rm.client.audit().await.unwrap().differences.count, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_are_for_no_more_than_32_sets_of_labels() {
+    let (_database, rm) = start().await;
+    let of = |n: usize, value| rule(&[(format!("label{n}").as_str(), value)], &[(Dimension::Instances, 1)]);
+    for n in 0..32 {
+        rm.client.set_limit(&of(n, None)).await.unwrap();
+    }
+    let error = rm.client.set_limit(&of(32, None)).await.unwrap_err();
+    assert_eq!(
+        (error.code(), error.reason().as_deref()),
+        (Some(Code::FailedPrecondition), Some("TOO_MANY_LABEL_SETS"))
+    );
+    assert_eq!(rm.client.limits().await.unwrap().len(), 32);
+    // One more of a set that has limits is fine, and one set less makes room.
+    rm.client.set_limit(&of(0, Some("a"))).await.unwrap();
+    rm.client.delete_limit(&of(1, None).pattern).await.unwrap();
+    rm.client.set_limit(&of(32, None)).await.unwrap();
 }

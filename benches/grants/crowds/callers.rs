@@ -129,7 +129,7 @@ pub(crate) fn em(number: u64) -> Result<EmInstance, Failure> {
 /// An EM with room for so many engines.
 pub(crate) fn registration(em: EmInstance, engines: i64) -> Result<Register, Failure> {
     let total = Resource::load_instance(engines.saturating_mul(MEMORY).min(PLENTY), engines, engines)?;
-    Ok(Register { em, protected: total.zero_like(), total, labels: Labels::default() })
+    Ok(Register { em, protected: total.zero_like(), total, labels: Labels::default(), reserved: Labels::default() })
 }
 
 /// The crowds' user of that number, which may be any.

@@ -17,6 +17,7 @@ use crate::{Arguments, Failure, machine, machine::Machine, report::Begun, with_d
 use self::{findings::Findings, report::Report, stage::Stage};
 
 mod callers;
+mod choosing;
 mod deadlines;
 mod em_goes;
 mod findings;
@@ -33,6 +34,7 @@ mod open;
 mod operators;
 mod raw;
 mod report;
+mod rules;
 mod soak;
 mod stage;
 mod tables;
@@ -63,6 +65,10 @@ pub(crate) enum Crowd {
     Frozen,
     /// Requests in line.
     Line,
+    /// Requests that name no EM.
+    Choosing,
+    /// Limits.
+    Rules,
 }
 
 /// How the crowds come.
@@ -96,6 +102,8 @@ impl Event {
             Self::Crowd(Crowd::Operators) => "operators",
             Self::Crowd(Crowd::Frozen) => "frozen",
             Self::Crowd(Crowd::Line) => "line",
+            Self::Crowd(Crowd::Choosing) => "choosing",
+            Self::Crowd(Crowd::Rules) => "rules",
             Self::Soak(_) => "soak",
         }
     }
@@ -122,6 +130,8 @@ impl Event {
             Self::Crowd(Crowd::Operators) => operators::pass(stage, findings).await,
             Self::Crowd(Crowd::Frozen) => frozen::pass(stage, findings).await,
             Self::Crowd(Crowd::Line) => line::pass(stage, findings).await,
+            Self::Crowd(Crowd::Choosing) => choosing::pass(stage, findings).await,
+            Self::Crowd(Crowd::Rules) => rules::pass(stage, findings).await,
             Self::Soak(minutes) => soak::pass(stage, findings, minutes).await,
         }
     }

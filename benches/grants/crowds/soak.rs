@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tonic::Code;
 
-use crate::{Failure, random::Random};
+use crate::{Failure, random::Random, sample::median};
 
 use super::{
     callers::{KIND, ask, em, engine, granted, registration},
@@ -28,6 +28,9 @@ const POLL: Duration = Duration::from_millis(200);
 
 /// For what is left to expire in the end.
 const REST_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often its memory is looked at: batches of unusual size show for some seconds.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Wanted of the memory in the last minute, as a part of the second's.
 const MEMORY_RATIO_MAX: f64 = 1.1;
@@ -70,13 +73,21 @@ async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64
     let memory = stage.memory()?;
     for minute in 1..=minutes {
         let goes = minute == minutes / 2 + 1;
-        let mut gone = None;
+        let (mut gone, mut seen_memory) = (None, Vec::new());
         let work = async {
-            if goes {
-                gone = Some(go(stage, fleet).await);
-            }
+            let goes = async {
+                if goes {
+                    gone = Some(go(stage, fleet).await);
+                }
+            };
             // Whatever goes on, the minute has its length.
-            std::future::pending::<()>().await;
+            let look = async {
+                loop {
+                    seen_memory.extend(memory.above());
+                    tokio::time::sleep(LOOK).await;
+                }
+            };
+            tokio::join!(goes, look)
         };
         let (_, seen) = requests(stage, fleet).during(MINUTE, work).await?;
         match gone {
@@ -87,7 +98,8 @@ async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64
             None => {}
         }
         let times = seen.times();
-        let megabytes = memory.above().ok_or("the server has ended")? + memory.idle;
+        memory.above().ok_or("the server has ended")?;
+        let megabytes = median(seen_memory) + memory.idle;
         findings.told("requests by minute", "/s", times.calls as f64 / MINUTE.as_secs_f64());
         findings.told("requests by minute: p50", "ms", millis(times.p50));
         findings.told(P99, "ms", millis(times.p99));

@@ -34,7 +34,7 @@ pub mod retention;
 pub mod silence;
 
 /// The longest pause after steps that failed one after another.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// What a step leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -255,7 +255,7 @@ async fn line(
 ) -> Result<LineView, StoreError> {
     let spots = viewed_spots(operations.iter().filter_map(|operation| operation.request()).flat_map(|request| {
         let extent = Extent::of(request.wait.as_ref().and_then(|wait| wait.position));
-        judgement::spots(&request.em, limits, &request.ask).map(move |spot| (spot, extent))
+        judgement::spots(request, limits).map(move |spot| (spot, extent))
     }));
     let in_line: Vec<Uuid> =
         operations.iter().filter_map(|operation| operation.position()).map(|position| position.ticket_id()).collect();
@@ -275,12 +275,14 @@ fn scopes<'a>(
     if limits.is_empty() {
         return BTreeSet::new();
     }
-    let asked = operations
-        .iter()
-        .filter_map(|operation| operation.request())
-        .map(|request| request.ask.ticket_labels(&request.em));
-    let held = tickets.map(|ticket| ticket.ticket_labels());
-    asked.chain(held).flat_map(|labels| limits.scopes(&labels)).map(|limited| limited.counter).collect()
+    let mut counters = BTreeSet::new();
+    for request in operations.iter().filter_map(|operation| operation.request()) {
+        counters.extend(request.scopes(limits).iter().map(|limited| limited.counter.clone()));
+    }
+    for ticket in tickets {
+        counters.extend(limits.scopes(&ticket.ticket_labels()).into_iter().map(|limited| limited.counter));
+    }
+    counters
 }
 
 /// Writes what only some batches have to.

@@ -17,6 +17,7 @@ use crate::{
         ticket_digest::TicketDigest,
     },
     error::Error,
+    service::judge::Seen,
     store::{
         StoreError,
         em_report::{self, Met},
@@ -46,8 +47,13 @@ struct Waiting {
 }
 
 /// Keeps what comes until nobody is left who could send anything; what differs is passed on.
-pub(super) async fn run(mut inbox: mpsc::Receiver<Pending>, differing: mpsc::Sender<Differing>, session: Session) {
-    let mut keeper = Keeper { session, differing };
+pub(super) async fn run(
+    mut inbox: mpsc::Receiver<Pending>,
+    differing: mpsc::Sender<Differing>,
+    session: Session,
+    seen: Seen,
+) {
+    let mut keeper = Keeper { session, differing, seen };
     let mut arrived = Vec::with_capacity(BATCH_MAX);
     let mut waiting: Vec<Waiting> = Vec::new();
     let mut not_before = Instant::now();
@@ -90,6 +96,8 @@ fn first_of_each(waiting: Vec<Waiting>) -> (Vec<Waiting>, Vec<Waiting>) {
 struct Keeper {
     session: Session,
     differing: mpsc::Sender<Differing>,
+    /// By which EMs are chosen.
+    seen: Seen,
 }
 
 impl Keeper {
@@ -126,6 +134,10 @@ impl Keeper {
     /// Tells what a report met; returns it if it has to be tried again.
     fn tell(&self, waiting: Waiting, met: Option<Met>) -> Option<Waiting> {
         let Waiting { pending, held_since } = waiting;
+        if met.is_some_and(|met| met.kept) {
+            // Before it is answered: whoever knows that it was taken is right to expect that it counts.
+            self.seen.report(&pending.report);
+        }
         match Verdict::of(&pending.report, pending.tickets, met) {
             Ok(Verdict::Complete) => pending.answer(Ok(Found::default())),
             Ok(Verdict::Differs { previous, any_missed }) => {

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -14,8 +14,8 @@ use crate::{
         ledger::Standing,
         line::Line,
         operation::Request,
-        placement::View,
-        report::Statuses,
+        placement::{Policies, View},
+        report::{Condition, Report},
     },
     metrics::Metrics,
 };
@@ -39,38 +39,48 @@ pub struct Seen {
 /// here, and the next one who chooses takes it over.
 #[derive(Debug, Default)]
 struct Choice {
-    view: RwLock<View>,
-    /// EMs as they stand since the view was made, `None` for one that went; nothing as long as nobody has chosen.
-    changes: Mutex<Option<HashMap<EmInstance, Option<Em>>>>,
+    view: Mutex<View>,
+    /// What has changed since; nothing as long as nobody has chosen.
+    changes: Mutex<Option<Changes>>,
+}
+
+#[derive(Debug, Default)]
+struct Changes {
+    /// EMs as they stand, `None` for one that went.
+    ems: HashMap<EmInstance, Option<Em>>,
+    /// What EMs have said.
+    conditions: HashMap<EmInstance, Condition>,
 }
 
 impl Choice {
-    fn note(&self, ems: &[Em], gone: &[EmInstance]) {
-        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(changes) = &mut *changes {
-            changes.extend(gone.iter().map(|em| (em.clone(), None)));
-            changes.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
+    fn note(&self, change: impl FnOnce(&mut Changes)) {
+        if let Some(changes) = &mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner) {
+            change(changes);
         }
     }
 
-    fn replace(&self, view: View) {
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
-        *self.changes.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashMap::new());
+    fn note_ems(&self, ems: &[Em], gone: &[EmInstance]) {
+        self.note(|changes| {
+            changes.ems.extend(gone.iter().map(|em| (em.clone(), None)));
+            changes.ems.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
+        });
     }
 
-    fn look<T>(&self, look: impl FnOnce(&View) -> T) -> T {
-        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take);
-        let changes = changes.unwrap_or_default();
-        if !changes.is_empty() {
-            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
-            for (instance, em) in changes {
-                match em {
-                    Some(em) => view.update(em),
-                    None => drop(view.remove(&instance)),
-                }
+    fn look<T>(&self, look: impl FnOnce(&mut View) -> T) -> T {
+        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        // With the view in hand, so that nobody looks at it in between; those who commit wait for neither.
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner).replace(Changes::default());
+        let Changes { ems, conditions } = changes.unwrap_or_default();
+        for (instance, em) in ems {
+            match em {
+                Some(em) => view.update(em),
+                None => view.remove(&instance),
             }
         }
-        look(&self.view.read().unwrap_or_else(PoisonError::into_inner))
+        for (instance, condition) in conditions {
+            view.report(&instance, condition);
+        }
+        look(&mut view)
     }
 }
 
@@ -83,7 +93,7 @@ impl Seen {
     /// Remembers how things stand after a commit.
     pub fn update(&self, standing: Standing) {
         self.commits.fetch_add(1, Ordering::Relaxed);
-        self.choice.note(&standing.ems, &standing.gone);
+        self.choice.note_ems(&standing.ems, &standing.gone);
         self.remember(&mut self.state(), standing);
     }
 
@@ -104,7 +114,7 @@ impl Seen {
             let spots = standing.line.spots.take().unwrap_or_default();
             standing.line.spots = Some(spots.into_iter().filter(|(spot, _)| !seen.line.line.contains(spot)).collect());
         }
-        self.choice.note(&standing.ems, &standing.gone);
+        self.choice.note_ems(&standing.ems, &standing.gone);
         self.remember(&mut seen, standing);
     }
 
@@ -149,25 +159,36 @@ impl Seen {
         seen.verdict(request).ok()
     }
 
-    /// Makes `ems` all the EMs there are to choose among, and `statuses` what is known of them by their reports.
-    pub(super) fn replace_ems(&self, ems: Vec<Em>, statuses: &Statuses) {
-        self.metrics.caches.chosen_from(ems.len());
-        self.choice.replace(View::new(ems, statuses));
-    }
-
     /// Remembers how some EMs stand.
     pub(super) fn take_over(&self, ems: HashMap<EmInstance, Em>) {
         let ems: Vec<Em> = ems.into_values().collect();
-        self.choice.note(&ems, &[]);
+        self.choice.note_ems(&ems, &[]);
+    }
+
+    /// Remembers how well an EM says it is.
+    pub fn report(&self, report: &Report) {
+        self.choice.note(|changes| {
+            changes.conditions.insert(report.em.clone(), Condition::reported(report));
+        });
     }
 
     pub(super) fn forget(&self, em: &EmInstance) {
-        self.choice.note(&[], std::slice::from_ref(em));
+        self.choice.note_ems(&[], std::slice::from_ref(em));
         self.state().ems.remove(em);
     }
 
-    /// Chooses among the EMs.
-    pub(super) fn choose<T>(&self, choose: impl FnOnce(&View) -> T) -> T {
-        self.choice.look(choose)
+    /// Chooses among the EMs, by the policies that were last seen.
+    pub(super) fn choose<T>(&self, choose: impl FnOnce(&mut View, &Policies) -> T) -> T {
+        let limits = self.state().limits.clone();
+        self.choice.look(|view| choose(view, limits.policies()))
+    }
+
+    /// A survey is over.
+    pub(super) fn end_survey(&self, survey: u64) {
+        let ems = self.choose(|view, _| {
+            view.end_survey(survey);
+            view.len()
+        });
+        self.metrics.caches.chosen_from(ems);
     }
 }

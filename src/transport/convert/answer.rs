@@ -93,6 +93,7 @@ pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResour
         last_report_time: status.map(|status| timestamp(status.last_report_time)),
         silent: status.is_some_and(|status| status.silent),
         unregistering: !em.is_registered(),
+        reserved_labels: em.reserved.as_map().clone(),
     })
 }
 
@@ -243,6 +244,7 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
         locked: resource::required("locked", message.locked)?,
         used_tickets: TicketDigest::default(),
         labels: Labels::parse("labels", message.labels)?,
+        reserved: Labels::parse("reserved_labels", message.reserved_labels)?,
         epoch: message.epoch,
         register_time: read_time("register_time", message.register_time)?,
         version: 0,

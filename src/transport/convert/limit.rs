@@ -6,13 +6,15 @@ use crate::{
     domain::{
         limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule},
         name::{FieldError, Name},
-        policy::{Check, Policy},
+        policy::{Check, Policy, REQUIRED_MAX},
         resource::Dimension,
         scope::{Scope, Tally, Usage},
     },
     service::limits::ScopeUsage,
     transport::proto,
 };
+
+use super::request;
 
 /// The labels of a limit that stands in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
@@ -106,7 +108,17 @@ pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Poli
             Err(FieldError::new(format!("{field}.checks"), problem))
         }
     };
-    Ok((em_kind, Policy::new(policy.checks.iter().map(check).collect::<Result<Vec<_>, _>>()?)))
+    let checks = policy.checks.iter().map(check).collect::<Result<Vec<_>, _>>()?;
+    let in_labels = format!("{field}.required_labels");
+    if policy.required_labels.len() > REQUIRED_MAX {
+        let problem = format!("has {} labels; at most {REQUIRED_MAX} are allowed", policy.required_labels.len());
+        return Err(FieldError::new(in_labels, problem));
+    }
+    for key in &policy.required_labels {
+        Name::parse(&in_labels, key)?;
+    }
+    let placement = request::placement(&format!("{field}.placement"), policy.placement)?.unwrap_or_default();
+    Ok((em_kind, Policy::new(checks).with(policy.required_labels.iter().cloned().collect(), placement)))
 }
 
 /// A policy as its administrators write it.
@@ -117,7 +129,12 @@ pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
         Check::Labels => proto::Check::Labels,
     };
     let checks = policy.checks().map(|kind| check(kind).into()).collect();
-    proto::Policy { em_application_name: em_kind.to_string(), checks }
+    proto::Policy {
+        em_application_name: em_kind.to_string(),
+        checks,
+        required_labels: policy.required_labels().iter().cloned().collect(),
+        placement: request::placement_message(policy.placement()).into(),
+    }
 }
 
 /// A scope and what it holds.

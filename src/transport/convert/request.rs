@@ -10,6 +10,8 @@ use crate::{
         name::{FieldError, Labels, Name},
         operation::{Inited, Register, Released},
         report::{Health, Load, Report},
+        scope::RESERVED,
+        selector::{PREFERENCES_MAX, Placement, Preference, Selector, WEIGHT_MAX},
         ticket::EngineInstance,
     },
     transport::{
@@ -19,6 +21,9 @@ use crate::{
 };
 
 use super::resource;
+
+/// For how many labels an EM may be reserved.
+const RESERVED_MAX: usize = 8;
 
 fn missing(field: &str) -> FieldError {
     FieldError::new(field, "is required")
@@ -75,7 +80,85 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
         return Err(FieldError::new("protected", error.to_string()));
     }
     let labels = Labels::parse("labels", request.labels)?;
-    Ok(Register { em, total, protected, labels })
+    let reserved = Labels::parse("reserved_labels", request.reserved_labels)?;
+    let reserved_count = reserved.as_map().len();
+    if reserved_count > RESERVED_MAX {
+        let problem = format!("has {reserved_count} labels; at most {RESERVED_MAX} are allowed");
+        return Err(FieldError::new("reserved_labels", problem));
+    }
+    if let Some(key) = reserved.as_map().keys().find(|key| labels.as_map().contains_key(*key)) {
+        return Err(FieldError::new("reserved_labels", format!("has {key:?}, which is among labels; give it once")));
+    }
+    Ok(Register { em, total, protected, labels, reserved })
+}
+
+/// Which EMs a request may go to; and all labels that it carries, those for this included.
+pub fn selector(request: &proto::RequestResourceRequest) -> Result<(Selector, Labels), FieldError> {
+    let application_name = match request.em_application_name.as_str() {
+        "" => None,
+        _ if request.em.is_some() => {
+            return Err(FieldError::new("em_application_name", "is for requests without em; leave one of them out"));
+        }
+        name => Some(Name::parse("em_application_name", name)?),
+    };
+    let required = Labels::parse("required_labels", request.required_labels.clone())?;
+    let preferred = preferences("preferred_labels", &request.preferred_labels)?;
+    let placement = placement("placement", request.placement)?;
+    let mut carried = request.labels.clone();
+    let for_selection = preferred.iter().map(|preference| ("preferred_labels", &preference.key, &preference.value));
+    let required_pairs = required.as_map().iter().map(|(key, value)| ("required_labels", key, value));
+    for (field, key, value) in required_pairs.chain(for_selection) {
+        let before = carried.insert(key.clone(), value.clone());
+        if let Some(before) = before.filter(|before| before != value) {
+            return Err(FieldError::new(
+                field,
+                format!("has {key:?} as {value:?}, and as {before:?} elsewhere; give one value"),
+            ));
+        }
+    }
+    if let Some(key) = RESERVED.into_iter().find(|key| carried.contains_key(*key)) {
+        let problem = format!("has {key:?}, which a request has by fields of its own, or derived from them: set those");
+        return Err(FieldError::new("labels", problem));
+    }
+    let carried = Labels::parse("labels", carried)?;
+    Ok((Selector { application_name, required, preferred, placement }, carried))
+}
+
+fn preferences(field: &str, messages: &[proto::PreferredLabel]) -> Result<Vec<Preference>, FieldError> {
+    if messages.len() > PREFERENCES_MAX {
+        let problem = format!("has {} labels; at most {PREFERENCES_MAX} are allowed", messages.len());
+        return Err(FieldError::new(field, problem));
+    }
+    let preference = |(number, message): (usize, &proto::PreferredLabel)| {
+        let field = format!("{field}[{number}]");
+        Name::parse(&format!("{field}.key"), &message.key)?;
+        Name::parse(&format!("{field}.value"), &message.value)?;
+        let weight = match u32::try_from(message.weight) {
+            Ok(0) => 1,
+            Ok(weight @ 1..=WEIGHT_MAX) => weight,
+            _ => return Err(FieldError::new(format!("{field}.weight"), format!("must be 1 to {WEIGHT_MAX}"))),
+        };
+        Ok(Preference { key: message.key.clone(), value: message.value.clone(), weight })
+    };
+    messages.iter().enumerate().map(preference).collect()
+}
+
+/// How EMs are chosen; `None` if it is not told.
+pub fn placement(field: &str, number: i32) -> Result<Option<Placement>, FieldError> {
+    match proto::Placement::try_from(number) {
+        Ok(proto::Placement::Unspecified) => Ok(None),
+        Ok(proto::Placement::Spread) => Ok(Some(Placement::Spread)),
+        Ok(proto::Placement::Pack) => Ok(Some(Placement::Pack)),
+        Err(_) => Err(FieldError::new(field, format!("is {number}, which stands for nothing"))),
+    }
+}
+
+/// The same, written down.
+pub fn placement_message(placement: Placement) -> proto::Placement {
+    match placement {
+        Placement::Spread => proto::Placement::Spread,
+        Placement::Pack => proto::Placement::Pack,
+    }
 }
 
 /// A report that an engine runs.

@@ -1,0 +1,137 @@
+//! Very many limits, one for each user, beside one for each of the same users.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ResourceRequest, ResultResource, RmClient},
+    domain::{
+        limit::{Pattern, Rule},
+        name::Name,
+        resource::Dimension,
+    },
+};
+use tokio::task::JoinSet;
+
+use crate::{Failure, load::WARM_UP, process::TemporaryDir, random::Random, sample::median};
+
+use super::{
+    callers::{ask_for, em},
+    findings::{Findings, millis},
+    stage::Stage,
+};
+
+/// How many rules there are, one size after the other, and what is wanted of the grants, as a part of those with one rule.
+const SIZES: [(u64, f64); 2] = [(10_000, 0.9), (100_000, 0.8)];
+
+const EMS: u64 = 100;
+const MANY: u64 = 256;
+const ROOM: u64 = 1_000_000_000;
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// How many rules are changed one after another, beside others.
+const CHANGES: u64 = 50;
+const LIMIT: Duration = Duration::from_secs(120);
+
+pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
+    stage.callers.register(EMS).await?;
+    let dir = TemporaryDir::create()?;
+    let mut granted = 0;
+    for (full, wanted) in SIZES {
+        let users = stage.scaled(full);
+        let file = dir.path().join("limits.toml");
+        let each = format!("[[limit]]\neach = [\"user\"]\nmax = {{ instances = {ROOM} }}\n");
+        let mut of_each = String::new();
+        for number in 0..users {
+            writeln!(
+                of_each,
+                "[[limit]]\nlabels = {{ user = \"{}\" }}\nmax = {{ instances = {ROOM} }}",
+                user(number)?
+            )?;
+        }
+        for _ in 0..stage.options.rounds {
+            let mut rates = Vec::new();
+            for limits in [&each, &of_each] {
+                fs::write(&file, limits)?;
+                let begun = Instant::now();
+                stage.restart(false, &["--limits", file.to_str().unwrap_or_default()]).await?;
+                if rates.len() == 1 {
+                    findings.told(
+                        format!("{full} rules: a server starts with them"),
+                        "s",
+                        begun.elapsed().as_secs_f64(),
+                    );
+                }
+                let (rate, count) = grants(stage, users).await?;
+                rates.push(rate);
+                granted += count;
+            }
+            findings.told(format!("{full} users, one rule for each of them"), "/s", rates[0]);
+            findings.at_least(
+                format!("{full} users, a rule of their own: beside that"),
+                "",
+                rates[1] / rates[0],
+                wanted,
+            );
+            let client = stage.callers.client(0);
+            let name = format!("{CHANGES} of {full} rules are changed");
+            let Some(times) = stage.pair(findings, &name, LIMIT, change(client, users)).await? else {
+                findings.unfinished.push(format!("{name}: not done when given up"));
+                return Ok(None);
+            };
+            findings.told(format!("{name}: each"), "ms", median(times));
+        }
+    }
+    Ok(Some(granted))
+}
+
+fn user(number: u64) -> Result<Name, Failure> {
+    Ok(Name::parse("user", &format!("ruled{number}"))?)
+}
+
+async fn change(client: RmClient, users: u64) -> Result<Vec<f64>, Failure> {
+    let mut times = Vec::new();
+    for number in 0..CHANGES {
+        let pattern = Pattern::new([("user".to_owned(), Some(user(number % users)?.to_string()))].into());
+        let most = i64::try_from(ROOM + number)?;
+        let begun = Instant::now();
+        client.set_limit(&Rule { pattern, max: [(Dimension::Instances, most)].into() }).await?;
+        times.push(millis(begun.elapsed()));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(times)
+}
+
+/// Callers who ask again as soon as they are answered, each time for another user: how many are granted a second, and in all.
+async fn grants(stage: &Stage, users: u64) -> Result<(f64, i64), Failure> {
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let counted_from = Instant::now() + WARM_UP;
+    let mut all = JoinSet::new();
+    for number in 0..MANY {
+        let (client, stop) = (stage.callers.client(number), stop.clone());
+        all.spawn(async move {
+            let (mut random, mut granted, mut counted) = (Random::new(number + 1), 0_i64, 0_u64);
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let request: ResourceRequest = ask_for(em(random.up_to(EMS) - 1)?, user(random.up_to(users) - 1)?)?;
+                match client.request_resource(&request).await? {
+                    ResultResource::Available(_) => granted += 1,
+                    ResultResource::NotEnough(refusal) => return Err(format!("refused: {refusal:?}").into()),
+                }
+                counted += u64::from(Instant::now() >= counted_from);
+            }
+            Ok::<_, Failure>((granted, counted))
+        });
+    }
+    tokio::time::sleep(WARM_UP + WINDOW).await;
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let (mut granted, mut counted) = (0, 0);
+    while let Some(done) = all.join_next().await {
+        let (some, in_window) = done??;
+        (granted, counted) = (granted + some, counted + in_window);
+    }
+    Ok((counted as f64 / WINDOW.as_secs_f64(), granted))
+}

@@ -1,0 +1,211 @@
+//! EMs that are alike for many requests, ordered by what is free.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use crate::domain::{
+    resource::{Dimension, Left, Resource},
+    selector::Placement,
+};
+
+use super::{
+    host::{Host, Rank, WHOLE, share_of},
+    hosts::Hosts,
+};
+
+/// How many resources are remembered that fit nowhere.
+const REMEMBERED_MAX: usize = 16;
+
+/// The number of an EM within a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct HostId(pub u32);
+
+/// EMs of one type of resource, whose order is kept for each dimension that somebody has asked the most of.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    members: HashSet<HostId>,
+    /// Of all members together, and of the largest that there ever was.
+    capacity: BTreeMap<Dimension, Capacity>,
+    /// The members that can be chosen.
+    orders: HashMap<Dimension, BTreeSet<Rank>>,
+    /// What fits on no member that can be chosen, and what would not even if nothing else were granted.
+    full: Remembered,
+    small: Remembered,
+}
+
+#[derive(Debug, Default)]
+struct Capacity {
+    sum: i128,
+    largest: i64,
+}
+
+/// Resources for which there is no room, none of which says more than another.
+#[derive(Debug, Default)]
+struct Remembered(Vec<Resource>);
+
+impl Remembered {
+    fn applies_to(&self, share: &Resource) -> bool {
+        self.0.iter().any(|known| known.not_more_than(share) == Ok(true))
+    }
+
+    fn insert(&mut self, share: &Resource) {
+        self.0.retain(|known| share.not_more_than(known) != Ok(true));
+        if self.0.len() >= REMEMBERED_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(share.clone());
+    }
+
+    fn forget_what_fits(&mut self, room: &Left) {
+        self.0.retain(|known| !room.covers(known));
+    }
+}
+
+/// Whom to look for in a group.
+pub(super) struct Wanted<'a> {
+    /// What the EMs would count of the request.
+    pub share: &'a Resource,
+    pub placement: Placement,
+    /// Further conditions, if there are any.
+    pub only: Option<&'a dyn Fn(&Host) -> bool>,
+}
+
+impl Wanted<'_> {
+    fn may_be(&self, host: &Host) -> bool {
+        host.em.provides(self.share).is_ok() && self.only.is_none_or(|only| only(host))
+    }
+}
+
+impl Group {
+    /// A group of these.
+    pub fn new(members: impl IntoIterator<Item = HostId>, hosts: &Hosts) -> Self {
+        let mut group = Self::default();
+        for id in members {
+            if let Some(host) = hosts.get(id) {
+                group.insert(id, host);
+            }
+        }
+        group
+    }
+
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub fn members(&self) -> impl Iterator<Item = HostId> {
+        self.members.iter().copied()
+    }
+
+    pub fn insert(&mut self, id: HostId, host: &Host) {
+        self.members.insert(id);
+        for (dimension, amount) in host.capacity.amounts() {
+            let capacity = self.capacity.entry(dimension).or_default();
+            capacity.sum += i128::from(amount);
+            capacity.largest = capacity.largest.max(amount);
+        }
+        self.rank(id, host);
+    }
+
+    /// Takes an EM out that is as it was when it was put in or ranked.
+    pub fn remove(&mut self, id: HostId, host: &Host) {
+        self.members.remove(&id);
+        for (dimension, amount) in host.capacity.amounts() {
+            if let Some(capacity) = self.capacity.get_mut(&dimension) {
+                capacity.sum -= i128::from(amount);
+            }
+        }
+        self.unrank(id, host);
+    }
+
+    /// Puts a member where it stands now.
+    pub fn rank(&mut self, id: HostId, host: &Host) {
+        if host.condition.is_available {
+            for (dimension, order) in &mut self.orders {
+                order.insert(host.rank(id, dimension));
+            }
+            self.full.forget_what_fits(&host.left);
+            self.small.forget_what_fits(&host.capacity);
+        }
+    }
+
+    /// Takes a member, which stays one, from where it stands, before it changes.
+    pub fn unrank(&mut self, id: HostId, host: &Host) {
+        for (dimension, order) in &mut self.orders {
+            order.remove(&host.rank(id, dimension));
+        }
+    }
+
+    /// The dimension that a request takes the most of, beside all that the group has.
+    pub fn dominant(&self, share: &Resource) -> Dimension {
+        let part = |dimension: &Dimension, asked: i64| {
+            let whole = self.capacity.get(dimension).map_or(0, |capacity| capacity.sum).max(1);
+            i128::from(asked) * WHOLE * WHOLE / whole
+        };
+        let asked = share.amounts().filter(|(_, asked)| *asked > 0);
+        let dominant = asked.max_by_key(|(dimension, asked)| part(dimension, *asked));
+        dominant.map_or(Dimension::Memory, |(dimension, _)| dimension)
+    }
+
+    /// The best EM with room for what is wanted, and its rank.
+    pub fn best(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<Rank> {
+        if self.full.applies_to(wanted.share) {
+            return None;
+        }
+        let dimension = self.dominant(wanted.share);
+        // With a smaller share free, not even the largest has room.
+        let largest = self.capacity.get(&dimension).map_or(0, |capacity| capacity.largest);
+        let needed = share_of(wanted.share.get(&dimension), largest);
+        let has_room = |rank: &&Rank| {
+            hosts.get(rank.host).is_some_and(|host| host.left.covers(wanted.share) && wanted.may_be(host))
+        };
+        let order = self.order(dimension, hosts);
+        let found = match wanted.placement {
+            Placement::Spread => order.iter().rev().take_while(|rank| rank.share >= needed).find(has_room),
+            Placement::Pack => order.range(Rank::lowest(needed)..).find(has_room),
+        };
+        let found = found.copied();
+        if found.is_none() && wanted.only.is_none() {
+            self.full.insert(wanted.share);
+        }
+        found
+    }
+
+    /// The EM that tells best why there is no room: of those on which there would be if they were empty, the one with the largest free
+    /// share, and true; otherwise that of all.
+    pub fn closest(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<(bool, Rank)> {
+        let dimension = self.dominant(wanted.share);
+        if !self.small.applies_to(wanted.share) {
+            let would_fit = |rank: &&Rank| {
+                hosts.get(rank.host).is_some_and(|host| host.capacity.covers(wanted.share) && wanted.may_be(host))
+            };
+            if let Some(rank) = self.order(dimension.clone(), hosts).iter().rev().find(would_fit) {
+                return Some((true, *rank));
+            }
+            if wanted.only.is_none() {
+                self.small.insert(wanted.share);
+            }
+        }
+        let may_be = |rank: &&Rank| hosts.get(rank.host).is_some_and(|host| wanted.may_be(host));
+        self.order(dimension, hosts).iter().rev().find(may_be).map(|rank| (false, *rank))
+    }
+
+    /// Any that can be chosen, whatever it provides.
+    pub fn any(&self, hosts: &Hosts, only: &dyn Fn(&Host) -> bool) -> Option<HostId> {
+        let can_be = |id: &HostId| hosts.get(*id).is_some_and(|host| host.condition.is_available && only(host));
+        self.members().find(can_be)
+    }
+
+    fn order(&mut self, dimension: Dimension, hosts: &Hosts) -> &BTreeSet<Rank> {
+        let members = &self.members;
+        self.orders.entry(dimension.clone()).or_insert_with(|| {
+            let available = members.iter().filter_map(|id| Some((*id, hosts.get(*id)?)));
+            available
+                .filter(|(_, host)| host.condition.is_available)
+                .map(|(id, host)| host.rank(id, &dimension))
+                .collect()
+        })
+    }
+}

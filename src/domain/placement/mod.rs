@@ -1,0 +1,501 @@
+//! Choosing the EM for a request that names none: by what was last seen, so only a proposal; the ledger decides.
+//!
+//! The EMs stand in groups of those that are alike for many requests: of one application, one type of resource, reserved for the same
+//! labels; and within these, where a label that requests ask for is common, of those that have it. A group is ordered by the free share
+//! of each dimension that somebody asked the most of, so that the best is found without looking at the others; what fits nowhere in it
+//! is remembered until somewhere it does.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
+};
+
+use super::{
+    em::{Em, EmInstance},
+    name::Name,
+    operation::Ask,
+    policy::Policy,
+    report::Condition,
+    resource::{Resource, ResourceType},
+    selector::{PREFERENCES_MAX, Placement},
+};
+
+mod group;
+mod host;
+mod hosts;
+
+#[cfg(test)]
+mod tests;
+
+use group::{Group, HostId, Wanted};
+use host::{Host, Rank};
+use hosts::Hosts;
+
+/// EMs with a label of which there are no more than this are looked at one by one.
+const SCANNED_MAX: usize = 32;
+
+/// How many common labels have groups of their own.
+const PARTS_MAX: usize = 1024;
+
+/// Later than what tells apart those that nobody has touched yet.
+const FIRST_TOUCH: u64 = 1 << 40;
+
+/// A label and its value.
+type Label = (String, String);
+
+/// All EMs as they were last seen, ready to choose among.
+#[derive(Debug, Default)]
+pub struct View {
+    hosts: Hosts,
+    /// Those that are reserved for nobody, under no labels; the others under the labels for which they are.
+    pools: BTreeMap<Vec<Label>, BTreeMap<(Name, ResourceType), Pool>>,
+    labelled: HashMap<Label, HashSet<HostId>>,
+    /// Common labels that have groups of their own.
+    common: HashSet<Label>,
+    /// Counts how often any EM was touched.
+    touches: u64,
+    /// Has those that nobody has touched yet stand in another order in each view.
+    order: RandomState,
+    /// The number of the last survey that began.
+    survey: u64,
+}
+
+/// EMs of one application and type, reserved for the same.
+#[derive(Debug, Default)]
+struct Pool {
+    all: Group,
+    /// Those that have a common label, by its key and its value.
+    by_label: HashMap<String, HashMap<String, Group>>,
+}
+
+/// An EM as a survey found it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Surveyed {
+    /// Which.
+    pub instance: EmInstance,
+    /// Its registration, and the version of its row: what has changed has another.
+    pub version: (i64, i64),
+    /// What is known of it by its reports.
+    pub condition: Condition,
+}
+
+/// The policies of kinds of EMs, by application name.
+pub type Policies = BTreeMap<Name, Policy>;
+
+impl View {
+    /// How many EMs there are.
+    pub fn len(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// An EM is seen anew, unless what is known of it is newer; how well it is stays as it was.
+    pub fn update(&mut self, em: Em) {
+        let (known, version) = (self.hosts.id(&em.instance).and_then(|id| self.hosts.get(id)), version_of(&em));
+        if known.is_some_and(|known| version_of(&known.em) > version) {
+            return;
+        }
+        if known.is_some_and(|known| known.is_like(&em)) {
+            let (instance, touched, survey) = (em.instance.clone(), self.touch(), self.survey);
+            self.change(&instance, |host| host.see(em, touched, survey));
+            return;
+        }
+        // What it said before it registered again says nothing any more.
+        let of_registration = known.filter(|known| known.em.epoch == em.epoch);
+        let (is_known, told) = (known.is_some(), of_registration.map(|known| (known.condition, known.reported)));
+        self.remove(&em.instance);
+        if em.is_registered() {
+            let touched = if is_known { self.touch() } else { self.order.hash_one(&em.instance) % FIRST_TOUCH };
+            // One that contradicts itself is no candidate; whoever names it is told so.
+            let (condition, reported) = told.unwrap_or_default();
+            if let Ok(mut host) = Host::new(em, condition, touched, self.survey) {
+                host.reported = reported;
+                self.insert(host);
+            }
+        }
+    }
+
+    /// An EM has said how well it is.
+    pub fn report(&mut self, em: &EmInstance, condition: Condition) {
+        if let Some(host) = self.hosts.id(em).and_then(|id| self.hosts.get_mut(id)) {
+            host.reported = self.survey;
+            if host.condition != condition {
+                self.change(em, |host| host.condition = condition);
+            }
+        }
+    }
+
+    /// An EM has gone.
+    pub fn remove(&mut self, em: &EmInstance) {
+        let Some(id) = self.hosts.id(em) else { return };
+        let Some(host) = self.hosts.remove(em) else { return };
+        for label in labels_of(&host.em) {
+            if let Some(ids) = self.labelled.get_mut(&label) {
+                ids.remove(&id);
+                if ids.is_empty() {
+                    self.labelled.remove(&label);
+                }
+            }
+        }
+        let (reserved, kind) = pool_of(&host.em);
+        if let Some(pools) = self.pools.get_mut(&reserved) {
+            if let Some(pool) = pools.get_mut(&kind) {
+                pool.for_each_of(&host.em, |group| group.remove(id, &host));
+                if pool.all.is_empty() {
+                    pools.remove(&kind);
+                }
+            }
+            if pools.is_empty() {
+                self.pools.remove(&reserved);
+            }
+        }
+    }
+
+    /// A survey begins: what it finds is as new as what is told from now on.
+    pub fn begin_survey(&mut self) -> u64 {
+        self.survey += 1;
+        self.survey
+    }
+
+    /// What a survey found of some EMs. Answers with those that have changed, and so have to be read.
+    pub fn surveyed(&mut self, survey: u64, found: Vec<Surveyed>) -> Vec<EmInstance> {
+        let mut changed = Vec::new();
+        for Surveyed { instance, version, condition } in found {
+            let Some(host) = self.hosts.id(&instance).and_then(|id| self.hosts.get_mut(id)) else {
+                changed.push(instance);
+                continue;
+            };
+            host.surveyed = survey;
+            let known = version_of(&host.em);
+            // What it has told since the survey began is at least as new.
+            let is_other = host.reported < survey && host.condition != condition;
+            let is_assumed = host.is_assumed_before(survey);
+            if is_other || is_assumed {
+                self.change(&instance, |host| {
+                    if is_other {
+                        host.condition = condition;
+                    }
+                    if is_assumed {
+                        host.settle();
+                    }
+                });
+            }
+            if known != version {
+                changed.push(instance);
+            }
+        }
+        changed
+    }
+
+    /// A survey is over: those that it has not found are gone.
+    pub fn end_survey(&mut self, survey: u64) {
+        let gone = self.hosts.iter().filter(|(_, host)| host.surveyed < survey);
+        let gone: Vec<EmInstance> = gone.map(|(_, host)| host.em.instance.clone()).collect();
+        gone.iter().for_each(|em| self.remove(em));
+    }
+
+    /// The best EM on which the request fits, but for those in `except`; of those whose labels it prefers the most, where it prefers
+    /// any. What it takes there counts as taken, until the EM is seen anew or [`View::settle`]d.
+    pub fn choose(&mut self, ask: &Ask, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
+        let (em, share) = self.find(ask, policies, except)?;
+        let (touched, survey) = (self.touch(), self.survey);
+        self.change(&em, |host| host.assume(&share, touched, survey));
+        Some(em)
+    }
+
+    /// The same, without taking anything.
+    pub fn best(&mut self, ask: &Ask, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
+        self.find(ask, policies, except).map(|(em, _)| em)
+    }
+
+    /// What an EM was chosen for was not granted there.
+    pub fn settle(&mut self, em: &EmInstance) {
+        self.change(em, Host::settle);
+    }
+
+    /// The EM that tells best why the request fits nowhere: of those that match it, one that could answer for it, with the largest
+    /// free share; rather one that is only full than one that is too small for ever. `None` if no EM matches that is neither silent nor
+    /// unhealthy.
+    pub fn closest(&mut self, ask: &Ask, policies: &Policies) -> Option<EmInstance> {
+        let search = Search::new(ask, policies, Vec::new(), &[]);
+        let mut shares = Shares::of(ask);
+        let mut best: Option<(bool, Rank)> = None;
+        let mut any = None;
+        for_each_group(self, &search, |kind, group, hosts, only| {
+            let found = shares
+                .on(kind.1)
+                .and_then(|share| group.closest(&Wanted { share, placement: Placement::Spread, only }, hosts));
+            best = best.max(found);
+            if found.is_none() && any.is_none() {
+                any = group.any(hosts, &|host| only.is_none_or(|only| only(host)));
+            }
+        });
+        let id = best.map(|(_, rank)| rank.host).or(any)?;
+        self.hosts.get(id).map(|host| host.em.instance.clone())
+    }
+
+    /// How many EMs match the request, also if they are silent or unhealthy.
+    pub fn matching(&mut self, ask: &Ask, policies: &Policies) -> usize {
+        let search = Search::new(ask, policies, Vec::new(), &[]);
+        let mut matching = 0;
+        for_each_group(self, &search, |_, group, hosts, only| {
+            matching += match only {
+                None => group.len(),
+                Some(only) => group.members().filter(|id| hosts.get(*id).is_some_and(only)).count(),
+            };
+        });
+        matching
+    }
+
+    fn touch(&mut self) -> u64 {
+        self.touches += 1;
+        FIRST_TOUCH + self.touches
+    }
+
+    fn insert(&mut self, host: Host) {
+        let (reserved, kind) = pool_of(&host.em);
+        let Some(id) = self.hosts.insert(host) else { return };
+        let Some(host) = self.hosts.get(id) else { return };
+        for label in labels_of(&host.em) {
+            self.labelled.entry(label).or_default().insert(id);
+        }
+        let pool = self.pools.entry(reserved).or_default().entry(kind);
+        let pool = pool.or_insert_with(|| Pool::of_labels(&self.common));
+        pool.for_each_of(&host.em, |group| group.insert(id, host));
+    }
+
+    /// Changes an EM, if it is there; but neither its labels nor what there is in all.
+    fn change(&mut self, em: &EmInstance, change: impl FnOnce(&mut Host)) {
+        let Some(id) = self.hosts.id(em) else { return };
+        let Some(host) = self.hosts.get_mut(id) else { return };
+        let (reserved, kind) = pool_of(&host.em);
+        let Some(pool) = self.pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) else { return };
+        pool.for_each_of(&host.em, |group| group.unrank(id, host));
+        change(host);
+        pool.for_each_of(&host.em, |group| group.rank(id, host));
+    }
+
+    fn find(&mut self, ask: &Ask, policies: &Policies, except: &[EmInstance]) -> Option<(EmInstance, Resource)> {
+        let mut shares = Shares::of(ask);
+        for preferred in preferences(ask) {
+            let search = Search::new(ask, policies, preferred, except);
+            let mut best: Option<(u64, Rank, ResourceType)> = None;
+            let rank_of = |found: &(u64, Rank, ResourceType)| (found.0, found.1);
+            for_each_group(self, &search, |(application_name, resource_type), group, hosts, only| {
+                let Some(share) = shares.on(*resource_type) else { return };
+                let placement = ask.selector.placement.or_else(|| Some(policies.get(application_name)?.placement()));
+                let placement = placement.unwrap_or_default();
+                let found = group.best(&Wanted { share, placement, only }, hosts).map(|rank| {
+                    let score = match placement {
+                        Placement::Spread => rank.share,
+                        Placement::Pack => u64::MAX - rank.share,
+                    };
+                    (score, rank, *resource_type)
+                });
+                best = best.into_iter().chain(found).max_by_key(rank_of);
+            });
+            if let Some((_, rank, resource_type)) = best {
+                let em = self.hosts.get(rank.host)?.em.instance.clone();
+                return Some((em, shares.on(resource_type)?.clone()));
+            }
+        }
+        None
+    }
+}
+
+impl Pool {
+    /// An empty one.
+    fn of_labels(common: &HashSet<Label>) -> Self {
+        let mut pool = Self::default();
+        for label in common {
+            pool.group_of(label);
+        }
+        pool
+    }
+
+    /// The group of those that have a common label.
+    fn group_of(&mut self, (key, value): &Label) -> &mut Group {
+        self.by_label.entry(key.clone()).or_default().entry(value.clone()).or_default()
+    }
+
+    /// For the groups that an EM of the pool is in.
+    fn for_each_of(&mut self, em: &Em, mut each: impl FnMut(&mut Group)) {
+        each(&mut self.all);
+        if self.by_label.is_empty() {
+            return;
+        }
+        for (key, value) in em.all_labels() {
+            if let Some(group) = self.by_label.get_mut(key).and_then(|of_key| of_key.get_mut(value)) {
+                each(group);
+            }
+        }
+    }
+}
+
+/// What a request asks of EMs, beside room.
+struct Search<'a> {
+    ask: &'a Ask,
+    policies: &'a Policies,
+    /// What the EM must have.
+    labels: BTreeSet<Label>,
+    except: &'a [EmInstance],
+}
+
+impl<'a> Search<'a> {
+    fn new(ask: &'a Ask, policies: &'a Policies, preferred: Vec<Label>, except: &'a [EmInstance]) -> Self {
+        let required = ask.selector.required.as_map().iter().map(|(key, value)| (key.clone(), value.clone()));
+        Self { ask, policies, labels: required.chain(preferred).collect(), except }
+    }
+
+    /// Whether EMs of an application are candidates at all.
+    fn serves(&self, application_name: &Name) -> bool {
+        let wanted = self.ask.selector.application_name.as_ref();
+        wanted.is_none_or(|wanted| wanted == application_name)
+            && self
+                .policies
+                .get(application_name)
+                .is_none_or(|policy| policy.lacking(|key| self.ask.carries(key)).is_none())
+    }
+}
+
+/// Goes through all groups of EMs that a request may go to, each with the condition that not all of it may satisfy.
+fn for_each_group(
+    view: &mut View,
+    search: &Search<'_>,
+    mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
+) {
+    let rarest = search.labels.iter().map(|label| (view.labelled.get(label).map_or(0, HashSet::len), label)).min();
+    if rarest.is_some_and(|(len, _)| len == 0) {
+        return;
+    }
+    let common = rarest.filter(|(len, _)| *len > SCANNED_MAX).map(|(_, label)| label);
+    if let Some(label) = common {
+        view.make_common(label);
+    }
+    let conditions = search.labels.len() - usize::from(common.is_some());
+    let holds =
+        |host: &Host| search.labels.iter().all(|label| host.has(label)) && !search.except.contains(&host.em.instance);
+    let only: Option<&dyn Fn(&Host) -> bool> =
+        if conditions == 0 && search.except.is_empty() { None } else { Some(&holds) };
+    if let (Some((_, label)), None) = (rarest, common) {
+        // Few: groups for this once.
+        let ids = view.labelled.get(label).into_iter().flatten().copied();
+        let mut groups: BTreeMap<(Name, ResourceType), Vec<HostId>> = BTreeMap::new();
+        for (id, host) in ids.filter_map(|id| Some((id, view.hosts.get(id)?))) {
+            if host.em.admits(search.ask.labels.as_map())
+                && search.serves(&host.em.instance.application_name)
+                && holds(host)
+            {
+                groups.entry(pool_of(&host.em).1).or_default().push(id);
+            }
+        }
+        for (kind, ids) in groups {
+            each(&kind, &mut Group::new(ids, &view.hosts), &view.hosts, None);
+        }
+        return;
+    }
+    let View { hosts, pools, .. } = view;
+    for reserved in reservations(pools, search.ask) {
+        let Some(kinds) = pools.get_mut(&reserved) else { continue };
+        for (kind, pool) in kinds.iter_mut().filter(|(kind, _)| search.serves(&kind.0)) {
+            let group = match common {
+                None => Some(&mut pool.all),
+                Some((key, value)) => pool.by_label.get_mut(key).and_then(|of_key| of_key.get_mut(value)),
+            };
+            if let Some(group) = group {
+                each(kind, group, hosts, only);
+            }
+        }
+    }
+}
+
+impl View {
+    /// Makes groups of those that have a common label.
+    fn make_common(&mut self, label: &Label) {
+        if self.common.contains(label) {
+            return;
+        }
+        let View { hosts, pools, labelled, common, .. } = self;
+        if common.len() >= PARTS_MAX {
+            // Those that are asked for will be made again.
+            common.clear();
+            pools.values_mut().flat_map(BTreeMap::values_mut).for_each(|pool| pool.by_label = HashMap::new());
+        }
+        common.insert(label.clone());
+        for pool in pools.values_mut().flat_map(BTreeMap::values_mut) {
+            pool.group_of(label);
+        }
+        for id in labelled.get(label).into_iter().flatten() {
+            let Some(host) = hosts.get(*id) else { continue };
+            let (reserved, kind) = pool_of(&host.em);
+            if let Some(pool) = pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) {
+                pool.group_of(label).insert(*id, host);
+            }
+        }
+    }
+}
+
+/// The labels for which EMs are reserved that let the request in; none first.
+fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &Ask) -> Vec<Vec<Label>> {
+    let mut let_in = vec![Vec::new()];
+    for (key, value) in ask.labels.as_map() {
+        let first = (key.clone(), value.clone());
+        let from_first = pools.range(vec![first.clone()]..).map(|(reserved, _)| reserved);
+        let with_it = from_first.take_while(|reserved| reserved.first() == Some(&first));
+        let_in.extend(with_it.filter(|reserved| reserved.iter().all(|(key, value)| ask.has(key, value))).cloned());
+    }
+    let_in
+}
+
+/// All ways to have some of the labels that a request prefers, the weightiest first; the last is to have none.
+fn preferences(ask: &Ask) -> Vec<Vec<Label>> {
+    let preferred = ask.selector.preferred.get(..PREFERENCES_MAX).unwrap_or(&ask.selector.preferred);
+    let way = |bits: u32| {
+        let chosen = preferred.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);
+        let weight: u32 = chosen.clone().map(|(_, preference)| preference.weight).sum();
+        let labels = chosen.map(|(_, preference)| (preference.key.clone(), preference.value.clone()));
+        (weight, labels.collect::<Vec<_>>())
+    };
+    let mut ways: Vec<_> = (0..1 << preferred.len()).map(way).collect();
+    ways.sort_by_key(|(weight, _)| Reverse(*weight));
+    ways.into_iter().map(|(_, labels)| labels).collect()
+}
+
+fn pool_of(em: &Em) -> (Vec<Label>, (Name, ResourceType)) {
+    let reserved = em.reserved.as_map().iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+    (reserved, (em.instance.application_name.clone(), em.resource_type()))
+}
+
+fn labels_of(em: &Em) -> impl Iterator<Item = Label> {
+    em.all_labels().map(|(key, value)| (key.clone(), value.clone()))
+}
+
+fn version_of(em: &Em) -> (i64, i64) {
+    (em.epoch, em.version)
+}
+
+/// What EMs of each type would count of a request: the same for all of them.
+struct Shares<'a> {
+    ask: &'a Ask,
+    by_type: Vec<(ResourceType, Option<Resource>)>,
+}
+
+impl<'a> Shares<'a> {
+    fn of(ask: &'a Ask) -> Self {
+        Self { ask, by_type: Vec::new() }
+    }
+
+    /// `None` if EMs of the type cannot answer for the request.
+    fn on(&mut self, kind: ResourceType) -> Option<&Resource> {
+        let known = self.by_type.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+            self.by_type.push((kind, self.ask.resource.project(kind).ok()));
+            self.by_type.len() - 1
+        });
+        self.by_type.get(known)?.1.as_ref()
+    }
+}

@@ -1,0 +1,413 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::*;
+use crate::domain::{
+    name::Labels,
+    policy::Check,
+    selector::{Preference, Selector},
+};
+
+fn name(text: &str) -> Name {
+    Name::parse("name", text).unwrap()
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
+}
+
+fn em(host: &str, total: (i64, i64), locked: (i64, i64)) -> Em {
+    let load = |(memory, cores)| Resource::load(memory, cores).unwrap();
+    Em {
+        instance: EmInstance { application_name: name("ecm"), instance: name(host) },
+        total: load(total),
+        protected: load((0, 0)),
+        used: load((0, 0)),
+        locked: load(locked),
+        used_tickets: Default::default(),
+        labels: Labels::default(),
+        reserved: Labels::default(),
+        epoch: 1,
+        register_time: OffsetDateTime::UNIX_EPOCH,
+        version: 1,
+        going: None,
+        counted: Default::default(),
+    }
+}
+
+fn labelled(host: &str, own: &[(&str, &str)], reserved: &[(&str, &str)]) -> Em {
+    Em { labels: labels(own), reserved: labels(reserved), ..em(host, (100, 100), (0, 0)) }
+}
+
+fn ask(memory: i64, cores: i64) -> Ask {
+    Ask {
+        principal: crate::domain::principal::Principal::Anonymous,
+        ticket_id: Uuid::nil(),
+        user: name("hadoop"),
+        creator: name("IDE"),
+        engine_type: String::new(),
+        resource: Resource::load(memory, cores).unwrap(),
+        labels: Labels::default(),
+        selector: Selector::default(),
+        lock_ttl: Duration::from_secs(1),
+        request_id: None,
+    }
+}
+
+/// A request that carries, requires and prefers labels.
+fn asking(carried: &[(&str, &str)], required: &[(&str, &str)], preferred: &[(&str, &str, u32)]) -> Ask {
+    let preference = |(key, value, weight): &(&str, &str, u32)| Preference {
+        key: (*key).into(),
+        value: (*value).into(),
+        weight: *weight,
+    };
+    let all = carried.iter().chain(required).copied().chain(preferred.iter().map(|(key, value, _)| (*key, *value)));
+    let selector = Selector {
+        required: labels(required),
+        preferred: preferred.iter().map(preference).collect(),
+        ..Selector::default()
+    };
+    Ask { labels: labels(&all.collect::<Vec<_>>()), selector, ..ask(1, 1) }
+}
+
+fn view(ems: impl IntoIterator<Item = Em>) -> View {
+    let mut view = View::default();
+    ems.into_iter().for_each(|em| view.update(em));
+    view
+}
+
+/// All on which the request fits, the best first.
+fn in_order(view: &mut View, ask: &Ask) -> Vec<String> {
+    let mut found: Vec<EmInstance> = Vec::new();
+    while let Some(em) = view.best(ask, &Policies::new(), &found) {
+        found.push(em);
+    }
+    found.into_iter().map(|em| em.instance.to_string()).collect()
+}
+
+fn best(view: &mut View, ask: &Ask) -> Option<String> {
+    view.best(ask, &Policies::new(), &[]).map(|em| em.instance.to_string())
+}
+
+fn condition(is_available: bool, busy: u8) -> Condition {
+    Condition { is_available, busy }
+}
+
+#[test]
+fn the_freest_in_the_dimension_that_is_asked_the_most_of_comes_first_and_full_ones_never() {
+    let mut view = view([
+        em("half", (100, 100), (50, 50)),
+        em("full", (100, 100), (95, 0)),
+        em("memory", (100, 100), (10, 90)),
+        em("cores", (100, 100), (85, 0)),
+    ]);
+    assert_eq!(in_order(&mut view, &ask(10, 1)), ["memory", "half", "cores"], "of memory the most");
+    assert_eq!(in_order(&mut view, &ask(1, 20))[2], "half", "of cores the most, and two have all of theirs");
+    let packed = Ask { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(10, 1) };
+    assert_eq!(in_order(&mut view, &packed), ["cores", "half", "memory"]);
+}
+
+#[test]
+fn the_policy_of_the_kind_says_how_to_choose_and_which_labels_are_needed() {
+    let mut view = view([em("free", (100, 100), (0, 0)), em("half", (100, 100), (50, 50))]);
+    let policies = |required: &[&str], placement| {
+        let required = required.iter().map(|key| (*key).to_owned()).collect();
+        Policies::from([(name("ecm"), Policy::new(Check::ALL).with(required, placement))])
+    };
+    let best = |view: &mut View, ask: &Ask, policies: &Policies| {
+        view.best(ask, policies, &[]).map(|em| em.instance.to_string())
+    };
+    assert_eq!(best(&mut view, &ask(1, 1), &policies(&[], Placement::Pack)).as_deref(), Some("half"));
+    assert_eq!(best(&mut view, &ask(1, 1), &policies(&[], Placement::Spread)).as_deref(), Some("free"));
+    let needs = policies(&["engine_type"], Placement::Spread);
+    assert_eq!(best(&mut view, &ask(1, 1), &needs), None);
+    assert_eq!(view.matching(&ask(1, 1), &needs), 0);
+    let spark = Ask { engine_type: "spark".into(), ..ask(1, 1) };
+    assert_eq!(best(&mut view, &spark, &needs).as_deref(), Some("free"));
+}
+
+#[test]
+fn required_labels_must_match_and_what_else_an_em_has_keeps_nobody_out() {
+    let mut view = view([
+        labelled("a", &[("tenant", "a"), ("zone", "x")], &[]),
+        labelled("b", &[("tenant", "b"), ("rack", "r1")], &[]),
+        labelled("none", &[], &[]),
+    ]);
+    let mut found = |ask: &Ask| in_order(&mut view, ask).into_iter().collect::<BTreeSet<_>>();
+    let set = |hosts: &[&str]| hosts.iter().map(|host| (*host).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(found(&asking(&[], &[("tenant", "a")], &[])), set(&["a"]));
+    assert_eq!(found(&asking(&[], &[("tenant", "a"), ("zone", "x")], &[])), set(&["a"]));
+    assert_eq!(found(&asking(&[], &[("tenant", "a"), ("zone", "y")], &[])), set(&[]));
+    assert_eq!(found(&asking(&[("tenant", "a")], &[], &[])), set(&["a", "b", "none"]), "only counted");
+}
+
+#[test]
+fn a_reserved_em_lets_in_who_carries_its_labels_in_whatever_way() {
+    let mut view = view([
+        labelled("open", &[], &[]),
+        labelled("of-a", &[], &[("tenant", "a")]),
+        labelled("of-a-x", &[], &[("tenant", "a"), ("zone", "x")]),
+    ]);
+    let mut found = |ask: &Ask| in_order(&mut view, ask).into_iter().collect::<Vec<_>>();
+    let sorted = |mut hosts: Vec<String>| {
+        hosts.sort();
+        hosts
+    };
+    assert_eq!(found(&ask(1, 1)), ["open"]);
+    assert_eq!(found(&asking(&[("tenant", "b")], &[], &[])), ["open"]);
+    for by in [asking(&[("tenant", "a")], &[], &[]), asking(&[], &[], &[("tenant", "a", 1)])] {
+        assert_eq!(sorted(found(&by)), ["of-a", "open"]);
+    }
+    assert_eq!(sorted(found(&asking(&[("zone", "x"), ("tenant", "a")], &[], &[]))), ["of-a", "of-a-x", "open"]);
+    assert_eq!(found(&asking(&[], &[("tenant", "a")], &[])), ["of-a"], "what it is reserved for is a label of it");
+    assert_eq!(found(&asking(&[("zone", "x")], &[("tenant", "a")], &[])).len(), 2);
+    assert_eq!(view.matching(&asking(&[], &[("tenant", "b")], &[]), &Policies::new()), 0);
+}
+
+#[test]
+fn what_is_preferred_ranks_before_what_is_free() {
+    let full = |host: &str, own: &[(&str, &str)], locked| Em {
+        locked: Resource::load(locked, 0).unwrap(),
+        ..labelled(host, own, &[])
+    };
+    let mut view = view([
+        full("both", &[("zone", "x"), ("disk", "ssd")], 90),
+        full("zone", &[("zone", "x")], 80),
+        full("disk", &[("disk", "ssd")], 10),
+        full("none", &[], 0),
+    ]);
+    let preferring = |zone, disk| asking(&[], &[], &[("zone", "x", zone), ("disk", "ssd", disk)]);
+    assert_eq!(in_order(&mut view, &preferring(2, 1)), ["both", "zone", "disk", "none"]);
+    assert_eq!(in_order(&mut view, &preferring(1, 2)), ["both", "disk", "zone", "none"]);
+    assert_eq!(best(&mut view, &asking(&[], &[("disk", "ssd")], &[("zone", "x", 1)])).as_deref(), Some("both"));
+}
+
+#[test]
+fn a_label_that_many_have_has_an_order_of_its_own() {
+    let hosts = 3 * SCANNED_MAX;
+    let of = |n: usize| labelled(&format!("host{n}"), &[("tenant", ["a", "b"][n % 2])], &[]);
+    let mut view = view((0..hosts).map(of));
+    let wants = asking(&[], &[("tenant", "a")], &[]);
+    assert!(best(&mut view, &wants).is_some() && !view.common.is_empty());
+    view.update(Em { locked: Resource::load(0, 0).unwrap(), version: 2, ..of(2) });
+    let moved = Em { labels: labels(&[("tenant", "b")]), version: 2, ..of(4) };
+    view.update(moved);
+    view.update(labelled("other-kind", &[("tenant", "a")], &[("zone", "x")]));
+    assert_eq!(in_order(&mut view, &wants).len(), hosts / 2 - 1);
+    assert_eq!(in_order(&mut view, &asking(&[("zone", "x")], &[("tenant", "a")], &[])).len(), hosts / 2);
+    assert_eq!(view.matching(&wants, &Policies::new()), hosts / 2 - 1);
+}
+
+#[test]
+fn only_one_application_can_be_asked_for() {
+    let other = |host: &str| Em {
+        instance: EmInstance { application_name: name("other"), instance: name(host) },
+        ..em(host, (100, 100), (50, 50))
+    };
+    let mut view = view([em("ecm", (100, 100), (0, 0)), other("other")]);
+    let wants = |application: &str| Ask {
+        selector: Selector { application_name: Some(name(application)), ..Selector::default() },
+        ..ask(1, 1)
+    };
+    assert_eq!(in_order(&mut view, &wants("other")), ["other"]);
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["ecm", "other"]);
+    assert_eq!(view.closest(&wants("neither"), &Policies::new()), None);
+}
+
+#[test]
+fn what_changes_is_seen_and_what_is_older_is_not() {
+    let mut view = view([em("a", (9, 9), (9, 9))]);
+    assert_eq!(best(&mut view, &ask(1, 1)), None);
+    view.update(Em { version: 3, ..em("a", (9, 9), (0, 0)) });
+    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("a"));
+    view.update(Em { version: 2, ..em("a", (9, 9), (9, 9)) });
+    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("a"));
+    view.update(Em { epoch: 2, ..em("a", (9, 9), (9, 9)) });
+    assert_eq!(best(&mut view, &ask(1, 1)), None, "a new registration counts anew");
+    view.remove(&em("a", (9, 9), (0, 0)).instance);
+    assert_eq!(view.closest(&ask(1, 1), &Policies::new()), None);
+}
+
+#[test]
+fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
+    let ems: Vec<Em> = (0..10).map(|n| em(&format!("host{n}"), (100, 100), (0, 0))).collect();
+    let mut view = view(ems.clone());
+    let mut on: BTreeMap<EmInstance, u32> = BTreeMap::new();
+    for _ in 0..1000 {
+        *on.entry(view.choose(&ask(1, 1), &Policies::new(), &[]).unwrap()).or_default() += 1;
+    }
+    assert!(on.len() == 10 && on.values().all(|count| *count == 100), "{on:?}");
+    assert_eq!(view.choose(&ask(1, 1), &Policies::new(), &[]), None);
+    view.settle(&ems[3].instance);
+    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("host3"), "what fitted nowhere fits again");
+    // A survey knows better, but for what was chosen while it went on.
+    for _ in 0..100 {
+        assert!(view.choose(&ask(1, 1), &Policies::new(), &[]).is_some());
+    }
+    let found = |em: &Em| Surveyed { instance: em.instance.clone(), version: (1, 1), condition: Condition::default() };
+    let survey = view.begin_survey();
+    assert!(view.surveyed(survey, ems.iter().map(found).collect()).is_empty());
+    view.end_survey(survey);
+    assert_eq!(in_order(&mut view, &ask(1, 1)).len(), 10);
+}
+
+#[test]
+fn a_survey_finds_what_is_new_what_has_changed_and_what_is_gone() {
+    let mut view = view(["same", "changed", "gone", "sick"].map(|host| em(host, (9, 9), (0, 0))));
+    let found = |host: &str, version, is_available| Surveyed {
+        instance: em(host, (9, 9), (0, 0)).instance,
+        version: (1, version),
+        condition: condition(is_available, 0),
+    };
+    let survey = view.begin_survey();
+    // Told after it began: a survey may have read that before.
+    view.report(&em("same", (9, 9), (0, 0)).instance, condition(true, 3));
+    let changed = view.surveyed(
+        survey,
+        vec![found("changed", 2, true), found("new", 1, true), found("same", 1, false), found("sick", 1, false)],
+    );
+    assert_eq!(changed.iter().map(|em| em.instance.as_str()).collect::<Vec<_>>(), ["changed", "new"]);
+    view.update(em("late", (9, 9), (0, 0)));
+    view.end_survey(survey);
+    let mut left = in_order(&mut view, &ask(1, 1));
+    left.sort();
+    assert_eq!(left, ["changed", "late", "same"]);
+}
+
+#[test]
+fn the_silent_and_the_unhealthy_are_left_out_but_count_as_matching() {
+    let ems = ["sick", "well"].map(|host| em(host, (9, 9), (0, 0)));
+    let mut view = view(ems.clone());
+    view.report(&ems[0].instance, condition(false, 0));
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["well"]);
+    assert_eq!(view.closest(&ask(99, 1), &Policies::new()).as_ref(), Some(&ems[1].instance));
+    view.report(&ems[1].instance, condition(false, 0));
+    assert_eq!(view.closest(&ask(99, 1), &Policies::new()), None);
+    assert_eq!(view.matching(&ask(1, 1), &Policies::new()), 2);
+    // Nobody knows how it is since it registered again.
+    view.update(Em { epoch: 2, ..ems[0].clone() });
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["sick"]);
+}
+
+#[test]
+fn of_equal_shares_the_least_busy_comes_first_and_the_free_share_decides_before_that() {
+    let ems: Vec<Em> = (0..3).map(|n| em(&format!("host{n}"), (100, 100), (0, 0))).collect();
+    let mut view = view(ems.clone());
+    for (em, busy) in ems.iter().zip([9, 1, 5]) {
+        view.report(&em.instance, condition(true, busy));
+    }
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["host1", "host2", "host0"]);
+    view.update(Em { locked: Resource::load(1, 1).unwrap(), version: 2, ..ems[1].clone() });
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["host2", "host0", "host1"]);
+}
+
+#[test]
+fn the_closest_is_full_rather_than_too_small() {
+    let mut view = view([em("small", (10, 10), (0, 0)), em("full", (100, 100), (90, 90))]);
+    assert_eq!(view.closest(&ask(50, 50), &Policies::new()).unwrap().instance.as_str(), "full");
+    assert_eq!(view.closest(&ask(500, 50), &Policies::new()).unwrap().instance.as_str(), "small");
+}
+
+/// What happens to a view, and to a plain list that is looked through from end to end.
+#[derive(Debug, Clone)]
+enum Step {
+    See { host: u8, total: (i64, i64), locked: (i64, i64), own: Vec<(u8, u8)>, reserved: Vec<(u8, u8)> },
+    Remove(u8),
+    Report { host: u8, is_available: bool },
+    Choose { amount: (i64, i64), carried: Vec<(u8, u8)>, required: Vec<(u8, u8)>, pack: bool },
+    Settle,
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let host = || 0..80_u8;
+    let pairs = |most| prop::collection::vec((0..2_u8, 0..2_u8), 0..most);
+    let amount = || (0..20_i64, 0..20_i64);
+    prop_oneof![
+        6 => (host(), amount(), amount(), pairs(3), pairs(2)).prop_map(|(host, total, locked, own, reserved)| {
+            let locked = (locked.0.min(total.0), locked.1.min(total.1));
+            Step::See { host, total, locked, own, reserved }
+        }),
+        1 => host().prop_map(Step::Remove),
+        1 => (host(), any::<bool>()).prop_map(|(host, is_available)| Step::Report { host, is_available }),
+        8 => (amount(), pairs(3), pairs(2), any::<bool>())
+            .prop_map(|(amount, carried, required, pack)| Step::Choose { amount, carried, required, pack }),
+        1 => Just(Step::Settle),
+    ]
+}
+
+fn to_labels(pairs: &[(u8, u8)], offset: u8) -> Labels {
+    let pairs = pairs.iter().map(|(key, value)| (format!("k{}", key + offset), format!("v{value}")));
+    Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
+}
+
+proptest! {
+    /// However EMs stand in groups and orders, and whatever is remembered of what did not fit: the answer is that of looking at each.
+    #[test]
+    fn it_finds_what_looking_at_each_finds(steps in prop::collection::vec(steps(), 1..200)) {
+        let (mut view, mut plain, mut version) = (View::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
+        let named = |host: u8| em(&format!("host{host}"), (0, 0), (0, 0)).instance;
+        for step in steps {
+            version += 1;
+            match step {
+                Step::See { host, total, locked, own, reserved } => {
+                    let seen = Em {
+                        labels: to_labels(&own, 0), reserved: to_labels(&reserved, 2), version,
+                        ..em(&format!("host{host}"), total, locked)
+                    };
+                    let is_available = plain.get(&seen.instance).is_none_or(|(_, is_available)| *is_available);
+                    plain.insert(seen.instance.clone(), (seen.clone(), is_available));
+                    view.update(seen);
+                }
+                Step::Remove(host) => {
+                    plain.remove(&named(host));
+                    view.remove(&named(host));
+                }
+                Step::Report { host, is_available } => {
+                    if let Some((_, known)) = plain.get_mut(&named(host)) {
+                        *known = is_available;
+                    }
+                    view.report(&named(host), condition(is_available, 0));
+                }
+                Step::Settle => {
+                    let all: Vec<EmInstance> = plain.keys().cloned().collect();
+                    all.iter().for_each(|em| view.settle(em));
+                    // Nothing is granted here: the truth is as it was.
+                }
+                Step::Choose { amount, carried, required, pack } => {
+                    let required = to_labels(&required, 0);
+                    let mut all = to_labels(&carried, 2).as_map().clone();
+                    all.extend(required.as_map().clone());
+                    let placement = Some(if pack { Placement::Pack } else { Placement::Spread });
+                    let ask = Ask {
+                        labels: Labels::parse("labels", all).unwrap(),
+                        selector: Selector { required, placement, ..Selector::default() },
+                        ..ask(amount.0, amount.1)
+                    };
+                    let matches = |em: &Em| {
+                        ask.selector.required.as_map().iter().all(|(key, value)| em.label(key) == Some(value))
+                            && em.admits(ask.labels.as_map())
+                    };
+                    let fitting = |(em, is_available): &&(Em, bool)| {
+                        *is_available && matches(em) && em.left().unwrap().covers(&ask.resource)
+                    };
+                    let possible: BTreeSet<&EmInstance> = plain.values().filter(fitting).map(|(em, _)| &em.instance).collect();
+                    let found = view.best(&ask, &Policies::new(), &[]);
+                    prop_assert_eq!(found.is_some(), !possible.is_empty(), "{:?} of {:?}", found, possible);
+                    prop_assert!(found.iter().all(|em| possible.contains(em)));
+                    let closest = view.closest(&ask, &Policies::new());
+                    let known = plain.values().any(|(em, is_available)| *is_available && matches(em));
+                    prop_assert_eq!(closest.is_some(), known);
+                    prop_assert_eq!(view.matching(&ask, &Policies::new()), plain.values().filter(|(em, _)| matches(em)).count());
+                    // What is taken is no longer there, until it is settled.
+                    if let Some(em) = view.choose(&ask, &Policies::new(), &[]) {
+                        view.settle(&em);
+                    }
+                }
+            }
+        }
+    }
+}
