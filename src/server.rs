@@ -36,6 +36,7 @@ use crate::{
         limits::LimitService,
         request_resource::RequestResourceService,
         tasks::Tasks,
+        ticket_lookup::TicketLookup,
         usage::Usage,
         waiting::{self, WaitingLine},
     },
@@ -303,7 +304,8 @@ fn assemble(
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);
     let heartbeat = HeartbeatService::start(store, committer.clone(), options.patience, tasks);
-    let manager = ResourceManager::new(committer, request_resource, heartbeat, em_goes, options.times);
+    let tickets = TicketLookup::start(store, tasks);
+    let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
     let admin = Admin::new(AuditService::new(store.clone()));

@@ -246,6 +246,23 @@ pub async fn users(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result
     rows.into_iter().map(|(id, user)| TABLE.name("user", &user).map(|user| (id, user))).collect()
 }
 
+/// Whose those among `ticket_ids` are that live, and where.
+pub async fn owners(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Released>, StoreError> {
+    let rows: Vec<(Uuid, String, String, String)> = sqlx::query_as(
+        r#"-- user_resource::owners
+        SELECT ticket_id, "user", em_application_name, em_instance
+        FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
+    )
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    let owner = |(ticket_id, user, application_name, instance): (Uuid, String, String, String)| {
+        let (user, em) = (TABLE.name("user", &user)?, TABLE.em(&application_name, &instance)?);
+        Ok((ticket_id, Released { ticket_id, user, em }))
+    };
+    rows.into_iter().map(owner).collect()
+}
+
 /// Writes in how many reports in a row used tickets were missing, and notes with their EM's report that some may have been, if
 /// `report` is still the last one of its EM: none that comes is kept before this is done. Tickets that are just being changed are
 /// left out: it waits for nobody, and so nobody for ever for it.

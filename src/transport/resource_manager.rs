@@ -22,6 +22,7 @@ use crate::{
         heartbeat::HeartbeatService,
         judge::Verdict,
         request_resource::{Deadlines, RequestResourceService},
+        ticket_lookup::TicketLookup,
     },
 };
 
@@ -58,6 +59,7 @@ pub struct ResourceManager {
     committer: Committer,
     request_resource: RequestResourceService,
     heartbeat: HeartbeatService,
+    tickets: TicketLookup,
     /// Wakes whoever ends the tickets of EMs that go.
     em_goes: Arc<Notify>,
     times: Times,
@@ -69,10 +71,11 @@ impl ResourceManager {
         committer: Committer,
         request_resource: RequestResourceService,
         heartbeat: HeartbeatService,
+        tickets: TicketLookup,
         em_goes: Arc<Notify>,
         times: Times,
     ) -> Self {
-        Self { committer, request_resource, heartbeat, em_goes, times }
+        Self { committer, request_resource, heartbeat, tickets, em_goes, times }
     }
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
@@ -229,8 +232,10 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceReleasedRequest>,
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
-        let operation = Operation::Released(convert::request::released(call.get_ref().clone()).map_err(Error::from)?);
-        match self.submit(&call, operation).await? {
+        let named = convert::request::released(call.get_ref().clone()).map_err(Error::from)?;
+        let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
+        let released = Operation::Released(self.tickets.complete(named, deadline).await?);
+        match self.committer.submit(&identity::of_call(&call), released, deadline).await? {
             Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
             other => Err(unexpected(&other)),
         }

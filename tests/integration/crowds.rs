@@ -18,7 +18,7 @@ use crate::harness::*;
 const CROWD: i64 = 3000;
 
 /// Gives an EM so many locked tickets, and counters that agree with them; the deadline is `within` from now.
-async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count: i64, within: &'static str) {
+pub async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count: i64, within: &'static str) {
     rm.register(registration(host.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
     sqlx::query(
         r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,

@@ -18,6 +18,7 @@ mod ledger_model;
 mod ledger_steps;
 mod lifecycle;
 mod limits;
+mod lookups;
 mod metrics;
 mod migrations;
 mod operators;
