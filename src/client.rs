@@ -383,7 +383,7 @@ impl RmClient {
 
     /// One live ticket.
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket> {
-        let message = proto::GetTicketRequest { ticket_id: ticket_id.to_string() };
+        let message = proto::GetTicketRequest { ticket_id: ticket_id.to_string(), engine: None };
         let answer = self.usage.clone().get_ticket(self.call(message)).await?.into_inner();
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }

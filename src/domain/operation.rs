@@ -460,6 +460,15 @@ pub enum Rejection {
         /// How it ended, if that is known.
         ended: Option<Box<EndedTicket>>,
     },
+    /// No live ticket is used by an engine.
+    #[error(
+        "no live ticket is used by the engine {}/{}; ask by ticket_id, or check the engine's application name and instance",
+        .0.application_name, .0.instance
+    )]
+    NoTicketOfEngine(EngineInstance),
+    /// Several are.
+    #[error("several live tickets are used by the engine {}/{}; ListTickets with this engine tells them", .0.application_name, .0.instance)]
+    ManyTicketsOfEngine(EngineInstance),
     /// The ticket is somebody else's.
     #[error("the ticket {ticket_id} belongs to another {what}; name the {what} that it was granted to")]
     TicketNotOwned {

@@ -11,7 +11,7 @@ use crate::{
         line::{QueuePosition, WaitingRequest},
         operation::Rejection,
         report::EmStatus,
-        ticket::Ticket,
+        ticket::{EngineInstance, Ticket},
     },
     error::Error,
     store::{
@@ -64,6 +64,20 @@ impl Usage {
         let ended =
             answered(action_record::read(self.store.pool(), &[ticket_id])).await?.remove(&ticket_id).map(Box::new);
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
+    }
+
+    /// The one live ticket that an engine uses.
+    ///
+    /// # Errors
+    /// [`Rejection::NoTicketOfEngine`]; [`Rejection::ManyTicketsOfEngine`].
+    pub async fn ticket_of_engine(&self, engine: EngineInstance) -> Result<Ticket, Error> {
+        let filter = Filter { engine: Some(engine.clone()), ..Filter::default() };
+        let mut page = answered(user_resource::list(self.store.pool(), &filter, Uuid::nil(), 1)).await?;
+        match (page.tickets.pop(), page.next) {
+            (Some(ticket), None) => Ok(ticket),
+            (Some(_), Some(_)) => Err(Rejection::ManyTicketsOfEngine(engine).into()),
+            (None, _) => Err(Rejection::NoTicketOfEngine(engine).into()),
+        }
     }
 
     /// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own.

@@ -310,6 +310,8 @@ pub struct Filter {
     pub user: Option<Name>,
     /// Only locked (true) or used (false) ones.
     pub locked: Option<bool>,
+    /// Only those that this engine uses.
+    pub engine: Option<EngineInstance>,
 }
 
 /// A page of tickets.
@@ -325,9 +327,13 @@ pub struct Page {
 const SCANNED_MAX: i64 = 1000;
 
 /// A page, read along the index that answers `$condition`: $1 from behind which ticket, $2 how many are looked through, $3 whether
-/// locked, $4 whose, $5 how many are shown; $6 and $7 are the condition's own.
+/// locked, $4 whose, $5 how many are shown; $6 and $7 are the condition's own. Of those that are looked through, all are left out
+/// that `$rest` is not true of, which may name more.
 macro_rules! page {
     ($name:literal, $condition:literal) => {
+        page!($name, $condition, "true")
+    };
+    ($name:literal, $condition:literal, $rest:literal) => {
         concat!(
             "-- user_resource::list, ",
             $name,
@@ -343,7 +349,9 @@ macro_rules! page {
                     engine_application_name, engine_instance, resource_type, user_locked_resource::text,
                     user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal, em_epoch
                 FROM looked
-                WHERE ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($4::text IS NULL OR "user" = $4)
+                WHERE ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($4::text IS NULL OR "user" = $4) AND "#,
+            $rest,
+            r#"
                 ORDER BY ticket_id LIMIT $5) p ON true"#
         )
     };
@@ -352,6 +360,14 @@ macro_rules! page {
 impl Filter {
     /// The text that is planned for the index that answers most of the filter, and whether it answers all of it.
     fn page(&self) -> (&'static str, bool) {
+        if self.engine.is_some() {
+            let sql = page!(
+                "by engine",
+                "engine_application_name = $6 AND engine_instance = $7",
+                "($8::text IS NULL OR (em_application_name = $8 AND em_instance = $9))"
+            );
+            return (sql, self.em.is_none() && self.user.is_none() && self.locked.is_none());
+        }
         match (&self.em, &self.user, self.locked) {
             (Some(_), user, locked) => {
                 (page!("by EM", "em_application_name = $6 AND em_instance = $7"), user.is_none() && locked.is_none())
@@ -375,7 +391,12 @@ pub async fn list(executor: impl PgExecutor<'_>, filter: &Filter, after: Uuid, l
         .bind(filter.locked)
         .bind(filter.user.as_ref().map(Name::as_str))
         .bind(shown);
-    if let Some(em) = &filter.em {
+    if let Some(engine) = &filter.engine {
+        let em = filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str()));
+        let (em_application_name, em_instance) = em.unzip();
+        query = query.bind(engine.application_name.as_str()).bind(engine.instance.as_str());
+        query = query.bind(em_application_name).bind(em_instance);
+    } else if let Some(em) = &filter.em {
         query = query.bind(em.application_name.as_str()).bind(em.instance.as_str());
     }
     let rows = query.fetch_all(executor).await?;

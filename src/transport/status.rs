@@ -127,7 +127,10 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         }
         Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
         Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
-        Rejection::TicketNotFound { .. } => (Code::NotFound, "TICKET_NOT_FOUND", Hint::None),
+        Rejection::TicketNotFound { .. } | Rejection::NoTicketOfEngine(_) => {
+            (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)
+        }
+        Rejection::ManyTicketsOfEngine(_) => (Code::FailedPrecondition, "MANY_TICKETS", Hint::None),
         Rejection::TicketNotOwned { .. } => (Code::PermissionDenied, "TICKET_NOT_OWNED", Hint::None),
         Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
         Rejection::NotEnough(refusal) => {

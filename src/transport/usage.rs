@@ -97,6 +97,11 @@ fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
             "used" => Some(false),
             _ => return Err(FieldError::new("state", "must be \"locked\", \"used\" or empty")),
         },
+        engine: message
+            .engine
+            .clone()
+            .map(|engine| convert::request::engine_instance("engine", Some(engine)))
+            .transpose()?,
     })
 }
 
@@ -124,8 +129,22 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::GetTicketRequest>,
     ) -> Result<Response<proto::GetTicketResponse>, Status> {
-        let ticket_id = convert::request::ticket_id("ticket_id", &call.get_ref().ticket_id).map_err(Error::from)?;
-        let ticket = convert::answer::ticket(&self.usage.ticket(ticket_id).await?);
+        let proto::GetTicketRequest { ticket_id, engine } = call.into_inner();
+        let ticket = match (ticket_id.as_str(), engine) {
+            ("", None) => return Err(Error::from(FieldError::new("ticket_id", "is required, or an engine")).into()),
+            ("", engine) => {
+                let engine = convert::request::engine_instance("engine", engine).map_err(Error::from)?;
+                self.usage.ticket_of_engine(engine).await?
+            }
+            (id, None) => {
+                let ticket_id = convert::request::ticket_id("ticket_id", id).map_err(Error::from)?;
+                self.usage.ticket(ticket_id).await?
+            }
+            (_, Some(_)) => {
+                return Err(Error::from(FieldError::new("engine", "must not be set besides ticket_id")).into());
+            }
+        };
+        let ticket = convert::answer::ticket(&ticket);
         Ok(Response::new(proto::GetTicketResponse { ticket: Some(ticket) }))
     }
 

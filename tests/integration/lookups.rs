@@ -1,10 +1,13 @@
-//! Found by what the caller has: a ticket without its user and EM.
+//! Found by what the caller has: a ticket without its user and EM, tickets by their engine.
 
 use std::time::Duration;
 
 use linkis_rm::{
     client::ResourceRequest,
-    transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
+    domain::{operation::Grant, ticket::EngineInstance},
+    transport::proto::{
+        self, resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
+    },
 };
 use tokio::task::JoinSet;
 use tonic::{Code, Status, transport::Channel};
@@ -118,4 +121,89 @@ async fn thousands_of_releases_by_id_alone_share_their_reads() {
             .await
             .unwrap();
     assert!(transactions < 1000, "{transactions} transactions");
+}
+
+fn engine_message(engine: &EngineInstance) -> Option<proto::EngineInstance> {
+    let (application_name, instance) = (engine.application_name.to_string(), engine.instance.to_string());
+    Some(proto::EngineInstance { application_name, instance })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tickets_are_found_by_their_engine() {
+    let (_database, rm) = start().await;
+    let hosts = [em("host1"), em("host2")];
+    for host in &hosts {
+        rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    }
+    let take = async |host: usize, user: &str, who: Option<EngineInstance>| -> Grant {
+        let grant = rm.client.request_resource(&request(&hosts[host], user, load(1, 1, 1))).await.granted();
+        if let Some(engine) = who {
+            let report = linkis_rm::domain::operation::Inited { engine, ..inited(&grant, user, None) };
+            rm.client.resource_inited(&report).await.unwrap();
+        }
+        grant
+    };
+    take(0, "alice", None).await;
+    let one = take(0, "alice", Some(engine("one"))).await;
+    let mut of_many = Vec::new();
+    for n in 0..7 {
+        let user = if n < 3 { "alice" } else { "bob" };
+        of_many.push(take(n % 2, user, Some(engine("many"))).await.ticket_id.to_string());
+    }
+    of_many.sort_unstable();
+
+    let usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let get = async |ticket_id: String, engine: Option<proto::EngineInstance>| {
+        let answer = usage.clone().get_ticket(proto::GetTicketRequest { ticket_id, engine }).await;
+        answer.map(|answer| answer.into_inner().ticket.unwrap().ticket_id)
+    };
+    assert_eq!(get(String::new(), engine_message(&engine("one"))).await.unwrap(), one.ticket_id.to_string());
+    assert_eq!(get(one.ticket_id.to_string(), None).await.unwrap(), one.ticket_id.to_string());
+    let many = get(String::new(), engine_message(&engine("many"))).await.unwrap_err();
+    assert_eq!(told(&many), (Code::FailedPrecondition, "MANY_TICKETS".to_owned()));
+    let none = get(String::new(), engine_message(&engine("none"))).await.unwrap_err();
+    assert_eq!(told(&none), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
+    let nameless = Some(proto::EngineInstance { application_name: "e".into(), instance: String::new() });
+    for (ticket_id, engine, field) in [
+        (String::new(), None, "ticket_id"),
+        (one.ticket_id.to_string(), engine_message(&engine("one")), "engine"),
+        (String::new(), nameless.clone(), "engine.instance"),
+    ] {
+        let status = get(ticket_id, engine).await.unwrap_err();
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
+    }
+
+    // In pages, and together with every other filter.
+    let list = async |call: proto::ListTicketsRequest| {
+        let (mut found, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let call = proto::ListTicketsRequest { page_token, ..call.clone() };
+            let page = usage.clone().list_tickets(call).await.unwrap().into_inner();
+            assert!(page.tickets.len() <= 3);
+            found.extend(page.tickets.into_iter().map(|ticket| ticket.ticket_id));
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return found;
+            }
+        }
+    };
+    let of_engine =
+        proto::ListTicketsRequest { engine: engine_message(&engine("many")), page_size: 3, ..Default::default() };
+    assert_eq!(list(of_engine.clone()).await, of_many, "oldest first");
+    let em = Some(proto::EmInstance {
+        application_name: hosts[1].application_name.to_string(),
+        instance: hosts[1].instance.to_string(),
+    });
+    let of = |user: &str, state: &str| proto::ListTicketsRequest {
+        user: user.into(),
+        state: state.into(),
+        ..of_engine.clone()
+    };
+    assert_eq!(list(of("alice", "")).await.len(), 3);
+    assert_eq!(list(of("bob", "used")).await.len(), 4);
+    assert_eq!(list(of("", "locked")).await.len(), 0);
+    assert_eq!(list(proto::ListTicketsRequest { em: em.clone(), ..of("", "") }).await.len(), 3);
+    assert_eq!(list(proto::ListTicketsRequest { em, ..of("alice", "used") }).await.len(), 1);
+    let bad = proto::ListTicketsRequest { engine: nameless, ..Default::default() };
+    assert_eq!(usage.clone().list_tickets(bad).await.unwrap_err().code(), Code::InvalidArgument);
 }

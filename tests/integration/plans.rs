@@ -207,6 +207,10 @@ async fn pages(rm: &Instance, ticket_id: &str) {
         let call = proto::ListTicketsRequest { state, page_token, page_size, ..Default::default() };
         assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 10);
     }
+    let engine = Some(proto::EngineInstance { application_name: "engine".into(), instance: "e7".into() });
+    let call = proto::ListTicketsRequest { engine: engine.clone(), page_size, ..Default::default() };
+    assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 1);
+    usage.get_ticket(proto::GetTicketRequest { engine, ..Default::default() }).await.unwrap();
     let page = used_of_crowd(&mut usage, None, String::new()).await;
     assert!(page.tickets.is_empty() && !page.next_page_token.is_empty(), "{page:?}");
 }
@@ -218,7 +222,7 @@ async fn used_of_crowd(
     page_token: String,
 ) -> proto::ListTicketsResponse {
     let (user, state) = ("crowd".into(), "used".into());
-    let call = proto::ListTicketsRequest { em, user, state, page_size: 10, page_token };
+    let call = proto::ListTicketsRequest { em, user, state, page_size: 10, page_token, engine: None };
     usage.list_tickets(call).await.unwrap().into_inner()
 }
 
