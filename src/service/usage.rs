@@ -1,6 +1,6 @@
 //! Who holds what: plain reads, without locks. What EMs and managers ask, and what operators list, have connections of their own.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use uuid::Uuid;
 
@@ -41,6 +41,28 @@ impl Usage {
         let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
         let statuses = em_report::read(self.store.pool(), [instance], self.silent_after);
         Ok((em, answered(statuses).await?.remove(instance)))
+    }
+
+    /// The EMs among `instances` that there are, and what is known of each by its reports. As much work as a page of all EMs, it takes
+    /// its turn with those.
+    pub async fn ems_by_name(
+        &self,
+        instances: &[EmInstance],
+    ) -> Result<HashMap<EmInstance, (Em, Option<EmStatus>)>, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        let found = answered(em_resource::read(&mut *connection, instances)).await?;
+        let mut statuses = answered(em_report::read(&mut *connection, found.keys(), self.silent_after)).await?;
+        let with_status = |(instance, em): (EmInstance, Em)| {
+            let status = statuses.remove(&instance);
+            (instance, (em, status))
+        };
+        Ok(found.into_iter().map(with_status).collect())
+    }
+
+    /// Those among `ticket_ids` that live. As much work as a page of all tickets, it takes its turn with those.
+    pub async fn tickets_by_id(&self, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Ticket>, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        Ok(answered(user_resource::read(&mut *connection, ticket_ids)).await?)
     }
 
     /// Up to `limit` EMs, in the order of their keys, from behind `after`, and what is known of each by its reports.

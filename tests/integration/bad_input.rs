@@ -338,7 +338,7 @@ async fn questions() {
     }
     let call = proto::ListTicketsRequest { state: "LOCKED".into(), ..Default::default() };
     assert_eq!(told(usage.list_tickets(call).await), bad_field("state"));
-    let call = proto::GetTicketRequest { ticket_id: "42".into() };
+    let call = proto::GetTicketRequest { ticket_id: "42".into(), engine: None };
     assert_eq!(told(usage.get_ticket(call).await), bad_field("ticket_id"));
 }
 

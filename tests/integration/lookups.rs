@@ -1,4 +1,4 @@
-//! Found by what the caller has: a ticket without its user and EM, tickets by their engine.
+//! Found by what the caller has: a ticket without its user and EM, tickets by their engine, many by their keys.
 
 use std::time::Duration;
 
@@ -206,4 +206,66 @@ async fn tickets_are_found_by_their_engine() {
     assert_eq!(list(proto::ListTicketsRequest { em, ..of("alice", "used") }).await.len(), 1);
     let bad = proto::ListTicketsRequest { engine: nameless, ..Default::default() };
     assert_eq!(usage.clone().list_tickets(bad).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_are_got_by_their_keys_in_the_order_of_the_keys() {
+    let (_database, rm) = start().await;
+    let hosts = ["c", "a", "b"].map(em);
+    let mut granted = Vec::new();
+    for host in &hosts {
+        rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+        let grant = rm.client.request_resource(&request(host, "hadoop", load(1, 1, 1))).await.granted();
+        granted.push(grant.ticket_id.to_string());
+    }
+    let ended = rm.client.request_resource(&request(&hosts[0], "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.resource_released(&release(&ended, "hadoop")).await.unwrap();
+    let [ended, never] = [ended.ticket_id, Uuid::now_v7()].map(|id| id.to_string());
+    let [c, a, b] = hosts.map(|host| proto::EmInstance {
+        application_name: host.application_name.to_string(),
+        instance: host.instance.to_string(),
+    });
+    let nowhere = |n: usize| proto::EmInstance { application_name: "nowhere".into(), instance: n.to_string() };
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+
+    let ems = vec![b.clone(), nowhere(2), c.clone(), nowhere(1), a.clone(), c.clone()];
+    let answer = usage.batch_get_ems(proto::BatchGetEmsRequest { ems }).await.unwrap().into_inner();
+    let found: Vec<_> = answer.ems.iter().filter_map(|em| em.em.clone()).collect();
+    assert_eq!((found, answer.missing), (vec![b, c.clone(), a, c.clone()], vec![nowhere(2), nowhere(1)]));
+    let alone = usage.get_em(proto::GetEmRequest { em: Some(c) }).await.unwrap().into_inner();
+    assert_eq!(answer.ems.get(1), alone.em.as_ref(), "told as if it had been asked for alone");
+
+    let ticket_ids = vec![granted[2].clone(), ended.clone(), granted[0].clone(), never.clone(), granted[2].clone()];
+    let answer = usage.batch_get_tickets(proto::BatchGetTicketsRequest { ticket_ids }).await.unwrap().into_inner();
+    let found: Vec<_> = answer.tickets.iter().map(|ticket| ticket.ticket_id.clone()).collect();
+    let expected = vec![granted[2].clone(), granted[0].clone(), granted[2].clone()];
+    assert_eq!((found, answer.missing), (expected, vec![ended, never]));
+    let alone = proto::GetTicketRequest { ticket_id: granted[2].clone(), engine: None };
+    assert_eq!(answer.tickets.first(), usage.get_ticket(alone).await.unwrap().into_inner().ticket.as_ref());
+
+    // None at all, as many as may be, and one more.
+    for (count, is_allowed) in [(0, true), (1000, true), (1001, false)] {
+        let ems = usage.batch_get_ems(proto::BatchGetEmsRequest { ems: (0..count).map(nowhere).collect() }).await;
+        let ticket_ids = vec![granted[0].clone(); count];
+        let tickets = usage.batch_get_tickets(proto::BatchGetTicketsRequest { ticket_ids }).await;
+        match is_allowed {
+            true => {
+                assert_eq!(ems.unwrap().into_inner().missing.len(), count);
+                assert_eq!(tickets.unwrap().into_inner().tickets.len(), count);
+            }
+            false => {
+                let fields = [(ems.unwrap_err(), "ems"), (tickets.unwrap_err(), "ticket_ids")];
+                for (status, field) in fields {
+                    assert_eq!(told(&status), (Code::InvalidArgument, "INVALID_FIELD".to_owned()));
+                    assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
+                }
+            }
+        }
+    }
+    let ticket_ids = vec![granted[0].clone(), "42".to_owned()];
+    let status = usage.batch_get_tickets(proto::BatchGetTicketsRequest { ticket_ids }).await.unwrap_err();
+    assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "ticket_ids[1]");
+    let status = usage.batch_get_ems(proto::BatchGetEmsRequest { ems: vec![proto::EmInstance::default()] }).await;
+    let violations = status.unwrap_err().get_details_bad_request().unwrap().field_violations;
+    assert_eq!(violations[0].field, "ems[0].application_name");
 }
