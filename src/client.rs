@@ -284,7 +284,7 @@ impl RmClient {
 
     /// Adds a limit, or changes the one with the same pattern. Answers with scopes that hold more than they may.
     pub async fn set_limit(&self, rule: &Rule) -> Result<Vec<ScopeUsage>> {
-        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)) };
+        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)), expected_etag: None };
         let answer = self.limits.clone().set_limit(self.call(message)).await?.into_inner();
         answer.over_limit.into_iter().map(|scope| Ok(limit::read_scope_usage(scope)?)).collect()
     }
@@ -292,15 +292,26 @@ impl RmClient {
     /// Removes a limit.
     pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
         let rule = Rule { pattern: pattern.clone(), max: BTreeMap::new() };
-        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)) };
+        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), expected_etag: None };
         self.limits.clone().delete_limit(self.call(message)).await?;
         Ok(())
     }
 
     /// All limits, in the order in which they are checked.
     pub async fn limits(&self) -> Result<Vec<Rule>> {
-        let answer = self.limits.clone().list_limits(self.call(proto::ListLimitsRequest {})).await?.into_inner();
-        answer.limits.iter().map(|message| Ok(limit::rule("limit", Some(message))?)).collect()
+        let mut rules = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListLimitsRequest { page_size: 1000, page_token };
+            let page = self.limits.clone().list_limits(self.call(message)).await?.into_inner();
+            for message in &page.limits {
+                rules.push(limit::rule("limit", Some(message))?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(rules);
+            }
+        }
     }
 
     /// Decides which limits are for the tickets on a kind of EM.

@@ -6,11 +6,14 @@
 //! can never unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     fmt,
+    ops::Bound,
     sync::Arc,
 };
 
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
@@ -161,6 +164,19 @@ impl Rule {
     }
 }
 
+/// A rule, and how it came to be as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleRecord {
+    /// The rule.
+    pub rule: Rule,
+    /// Who set it last.
+    pub updated_by: String,
+    /// When, by the database's clock.
+    pub update_time: OffsetDateTime,
+    /// Another whenever it is set; not to be taken apart.
+    pub etag: String,
+}
+
 /// Where a ticket counts that lacks a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lacking {
@@ -308,9 +324,34 @@ impl Limits {
     /// All rules, in the order in which they are checked; each with whether it decides already.
     pub fn rules(&self) -> impl Iterator<Item = (&Rule, bool)> {
         self.rules.iter().flat_map(|(keys, rules)| {
-            let decides = self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys);
+            let decides = self.is_counted(keys);
             rules.rules().map(move |rule| (&**rule, decides))
         })
+    }
+
+    /// The first `limit` of them behind `after`, whether or not there is such a rule.
+    pub fn rules_behind(&self, after: &Pattern, limit: usize) -> Vec<(&Rule, bool)> {
+        let keys: BTreeSet<String> = after.keys().map(str::to_owned).collect();
+        let (shape, values, mut page) = (after.shape(), after.values(), Vec::new());
+        for (set, rules) in &self.rules {
+            let of_set = check_order(set).cmp(&check_order(&keys));
+            let decides = self.is_counted(set);
+            for (known, by_values) in &rules.shapes {
+                let from = match of_set.then_with(|| shape.is_fixed().cmp(known.is_fixed())) {
+                    Ordering::Less => continue,
+                    Ordering::Equal => Bound::Excluded(&values),
+                    Ordering::Greater => Bound::Unbounded,
+                };
+                let behind = by_values.range::<Values, _>((from, Bound::Unbounded));
+                page.extend(behind.take(limit - page.len()).map(|(_, rule)| (&**rule, decides)));
+            }
+        }
+        page
+    }
+
+    /// Whether rules of this label set decide.
+    fn is_counted(&self, keys: &BTreeSet<String>) -> bool {
+        self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys)
     }
 
     /// What is counted.
@@ -461,6 +502,28 @@ mod tests {
         let scopes = limits.scopes(&TicketLabels::new("hadoop", "IDE", "spark", &labels, &em));
         let maxima: Vec<i64> = scopes[0].rules.iter().map(|rule| rule.max[&Dimension::Instances]).collect();
         assert_eq!(maxima, [2, 1, 3]);
+    }
+
+    #[test]
+    fn rules_come_in_pages_of_any_size_in_one_order() {
+        let values = [None, Some("a"), Some("b")];
+        let mut rules = Vec::new();
+        for user in values {
+            rules.extend([rule(&[("user", user)], 1), rule(&[("creator", user)], 1)]);
+            rules.extend(values.map(|creator| rule(&[("user", user), ("creator", creator)], 1)));
+        }
+        let all = limits(true, rules.clone());
+        let order: Vec<_> = all.rules().collect();
+        assert_eq!(order.len(), 15);
+        for (number, (after, _)) in order.iter().enumerate() {
+            // A rule that has gone marks its place all the same.
+            let without = limits(true, rules.iter().filter(|rule| rule != after).cloned());
+            for size in 0..order.len() {
+                let expected: Vec<_> = order.iter().skip(number + 1).take(size).copied().collect();
+                assert_eq!(all.rules_behind(&after.pattern, size), expected);
+                assert_eq!(without.rules_behind(&after.pattern, size), expected);
+            }
+        }
     }
 
     #[test]

@@ -491,6 +491,14 @@ pub enum Rejection {
     /// There is no such rule.
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),
+    /// A rule is not what its caller expected to change.
+    #[error("{}", limit_changed(.limit, .last.as_ref()))]
+    LimitChanged {
+        /// Its pattern, for people.
+        limit: String,
+        /// Who set it last, and when; `None` if it is gone.
+        last: Option<(String, OffsetDateTime)>,
+    },
     /// An amount that cannot be added to the counters.
     #[error("{field}: the sum of what is held would be too large to count")]
     Overflow {
@@ -527,6 +535,16 @@ fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {
         None => format!(
             "there is no ticket {ticket_id}, nor is one remembered: the lock on the resource is lost, ask again"
         ),
+    }
+}
+
+fn limit_changed(limit: &str, last: Option<&(String, OffsetDateTime)>) -> String {
+    match last {
+        Some((by, at)) => format!(
+            "the limit for {limit} is not what was expected: it was last set by {by} at {}; read it again, and then change it",
+            at.format(&Rfc3339).unwrap_or_else(|_| at.to_string())
+        ),
+        None => format!("the limit for {limit} is not what was expected: it is gone; read it again, and then set it"),
     }
 }
 

@@ -137,6 +137,8 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::Shortfalls(refusal.shortfalls.clone()))
         }
         Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
+        // As it is, trying again does not help.
+        Rejection::LimitChanged { .. } => (Code::Aborted, "LIMIT_CHANGED", Hint::None),
         Rejection::Overflow { field, source } => {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field((*field).into(), source.to_string()))
         }

@@ -43,7 +43,7 @@ impl Usage {
     }
 }
 
-fn page_size(asked: i32) -> Result<i64, FieldError> {
+pub(super) fn page_size(asked: i32) -> Result<i64, FieldError> {
     match asked {
         0 => Ok(PAGE_SIZE.into()),
         1..=PAGE_SIZE_MAX => Ok(asked.into()),
@@ -62,7 +62,7 @@ fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     }
 }
 
-fn bad_token() -> FieldError {
+pub(super) fn bad_token() -> FieldError {
     FieldError::new("page_token", "is none that this service gave; leave it empty for the first page")
 }
 

@@ -17,6 +17,7 @@ mod heartbeat;
 mod ledger_model;
 mod ledger_steps;
 mod lifecycle;
+mod limit_changes;
 mod limits;
 mod lookups;
 mod metrics;

@@ -4,15 +4,17 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     domain::{
-        limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule},
+        limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule, RuleRecord},
         name::{FieldError, Name},
         policy::{Check, Policy},
         resource::Dimension,
         scope::{Scope, Tally, Usage},
     },
-    service::limits::ScopeUsage,
+    service::limits::{Expected, ScopeUsage},
     transport::proto,
 };
+
+use super::answer::timestamp;
 
 /// The labels of a limit that stands in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
@@ -69,9 +71,24 @@ fn amount(field: &str, key: &str, max: i64) -> Result<i64, FieldError> {
     Ok(max)
 }
 
-/// A rule, and whether it decides.
-pub fn limit_with_state((rule, decides): (&Rule, bool)) -> proto::Limit {
-    proto::Limit { state: state(decides).into(), ..limit(rule) }
+/// A rule, how it came to be as it is, and whether it decides.
+pub fn limit_record(record: &RuleRecord, decides: bool) -> proto::Limit {
+    proto::Limit {
+        state: state(decides).into(),
+        updated_by: record.updated_by.clone(),
+        update_time: Some(timestamp(record.update_time)),
+        etag: record.etag.clone(),
+        ..limit(&record.rule)
+    }
+}
+
+/// What a change expects to find: nothing is said without an etag, and an empty one is that of no rule.
+pub fn expected(etag: Option<&str>) -> Expected {
+    match etag {
+        None => Expected::Anything,
+        Some("") => Expected::Nothing,
+        Some(etag) => Expected::Etag(etag.to_owned()),
+    }
 }
 
 /// Whether a rule decides.
