@@ -177,6 +177,34 @@ pub struct RuleRecord {
     pub etag: String,
 }
 
+/// What is different when other rules are all there are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuleChanges {
+    /// Those that were not there.
+    pub added: Vec<Rule>,
+    /// Those that had another maximum: before and after.
+    pub changed: Vec<(Rule, Rule)>,
+    /// Those that are there no more, in the order of their patterns.
+    pub removed: Vec<Rule>,
+}
+
+impl RuleChanges {
+    /// From the rules there are to `after`, of which no two have the same pattern.
+    pub fn between(before: impl IntoIterator<Item = Rule>, after: &[Rule]) -> Self {
+        let mut before: BTreeMap<Pattern, Rule> = before.into_iter().map(|rule| (rule.pattern.clone(), rule)).collect();
+        let mut changes = Self::default();
+        for rule in after {
+            match before.remove(&rule.pattern) {
+                None => changes.added.push(rule.clone()),
+                Some(same) if same == *rule => {}
+                Some(other) => changes.changed.push((other, rule.clone())),
+            }
+        }
+        changes.removed = before.into_values().collect();
+        changes
+    }
+}
+
 /// Where a ticket counts that lacks a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lacking {
@@ -304,6 +332,12 @@ impl Limits {
     /// The same, and whether an operator holds users.
     pub fn with_users_held(self, users_held: bool) -> Self {
         Self { users_held, ..self }
+    }
+
+    /// The same counters under other rules.
+    pub fn with_rules(&self, rules: impl IntoIterator<Item = Rule>) -> Self {
+        let sets = self.label_sets().cloned().collect();
+        Self::new(self.version, sets, rules).with_policies(self.policies.clone()).with_users_held(self.users_held)
     }
 
     /// The policies, by the application name of EMs.
@@ -502,6 +536,16 @@ mod tests {
         let scopes = limits.scopes(&TicketLabels::new("hadoop", "IDE", "spark", &labels, &em));
         let maxima: Vec<i64> = scopes[0].rules.iter().map(|rule| rule.max[&Dimension::Instances]).collect();
         assert_eq!(maxima, [2, 1, 3]);
+    }
+
+    #[test]
+    fn other_rules_are_told_apart_from_those_there_are() {
+        let of = |user, max| rule(&[("user", Some(user))], max);
+        let changes = RuleChanges::between([of("a", 1), of("b", 1), of("c", 1)], &[of("d", 1), of("b", 2), of("a", 1)]);
+        let expected =
+            RuleChanges { added: vec![of("d", 1)], changed: vec![(of("b", 1), of("b", 2))], removed: vec![of("c", 1)] };
+        assert_eq!(changes, expected);
+        assert_eq!(RuleChanges::between([of("a", 1)], &[of("a", 1)]), RuleChanges::default());
     }
 
     #[test]

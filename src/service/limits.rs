@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     domain::{
-        limit::{Counting, LabelSet, LimitedScope, Limits, Pattern, Rule, RuleRecord, maxima},
+        limit::{Counting, LabelSet, LimitedScope, Limits, Pattern, Rule, RuleChanges, RuleRecord, maxima},
         name::Name,
         operation::Rejection,
         policy::Policy,
@@ -35,6 +35,10 @@ use crate::{
         waiting::{self, Freed},
     },
 };
+
+mod replace;
+
+pub use replace::{Over, Replaced};
 
 /// How many scopes over their limit an answer names.
 const OVER_MAX: usize = 100;
@@ -165,15 +169,6 @@ impl LimitService {
         if !made.lines.is_empty() { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
     }
 
-    /// Makes `rules` all the rules there are.
-    ///
-    /// # Errors
-    /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`.
-    pub async fn replace(&self, by: &Principal, rules: &[Rule], deadline: Instant) -> Result<(), Error> {
-        self.change(by, deadline, &Change::Replace(rules.to_vec())).await?;
-        Ok(())
-    }
-
     /// Gives a kind of EMs, by its application name, a policy. It takes effect when what it changes has been counted.
     ///
     /// # Errors
@@ -187,23 +182,7 @@ impl LimitService {
     ) -> Result<(), Error> {
         self.change(by, deadline, &Change::Policy(em_kind.clone(), policy.clone())).await?;
         // Set in any case; who does not want to wait any longer is not told when it is counted.
-        let counted = async {
-            let _turn = self.looking.acquire().await;
-            let mut session = self.store.session();
-            while !answered(label_set::in_state(session.get().await?, State::Counting)).await?.is_empty() {
-                tokio::time::sleep(POLL).await;
-            }
-            Ok::<(), StoreError>(())
-        };
-        match tokio::time::timeout_at(
-            deadline - MARGIN.min(deadline.saturating_duration_since(Instant::now())),
-            counted,
-        )
-        .await
-        {
-            Ok(counted) => counted.map_err(|_| Error::CommitUnknown),
-            Err(_) => Ok(()),
-        }
+        self.until_counted(deadline).await.map(drop).map_err(|_| Error::CommitUnknown)
     }
 
     /// The policies of all kinds of EMs there are or were, by application name.
@@ -266,6 +245,20 @@ impl LimitService {
         let made = patiently(&mut self.store.session(), deadline, change, by).await;
         self.counting.notify_one();
         made
+    }
+
+    /// Waits until nothing is being counted; false if that is not so at `deadline`, with a margin for the answer.
+    async fn until_counted(&self, deadline: Instant) -> Result<bool, Error> {
+        let counted = async {
+            let _turn = self.looking.acquire().await;
+            let mut session = self.store.session();
+            while !answered(label_set::in_state(session.get().await?, State::Counting)).await?.is_empty() {
+                tokio::time::sleep(POLL).await;
+            }
+            Ok::<bool, StoreError>(true)
+        };
+        let until = deadline - MARGIN.min(deadline.saturating_duration_since(Instant::now()));
+        Ok(tokio::time::timeout_at(until, counted).await.unwrap_or(Ok(false))?)
     }
 
     /// Waits until rules of this pattern's label set decide; then tells the scopes that hold more than theirs allows.
@@ -340,6 +333,8 @@ enum Change {
 struct Made {
     /// For the history.
     lines: Vec<LimitLine>,
+    /// Which rules are others than before, where all were replaced.
+    changes: RuleChanges,
     /// Label sets that are new, and those that decide until they do.
     begun: Vec<LabelSet>,
     before: Vec<i64>,
@@ -348,6 +343,7 @@ struct Made {
 impl Change {
     /// While others grant and give back, who see nothing of it yet.
     async fn make(&self, connection: &mut PgConnection, by: &Principal) -> Result<Made, FencedError> {
+        let mut changes = RuleChanges::default();
         let lines = match self {
             Self::Recount => vec![],
             Self::Set(rule, expected) => {
@@ -362,10 +358,10 @@ impl Change {
                 delete(connection, slice::from_ref(pattern)).await?
             }
             Self::Replace(rules) => {
-                let before = limit::rules(&mut *connection).await?;
-                let gone = before.iter().filter(|old| !rules.iter().any(|rule| rule.pattern == old.pattern));
-                let gone: Vec<Pattern> = gone.map(|old| old.pattern.clone()).collect();
-                let new: Vec<Rule> = rules.iter().filter(|rule| !before.contains(rule)).cloned().collect();
+                changes = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
+                let gone: Vec<Pattern> = changes.removed.iter().map(|rule| rule.pattern.clone()).collect();
+                let changed = changes.changed.iter().map(|(_, after)| after);
+                let new: Vec<Rule> = changes.added.iter().chain(changed).cloned().collect();
                 let mut lines = delete(connection, &gone).await?;
                 lines.extend(set(connection, &new, by).await?);
                 lines
@@ -380,7 +376,7 @@ impl Change {
             }
         };
         let (begun, before) = reconcile(connection).await?;
-        Ok(Made { lines, begun, before })
+        Ok(Made { lines, changes, begun, before })
     }
 }
 

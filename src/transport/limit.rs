@@ -77,6 +77,19 @@ impl LimitService for Limit {
         Ok(Response::new(proto::DeleteLimitResponse {}))
     }
 
+    async fn replace_limits(
+        &self,
+        call: Request<proto::ReplaceLimitsRequest>,
+    ) -> Result<Response<proto::ReplaceLimitsResponse>, Status> {
+        let message = call.get_ref();
+        let rules = convert::limit::rules("limits", &message.limits).map_err(Error::from)?;
+        let replaced = match message.dry_run {
+            true => self.limits.replace_dry_run(rules).await?,
+            false => self.limits.replace_and_wait(&identity::of_call(&call), rules, self.deadline(&call)).await?,
+        };
+        Ok(Response::new(convert::limit::replaced(&replaced)))
+    }
+
     async fn list_limits(
         &self,
         call: Request<proto::ListLimitsRequest>,

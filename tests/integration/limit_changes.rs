@@ -1,8 +1,10 @@
-//! How limits are changed: by whom, and on what they expect.
+//! How limits are changed: by whom, on what they expect, one by one and all at once.
 
 use std::collections::BTreeMap;
 
-use linkis_rm::transport::proto::{self, limit_service_client::LimitServiceClient};
+use linkis_rm::transport::proto::{
+    self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient,
+};
 use tokio::task::JoinSet;
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;
@@ -137,4 +139,104 @@ async fn a_limit_is_only_changed_from_what_its_caller_knows() {
     let message = changed(set(&limits, limit(Some("hadoop"), 1), Some(&third)).await);
     assert!(message.contains("gone"), "{message}");
     assert_eq!(all(&limits, 10).await, []);
+}
+
+async fn replace(limits: &Limits, all: &[proto::Limit], dry_run: bool) -> proto::ReplaceLimitsResponse {
+    let call = proto::ReplaceLimitsRequest { limits: all.to_vec(), dry_run };
+    limits.clone().replace_limits(call).await.unwrap().into_inner()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_limits_are_replaced_at_once_and_a_dry_run_tells_the_same() {
+    let (database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    for user in ["alice", "bob", "bob", "carol", "carol", "carol"] {
+        rm.client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
+    }
+    let before = [limit(Some("alice"), 5), limit(Some("bob"), 5), limit(None, 5)];
+    for limit in before.clone() {
+        set(&limits, limit, None).await.unwrap();
+    }
+    let told = all(&limits, 10).await;
+    let of_creator = proto::Limit { each: vec!["creator".to_owned()], ..limit(None, 4) };
+    let wanted = [limit(Some("bob"), 5), limit(None, 2), limit(Some("dave"), 1), of_creator.clone()];
+    let over = |answer: &proto::ReplaceLimitsResponse| {
+        let mut over: Vec<_> = answer.over_limit.iter().map(|scope| scope.labels.clone()).collect();
+        over.sort();
+        over
+    };
+    let labels = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+
+    let dry = replace(&limits, &wanted, true).await;
+    assert_eq!(all(&limits, 10).await, told, "nothing was changed");
+    assert_eq!(over(&dry), [labels("user", "carol")], "as far as it is counted");
+    assert!(dry.over_limit_partial && dry.state() == proto::LimitState::Counting, "{dry:?}");
+    let done = replace(&limits, &wanted, false).await;
+    for answer in [&dry, &done] {
+        assert_eq!(as_set(&answer.added), [limit(Some("dave"), 1), of_creator.clone()]);
+        assert_eq!(as_set(&answer.removed), [limit(Some("alice"), 5)]);
+        let [change] = &answer.changed[..] else { panic!("{answer:?}") };
+        let [from, to] = [&change.before, &change.after].map(|limit| limit.clone().unwrap());
+        assert_eq!(as_set(&[from, to]), [limit(None, 5), limit(None, 2)]);
+        assert_eq!((answer.added_count, answer.changed_count, answer.removed_count), (2, 1, 1));
+    }
+    assert_eq!(over(&done), [labels("creator", "IDE"), labels("user", "carol")], "when all is counted");
+    assert_eq!((done.over_limit_count, done.over_limit_partial), (2, false));
+    assert_eq!(done.state(), proto::LimitState::InForce);
+    let mut now = wanted.to_vec();
+    now.sort_by_key(|limit| format!("{limit:?}"));
+    let mut listed = as_set(&all(&limits, 10).await);
+    listed.sort_by_key(|limit| format!("{limit:?}"));
+    assert_eq!(listed, now);
+    // What has not changed was not set again.
+    let of_bob =
+        |limits: &[proto::Limit]| limits.iter().find(|l| l.labels == labels("user", "bob")).unwrap().etag.clone();
+    assert_eq!(of_bob(&all(&limits, 10).await), of_bob(&told));
+    let same = replace(&limits, &wanted, true).await;
+    assert_eq!((same.added.len(), same.changed.len(), same.removed.len()), (0, 0, 0));
+    assert_eq!((over(&same), same.state()), (over(&done), proto::LimitState::InForce));
+
+    // It is in the history, and decides.
+    rm.client.request_resource(&request(&host, "erin", load(1, 1, 1))).await.refused();
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
+    let count = |action: &str| history.iter().filter(|line| line.action == action).count();
+    assert_eq!((count("limit_set"), count("limit_deleted")), (3 + 3, 1));
+    let emptied = replace(&limits, &[], false).await;
+    assert_eq!((emptied.removed_count, emptied.over_limit_count), (4, 0));
+    assert_eq!(all(&limits, 10).await, []);
+    rm.client.request_resource(&request(&host, "erin", load(1, 1, 1))).await.granted();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 7);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_limits_are_replaced_in_one_call_and_no_more() {
+    let (_database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let many = |count: usize, instances| -> Vec<_> {
+        (0..count).map(|n| limit(Some(&format!("user{n:05}")), instances)).collect()
+    };
+    let start = std::time::Instant::now();
+    let done = replace(&limits, &many(10_000, 1), false).await;
+    assert_eq!((done.added_count, done.added.len()), (10_000, 1000));
+    let done = replace(&limits, &many(9_000, 2), false).await;
+    assert_eq!((done.changed_count, done.removed_count, done.changed.len()), (9_000, 1_000, 1000));
+    assert_eq!(all(&limits, 1000).await.len(), 9_000);
+    println!("{:?}", start.elapsed());
+    let twice = vec![limit(Some("a"), 1), limit(None, 1), limit(Some("a"), 2)];
+    for (all, field) in [
+        (many(10_001, 1), "limits"),
+        (twice, "limits[2]"),
+        (vec![limit(None, 1), proto::Limit::default()], "limits[1].labels"),
+        (vec![limit(None, -1)], "limits[0].max"),
+    ] {
+        for dry_run in [false, true] {
+            let call = proto::ReplaceLimitsRequest { limits: all.clone(), dry_run };
+            let status = limits.clone().replace_limits(call).await.unwrap_err();
+            assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
+        }
+    }
+    assert_eq!(all(&limits, 1000).await.len(), 9_000);
 }

@@ -10,11 +10,17 @@ use crate::{
         resource::Dimension,
         scope::{Scope, Tally, Usage},
     },
-    service::limits::{Expected, ScopeUsage},
+    service::limits::{Expected, Replaced, ScopeUsage},
     transport::proto,
 };
 
 use super::answer::timestamp;
+
+/// How many limits one call may bring.
+const LIMITS_MAX: usize = 10_000;
+
+/// How many limits of a kind an answer names.
+const NAMED_MAX: usize = 1000;
 
 /// The labels of a limit that stands in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
@@ -49,6 +55,45 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
     }
     let entry = |(key, max): (&String, &i64)| Ok((dimension(&in_max, key)?, amount(&in_max, key, *max)?));
     Ok(Rule { pattern, max: limit.max.iter().map(entry).collect::<Result<_, FieldError>>()? })
+}
+
+/// All limits that there are to be, which stand in `field`.
+pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldError> {
+    if limits.len() > LIMITS_MAX {
+        return Err(FieldError::new(field, format!("has {} limits; at most {LIMITS_MAX} are allowed", limits.len())));
+    }
+    let (mut rules, mut numbers) = (Vec::with_capacity(limits.len()), BTreeMap::new());
+    for (number, limit) in limits.iter().enumerate() {
+        let rule = rule(&format!("{field}[{number}]"), Some(limit))?;
+        if let Some(first) = numbers.insert(rule.pattern.clone(), number) {
+            let problem = format!("has the same labels as {field}[{first}] ({})", rule.pattern);
+            return Err(FieldError::new(format!("{field}[{number}]"), problem));
+        }
+        rules.push(rule);
+    }
+    Ok(rules)
+}
+
+/// What became of all limits, or would.
+pub fn replaced(replaced: &Replaced) -> proto::ReplaceLimitsResponse {
+    let Replaced { changes, over, decides } = replaced;
+    let first = |rules: &[Rule]| rules.iter().take(NAMED_MAX).map(limit).collect();
+    let changed = changes.changed.iter().take(NAMED_MAX);
+    let changed =
+        changed.map(|(before, after)| proto::LimitChange { before: Some(limit(before)), after: Some(limit(after)) });
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    proto::ReplaceLimitsResponse {
+        added: first(&changes.added),
+        added_count: count(changes.added.len()),
+        changed: changed.collect(),
+        changed_count: count(changes.changed.len()),
+        removed: first(&changes.removed),
+        removed_count: count(changes.removed.len()),
+        over_limit: over.first.iter().map(scope_usage).collect(),
+        over_limit_count: count(over.count),
+        over_limit_partial: over.is_partial,
+        state: state(*decides).into(),
+    }
 }
 
 fn dimension(field: &str, key: &str) -> Result<Dimension, FieldError> {
