@@ -449,6 +449,14 @@ pub enum Rejection {
     /// The request id stands for another request.
     #[error("the request id {0:?} was used with another body; use a new id for a new request")]
     RequestIdReused(String),
+    /// What was granted under the request id is over.
+    #[error("the request id {request_id:?} was granted the ticket {}, which {}; use a new id for a new request", .ended.id, ended_at(.ended))]
+    TicketEnded {
+        /// The caller's name for the request.
+        request_id: String,
+        /// The ticket, and how it ended.
+        ended: Box<EndedTicket>,
+    },
     /// A request that stood in line does so no more: its instance was thought dead.
     #[error("the request has lost its place in line; ask again")]
     PlaceLost,

@@ -30,11 +30,12 @@ use crate::{
         operation::{Ask, Rejection, Request, RequestRecord},
         report::Statuses,
         scope::{Counter, Usage},
+        ticket::EndedTicket,
     },
     error::Error,
     service::{shared_try::SharedTry, tasks::Tasks},
     store::{
-        Store, StoreError, em_report, em_resource, label_resource,
+        Store, StoreError, action_record, em_report, em_resource, label_resource,
         limit::InForce,
         request_id,
         session::{Session, answered, answered_within},
@@ -135,7 +136,7 @@ impl Judge {
         self.seen.verdict(request)
     }
 
-    /// What a fresh look shows. A request whose request id was used before fits: its answer was given then.
+    /// What a fresh look shows. A request whose request id was used before fits, as long as its ticket lives: its answer was given then.
     ///
     /// # Errors
     /// Why the ledger would reject it, and those of the database. At `deadline`, [`Error::LockTimeout`] if the limits are being
@@ -238,6 +239,8 @@ struct State {
     limits: Arc<Limits>,
     scopes: HashMap<Counter, Usage>,
     request_ids: HashMap<Name, RequestRecord>,
+    /// What was granted under those request ids and is over.
+    ended: HashMap<Uuid, EndedTicket>,
     line: LineView,
 }
 
@@ -258,9 +261,11 @@ impl State {
         if let Some(asked) = &request.ask.request_id
             && let Some(record) = self.request_ids.get(&asked.id)
         {
-            return match record.request_id == *asked {
-                true => Ok(Verdict::Fits),
-                false => Err(Rejection::RequestIdReused(asked.id.to_string())),
+            let (request_id, ended) = (asked.id.to_string(), self.ended.get(&record.grant.ticket_id));
+            return match ended.cloned().map(Box::new) {
+                _ if record.request_id != *asked => Err(Rejection::RequestIdReused(request_id)),
+                Some(ended) => Err(Rejection::TicketEnded { request_id, ended }),
+                None => Ok(Verdict::Fits),
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
@@ -298,6 +303,13 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => HashMap::new(),
         false => request_id::read(&mut *connection, &ids).await?,
     };
+    let ended = match request_ids.is_empty() {
+        true => HashMap::new(),
+        false => {
+            let granted: Vec<Uuid> = request_ids.values().map(|record| record.grant.ticket_id).collect();
+            action_record::read(&mut *connection, &granted).await?
+        }
+    };
     let labels = looks.iter().map(|look| look.request.ask.ticket_labels(&look.request.em));
     let scopes: BTreeSet<Counter> = labels.flat_map(|l| limits.scopes(&l)).map(|limited| limited.counter).collect();
     let scopes = match scopes.is_empty() {
@@ -316,5 +328,5 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         }
         false => LineView::default(),
     };
-    Ok(State { ems, limits, scopes, request_ids, line })
+    Ok(State { ems, limits, scopes, request_ids, ended, line })
 }

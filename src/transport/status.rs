@@ -126,6 +126,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("used".into(), source.to_string()))
         }
         Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
+        Rejection::TicketEnded { .. } => (Code::FailedPrecondition, "TICKET_ENDED", Hint::None),
         Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
         Rejection::TicketNotFound { .. } | Rejection::NoTicketOfEngine(_) => {
             (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)
