@@ -440,6 +440,18 @@ pub enum Rejection {
         /// What it does not count.
         source: ResourceError,
     },
+    /// The EM provides another queue or namespace than the one that is asked for.
+    #[error(
+        "resource: the EM {em} provides the queue or namespace {provided:?}, not {asked:?}; ask for that one, or name another EM"
+    )]
+    OtherQueue {
+        /// Which EM.
+        em: EmInstance,
+        /// What it provides.
+        provided: String,
+        /// What is asked for.
+        asked: String,
+    },
     /// What the engine reports has another type than what was granted.
     #[error("used: is of another kind than what was granted; report it as the same type, on the same queue")]
     OtherUse {
@@ -533,7 +545,7 @@ pub fn ended_at(ended: &EndedTicket) -> String {
 impl Rejection {
     /// Whether it is about the EM that was tried, so that another may do.
     pub fn is_of_em(&self) -> bool {
-        matches!(self, Self::EmNotRegistered(_) | Self::Unanswerable { .. })
+        matches!(self, Self::EmNotRegistered(_) | Self::Unanswerable { .. } | Self::OtherQueue { .. })
     }
 }
 

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        judgement::{self, Short, judge},
+        judgement::{self, HeadRoom, Short, judge},
         ledger::{LineView, Standing},
         limit::Limits,
         line::{Extent, viewed_spots},
@@ -80,6 +80,8 @@ pub struct Judge {
 #[derive(Debug)]
 struct Look {
     request: Request,
+    /// Whoever wants to know how much there is room for is told before the verdict.
+    room: Option<oneshot::Sender<Vec<HeadRoom>>>,
     reply: oneshot::Sender<Result<Verdict, Error>>,
 }
 
@@ -142,8 +144,27 @@ impl Judge {
     /// Why the ledger would reject it, and those of the database. At `deadline`, [`Error::LockTimeout`] if the limits are being
     /// changed, and [`Error::Unavailable`] if the database has not answered.
     pub async fn look(&self, request: Request, deadline: Instant) -> Result<Verdict, Error> {
+        self.ask(request, None, deadline).await
+    }
+
+    /// The same, and how much there was room for then, wherever the request is judged.
+    ///
+    /// # Errors
+    /// As of [`Judge::look`].
+    pub async fn look_closely(&self, request: Request, deadline: Instant) -> Result<(Verdict, Vec<HeadRoom>), Error> {
+        let (room, mut told) = oneshot::channel();
+        let verdict = self.ask(request, Some(room), deadline).await?;
+        Ok((verdict, told.try_recv().unwrap_or_default()))
+    }
+
+    async fn ask(
+        &self,
+        request: Request,
+        room: Option<oneshot::Sender<Vec<HeadRoom>>>,
+        deadline: Instant,
+    ) -> Result<Verdict, Error> {
         let (reply, answer) = oneshot::channel();
-        self.queue.try_send(Look { request, reply }).map_err(|error| match error {
+        self.queue.try_send(Look { request, room, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
@@ -209,6 +230,10 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, 
                 let answer = |look: Look| {
                     if !state.ems.contains_key(&look.request.em) {
                         seen.forget(&look.request.em);
+                    }
+                    if let Some(room) = look.room {
+                        // A caller that is gone needs no answer.
+                        let _ = room.send(state.head_room(&look.request));
                     }
                     (state.verdict(&look.request).map_err(Error::from), look.reply)
                 };
@@ -284,6 +309,14 @@ impl State {
                 Verdict::Refused(short)
             }
         })
+    }
+
+    /// How much there is room for; nothing where the verdict tells why.
+    fn head_room(&self, request: &Request) -> Vec<HeadRoom> {
+        let Some(em) = self.ems.get(&request.em) else { return Vec::new() };
+        let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
+        let room = judgement::head_room(em, &scopes, |counter| self.scopes.get(counter), &self.line.line);
+        room.unwrap_or_default()
     }
 
     fn into_standing(self) -> Standing {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         em::EmInstance,
-        judgement::Short,
+        judgement::{HeadRoom, Short},
         operation::{Ask, Operation, Outcome, Rejection, Request},
     },
     error::Error,
@@ -74,13 +74,13 @@ impl RequestResourceService {
         }
     }
 
-    /// What the request would be answered now, and on which EM; nothing is granted.
+    /// What the request would be answered now, on which EM, and how much there is room for there; nothing is granted.
     pub async fn dry_run(
         &self,
         em: Option<EmInstance>,
         ask: Ask,
         deadline: Instant,
-    ) -> Result<(EmInstance, Verdict), Error> {
+    ) -> Result<(EmInstance, Verdict, Vec<HeadRoom>), Error> {
         let em = match em {
             Some(em) => em,
             None => {
@@ -89,8 +89,8 @@ impl RequestResourceService {
                 candidate.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?
             }
         };
-        let verdict = self.judge.look(request(em.clone(), &ask), deadline).await?;
-        Ok((em, verdict))
+        let (verdict, room) = self.judge.look_closely(request(em.clone(), &ask), deadline).await?;
+        Ok((em, verdict, room))
     }
 
     async fn request_on(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {

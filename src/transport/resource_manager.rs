@@ -199,11 +199,12 @@ impl ResourceManagerService for ResourceManager {
         }
         let answer = if message.dry_run {
             match self.request_resource.dry_run(em, ask, deadlines.locks).await? {
-                (em, Verdict::Fits) => Answer::Available(proto::AvailableResource {
+                (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
+                    head_room: room.into_iter().map(convert::answer::head_room).collect(),
                     ..Default::default()
                 }),
-                (_, Verdict::Refused(short)) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
+                (_, Verdict::Refused(short), _) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
             }
         } else {
             match self.request_resource.request(em, ask, deadlines).await? {

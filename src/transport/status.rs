@@ -122,6 +122,10 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::Unanswerable { field, source, .. } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field((*field).into(), source.to_string()))
         }
+        Rejection::OtherQueue { provided, asked, .. } => {
+            let problem = format!("is of the queue or namespace {asked:?}; the EM provides {provided:?}");
+            (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("resource".into(), problem))
+        }
         Rejection::OtherUse { source } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("used".into(), source.to_string()))
         }

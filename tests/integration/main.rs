@@ -1,6 +1,7 @@
 //! The service as its callers meet it: a real server on a free port, a real PostgreSQL, the real client.
 
 mod ambiguous;
+mod answers;
 mod api;
 mod audit;
 mod bad_input;
