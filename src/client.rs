@@ -265,6 +265,13 @@ impl RmClient {
         Ok(())
     }
 
+    /// Gives back what a ticket holds, by its id alone.
+    pub async fn ticket_released(&self, ticket_id: Uuid) -> Result<()> {
+        let message = proto::ResourceReleasedRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
+        self.manager.clone().resource_released(self.call(message)).await?;
+        Ok(())
+    }
+
     /// Reports that an EM lives, how it is, and which tickets have engines there.
     pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
         let message = proto::HeartbeatRequest {
