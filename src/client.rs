@@ -280,6 +280,13 @@ impl RmClient {
         Ok(())
     }
 
+    /// Gives back what a ticket holds, by its id alone.
+    pub async fn ticket_released(&self, ticket_id: Uuid) -> Result<()> {
+        let message = proto::ResourceReleasedRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
+        self.manager.clone().resource_released(self.call(message)).await?;
+        Ok(())
+    }
+
     /// Reports that an EM lives, how it is, and which tickets have engines there.
     pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
         let message = proto::HeartbeatRequest {
@@ -299,7 +306,7 @@ impl RmClient {
 
     /// Adds a limit, or changes the one with the same pattern. Answers with scopes that hold more than they may.
     pub async fn set_limit(&self, rule: &Rule) -> Result<Vec<ScopeUsage>> {
-        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)) };
+        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)), expected_etag: None };
         let answer = self.limits.clone().set_limit(self.call(message)).await?.into_inner();
         answer.over_limit.into_iter().map(|scope| Ok(limit::read_scope_usage(scope)?)).collect()
     }
@@ -307,15 +314,26 @@ impl RmClient {
     /// Removes a limit.
     pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
         let rule = Rule { pattern: pattern.clone(), max: BTreeMap::new() };
-        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)) };
+        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), expected_etag: None };
         self.limits.clone().delete_limit(self.call(message)).await?;
         Ok(())
     }
 
     /// All limits, in the order in which they are checked.
     pub async fn limits(&self) -> Result<Vec<Rule>> {
-        let answer = self.limits.clone().list_limits(self.call(proto::ListLimitsRequest {})).await?.into_inner();
-        answer.limits.iter().map(|message| Ok(limit::rule("limit", Some(message))?)).collect()
+        let mut rules = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListLimitsRequest { page_size: 1000, page_token };
+            let page = self.limits.clone().list_limits(self.call(message)).await?.into_inner();
+            for message in &page.limits {
+                rules.push(limit::rule("limit", Some(message))?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(rules);
+            }
+        }
     }
 
     /// Decides which limits are for the tickets on a kind of EM.
@@ -398,7 +416,7 @@ impl RmClient {
 
     /// One live ticket.
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket> {
-        let message = proto::GetTicketRequest { ticket_id: ticket_id.to_string() };
+        let message = proto::GetTicketRequest { ticket_id: ticket_id.to_string(), engine: None };
         let answer = self.usage.clone().get_ticket(self.call(message)).await?.into_inner();
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }

@@ -25,7 +25,7 @@
 //! 4. Nothing is held for ever: a locked ticket has a deadline in its row; a used one is given up when its EM reports without it or
 //!    falls silent; a resource lock dies with its transaction.
 //! 5. Any instance, same answer: a decision reads the database under its locks, never an instance's memory.
-//! 6. Exactly once per request: a repeated call has the effect of one and gets the same answer.
+//! 6. Exactly once per request: a repeated call has the effect of one and gets the same answer, until its ticket is over.
 //! 7. Every refusal explains itself.
 //!
 //! # What is deliberately absent

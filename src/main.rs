@@ -56,9 +56,11 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         bounds: edge::make_room(config.bounds),
     };
     let server = Server::open(listener, http, options, server_options).await?;
-    if let Some(rules) = &config.limits {
-        server.replace_limits(rules).await?;
-        tracing::info!(limits = rules.len(), "the limits are those of the file");
+    if let Some(rules) = config.limits {
+        let limits = rules.len();
+        let changes = server.replace_limits(rules).await?;
+        let (added, changed, removed) = (changes.added.len(), changes.changed.len(), changes.removed.len());
+        tracing::info!(limits, added, changed, removed, "the limits are those of the file");
     }
     if let Some(address) = server.http_address() {
         tracing::info!(%address, "metrics and health over HTTP");

@@ -14,7 +14,10 @@ use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
 
 use crate::{
-    domain::{limit::Rule, principal::Principal},
+    domain::{
+        limit::{Rule, RuleChanges},
+        principal::Principal,
+    },
     error::Error,
     http::{self, Readiness},
     metrics::Metrics,
@@ -36,6 +39,7 @@ use crate::{
         limits::LimitService,
         request_resource::RequestResourceService,
         tasks::Tasks,
+        ticket_lookup::TicketLookup,
         usage::Usage,
         waiting::{self, WaitingLine},
     },
@@ -44,7 +48,7 @@ use crate::{
         self,
         admin::Admin,
         edge::{self, Bounds, Calls, Edge},
-        message_size::{Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX},
+        message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX},
         observe::{self, Observe},
         proto,
         proto::{
@@ -194,7 +198,7 @@ impl Server {
     ///
     /// # Errors
     /// As of [`LimitService::replace`].
-    pub async fn replace_limits(&self, rules: &[Rule]) -> Result<(), Error> {
+    pub async fn replace_limits(&self, rules: Vec<Rule>) -> Result<RuleChanges, Error> {
         let limits = LimitService::new(self.store.clone(), Arc::default());
         limits.replace(&Principal::Service, rules, Instant::now() + self.options.times.request_timeout).await
     }
@@ -303,7 +307,8 @@ fn assemble(
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);
     let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
-    let manager = ResourceManager::new(committer, request_resource, heartbeat, em_goes, options.times);
+    let tickets = TicketLookup::start(store, tasks);
+    let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
     let admin = Admin::new(AuditService::new(store.clone()));
@@ -317,7 +322,7 @@ fn assemble(
     Ok(Routes::new(Limited::new(manager))
         .add_service(
             LimitServiceServer::new(transport::limit::Limit::new(limits, options.times.request_timeout))
-                .max_decoding_message_size(MESSAGE_BYTES_MAX),
+                .max_decoding_message_size(LIMITS_BYTES_MAX),
         )
         .add_service(UsageServiceServer::new(usage).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(AdminServiceServer::new(admin).max_decoding_message_size(MESSAGE_BYTES_MAX))

@@ -43,6 +43,7 @@ impl ResourceManagerService for Empty {
             ticket_id: "01890a5d-ac96-774b-bcce-b302099a8057".to_owned(),
             em: call.into_inner().em,
             expire_time: Some(SystemTime::now().into()),
+            head_room: vec![],
         };
         Ok(Response::new(proto::RequestResourceResponse { result: Some(Answer::Available(available)) }))
     }

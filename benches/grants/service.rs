@@ -115,7 +115,7 @@ async fn set_limits(url: &str) -> Result<(), Failure> {
             max: ["memory", "cores", "instances"].map(|dimension| (dimension.to_owned(), i64::MAX)).into(),
             ..Default::default()
         };
-        client.set_limit(proto::SetLimitRequest { limit: Some(limit) }).await?;
+        client.set_limit(proto::SetLimitRequest { limit: Some(limit), ..Default::default() }).await?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use super::{
     line::{Line, QueuePosition, Spot, Spots},
     operation::{Ask, Rejection, Request},
     refusal::{Refusal, ScopeShortage},
-    resource::Resource,
+    resource::{Dimension, Resource, ResourceError, behind},
     scope::{Counter, Usage},
 };
 
@@ -19,12 +19,72 @@ pub struct Short {
     pub spots: Spots,
 }
 
+/// How much one dimension of an EM or a scope has room for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeadRoom {
+    /// Where, as key=value, for people.
+    pub scope: String,
+    /// In which dimension.
+    pub dimension: Dimension,
+    /// How much could be granted now; below zero while a capacity or a limit that was lowered drains.
+    pub available: i64,
+    /// How much is kept for requests that wait in line, and so is not available.
+    pub ahead: i64,
+    /// How much there is in all.
+    pub max: i64,
+    /// The limit that decides, for people; empty for an EM.
+    pub rule: String,
+}
+
+/// How much could be granted now to one who has no position in line, wherever it would be judged: on its EM in all dimensions that the
+/// EM provides, in scopes in all that rules name.
+///
+/// # Errors
+/// [`Rejection::Inconsistent`].
+pub fn head_room<'a>(
+    em: &Em,
+    scopes: &[LimitedScope],
+    usage: impl Fn(&Counter) -> Option<&'a Usage>,
+    line: &Line,
+) -> Result<Vec<HeadRoom>, Rejection> {
+    let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
+    let (left, on_em) = (em.left().map_err(inconsistent)?, Spot::Em(em.instance.clone()));
+    let ahead = line.ahead(&on_em, None);
+    let scope = format!("em={}", em.instance);
+    let provided = em.total.amounts().map(|(dimension, max)| HeadRoom {
+        scope: scope.clone(),
+        available: behind(left.get(&dimension), ahead.get(&dimension)),
+        ahead: ahead.get(&dimension),
+        max,
+        rule: String::new(),
+        dimension,
+    });
+    let mut rooms: Vec<HeadRoom> = provided.collect();
+    let nothing = Usage::default();
+    for limited in scopes {
+        let held = usage(&limited.counter).unwrap_or(&nothing);
+        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), None);
+        rooms.extend(limited.maxima().map(|(dimension, max, rule)| {
+            let held = held.used.get(dimension).saturating_add(held.locked.get(dimension));
+            HeadRoom {
+                scope: limited.scope().to_string(),
+                dimension: dimension.clone(),
+                available: behind(max.saturating_sub(held), ahead.get(dimension)),
+                ahead: ahead.get(dimension),
+                max,
+                rule: rule.to_string(),
+            }
+        }));
+    }
+    Ok(rooms)
+}
+
 /// Judges a request. `usage` tells what a scope holds; `position` is where it stands in line, if it does.
 ///
 /// Answers with what the EM would count of it.
 ///
 /// # Errors
-/// [`Rejection::Unanswerable`], [`Rejection::Inconsistent`].
+/// [`Rejection::Unanswerable`], [`Rejection::OtherQueue`], [`Rejection::Inconsistent`].
 pub fn judge<'a>(
     em: &Em,
     scopes: &[LimitedScope],
@@ -38,6 +98,11 @@ pub fn judge<'a>(
     let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), position);
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let on_em = em.judge(&share, &ahead).map_err(inconsistent)?.err();
+    if on_em.is_some()
+        && let Err(ResourceError::DifferentQueue { left: provided, right: asked }) = em.total.covers(&share)
+    {
+        return Err(Rejection::OtherQueue { em: em.instance.clone(), provided, asked });
+    }
 
     let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
     let in_scope = |limited: &LimitedScope| {

@@ -387,6 +387,9 @@ impl Ledger {
                 return Err(Rejection::RequestIdReused(request_id.id.to_string()));
             }
             let grant = record.grant.clone();
+            if let Some(ended) = self.ended.get(&grant.ticket_id).cloned().map(Box::new) {
+                return Err(Rejection::TicketEnded { request_id: request_id.id.to_string(), ended });
+            }
             self.leave_line(op, Spots::new());
             return Ok(Outcome::Granted(grant));
         }

@@ -6,11 +6,14 @@
 //! can never unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     fmt,
+    ops::Bound,
     sync::Arc,
 };
 
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
@@ -164,6 +167,47 @@ impl Rule {
     }
 }
 
+/// A rule, and how it came to be as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleRecord {
+    /// The rule.
+    pub rule: Rule,
+    /// Who set it last.
+    pub updated_by: String,
+    /// When, by the database's clock.
+    pub update_time: OffsetDateTime,
+    /// Another whenever it is set; not to be taken apart.
+    pub etag: String,
+}
+
+/// What is different when other rules are all there are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuleChanges {
+    /// Those that were not there.
+    pub added: Vec<Rule>,
+    /// Those that had another maximum: before and after.
+    pub changed: Vec<(Rule, Rule)>,
+    /// Those that are there no more, in the order of their patterns.
+    pub removed: Vec<Rule>,
+}
+
+impl RuleChanges {
+    /// From the rules there are to `after`, of which no two have the same pattern.
+    pub fn between(before: impl IntoIterator<Item = Rule>, after: &[Rule]) -> Self {
+        let mut before: BTreeMap<Pattern, Rule> = before.into_iter().map(|rule| (rule.pattern.clone(), rule)).collect();
+        let mut changes = Self::default();
+        for rule in after {
+            match before.remove(&rule.pattern) {
+                None => changes.added.push(rule.clone()),
+                Some(same) if same == *rule => {}
+                Some(other) => changes.changed.push((other, rule.clone())),
+            }
+        }
+        changes.removed = before.into_values().collect();
+        changes
+    }
+}
+
 /// Where a ticket counts that lacks a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lacking {
@@ -293,6 +337,12 @@ impl Limits {
         Self { users_held, ..self }
     }
 
+    /// The same counters under other rules.
+    pub fn with_rules(&self, rules: impl IntoIterator<Item = Rule>) -> Self {
+        let sets = self.label_sets().cloned().collect();
+        Self::new(self.version, sets, rules).with_policies(self.policies.clone()).with_users_held(self.users_held)
+    }
+
     /// The policies, by the application name of EMs.
     pub fn policies(&self) -> &BTreeMap<Name, Policy> {
         &self.policies
@@ -311,9 +361,34 @@ impl Limits {
     /// All rules, in the order in which they are checked; each with whether it decides already.
     pub fn rules(&self) -> impl Iterator<Item = (&Rule, bool)> {
         self.rules.iter().flat_map(|(keys, rules)| {
-            let decides = self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys);
+            let decides = self.is_counted(keys);
             rules.rules().map(move |rule| (&**rule, decides))
         })
+    }
+
+    /// The first `limit` of them behind `after`, whether or not there is such a rule.
+    pub fn rules_behind(&self, after: &Pattern, limit: usize) -> Vec<(&Rule, bool)> {
+        let keys: BTreeSet<String> = after.keys().map(str::to_owned).collect();
+        let (shape, values, mut page) = (after.shape(), after.values(), Vec::new());
+        for (set, rules) in &self.rules {
+            let of_set = check_order(set).cmp(&check_order(&keys));
+            let decides = self.is_counted(set);
+            for (known, by_values) in &rules.shapes {
+                let from = match of_set.then_with(|| shape.is_fixed().cmp(known.is_fixed())) {
+                    Ordering::Less => continue,
+                    Ordering::Equal => Bound::Excluded(&values),
+                    Ordering::Greater => Bound::Unbounded,
+                };
+                let behind = by_values.range::<Values, _>((from, Bound::Unbounded));
+                page.extend(behind.take(limit - page.len()).map(|(_, rule)| (&**rule, decides)));
+            }
+        }
+        page
+    }
+
+    /// Whether rules of this label set decide.
+    fn is_counted(&self, keys: &BTreeSet<String>) -> bool {
+        self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys)
     }
 
     /// What is counted.
@@ -464,6 +539,38 @@ mod tests {
         let scopes = limits.scopes(&TicketLabels::new("hadoop", "IDE", "spark", &labels, &em));
         let maxima: Vec<i64> = scopes[0].rules.iter().map(|rule| rule.max[&Dimension::Instances]).collect();
         assert_eq!(maxima, [2, 1, 3]);
+    }
+
+    #[test]
+    fn other_rules_are_told_apart_from_those_there_are() {
+        let of = |user, max| rule(&[("user", Some(user))], max);
+        let changes = RuleChanges::between([of("a", 1), of("b", 1), of("c", 1)], &[of("d", 1), of("b", 2), of("a", 1)]);
+        let expected =
+            RuleChanges { added: vec![of("d", 1)], changed: vec![(of("b", 1), of("b", 2))], removed: vec![of("c", 1)] };
+        assert_eq!(changes, expected);
+        assert_eq!(RuleChanges::between([of("a", 1)], &[of("a", 1)]), RuleChanges::default());
+    }
+
+    #[test]
+    fn rules_come_in_pages_of_any_size_in_one_order() {
+        let values = [None, Some("a"), Some("b")];
+        let mut rules = Vec::new();
+        for user in values {
+            rules.extend([rule(&[("user", user)], 1), rule(&[("creator", user)], 1)]);
+            rules.extend(values.map(|creator| rule(&[("user", user), ("creator", creator)], 1)));
+        }
+        let all = limits(true, rules.clone());
+        let order: Vec<_> = all.rules().collect();
+        assert_eq!(order.len(), 15);
+        for (number, (after, _)) in order.iter().enumerate() {
+            // A rule that has gone marks its place all the same.
+            let without = limits(true, rules.iter().filter(|rule| rule != after).cloned());
+            for size in 0..order.len() {
+                let expected: Vec<_> = order.iter().skip(number + 1).take(size).copied().collect();
+                assert_eq!(all.rules_behind(&after.pattern, size), expected);
+                assert_eq!(without.rules_behind(&after.pattern, size), expected);
+            }
+        }
     }
 
     #[test]

@@ -532,6 +532,18 @@ pub enum Rejection {
         /// What it does not count.
         source: ResourceError,
     },
+    /// The EM provides another queue or namespace than the one that is asked for.
+    #[error(
+        "resource: the EM {em} provides the queue or namespace {provided:?}, not {asked:?}; ask for that one, or name another EM"
+    )]
+    OtherQueue {
+        /// Which EM.
+        em: EmInstance,
+        /// What it provides.
+        provided: String,
+        /// What is asked for.
+        asked: String,
+    },
     /// What the engine reports has another type than what was granted.
     #[error("used: is of another kind than what was granted; report it as the same type, on the same queue")]
     OtherUse {
@@ -541,6 +553,14 @@ pub enum Rejection {
     /// The request id stands for another request.
     #[error("the request id {0:?} was used with another body; use a new id for a new request")]
     RequestIdReused(String),
+    /// What was granted under the request id is over.
+    #[error("the request id {request_id:?} was granted the ticket {}, which {}; use a new id for a new request", .ended.id, ended_at(.ended))]
+    TicketEnded {
+        /// The caller's name for the request.
+        request_id: String,
+        /// The ticket, and how it ended.
+        ended: Box<EndedTicket>,
+    },
     /// A request that stood in line does so no more: its instance was thought dead.
     #[error("the request has lost its place in line; ask again")]
     PlaceLost,
@@ -552,6 +572,15 @@ pub enum Rejection {
         /// How it ended, if that is known.
         ended: Option<Box<EndedTicket>>,
     },
+    /// No live ticket is used by an engine.
+    #[error(
+        "no live ticket is used by the engine {}/{}; ask by ticket_id, or check the engine's application name and instance",
+        .0.application_name, .0.instance
+    )]
+    NoTicketOfEngine(EngineInstance),
+    /// Several are.
+    #[error("several live tickets are used by the engine {}/{}; ListTickets with this engine tells them", .0.application_name, .0.instance)]
+    ManyTicketsOfEngine(EngineInstance),
     /// The ticket is somebody else's.
     #[error("the ticket {ticket_id} belongs to another {what}; name the {what} that it was granted to")]
     TicketNotOwned {
@@ -581,6 +610,14 @@ pub enum Rejection {
     TooManyLabelSets {
         /// How many may have limits.
         most: usize,
+    },
+    /// A rule is not what its caller expected to change.
+    #[error("{}", limit_changed(.limit, .last.as_ref()))]
+    LimitChanged {
+        /// Its pattern, for people.
+        limit: String,
+        /// Who set it last, and when; `None` if it is gone.
+        last: Option<(String, OffsetDateTime)>,
     },
     /// An amount that cannot be added to the counters.
     #[error("{field}: the sum of what is held would be too large to count")]
@@ -612,6 +649,7 @@ impl Rejection {
             self,
             Self::EmNotRegistered(_)
                 | Self::Unanswerable { .. }
+                | Self::OtherQueue { .. }
                 | Self::LabelRequired { .. }
                 | Self::EmReserved { .. }
                 | Self::LabelMissing { .. }
@@ -625,6 +663,16 @@ fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {
         None => format!(
             "there is no ticket {ticket_id}, nor is one remembered: the lock on the resource is lost, ask again"
         ),
+    }
+}
+
+fn limit_changed(limit: &str, last: Option<&(String, OffsetDateTime)>) -> String {
+    match last {
+        Some((by, at)) => format!(
+            "the limit for {limit} is not what was expected: it was last set by {by} at {}; read it again, and then change it",
+            at.format(&Rfc3339).unwrap_or_else(|_| at.to_string())
+        ),
+        None => format!("the limit for {limit} is not what was expected: it is gone; read it again, and then set it"),
     }
 }
 

@@ -22,18 +22,19 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        judgement::{self, Short, judge},
+        judgement::{self, HeadRoom, Short, judge},
         ledger::{LineView, Standing},
         limit::Limits,
         line::{Extent, viewed_spots},
         name::Name,
         operation::{Ask, Rejection, Request, RequestRecord},
         scope::{Counter, Usage},
+        ticket::EndedTicket,
     },
     error::Error,
     service::{shared_try::SharedTry, tasks::Tasks},
     store::{
-        Store, StoreError, em_report, em_resource, label_resource,
+        Store, StoreError, action_record, em_report, em_resource, label_resource,
         limit::InForce,
         request_id,
         session::{Session, answered, answered_within},
@@ -81,6 +82,8 @@ pub struct Judge {
 #[derive(Debug)]
 struct Look {
     request: Request,
+    /// Whoever wants to know how much there is room for is told before the verdict.
+    room: Option<oneshot::Sender<Vec<HeadRoom>>>,
     reply: oneshot::Sender<Result<Verdict, Error>>,
 }
 
@@ -158,14 +161,33 @@ impl Judge {
         self.seen.verdict(request)
     }
 
-    /// What a fresh look shows. A request whose request id was used before fits: its answer was given then.
+    /// What a fresh look shows. A request whose request id was used before fits, as long as its ticket lives: its answer was given then.
     ///
     /// # Errors
     /// Why the ledger would reject it, and those of the database. At `deadline`, [`Error::LockTimeout`] if the limits are being
     /// changed, and [`Error::Unavailable`] if the database has not answered.
     pub async fn look(&self, request: Request, deadline: Instant) -> Result<Verdict, Error> {
+        self.ask(request, None, deadline).await
+    }
+
+    /// The same, and how much there was room for then, wherever the request is judged.
+    ///
+    /// # Errors
+    /// As of [`Judge::look`].
+    pub async fn look_closely(&self, request: Request, deadline: Instant) -> Result<(Verdict, Vec<HeadRoom>), Error> {
+        let (room, mut told) = oneshot::channel();
+        let verdict = self.ask(request, Some(room), deadline).await?;
+        Ok((verdict, told.try_recv().unwrap_or_default()))
+    }
+
+    async fn ask(
+        &self,
+        request: Request,
+        room: Option<oneshot::Sender<Vec<HeadRoom>>>,
+        deadline: Instant,
+    ) -> Result<Verdict, Error> {
         let (reply, answer) = oneshot::channel();
-        self.queue.try_send(Look { request, reply }).map_err(|error| match error {
+        self.queue.try_send(Look { request, room, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
@@ -229,6 +251,10 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, 
                     if !state.ems.contains_key(&look.request.em) {
                         seen.forget(&look.request.em);
                     }
+                    if let Some(room) = look.room {
+                        // A caller that is gone needs no answer.
+                        let _ = room.send(state.head_room(&look.request));
+                    }
                     (state.verdict(&look.request).map_err(Error::from), look.reply)
                 };
                 let answers: Vec<_> = looks.drain(..).map(answer).collect();
@@ -258,6 +284,8 @@ struct State {
     limits: Arc<Limits>,
     scopes: HashMap<Counter, Usage>,
     request_ids: HashMap<Name, RequestRecord>,
+    /// What was granted under those request ids and is over.
+    ended: HashMap<Uuid, EndedTicket>,
     line: LineView,
 }
 
@@ -280,9 +308,11 @@ impl State {
         if let Some(asked) = &request.ask.request_id
             && let Some(record) = self.request_ids.get(&asked.id)
         {
-            return match record.request_id == *asked {
-                true => Ok(Verdict::Fits),
-                false => Err(Rejection::RequestIdReused(asked.id.to_string())),
+            let (request_id, ended) = (asked.id.to_string(), self.ended.get(&record.grant.ticket_id));
+            return match ended.cloned().map(Box::new) {
+                _ if record.request_id != *asked => Err(Rejection::RequestIdReused(request_id)),
+                Some(ended) => Err(Rejection::TicketEnded { request_id, ended }),
+                None => Ok(Verdict::Fits),
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
@@ -304,6 +334,14 @@ impl State {
         })
     }
 
+    /// How much there is room for; nothing where the verdict tells why.
+    fn head_room(&self, request: &Request) -> Vec<HeadRoom> {
+        let Some(em) = self.ems.get(&request.em) else { return Vec::new() };
+        let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
+        let room = judgement::head_room(em, &scopes, |counter| self.scopes.get(counter), &self.line.line);
+        room.unwrap_or_default()
+    }
+
     fn into_standing(self) -> Standing {
         let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
         Standing { ems, gone: vec![], scopes, limits: self.limits, line: self.line }
@@ -320,6 +358,13 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
     let request_ids = match ids.is_empty() {
         true => HashMap::new(),
         false => request_id::read(&mut *connection, &ids).await?,
+    };
+    let ended = match request_ids.is_empty() {
+        true => HashMap::new(),
+        false => {
+            let granted: Vec<Uuid> = request_ids.values().map(|record| record.grant.ticket_id).collect();
+            action_record::read(&mut *connection, &granted).await?
+        }
     };
     let mut scopes: BTreeSet<Counter> = BTreeSet::new();
     for look in looks {
@@ -341,5 +386,5 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         }
         false => LineView::default(),
     };
-    Ok(State { ems, limits, scopes, request_ids, line })
+    Ok(State { ems, limits, scopes, request_ids, ended, line })
 }

@@ -5,7 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     slice,
-    sync::Arc,
+    sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -17,7 +17,9 @@ use tokio::{
 
 use crate::{
     domain::{
-        limit::{Counting, LABEL_SETS_MAX, LabelSet, LimitedScope, Limits, Pattern, Rule, maxima},
+        limit::{
+            Counting, LABEL_SETS_MAX, LabelSet, LimitedScope, Limits, Pattern, Rule, RuleChanges, RuleRecord, maxima,
+        },
         name::Name,
         operation::Rejection,
         policy::Policy,
@@ -35,6 +37,10 @@ use crate::{
         waiting::{self, Freed},
     },
 };
+
+mod replace;
+
+pub use replace::{Over, Replaced};
 
 /// How many scopes over their limit an answer names.
 const OVER_MAX: usize = 100;
@@ -67,6 +73,8 @@ pub struct LimitService {
     /// One change at a time, on one connection, however many are wanted: the fence lets no more through.
     changing: Arc<Mutex<()>>,
     looking: Arc<Semaphore>,
+    /// The rules as they were last read, so that pages of them need not be read again and again.
+    known: Arc<std::sync::Mutex<Arc<Limits>>>,
 }
 
 /// A scope, what it holds, and the rules that decide there.
@@ -93,6 +101,29 @@ impl ScopeUsage {
     }
 }
 
+/// What a change expects to find.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expected {
+    /// Whatever there is.
+    Anything,
+    /// No such rule.
+    Nothing,
+    /// The rule as it was when it had this etag.
+    Etag(String),
+}
+
+impl Expected {
+    fn check(&self, pattern: &Pattern, found: Option<&RuleRecord>) -> Result<(), Rejection> {
+        let is_there = match (self, found) {
+            (Self::Anything, _) | (Self::Nothing, None) => true,
+            (Self::Etag(etag), Some(found)) => *etag == found.etag,
+            (Self::Nothing, Some(_)) | (Self::Etag(_), None) => false,
+        };
+        let last = || found.map(|found| (found.updated_by.clone(), found.update_time));
+        if is_there { Ok(()) } else { Err(Rejection::LimitChanged { limit: pattern.to_string(), last: last() }) }
+    }
+}
+
 /// What became of a rule that was set.
 #[derive(Debug, Clone)]
 pub enum Set {
@@ -105,15 +136,17 @@ pub enum Set {
 impl LimitService {
     /// On top of the store; `counting` wakes whoever counts.
     pub fn new(store: Store, counting: Arc<Notify>) -> Self {
-        Self { store, counting, changing: Arc::default(), looking: Arc::new(Semaphore::new(LOOKING_MAX)) }
+        let looking = Arc::new(Semaphore::new(LOOKING_MAX));
+        Self { store, counting, changing: Arc::default(), looking, known: Arc::default() }
     }
 
-    /// Adds a rule, or changes the one with the same pattern, and waits until it decides.
+    /// Adds a rule, or changes the one with the same pattern if that is `expected`, and waits until it decides.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
-    pub async fn set(&self, by: &Principal, rule: Rule, deadline: Instant) -> Result<Set, Error> {
-        self.change(by, deadline, &Change::Set(rule.clone())).await?;
+    /// [`Rejection::LimitChanged`]; [`Error::LockTimeout`] if the fence could not be closed until `deadline`;
+    /// [`Error::CommitUnknown`].
+    pub async fn set(&self, by: &Principal, rule: Rule, expected: Expected, deadline: Instant) -> Result<Set, Error> {
+        self.change(by, deadline, &Change::Set(rule.clone(), expected)).await?;
         // Whatever happens now, the rule is set: no error may claim that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
         told.unwrap_or(Ok(Set::Counting)).map_err(|error| {
@@ -122,22 +155,20 @@ impl LimitService {
         })
     }
 
-    /// Removes a rule.
+    /// Removes a rule, if it is what was `expected`.
     ///
     /// # Errors
-    /// [`Rejection::NoSuchLimit`]; [`Error::LockTimeout`] if the fence could not be closed until `deadline`.
-    pub async fn delete(&self, by: &Principal, pattern: &Pattern, deadline: Instant) -> Result<(), Error> {
-        let made = self.change(by, deadline, &Change::Delete(pattern.clone())).await?;
+    /// [`Rejection::NoSuchLimit`]; [`Rejection::LimitChanged`]; [`Error::LockTimeout`] if the fence could not be closed until
+    /// `deadline`.
+    pub async fn delete(
+        &self,
+        by: &Principal,
+        pattern: &Pattern,
+        expected: Expected,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let made = self.change(by, deadline, &Change::Delete(pattern.clone(), expected)).await?;
         if !made.lines.is_empty() { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
-    }
-
-    /// Makes `rules` all the rules there are.
-    ///
-    /// # Errors
-    /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`.
-    pub async fn replace(&self, by: &Principal, rules: &[Rule], deadline: Instant) -> Result<(), Error> {
-        self.change(by, deadline, &Change::Replace(rules.to_vec())).await?;
-        Ok(())
     }
 
     /// Gives a kind of EMs, by its application name, a policy. It takes effect when what it changes has been counted.
@@ -153,23 +184,7 @@ impl LimitService {
     ) -> Result<(), Error> {
         self.change(by, deadline, &Change::Policy(em_kind.clone(), policy.clone())).await?;
         // Set in any case; who does not want to wait any longer is not told when it is counted.
-        let counted = async {
-            let _turn = self.looking.acquire().await;
-            let mut session = self.store.session();
-            while !answered(label_set::in_state(session.get().await?, State::Counting)).await?.is_empty() {
-                tokio::time::sleep(POLL).await;
-            }
-            Ok::<(), StoreError>(())
-        };
-        match tokio::time::timeout_at(
-            deadline - MARGIN.min(deadline.saturating_duration_since(Instant::now())),
-            counted,
-        )
-        .await
-        {
-            Ok(counted) => counted.map_err(|_| Error::CommitUnknown),
-            Err(_) => Ok(()),
-        }
+        self.until_counted(deadline).await.map(drop).map_err(|_| Error::CommitUnknown)
     }
 
     /// The policies of all kinds of EMs there are or were, by application name.
@@ -178,16 +193,47 @@ impl LimitService {
         Ok(answered(policy::read(&mut *connection)).await?)
     }
 
-    /// The rules, and which of them decide.
-    pub async fn current(&self) -> Result<Arc<Limits>, Error> {
+    /// Up to `limit` rules in the order in which they are checked, from behind `after`, each with whether it decides already; and
+    /// the last of them, if more follow.
+    pub async fn list(
+        &self,
+        after: Option<&Pattern>,
+        limit: usize,
+    ) -> Result<(Vec<(RuleRecord, bool)>, Option<Pattern>), Error> {
         let mut connection = self.store.operators().acquire().await?;
-        Ok(answered(limit::current(&mut connection, &Arc::default())).await?)
+        let limits = answered(self.current(&mut connection)).await?;
+        let more = limit.saturating_add(1);
+        let mut page = match after {
+            Some(after) => limits.rules_behind(after, more),
+            None => limits.rules().take(more).collect(),
+        };
+        let is_last = page.len() <= limit;
+        page.truncate(limit);
+        let patterns = page.iter().map(|(rule, _)| &rule.pattern);
+        let mut records = answered(limit::records(&mut *connection, patterns)).await?;
+        let next = page.last().filter(|_| !is_last).map(|(rule, _)| rule.pattern.clone());
+        // One that was removed meanwhile is left out.
+        let record = |(rule, decides): (&Rule, bool)| Some((records.remove(&rule.pattern)?, decides));
+        Ok((page.into_iter().filter_map(record).collect(), next))
+    }
+
+    /// The rules, and which of them decide. They are read again only if they have changed.
+    async fn current(&self, connection: &mut PgConnection) -> Result<Arc<Limits>, StoreError> {
+        let known = self.known().clone();
+        let limits = limit::current(connection, &known).await?;
+        self.known().clone_from(&limits);
+        Ok(limits)
+    }
+
+    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    fn known(&self) -> MutexGuard<'_, Arc<Limits>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
     pub async fn scopes(&self, after: &[u8], limit: i64) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let limits = answered(limit::current(&mut connection, &Arc::default())).await?;
+        let limits = answered(self.current(&mut connection)).await?;
         let rows = answered(label_resource::list(&mut *connection, after, limit)).await?;
         Ok(rows
             .into_iter()
@@ -201,6 +247,20 @@ impl LimitService {
         let made = patiently(&mut self.store.session(), deadline, change, by).await;
         self.counting.notify_one();
         made
+    }
+
+    /// Waits until nothing is being counted; false if that is not so at `deadline`, with a margin for the answer.
+    async fn until_counted(&self, deadline: Instant) -> Result<bool, Error> {
+        let counted = async {
+            let _turn = self.looking.acquire().await;
+            let mut session = self.store.session();
+            while !answered(label_set::in_state(session.get().await?, State::Counting)).await?.is_empty() {
+                tokio::time::sleep(POLL).await;
+            }
+            Ok::<bool, StoreError>(true)
+        };
+        let until = deadline - MARGIN.min(deadline.saturating_duration_since(Instant::now()));
+        Ok(tokio::time::timeout_at(until, counted).await.unwrap_or(Ok(false))?)
     }
 
     /// Waits until rules of this pattern's label set decide; then tells the scopes that hold more than theirs allows.
@@ -221,7 +281,7 @@ impl LimitService {
 
     /// Scopes of a label set that hold more than their rules allow.
     async fn over(&self, session: &mut Session, label_set_id: i64) -> Result<Vec<ScopeUsage>, Error> {
-        let limits = self.current().await?;
+        let limits = answered(self.current(session.get().await?)).await?;
         let (mut over, mut after, mut looked_at) = (Vec::new(), Vec::new(), 0);
         while over.len() < OVER_MAX && looked_at < LOOKED_AT_MAX {
             let page = answered(label_resource::list_set(session.get().await?, label_set_id, &after, PAGE)).await?;
@@ -258,10 +318,10 @@ pub async fn recount(session: &mut Session, deadline: Instant) -> Result<(), Err
 enum Change {
     /// How is counted: by this release.
     Recount,
-    /// A rule is new, or has another maximum.
-    Set(Rule),
-    /// The rule of this pattern goes.
-    Delete(Pattern),
+    /// A rule is new, or has another maximum, if there was what was expected.
+    Set(Rule, Expected),
+    /// The rule of this pattern goes, if it is what was expected.
+    Delete(Pattern, Expected),
     /// These are all the rules.
     Replace(Vec<Rule>),
     /// A kind of EMs has another policy.
@@ -275,6 +335,8 @@ enum Change {
 struct Made {
     /// For the history.
     lines: Vec<LimitLine>,
+    /// Which rules are others than before, where all were replaced.
+    changes: RuleChanges,
     /// Label sets that are new, and those that decide until they do.
     begun: Vec<LabelSet>,
     before: Vec<i64>,
@@ -282,16 +344,26 @@ struct Made {
 
 impl Change {
     /// While others grant and give back, who see nothing of it yet.
-    async fn make(&self, connection: &mut PgConnection, by: &Principal) -> Result<Made, StoreError> {
+    async fn make(&self, connection: &mut PgConnection, by: &Principal) -> Result<Made, FencedError> {
+        let mut changes = RuleChanges::default();
         let lines = match self {
             Self::Recount => vec![],
-            Self::Set(rule) => set(connection, slice::from_ref(rule), by).await?,
-            Self::Delete(pattern) => delete(connection, slice::from_ref(pattern)).await?,
+            Self::Set(rule, expected) => {
+                let found = limit::records(&mut *connection, [&rule.pattern]).await?;
+                expected.check(&rule.pattern, found.get(&rule.pattern)).map_err(FencedError::Rejected)?;
+                set(connection, slice::from_ref(rule), by).await?
+            }
+            Self::Delete(pattern, expected) => {
+                if let Some(found) = limit::records(&mut *connection, [pattern]).await?.get(pattern) {
+                    expected.check(pattern, Some(found)).map_err(FencedError::Rejected)?;
+                }
+                delete(connection, slice::from_ref(pattern)).await?
+            }
             Self::Replace(rules) => {
-                let before = limit::rules(&mut *connection).await?;
-                let gone = before.iter().filter(|old| !rules.iter().any(|rule| rule.pattern == old.pattern));
-                let gone: Vec<Pattern> = gone.map(|old| old.pattern.clone()).collect();
-                let new: Vec<Rule> = rules.iter().filter(|rule| !before.contains(rule)).cloned().collect();
+                changes = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
+                let gone: Vec<Pattern> = changes.removed.iter().map(|rule| rule.pattern.clone()).collect();
+                let changed = changes.changed.iter().map(|(_, after)| after);
+                let new: Vec<Rule> = changes.added.iter().chain(changed).cloned().collect();
                 let mut lines = delete(connection, &gone).await?;
                 lines.extend(set(connection, &new, by).await?);
                 lines
@@ -306,7 +378,7 @@ impl Change {
             }
         };
         let (begun, before) = reconcile(connection).await?;
-        Ok(Made { lines, begun, before })
+        Ok(Made { lines, changes, begun, before })
     }
 }
 
@@ -333,19 +405,13 @@ fn in_force(set: &LabelSet) -> LimitLine {
 }
 
 async fn set(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<Vec<LimitLine>, StoreError> {
-    for rule in rules {
-        limit::upsert(connection, rule, by).await?;
-    }
+    limit::upsert(connection, rules, by).await?;
     Ok(rules.iter().map(|rule| LimitLine::Set(rule.clone())).collect())
 }
 
 /// Those that were there.
 async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<LimitLine>, StoreError> {
-    let mut gone = Vec::new();
-    for pattern in patterns {
-        gone.extend(limit::delete(connection, pattern).await?.map(LimitLine::Deleted));
-    }
-    Ok(gone)
+    Ok(limit::delete(connection, patterns).await?.into_iter().map(LimitLine::Deleted).collect())
 }
 
 /// Has label sets decide instead of those that counted the same labels.
@@ -364,16 +430,31 @@ async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<Li
 /// Why a change inside the fence was not made.
 #[derive(Debug)]
 enum FencedError {
-    /// It was not.
+    /// It could not be.
     Refused(StoreError),
+    /// It was not to be.
+    Rejected(Rejection),
     /// The connection broke while it committed: it may have been.
     Unknown(StoreError),
+}
+
+impl From<StoreError> for FencedError {
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<sqlx::Error> for FencedError {
+    fn from(error: sqlx::Error) -> Self {
+        StoreError::from(error).into()
+    }
 }
 
 impl From<FencedError> for Error {
     fn from(error: FencedError) -> Self {
         match error {
             FencedError::Refused(error) => error.into(),
+            FencedError::Rejected(rejection) => rejection.into(),
             FencedError::Unknown(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
                 Self::CommitUnknown
@@ -422,9 +503,9 @@ async fn fenced(
         waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
         limit::close_fence(&mut transaction).await?;
         made.finish(&mut transaction, by).await?;
-        Ok::<_, StoreError>((transaction, made))
+        Ok::<_, FencedError>((transaction, made))
     });
-    let (transaction, made) = prepared.await.map_err(FencedError::Refused)?;
+    let (transaction, made) = prepared.await?;
     let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
     committed.await.map_err(FencedError::Unknown)?;
     Ok(made)

@@ -9,6 +9,7 @@
 //! - [`background`]: what is done although nobody waits for it: expiry, lost EMs, jobs in steps, retention;
 //! - [`shared_try`]: one try for all who want the same at the same time;
 //! - [`tasks`]: what all of it runs in;
+//! - [`ticket_lookup`]: whose a ticket is, and where, for callers that know only its id;
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
 
@@ -21,5 +22,6 @@ pub mod limits;
 pub mod request_resource;
 pub mod shared_try;
 pub mod tasks;
+pub mod ticket_lookup;
 pub mod usage;
 pub mod waiting;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         em::EmInstance,
-        judgement::Short,
+        judgement::{HeadRoom, Short},
         operation::{Ask, Operation, Outcome, Rejection, Request, RequestScopes},
     },
     error::Error,
@@ -69,13 +69,13 @@ impl RequestResourceService {
         }
     }
 
-    /// What the request would be answered now, and on which EM; nothing is granted.
+    /// What the request would be answered now, on which EM, and how much there is room for there; nothing is granted.
     pub async fn dry_run(
         &self,
         em: Option<EmInstance>,
         ask: Ask,
         deadline: Instant,
-    ) -> Result<(EmInstance, Verdict), Error> {
+    ) -> Result<(EmInstance, Verdict, Vec<HeadRoom>), Error> {
         let em = match em {
             Some(em) => em,
             None => {
@@ -86,8 +86,8 @@ impl RequestResourceService {
                     .ok_or_else(|| self.judge.none_for(&ask))?
             }
         };
-        let verdict = self.judge.look(request(em.clone(), &ask), deadline).await?;
-        Ok((em, verdict))
+        let (verdict, room) = self.judge.look_closely(request(em.clone(), &ask), deadline).await?;
+        Ok((em, verdict, room))
     }
 
     async fn request_on(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {

@@ -1,6 +1,6 @@
 //! Who holds what: plain reads, without locks. What EMs and managers ask, and what operators list, have connections of their own.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use uuid::Uuid;
 
@@ -11,7 +11,7 @@ use crate::{
         line::{QueuePosition, WaitingRequest},
         operation::Rejection,
         report::EmStatus,
-        ticket::Ticket,
+        ticket::{EngineInstance, Ticket},
     },
     error::Error,
     store::{
@@ -43,6 +43,28 @@ impl Usage {
         Ok((em, answered(statuses).await?.remove(instance)))
     }
 
+    /// The EMs among `instances` that there are, and what is known of each by its reports. As much work as a page of all EMs, it takes
+    /// its turn with those.
+    pub async fn ems_by_name(
+        &self,
+        instances: &[EmInstance],
+    ) -> Result<HashMap<EmInstance, (Em, Option<EmStatus>)>, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        let found = answered(em_resource::read(&mut *connection, instances)).await?;
+        let mut statuses = answered(em_report::read(&mut *connection, found.keys(), self.silent_after)).await?;
+        let with_status = |(instance, em): (EmInstance, Em)| {
+            let status = statuses.remove(&instance);
+            (instance, (em, status))
+        };
+        Ok(found.into_iter().map(with_status).collect())
+    }
+
+    /// Those among `ticket_ids` that live. As much work as a page of all tickets, it takes its turn with those.
+    pub async fn tickets_by_id(&self, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Ticket>, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        Ok(answered(user_resource::read(&mut *connection, ticket_ids)).await?)
+    }
+
     /// Up to `limit` EMs, in the order of their keys, from behind `after`, and what is known of each by its reports.
     pub async fn ems(&self, after: Option<&EmInstance>, limit: i64) -> Result<Vec<(Em, Option<EmStatus>)>, Error> {
         let mut connection = self.store.operators().acquire().await?;
@@ -64,6 +86,20 @@ impl Usage {
         let ended =
             answered(action_record::read(self.store.pool(), &[ticket_id])).await?.remove(&ticket_id).map(Box::new);
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
+    }
+
+    /// The one live ticket that an engine uses.
+    ///
+    /// # Errors
+    /// [`Rejection::NoTicketOfEngine`]; [`Rejection::ManyTicketsOfEngine`].
+    pub async fn ticket_of_engine(&self, engine: EngineInstance) -> Result<Ticket, Error> {
+        let filter = Filter { engine: Some(engine.clone()), ..Filter::default() };
+        let mut page = answered(user_resource::list(self.store.pool(), &filter, Uuid::nil(), 1)).await?;
+        match (page.tickets.pop(), page.next) {
+            (Some(ticket), None) => Ok(ticket),
+            (Some(_), Some(_)) => Err(Rejection::ManyTicketsOfEngine(engine).into()),
+            (None, _) => Err(Rejection::NoTicketOfEngine(engine).into()),
+        }
     }
 
     /// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own.

@@ -2,25 +2,29 @@
 //! who change them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
-use sqlx::{PgConnection, PgExecutor};
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    limit::{Limits, Pattern, Rule},
+    limit::{Limits, Pattern, Rule, RuleRecord},
     principal::Principal,
     resource::Dimension,
 };
 
 use super::{
-    StoreError, label_set, policy,
+    StoreError, expect_rows, label_set, policy,
     rows::{hash, tally_json},
 };
 
 const TABLE: &str = "linkis_resource_limit";
+
+/// How many bytes of a hash tell one state of a rule from all others.
+const ETAG_BYTES: usize = 16;
 
 /// What every batch has to know first, read by [`em_resource::read_in_force`](super::em_resource::read_in_force).
 #[derive(Debug)]
@@ -129,37 +133,80 @@ pub async fn close_fence(connection: &mut PgConnection) -> Result<(), StoreError
     Ok(())
 }
 
-/// Writes a rule, in place of another with the same pattern.
-pub async fn upsert(connection: &mut PgConnection, rule: &Rule, by: &Principal) -> Result<(), StoreError> {
-    let pattern = pattern_json(&rule.pattern);
-    sqlx::query(
+/// Writes rules, each in place of another with the same pattern; no two of them have the same.
+pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<(), StoreError> {
+    let patterns: Vec<String> = rules.iter().map(|rule| pattern_json(&rule.pattern)).collect();
+    let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
+    let done = sqlx::query(
         "-- limit::upsert
         INSERT INTO linkis_resource_limit (pattern, name, max_resource, update_time, updated_by, pattern_hash, label_set)
-        VALUES ($1::text::jsonb, $2, $3::text::jsonb, clock_timestamp(), $4, $5, $6::text::jsonb)
+        SELECT pattern::jsonb, name, max::jsonb, clock_timestamp(), $4, pattern_hash, label_set::jsonb
+        FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[], $6::text[]) AS d (pattern, name, max, pattern_hash, label_set)
         ON CONFLICT (pattern_hash) DO UPDATE SET max_resource = excluded.max_resource, update_time = excluded.update_time,
             updated_by = excluded.updated_by",
     )
-    .bind(&pattern)
-    .bind(rule.pattern.to_string())
-    .bind(tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max))))
+    .bind(&patterns)
+    .bind(rules.iter().map(|rule| rule.pattern.to_string()).collect::<Vec<_>>())
+    .bind(rules.iter().map(max).collect::<Vec<_>>())
     .bind(by.as_str())
-    .bind(hash(&pattern).as_slice())
-    .bind(serde_json::json!(rule.label_set()).to_string())
+    .bind(patterns.iter().map(|pattern| hash(pattern).to_vec()).collect::<Vec<_>>())
+    .bind(rules.iter().map(|rule| serde_json::json!(rule.label_set()).to_string()).collect::<Vec<_>>())
     .execute(connection)
     .await?;
-    Ok(())
+    expect_rows(TABLE, rules.len(), done.rows_affected())
 }
 
-/// Removes a rule, and answers it; `None` if there was none.
-pub async fn delete(connection: &mut PgConnection, pattern: &Pattern) -> Result<Option<Rule>, StoreError> {
-    let row: Option<(String, String)> = sqlx::query_as(
+/// Removes rules, and answers those that were there.
+pub async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<Rule>, StoreError> {
+    let rows: Vec<(String, String)> = sqlx::query_as(
         "-- limit::delete
-        DELETE FROM linkis_resource_limit WHERE pattern_hash = $1 RETURNING pattern::text, max_resource::text",
+        DELETE FROM linkis_resource_limit WHERE pattern_hash = ANY ($1) RETURNING pattern::text, max_resource::text",
     )
-    .bind(hash(&pattern_json(pattern)).as_slice())
-    .fetch_optional(connection)
+    .bind(pattern_hashes(patterns))
+    .fetch_all(connection)
     .await?;
-    row.map(|(pattern, max)| rule(&pattern, &max)).transpose()
+    rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect()
+}
+
+#[derive(FromRow)]
+struct RecordRow {
+    pattern: String,
+    max_resource: String,
+    updated_by: String,
+    update_time: OffsetDateTime,
+}
+
+impl TryFrom<RecordRow> for RuleRecord {
+    type Error = StoreError;
+
+    fn try_from(row: RecordRow) -> Result<Self, StoreError> {
+        let RecordRow { pattern, max_resource, updated_by, update_time } = row;
+        // Of what is stored, so that it is another also when an earlier release has set the rule.
+        let stored = format!("{pattern} {max_resource} {} {updated_by}", update_time.unix_timestamp_nanos());
+        let etag = hash(&stored).iter().take(ETAG_BYTES).map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { rule: rule(&pattern, &max_resource)?, updated_by, update_time, etag })
+    }
+}
+
+/// The rules of those among `patterns` that have one, and how they came to be.
+pub async fn records<'a>(
+    executor: impl PgExecutor<'_>,
+    patterns: impl IntoIterator<Item = &'a Pattern>,
+) -> Result<HashMap<Pattern, RuleRecord>, StoreError> {
+    let rows: Vec<RecordRow> = sqlx::query_as(
+        "-- limit::records
+        SELECT pattern::text, max_resource::text, updated_by, update_time
+        FROM linkis_resource_limit WHERE pattern_hash = ANY ($1)",
+    )
+    .bind(pattern_hashes(patterns))
+    .fetch_all(executor)
+    .await?;
+    let record = |row| RuleRecord::try_from(row).map(|record| (record.rule.pattern.clone(), record));
+    rows.into_iter().map(record).collect()
+}
+
+fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a Pattern>) -> Vec<Vec<u8>> {
+    patterns.into_iter().map(|pattern| hash(&pattern_json(pattern)).to_vec()).collect()
 }
 
 /// The label sets of all rules.

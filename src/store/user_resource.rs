@@ -246,6 +246,23 @@ pub async fn users(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result
     rows.into_iter().map(|(id, user)| TABLE.name("user", &user).map(|user| (id, user))).collect()
 }
 
+/// Whose those among `ticket_ids` are that live, and where.
+pub async fn owners(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Released>, StoreError> {
+    let rows: Vec<(Uuid, String, String, String)> = sqlx::query_as(
+        r#"-- user_resource::owners
+        SELECT ticket_id, "user", em_application_name, em_instance
+        FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
+    )
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    let owner = |(ticket_id, user, application_name, instance): (Uuid, String, String, String)| {
+        let (user, em) = (TABLE.name("user", &user)?, TABLE.em(&application_name, &instance)?);
+        Ok((ticket_id, Released { ticket_id, user, em }))
+    };
+    rows.into_iter().map(owner).collect()
+}
+
 /// Writes in how many reports in a row used tickets were missing, and notes with their EM's report that some may have been, if
 /// `report` is still the last one of its EM: none that comes is kept before this is done. Tickets that are just being changed are
 /// left out: it waits for nobody, and so nobody for ever for it.
@@ -293,6 +310,8 @@ pub struct Filter {
     pub user: Option<Name>,
     /// Only locked (true) or used (false) ones.
     pub locked: Option<bool>,
+    /// Only those that this engine uses.
+    pub engine: Option<EngineInstance>,
 }
 
 /// A page of tickets.
@@ -308,9 +327,13 @@ pub struct Page {
 const SCANNED_MAX: i64 = 1000;
 
 /// A page, read along the index that answers `$condition`: $1 from behind which ticket, $2 how many are looked through, $3 whether
-/// locked, $4 whose, $5 how many are shown; $6 and $7 are the condition's own.
+/// locked, $4 whose, $5 how many are shown; $6 and $7 are the condition's own. Of those that are looked through, all are left out
+/// that `$rest` is not true of, which may name more.
 macro_rules! page {
     ($name:literal, $condition:literal) => {
+        page!($name, $condition, "true")
+    };
+    ($name:literal, $condition:literal, $rest:literal) => {
         concat!(
             "-- user_resource::list, ",
             $name,
@@ -326,7 +349,9 @@ macro_rules! page {
                     engine_application_name, engine_instance, resource_type, user_locked_resource::text,
                     user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal, em_epoch
                 FROM looked
-                WHERE ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($4::text IS NULL OR "user" = $4)
+                WHERE ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($4::text IS NULL OR "user" = $4) AND "#,
+            $rest,
+            r#"
                 ORDER BY ticket_id LIMIT $5) p ON true"#
         )
     };
@@ -335,6 +360,14 @@ macro_rules! page {
 impl Filter {
     /// The text that is planned for the index that answers most of the filter, and whether it answers all of it.
     fn page(&self) -> (&'static str, bool) {
+        if self.engine.is_some() {
+            let sql = page!(
+                "by engine",
+                "engine_application_name = $6 AND engine_instance = $7",
+                "($8::text IS NULL OR (em_application_name = $8 AND em_instance = $9))"
+            );
+            return (sql, self.em.is_none() && self.user.is_none() && self.locked.is_none());
+        }
         match (&self.em, &self.user, self.locked) {
             (Some(_), user, locked) => {
                 (page!("by EM", "em_application_name = $6 AND em_instance = $7"), user.is_none() && locked.is_none())
@@ -358,7 +391,12 @@ pub async fn list(executor: impl PgExecutor<'_>, filter: &Filter, after: Uuid, l
         .bind(filter.locked)
         .bind(filter.user.as_ref().map(Name::as_str))
         .bind(shown);
-    if let Some(em) = &filter.em {
+    if let Some(engine) = &filter.engine {
+        let em = filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str()));
+        let (em_application_name, em_instance) = em.unzip();
+        query = query.bind(engine.application_name.as_str()).bind(engine.instance.as_str());
+        query = query.bind(em_application_name).bind(em_instance);
+    } else if let Some(em) = &filter.em {
         query = query.bind(em.application_name.as_str()).bind(em.instance.as_str());
     }
     let rows = query.fetch_all(executor).await?;

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    domain::name::FieldError,
+    domain::{limit::Pattern, name::FieldError},
     error::Error,
     service::limits::{self, Set},
 };
@@ -14,6 +14,7 @@ use crate::{
 use super::{
     convert, deadline, identity,
     proto::{self, limit_service_server::LimitService},
+    usage::{bad_token, page_size},
 };
 
 /// Changes and tells the limits.
@@ -35,6 +36,18 @@ impl Limit {
     }
 }
 
+/// Tokens of pages of limits: the last pattern, as JSON.
+fn pattern_token(pattern: &Pattern) -> String {
+    serde_json::json!(pattern.labels()).to_string()
+}
+
+fn parse_pattern_token(token: &str) -> Result<Option<Pattern>, FieldError> {
+    match token {
+        "" => Ok(None),
+        token => serde_json::from_str(token).map(|labels| Some(Pattern::new(labels))).map_err(|_| bad_token()),
+    }
+}
+
 #[tonic::async_trait]
 impl LimitService for Limit {
     async fn set_limit(
@@ -42,7 +55,9 @@ impl LimitService for Limit {
         call: Request<proto::SetLimitRequest>,
     ) -> Result<Response<proto::SetLimitResponse>, Status> {
         let rule = convert::limit::rule("limit", call.get_ref().limit.as_ref()).map_err(Error::from)?;
-        let (decides, over) = match self.limits.set(&identity::of_call(&call), rule, self.deadline(&call)).await? {
+        let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
+        let set = self.limits.set(&identity::of_call(&call), rule, expected, self.deadline(&call)).await?;
+        let (decides, over) = match set {
             Set::InForce(over) => (true, over),
             Set::Counting => (false, vec![]),
         };
@@ -57,16 +72,34 @@ impl LimitService for Limit {
         let missing = || Error::from(FieldError::new("limit", "is required"));
         let limit = call.get_ref().limit.as_ref().ok_or_else(missing)?;
         let pattern = convert::limit::pattern("limit", limit).map_err(Error::from)?;
-        self.limits.delete(&identity::of_call(&call), &pattern, self.deadline(&call)).await?;
+        let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
+        self.limits.delete(&identity::of_call(&call), &pattern, expected, self.deadline(&call)).await?;
         Ok(Response::new(proto::DeleteLimitResponse {}))
+    }
+
+    async fn replace_limits(
+        &self,
+        call: Request<proto::ReplaceLimitsRequest>,
+    ) -> Result<Response<proto::ReplaceLimitsResponse>, Status> {
+        let message = call.get_ref();
+        let rules = convert::limit::rules("limits", &message.limits).map_err(Error::from)?;
+        let replaced = match message.dry_run {
+            true => self.limits.replace_dry_run(rules).await?,
+            false => self.limits.replace_and_wait(&identity::of_call(&call), rules, self.deadline(&call)).await?,
+        };
+        Ok(Response::new(convert::limit::replaced(&replaced)))
     }
 
     async fn list_limits(
         &self,
-        _: Request<proto::ListLimitsRequest>,
+        call: Request<proto::ListLimitsRequest>,
     ) -> Result<Response<proto::ListLimitsResponse>, Status> {
-        let limits = self.limits.current().await?.rules().map(convert::limit::limit_with_state).collect();
-        Ok(Response::new(proto::ListLimitsResponse { limits }))
+        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
+        let after = parse_pattern_token(&call.get_ref().page_token).map_err(Error::from)?;
+        let (page, last) = self.limits.list(after.as_ref(), usize::try_from(limit).unwrap_or(usize::MAX)).await?;
+        let limits = page.iter().map(|(record, decides)| convert::limit::limit_record(record, *decides)).collect();
+        let next_page_token = last.as_ref().map(pattern_token).unwrap_or_default();
+        Ok(Response::new(proto::ListLimitsResponse { limits, next_page_token }))
     }
 
     async fn set_policy(

@@ -1,4 +1,5 @@
-//! How large a message may be that is read: a heartbeat names all tickets of a host, every other call has some dozen short fields.
+//! How large a message may be that is read: a heartbeat names all tickets of a host, and limits may be many; every other call has some
+//! dozen short fields.
 
 use std::{
     convert::Infallible,
@@ -25,6 +26,9 @@ pub const QUESTION_BYTES_MAX: usize = 4 * 1024;
 
 /// The largest heartbeat that is read, in bytes: that of its tickets, and the rest is as in any message.
 pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * TICKET_BYTES + MESSAGE_BYTES_MAX;
+
+/// The largest message about limits that is read, in bytes: with all of them it is as large as any may be.
+pub const LIMITS_BYTES_MAX: usize = HEARTBEAT_BYTES_MAX;
 
 /// Serves `ResourceManagerService`, each call with the limit that is right for it: before it is read, and not only after.
 #[derive(Debug)]

@@ -21,6 +21,7 @@ use crate::{
         heartbeat::HeartbeatService,
         judge::Verdict,
         request_resource::{Deadlines, RequestResourceService},
+        ticket_lookup::TicketLookup,
     },
 };
 
@@ -57,6 +58,7 @@ pub struct ResourceManager {
     committer: Committer,
     request_resource: RequestResourceService,
     heartbeat: HeartbeatService,
+    tickets: TicketLookup,
     /// Wakes whoever ends the tickets of EMs that go.
     em_goes: Arc<Notify>,
     times: Times,
@@ -68,10 +70,11 @@ impl ResourceManager {
         committer: Committer,
         request_resource: RequestResourceService,
         heartbeat: HeartbeatService,
+        tickets: TicketLookup,
         em_goes: Arc<Notify>,
         times: Times,
     ) -> Self {
-        Self { committer, request_resource, heartbeat, em_goes, times }
+        Self { committer, request_resource, heartbeat, tickets, em_goes, times }
     }
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
@@ -189,11 +192,12 @@ impl ResourceManagerService for ResourceManager {
         }
         let answer = if message.dry_run {
             match self.request_resource.dry_run(em, ask, deadlines.locks).await? {
-                (em, Verdict::Fits) => Answer::Available(proto::AvailableResource {
+                (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
+                    head_room: room.into_iter().map(convert::answer::head_room).collect(),
                     ..Default::default()
                 }),
-                (_, Verdict::Refused(short)) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
+                (_, Verdict::Refused(short), _) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
             }
         } else {
             match self.request_resource.request(em, ask, deadlines).await? {
@@ -222,8 +226,10 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceReleasedRequest>,
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
-        let operation = Operation::Released(convert::request::released(call.get_ref().clone()).map_err(Error::from)?);
-        match self.submit(&call, operation).await? {
+        let named = convert::request::released(call.get_ref().clone()).map_err(Error::from)?;
+        let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
+        let released = Operation::Released(self.tickets.complete(named, deadline).await?);
+        match self.committer.submit(&identity::of_call(&call), released, deadline).await? {
             Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
             other => Err(unexpected(&other)),
         }

@@ -122,6 +122,10 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::Unanswerable { field, source, .. } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field((*field).into(), source.to_string()))
         }
+        Rejection::OtherQueue { provided, asked, .. } => {
+            let problem = format!("is of the queue or namespace {asked:?}; the EM provides {provided:?}");
+            (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("resource".into(), problem))
+        }
         Rejection::OtherUse { source } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("used".into(), source.to_string()))
         }
@@ -131,8 +135,12 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::InvalidArgument, "LABEL_MISSING", Hint::Field(key.clone(), rejection.to_string()))
         }
         Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
+        Rejection::TicketEnded { .. } => (Code::FailedPrecondition, "TICKET_ENDED", Hint::None),
         Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
-        Rejection::TicketNotFound { .. } => (Code::NotFound, "TICKET_NOT_FOUND", Hint::None),
+        Rejection::TicketNotFound { .. } | Rejection::NoTicketOfEngine(_) => {
+            (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)
+        }
+        Rejection::ManyTicketsOfEngine(_) => (Code::FailedPrecondition, "MANY_TICKETS", Hint::None),
         Rejection::TicketNotOwned { .. } => (Code::PermissionDenied, "TICKET_NOT_OWNED", Hint::None),
         Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
         Rejection::NotEnough(refusal) => {
@@ -140,6 +148,8 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         }
         Rejection::TooManyLabelSets { .. } => (Code::FailedPrecondition, "TOO_MANY_LABEL_SETS", Hint::None),
         Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
+        // As it is, trying again does not help.
+        Rejection::LimitChanged { .. } => (Code::Aborted, "LIMIT_CHANGED", Hint::None),
         Rejection::Overflow { field, source } => {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field((*field).into(), source.to_string()))
         }

@@ -26,6 +26,9 @@ const PAGE_SIZE: i32 = 100;
 /// How many entries a page may have.
 const PAGE_SIZE_MAX: i32 = 1000;
 
+/// How many one call may get by their keys: as many as a page may have.
+const GET_MAX: usize = 1000;
+
 /// Answers operators' questions.
 #[derive(Debug)]
 pub struct Usage {
@@ -40,7 +43,7 @@ impl Usage {
     }
 }
 
-fn page_size(asked: i32) -> Result<i64, FieldError> {
+pub(super) fn page_size(asked: i32) -> Result<i64, FieldError> {
     match asked {
         0 => Ok(PAGE_SIZE.into()),
         1..=PAGE_SIZE_MAX => Ok(asked.into()),
@@ -48,7 +51,18 @@ fn page_size(asked: i32) -> Result<i64, FieldError> {
     }
 }
 
-fn bad_token() -> FieldError {
+/// Checks that no more are named in `field` than one call may get.
+fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
+    match named > GET_MAX {
+        true => Err(FieldError::new(
+            field,
+            format!("names {named}; at most {GET_MAX} are allowed: name the rest in another call"),
+        )),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn bad_token() -> FieldError {
     FieldError::new("page_token", "is none that this service gave; leave it empty for the first page")
 }
 
@@ -97,6 +111,11 @@ fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
             "used" => Some(false),
             _ => return Err(FieldError::new("state", "must be \"locked\", \"used\" or empty")),
         },
+        engine: message
+            .engine
+            .clone()
+            .map(|engine| convert::request::engine_instance("engine", Some(engine)))
+            .transpose()?,
     })
 }
 
@@ -107,6 +126,25 @@ impl UsageService for Usage {
         let (em, status) = self.usage.em(&em).await?;
         let em = Some(convert::answer::em_resource(&em, status.as_ref())?);
         Ok(Response::new(proto::GetEmResponse { em }))
+    }
+
+    async fn batch_get_ems(
+        &self,
+        call: Request<proto::BatchGetEmsRequest>,
+    ) -> Result<Response<proto::BatchGetEmsResponse>, Status> {
+        let named = call.into_inner().ems;
+        check_count("ems", named.len()).map_err(Error::from)?;
+        let instance = |(n, em)| convert::request::em_instance(&format!("ems[{n}]"), Some(em));
+        let named = named.into_iter().enumerate().map(instance).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
+        let found = self.usage.ems_by_name(&named).await?;
+        let mut answer = proto::BatchGetEmsResponse::default();
+        for instance in &named {
+            match found.get(instance) {
+                Some((em, status)) => answer.ems.push(convert::answer::em_resource(em, status.as_ref())?),
+                None => answer.missing.push(convert::answer::em_message(instance)),
+            }
+        }
+        Ok(Response::new(answer))
     }
 
     async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
@@ -124,9 +162,42 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::GetTicketRequest>,
     ) -> Result<Response<proto::GetTicketResponse>, Status> {
-        let ticket_id = convert::request::ticket_id("ticket_id", &call.get_ref().ticket_id).map_err(Error::from)?;
-        let ticket = convert::answer::ticket(&self.usage.ticket(ticket_id).await?);
+        let proto::GetTicketRequest { ticket_id, engine } = call.into_inner();
+        let ticket = match (ticket_id.as_str(), engine) {
+            ("", None) => return Err(Error::from(FieldError::new("ticket_id", "is required, or an engine")).into()),
+            ("", engine) => {
+                let engine = convert::request::engine_instance("engine", engine).map_err(Error::from)?;
+                self.usage.ticket_of_engine(engine).await?
+            }
+            (id, None) => {
+                let ticket_id = convert::request::ticket_id("ticket_id", id).map_err(Error::from)?;
+                self.usage.ticket(ticket_id).await?
+            }
+            (_, Some(_)) => {
+                return Err(Error::from(FieldError::new("engine", "must not be set besides ticket_id")).into());
+            }
+        };
+        let ticket = convert::answer::ticket(&ticket);
         Ok(Response::new(proto::GetTicketResponse { ticket: Some(ticket) }))
+    }
+
+    async fn batch_get_tickets(
+        &self,
+        call: Request<proto::BatchGetTicketsRequest>,
+    ) -> Result<Response<proto::BatchGetTicketsResponse>, Status> {
+        let named = &call.get_ref().ticket_ids;
+        check_count("ticket_ids", named.len()).map_err(Error::from)?;
+        let ticket_id = |(n, id): (usize, &String)| convert::request::ticket_id(&format!("ticket_ids[{n}]"), id);
+        let named = named.iter().enumerate().map(ticket_id).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
+        let found = self.usage.tickets_by_id(&named).await?;
+        let mut answer = proto::BatchGetTicketsResponse::default();
+        for ticket_id in &named {
+            match found.get(ticket_id) {
+                Some(ticket) => answer.tickets.push(convert::answer::ticket(ticket)),
+                None => answer.missing.push(ticket_id.to_string()),
+            }
+        }
+        Ok(Response::new(answer))
     }
 
     async fn list_tickets(

@@ -226,12 +226,23 @@ async fn tickets() {
             assert_eq!(told(manager.resource_inited(request).await), expected, "{shown}");
         }
         let good = proto::ResourceReleasedRequest { ticket_id, user: "hadoop".into(), em: host() };
+        let nobody = Uuid::new_v4().to_string();
         let cases = [
             (proto::ResourceReleasedRequest { ticket_id: "x".repeat(36), ..good.clone() }, bad_field("ticket_id")),
-            (proto::ResourceReleasedRequest { ticket_id: Uuid::new_v4().to_string(), ..good.clone() }, unknown),
+            (proto::ResourceReleasedRequest { ticket_id: nobody.clone(), ..good.clone() }, unknown.clone()),
+            (proto::ResourceReleasedRequest { ticket_id: nobody, ..Default::default() }, unknown),
             (proto::ResourceReleasedRequest { user: "eve".into(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
-            (proto::ResourceReleasedRequest { em: other_em, ..good.clone() }, foreign("TICKET_NOT_OWNED")),
-            (proto::ResourceReleasedRequest { em: None, ..good.clone() }, bad_field("em")),
+            (
+                proto::ResourceReleasedRequest { user: "eve".into(), em: None, ..good.clone() },
+                foreign("TICKET_NOT_OWNED"),
+            ),
+            (proto::ResourceReleasedRequest { em: other_em.clone(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (
+                proto::ResourceReleasedRequest { em: other_em, user: String::new(), ..good.clone() },
+                foreign("TICKET_NOT_OWNED"),
+            ),
+            (proto::ResourceReleasedRequest { em: em_of("", "h"), ..good.clone() }, bad_field("em.application_name")),
+            (proto::ResourceReleasedRequest { user: "u".repeat(256), ..good.clone() }, bad_field("user")),
         ];
         for (request, expected) in cases {
             let shown = format!("{request:?}");
@@ -327,7 +338,7 @@ async fn questions() {
     }
     let call = proto::ListTicketsRequest { state: "LOCKED".into(), ..Default::default() };
     assert_eq!(told(usage.list_tickets(call).await), bad_field("state"));
-    let call = proto::GetTicketRequest { ticket_id: "42".into() };
+    let call = proto::GetTicketRequest { ticket_id: "42".into(), engine: None };
     assert_eq!(told(usage.get_ticket(call).await), bad_field("ticket_id"));
 }
 

@@ -18,7 +18,7 @@ use crate::harness::*;
 const CROWD: i64 = 3000;
 
 /// Gives an EM so many locked tickets, and counters that agree with them; the deadline is `within` from now.
-async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count: i64, within: &'static str) {
+pub async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count: i64, within: &'static str) {
     rm.register(registration(host.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
     sqlx::query(
         r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
@@ -202,12 +202,12 @@ async fn a_limit_over_very_many_tickets_is_counted_in_steps() {
     let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
     let limit =
         proto::Limit { each: vec!["user".into()], max: [("cores".to_owned(), 440)].into(), ..Default::default() };
-    let mut call = tonic::Request::new(proto::SetLimitRequest { limit: Some(limit) });
+    let mut call = tonic::Request::new(proto::SetLimitRequest { limit: Some(limit), ..Default::default() });
     call.set_timeout(Duration::from_millis(1500));
     let answer = limits.set_limit(call).await.unwrap().into_inner();
     assert_eq!(answer.state(), proto::LimitState::Counting);
     let state = async || {
-        let listed = limits.clone().list_limits(proto::ListLimitsRequest {}).await.unwrap().into_inner().limits;
+        let listed = limits.clone().list_limits(proto::ListLimitsRequest::default()).await.unwrap().into_inner().limits;
         listed[0].state()
     };
     assert_eq!(state().await, proto::LimitState::Counting);

@@ -154,6 +154,7 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
+        Err(Rejection::TicketEnded { .. }) => Answer::No("ended"),
         Err(Rejection::NotEnough(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         other => panic!("{other:?}"),
     }
@@ -261,6 +262,9 @@ impl Model {
         if let Some((e, u, a, t, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
             if (e, u, a, t) != (ask.em, ask.user, ask.amount, ask.ttl) {
                 return Answer::No("request id");
+            }
+            if !self.tickets.iter().any(|t| t.id == id && t.alive) {
+                return Answer::No("ended");
             }
             self.leave(number);
             return Answer::Granted(id);

@@ -252,7 +252,7 @@ async fn unregistering_takes_the_tickets_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_id_is_granted_once_and_always_answered_the_same() {
+async fn a_request_id_is_granted_once_and_answered_the_same_until_its_ticket_is_over() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -264,7 +264,17 @@ async fn a_request_id_is_granted_once_and_always_answered_the_same() {
     assert_eq!(rm.client.request_resource(&asked).await.granted(), grant, "although the EM is full now");
     assert_eq!(second.client.request_resource(&asked).await.granted(), grant, "also through another instance");
     rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
-    assert_eq!(rm.client.request_resource(&asked).await.granted(), grant, "also when it is over");
+    for instance in [&rm, &second] {
+        let over = [instance.client.request_resource(&asked).await, instance.client.dry_run(&asked).await];
+        for error in over.map(Result::unwrap_err) {
+            assert_eq!(
+                (error.code(), error.reason().as_deref()),
+                (Some(Code::FailedPrecondition), Some("TICKET_ENDED"))
+            );
+            let told = error.to_string();
+            assert!(told.contains(&grant.ticket_id.to_string()) && told.contains("was released"), "{told}");
+        }
+    }
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 
     asked.creator = name("other");

@@ -223,10 +223,9 @@ async fn bad_limits_are_refused_by_field() {
     let (_database, rm) = start().await;
     let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
     let good = proto::Limit {
-        state: 0,
         labels: BTreeMap::from([("user".into(), "hadoop".into())]),
-        each: vec![],
         max: BTreeMap::from([("instances".into(), 10)]),
+        ..Default::default()
     };
     let text = |text: &str| text.to_owned();
     let cases = [
@@ -246,12 +245,13 @@ async fn bad_limits_are_refused_by_field() {
     ];
     for (limit, field) in cases {
         let shown = format!("{limit:?}");
-        let status = limits.set_limit(proto::SetLimitRequest { limit }).await.unwrap_err();
+        let status = limits.set_limit(proto::SetLimitRequest { limit, ..Default::default() }).await.unwrap_err();
         let violated = status.get_details_bad_request().unwrap().field_violations.remove(0).field;
         assert_eq!((status.code(), violated.as_str()), (Code::InvalidArgument, field), "{shown}");
     }
     assert_eq!(rm.client.limits().await.unwrap(), []);
-    let status = limits.delete_limit(proto::DeleteLimitRequest { limit: Some(good) }).await.unwrap_err();
+    let status =
+        limits.delete_limit(proto::DeleteLimitRequest { limit: Some(good), ..Default::default() }).await.unwrap_err();
     assert_eq!(status.code(), Code::NotFound);
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     for token in ["x", "abc", "é1"] {

@@ -1,6 +1,7 @@
 //! The service as its callers meet it: a real server on a free port, a real PostgreSQL, the real client.
 
 mod ambiguous;
+mod answers;
 mod api;
 mod audit;
 mod bad_input;
@@ -17,7 +18,9 @@ mod heartbeat;
 mod ledger_model;
 mod ledger_steps;
 mod lifecycle;
+mod limit_changes;
 mod limits;
+mod lookups;
 mod metrics;
 mod migrations;
 mod operators;

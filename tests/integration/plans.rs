@@ -207,6 +207,16 @@ async fn pages(rm: &Instance, ticket_id: &str) {
         let call = proto::ListTicketsRequest { state, page_token, page_size, ..Default::default() };
         assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 10);
     }
+    let engine = Some(proto::EngineInstance { application_name: "engine".into(), instance: "e7".into() });
+    let call = proto::ListTicketsRequest { engine: engine.clone(), page_size, ..Default::default() };
+    assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 1);
+    let ticket = usage.get_ticket(proto::GetTicketRequest { engine, ..Default::default() }).await.unwrap();
+    let (ticket, em) = (ticket.into_inner().ticket.unwrap().ticket_id, on_em("host7").unwrap());
+    let ticket_ids = vec![ticket, ticket_id.to_owned()];
+    let found = usage.batch_get_tickets(proto::BatchGetTicketsRequest { ticket_ids }).await.unwrap().into_inner();
+    assert_eq!((found.tickets.len(), found.missing.len()), (1, 1));
+    let found = usage.batch_get_ems(proto::BatchGetEmsRequest { ems: vec![em] }).await.unwrap().into_inner();
+    assert_eq!((found.ems.len(), found.missing.len()), (1, 0));
     let page = used_of_crowd(&mut usage, None, String::new()).await;
     assert!(page.tickets.is_empty() && !page.next_page_token.is_empty(), "{page:?}");
 }
@@ -218,7 +228,7 @@ async fn used_of_crowd(
     page_token: String,
 ) -> proto::ListTicketsResponse {
     let (user, state) = ("crowd".into(), "used".into());
-    let call = proto::ListTicketsRequest { em, user, state, page_size: 10, page_token };
+    let call = proto::ListTicketsRequest { em, user, state, page_size: 10, page_token, engine: None };
     usage.list_tickets(call).await.unwrap().into_inner()
 }
 

@@ -220,6 +220,11 @@ async fn read(
     };
     let ids: HashSet<_> = operations.iter().filter_map(|operation| Some(&operation.request_id()?.id)).collect();
     let request_ids = if ids.is_empty() { HashMap::new() } else { request_id::read(&mut *connection, &ids).await? };
+    if !request_ids.is_empty() {
+        // What was granted to those who ask again may be over.
+        let granted: Vec<_> = request_ids.values().map(|record| record.grant.ticket_id).collect();
+        ended.extend(action_record::read(&mut *connection, &granted).await?);
+    }
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };

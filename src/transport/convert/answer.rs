@@ -11,6 +11,7 @@ use crate::{
         action::ActionRecord,
         audit::Subject,
         em::{Counted, Em, EmInstance, Going},
+        judgement::HeadRoom,
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
         operation::Grant,
@@ -196,6 +197,19 @@ pub fn available(grant: &Grant) -> proto::AvailableResource {
         ticket_id: grant.ticket_id.to_string(),
         em: Some(em_message(&grant.em)),
         expire_time: Some(timestamp(grant.expires_at)),
+        head_room: vec![],
+    }
+}
+
+/// How much there is room for.
+pub fn head_room(room: HeadRoom) -> proto::HeadRoom {
+    proto::HeadRoom {
+        scope: room.scope,
+        dimension: room.dimension.to_string(),
+        available: room.available,
+        max: room.max,
+        rule: room.rule,
+        waiting_ahead: room.ahead,
     }
 }
 

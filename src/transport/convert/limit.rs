@@ -4,17 +4,23 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     domain::{
-        limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule},
+        limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule, RuleRecord},
         name::{FieldError, Name},
         policy::{Check, Policy, REQUIRED_MAX},
         resource::Dimension,
         scope::{Scope, Tally, Usage},
     },
-    service::limits::ScopeUsage,
+    service::limits::{Expected, Replaced, ScopeUsage},
     transport::proto,
 };
 
-use super::request;
+use super::{answer::timestamp, request};
+
+/// How many limits one call may bring.
+const LIMITS_MAX: usize = 10_000;
+
+/// How many limits of a kind an answer names.
+const NAMED_MAX: usize = 1000;
 
 /// The labels of a limit that stands in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
@@ -51,6 +57,45 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
     Ok(Rule { pattern, max: limit.max.iter().map(entry).collect::<Result<_, FieldError>>()? })
 }
 
+/// All limits that there are to be, which stand in `field`.
+pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldError> {
+    if limits.len() > LIMITS_MAX {
+        return Err(FieldError::new(field, format!("has {} limits; at most {LIMITS_MAX} are allowed", limits.len())));
+    }
+    let (mut rules, mut numbers) = (Vec::with_capacity(limits.len()), BTreeMap::new());
+    for (number, limit) in limits.iter().enumerate() {
+        let rule = rule(&format!("{field}[{number}]"), Some(limit))?;
+        if let Some(first) = numbers.insert(rule.pattern.clone(), number) {
+            let problem = format!("has the same labels as {field}[{first}] ({})", rule.pattern);
+            return Err(FieldError::new(format!("{field}[{number}]"), problem));
+        }
+        rules.push(rule);
+    }
+    Ok(rules)
+}
+
+/// What became of all limits, or would.
+pub fn replaced(replaced: &Replaced) -> proto::ReplaceLimitsResponse {
+    let Replaced { changes, over, decides } = replaced;
+    let first = |rules: &[Rule]| rules.iter().take(NAMED_MAX).map(limit).collect();
+    let changed = changes.changed.iter().take(NAMED_MAX);
+    let changed =
+        changed.map(|(before, after)| proto::LimitChange { before: Some(limit(before)), after: Some(limit(after)) });
+    let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    proto::ReplaceLimitsResponse {
+        added: first(&changes.added),
+        added_count: count(changes.added.len()),
+        changed: changed.collect(),
+        changed_count: count(changes.changed.len()),
+        removed: first(&changes.removed),
+        removed_count: count(changes.removed.len()),
+        over_limit: over.first.iter().map(scope_usage).collect(),
+        over_limit_count: count(over.count),
+        over_limit_partial: over.is_partial,
+        state: state(*decides).into(),
+    }
+}
+
 fn dimension(field: &str, key: &str) -> Result<Dimension, FieldError> {
     let unknown = || {
         let problem = format!(
@@ -71,9 +116,24 @@ fn amount(field: &str, key: &str, max: i64) -> Result<i64, FieldError> {
     Ok(max)
 }
 
-/// A rule, and whether it decides.
-pub fn limit_with_state((rule, decides): (&Rule, bool)) -> proto::Limit {
-    proto::Limit { state: state(decides).into(), ..limit(rule) }
+/// A rule, how it came to be as it is, and whether it decides.
+pub fn limit_record(record: &RuleRecord, decides: bool) -> proto::Limit {
+    proto::Limit {
+        state: state(decides).into(),
+        updated_by: record.updated_by.clone(),
+        update_time: Some(timestamp(record.update_time)),
+        etag: record.etag.clone(),
+        ..limit(&record.rule)
+    }
+}
+
+/// What a change expects to find: nothing is said without an etag, and an empty one is that of no rule.
+pub fn expected(etag: Option<&str>) -> Expected {
+    match etag {
+        None => Expected::Anything,
+        Some("") => Expected::Nothing,
+        Some(etag) => Expected::Etag(etag.to_owned()),
+    }
 }
 
 /// Whether a rule decides.

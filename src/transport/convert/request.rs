@@ -8,12 +8,13 @@ use crate::{
     domain::{
         em::EmInstance,
         name::{FieldError, Labels, Name},
-        operation::{Inited, Register, Released},
+        operation::{Inited, Register},
         report::{Health, Load, Report},
         scope::RESERVED,
         selector::{PREFERENCES_MAX, Placement, Preference, Selector, WEIGHT_MAX},
         ticket::EngineInstance,
     },
+    service::ticket_lookup::NamedTicket,
     transport::{
         proto,
         resource_manager::{TICKET_BYTES, TICKETS_MAX},
@@ -172,12 +173,15 @@ pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldErro
     })
 }
 
-/// A ticket that is given back.
-pub fn released(request: proto::ResourceReleasedRequest) -> Result<Released, FieldError> {
-    Ok(Released {
+/// A ticket that is given back; whose it is and where, as far as the caller says so.
+pub fn released(request: proto::ResourceReleasedRequest) -> Result<NamedTicket, FieldError> {
+    Ok(NamedTicket {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
-        user: Name::parse("user", &request.user)?,
-        em: em_instance("em", request.em)?,
+        user: match request.user.as_str() {
+            "" => None,
+            user => Some(Name::parse("user", user)?),
+        },
+        em: request.em.map(|em| em_instance("em", Some(em))).transpose()?,
     })
 }
 

@@ -1,6 +1,9 @@
 //! A caller: asks for resources, and lets an engine live and end, in one of many ways.
 
-use std::time::{Duration, Instant};
+use std::{
+    env,
+    time::{Duration, Instant},
+};
 
 use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
@@ -223,7 +226,12 @@ impl Caller {
         }
         self.shared.journal.note(grant.ticket_id, "release asked", |life| life.release_asked = true);
         for _ in 0..=i32::from(self.random.percent(25)) {
-            let give_back = async |rm: RmClient| rm.resource_released(&ticket).await;
+            // An earlier release has to be told everything.
+            let alone = self.random.percent(40) && env::var("LINKIS_RM_FAULTS_OTHER").is_err();
+            let give_back = async |rm: RmClient| match alone {
+                true => rm.ticket_released(ticket.ticket_id).await,
+                false => rm.resource_released(&ticket).await,
+            };
             if self.shared.insist(&mut self.random, "released", give_back).await.is_some() {
                 self.shared.journal.note(grant.ticket_id, "released", |life| life.over = true);
             }

@@ -246,7 +246,7 @@ impl Journal {
 /// For which reasons a call may be rejected.
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
-        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE"],
+        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE", "TICKET_ENDED"],
         "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
         "release of another's" => &["TICKET_NOT_OWNED"],
         "release of nothing" => &["TICKET_NOT_FOUND"],

@@ -1,0 +1,115 @@
+//! All rules at once: what it changes that others are all there are, and who holds more than they allow.
+
+use sqlx::PgConnection;
+use tokio::time::Instant;
+
+use crate::{
+    domain::{
+        limit::{Limits, Rule, RuleChanges},
+        principal::Principal,
+    },
+    error::Error,
+    store::{label_resource, session::answered},
+};
+
+use super::{Change, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE, ScopeUsage};
+
+/// What it changes that other rules are all there are.
+#[derive(Debug, Clone)]
+pub struct Replaced {
+    /// Which rules.
+    pub changes: RuleChanges,
+    /// Which scopes hold more than the rules allow.
+    pub over: Over,
+    /// Whether all rules decide; otherwise there is something to count first.
+    pub decides: bool,
+}
+
+/// Scopes that hold more than rules allow.
+#[derive(Debug, Clone, Default)]
+pub struct Over {
+    /// The first of them.
+    pub first: Vec<ScopeUsage>,
+    /// How many there are among those that were looked at.
+    pub count: usize,
+    /// Whether not all scopes were looked at: there are very many, or some are not counted yet.
+    pub is_partial: bool,
+}
+
+impl Over {
+    /// None was looked at.
+    fn unknown() -> Self {
+        Self { is_partial: true, ..Self::default() }
+    }
+}
+
+impl LimitService {
+    /// Makes `rules` all the rules there are; no two of them have the same pattern. Those with new labels decide when all tickets
+    /// are counted.
+    ///
+    /// # Errors
+    /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
+    pub async fn replace(&self, by: &Principal, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
+        Ok(self.change(by, deadline, &Change::Replace(rules)).await?.changes)
+    }
+
+    /// Makes `rules` all the rules there are, as [`LimitService::replace`] does, and waits until all of them decide.
+    ///
+    /// # Errors
+    /// As of [`LimitService::replace`].
+    pub async fn replace_and_wait(
+        &self,
+        by: &Principal,
+        rules: Vec<Rule>,
+        deadline: Instant,
+    ) -> Result<Replaced, Error> {
+        let changes = self.replace(by, rules, deadline).await?;
+        let standing = async {
+            let decides = self.until_counted(deadline).await?;
+            let mut connection = self.store.operators().acquire().await?;
+            let limits = answered(self.current(&mut connection)).await?;
+            Ok::<_, Error>((decides, over_any(&mut connection, &limits).await?))
+        };
+        // Whatever happens now, they are all there are: no error may claim that they are not.
+        let (decides, over) = match tokio::time::timeout_at(deadline, standing).await {
+            Ok(Ok(standing)) => standing,
+            Ok(Err(error)) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "limits were replaced, and cannot be told of");
+                (false, Over::unknown())
+            }
+            Err(_) => (false, Over::unknown()),
+        };
+        Ok(Replaced { changes, over, decides })
+    }
+
+    /// What [`LimitService::replace_and_wait`] would answer. Nothing is changed.
+    pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<Replaced, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        let limits = answered(self.current(&mut connection)).await?;
+        let changes = RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules);
+        let limits = limits.with_rules(rules);
+        let over = over_any(&mut connection, &limits).await?;
+        Ok(Replaced { changes, over, decides: limits.rules().all(|(_, decides)| decides) })
+    }
+}
+
+/// Scopes that hold more than `limits` allow, among the first of all that are counted.
+async fn over_any(connection: &mut PgConnection, limits: &Limits) -> Result<Over, Error> {
+    let (mut over, mut after, mut looked_at) = (Over::default(), Vec::new(), 0);
+    over.is_partial = limits.rules().any(|(_, decides)| !decides);
+    while looked_at < LOOKED_AT_MAX {
+        let page = answered(label_resource::list(&mut *connection, &after, PAGE)).await?;
+        looked_at += page.len();
+        let Some((last, ..)) = page.last() else { return Ok(over) };
+        after.clone_from(last);
+        for (_, counter, usage) in page {
+            let scope = ScopeUsage::new(limits.of_counter(counter), usage);
+            if scope.is_over() {
+                over.count += 1;
+                over.first.extend((over.count <= OVER_MAX).then_some(scope));
+            }
+        }
+    }
+    over.is_partial = true;
+    Ok(over)
+}

@@ -1,0 +1,137 @@
+//! Finds out whose a ticket is and where, for callers that know no more than its id. Many look-ups share one read.
+//!
+//! A plain read: a ticket never changes hands, nor its EM, so what it shows cannot be out of date. Whether the ticket still lives, the
+//! ledger reads again under the locks.
+
+use std::collections::{HashMap, HashSet};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        name::Name,
+        operation::{Rejection, Released},
+    },
+    error::Error,
+    service::tasks::Tasks,
+    store::{
+        Store, StoreError, action_record,
+        session::{Session, answered, answered_within},
+        user_resource,
+    },
+};
+
+/// How many look-ups may wait.
+const QUEUE_MAX: usize = 16_384;
+
+/// How many look-ups share one read.
+const BATCH_MAX: usize = 1024;
+
+/// A ticket as its caller names it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTicket {
+    /// Which ticket.
+    pub ticket_id: Uuid,
+    /// Whose it should be, if the caller says so.
+    pub user: Option<Name>,
+    /// Where it should be, if the caller says so.
+    pub em: Option<EmInstance>,
+}
+
+/// The way to have tickets looked up; clones share it.
+#[derive(Clone, Debug)]
+pub struct TicketLookup {
+    queue: mpsc::Sender<Lookup>,
+}
+
+#[derive(Debug)]
+struct Lookup {
+    ticket_id: Uuid,
+    reply: oneshot::Sender<Result<Released, Error>>,
+}
+
+impl TicketLookup {
+    /// Starts the task that reads; it ends when all clones of this are gone.
+    pub fn start(store: &Store, tasks: &Tasks) -> Self {
+        let (queue, inbox) = mpsc::channel(QUEUE_MAX);
+        tasks.spawn(run(inbox, store.session()));
+        Self { queue }
+    }
+
+    /// Adds what the caller did not say. What was said stays, right or wrong: the ledger checks it.
+    ///
+    /// # Errors
+    /// [`Rejection::TicketNotFound`] if the ticket neither lives nor is remembered; [`Error::Overloaded`] if too many look-ups wait;
+    /// those of the database, and [`Error::Unavailable`] if it has not answered until `deadline`.
+    pub async fn complete(&self, named: NamedTicket, deadline: Instant) -> Result<Released, Error> {
+        match named {
+            NamedTicket { ticket_id, user: Some(user), em: Some(em) } => Ok(Released { ticket_id, user, em }),
+            NamedTicket { ticket_id, user, em } => {
+                let found = self.find(ticket_id, deadline).await?;
+                Ok(Released { ticket_id, user: user.unwrap_or(found.user), em: em.unwrap_or(found.em) })
+            }
+        }
+    }
+
+    async fn find(&self, ticket_id: Uuid, deadline: Instant) -> Result<Released, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.queue.try_send(Lookup { ticket_id, reply }).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
+        })?;
+        let answer = async { answer.await.unwrap_or(Err(Error::ShuttingDown)) };
+        answered_within(deadline.saturating_duration_since(Instant::now()), answer).await
+    }
+}
+
+async fn run(mut inbox: mpsc::Receiver<Lookup>, mut session: Session) {
+    let mut lookups = Vec::with_capacity(BATCH_MAX);
+    while inbox.recv_many(&mut lookups, BATCH_MAX).await > 0 {
+        lookups.retain(|lookup| !lookup.reply.is_closed());
+        if lookups.is_empty() {
+            continue;
+        }
+        let reused = session.is_open();
+        let mut found = answered(read(&mut session, &lookups)).await;
+        if reused && found.is_err() {
+            // A connection that broke while it was idle costs no more than a new one.
+            session.reset();
+            found = answered(read(&mut session, &lookups)).await;
+        }
+        if found.is_err() {
+            session.reset();
+        }
+        let found = found.map_err(Error::from);
+        for Lookup { ticket_id, reply } in lookups.drain(..) {
+            let answer = match &found {
+                Ok(found) => found
+                    .get(&ticket_id)
+                    .cloned()
+                    .ok_or_else(|| Rejection::TicketNotFound { ticket_id, ended: None }.into()),
+                Err(error) => Err(error.clone()),
+            };
+            // A caller that is gone needs no answer.
+            let _ = reply.send(answer);
+        }
+    }
+}
+
+/// Whose they are and where, those that live; whose they were and where, those that are remembered. In this order: what ends
+/// meanwhile is remembered by then.
+async fn read(session: &mut Session, lookups: &[Lookup]) -> Result<HashMap<Uuid, Released>, StoreError> {
+    let connection = session.get().await?;
+    let ids: HashSet<Uuid> = lookups.iter().map(|lookup| lookup.ticket_id).collect();
+    let mut ids: Vec<Uuid> = ids.into_iter().collect();
+    let mut found = user_resource::owners(&mut *connection, &ids).await?;
+    ids.retain(|id| !found.contains_key(id));
+    if !ids.is_empty() {
+        let ended = action_record::read(&mut *connection, &ids).await?.into_values();
+        found.extend(ended.map(|ended| (ended.id, Released { ticket_id: ended.id, user: ended.user, em: ended.em })));
+    }
+    Ok(found)
+}

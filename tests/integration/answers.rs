@@ -1,0 +1,115 @@
+//! What answers say beyond yes and no.
+
+use linkis_rm::{
+    domain::{
+        limit::{Pattern, Rule},
+        resource::{Dimension, Parts, Resource, YarnAmounts},
+    },
+    transport::proto::{
+        self, request_resource_response::Result as Answer, resource::Kind,
+        resource_manager_service_client::ResourceManagerServiceClient,
+    },
+};
+use tonic::Code;
+
+use crate::harness::*;
+
+/// Scope, dimension, available, max.
+type Room = (String, String, i64, i64);
+
+async fn dry_run(rm: &Instance, em: Option<&str>, cores: i64) -> (String, Vec<Room>) {
+    let mut manager = ResourceManagerServiceClient::connect(rm.address.clone()).await.unwrap();
+    let load = proto::LoadInstanceResource { memory: GB, cores, instances: 1 };
+    let call = proto::RequestResourceRequest {
+        em: em.map(|host| proto::EmInstance {
+            application_name: "linkis-cg-engineconnmanager".into(),
+            instance: format!("{host}:9102"),
+        }),
+        user: "hadoop".into(),
+        creator: "IDE".into(),
+        resource: Some(proto::Resource { kind: Some(Kind::LoadInstance(load)) }),
+        dry_run: true,
+        ..Default::default()
+    };
+    let Some(Answer::Available(available)) = manager.request_resource(call).await.unwrap().into_inner().result else {
+        panic!("it fits");
+    };
+    assert!(available.ticket_id.is_empty() && available.expire_time.is_none());
+    let room = |room: proto::HeadRoom| (room.scope, room.dimension, room.available, room.max);
+    (available.em.unwrap().instance, available.head_room.into_iter().map(room).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dry_run_that_fits_tells_how_much_there_is_room_for() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    let mut registration = registration(host.clone(), load(64, 16, 20));
+    registration.protected = load(4, 2, 0);
+    rm.client.register(registration).await.unwrap();
+    let keys = |keys: &[&str]| Pattern::new(keys.iter().map(|key| ((*key).to_owned(), None)).collect());
+    for (labels, max) in [
+        (&["user"][..], vec![(Dimension::Instances, 5), (Dimension::Cores, 100)]),
+        (&["creator", "user"][..], vec![(Dimension::Memory, 10 * GB)]),
+        (&["tenant"][..], vec![(Dimension::Cores, 50)]),
+    ] {
+        rm.client.set_limit(&Rule { pattern: keys(labels), max: max.into_iter().collect() }).await.unwrap();
+    }
+    rm.client.request_resource(&request(&host, "hadoop", load(3, 2, 1))).await.granted();
+    let used = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.resource_inited(&inited(&used, "hadoop", None)).await.unwrap();
+    rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    let scope = "em=linkis-cg-engineconnmanager/host1:9102";
+    let room = |scope: &str, dimension: &str, available, max| (scope.to_owned(), dimension.to_owned(), available, max);
+    let expected = [
+        room(scope, "memory", (64 - 4 - 5) * GB, 64 * GB),
+        room(scope, "cores", 16 - 2 - 4, 16),
+        room(scope, "instances", 20 - 3, 20),
+        room("tenant=", "cores", 50 - 4, 50),
+        room("user=hadoop", "cores", 100 - 3, 100),
+        room("user=hadoop", "instances", 5 - 2, 5),
+        room("creator=IDE,user=hadoop", "memory", (10 - 4) * GB, 10 * GB),
+    ];
+    // Named or chosen; as it is before the request, however much that asks for.
+    for (em, cores) in [(Some("host1"), 1), (Some("host1"), 10), (None, 1)] {
+        let (on, mut told) = dry_run(&rm, em, cores).await;
+        assert_eq!(on, "host1:9102");
+        let mut expected = expected.to_vec();
+        told.sort();
+        expected.sort();
+        assert_eq!(told, expected);
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3, "nothing was granted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_for_another_queue_is_told_which_queue_it_is() {
+    let (_database, rm) = start().await;
+    let host = em("host1");
+    let on_queue = |queue: &str, cores| {
+        let queue_name = queue.to_owned();
+        Resource::from_parts(Parts::Yarn(YarnAmounts { queue_name, queue_cores: cores, ..YarnAmounts::default() }))
+            .unwrap()
+    };
+    rm.client.register(registration(host.clone(), on_queue("root.etl", 10))).await.unwrap();
+    let wrong = request(&host, "hadoop", on_queue("root.adhoc", 1));
+    let anywhere = linkis_rm::client::ResourceRequest { em: None, ..wrong.clone() };
+    let patient =
+        linkis_rm::client::ResourceRequest { wait_timeout: std::time::Duration::from_secs(60), ..wrong.clone() };
+    let answers = [
+        rm.client.request_resource(&wrong).await,
+        rm.client.dry_run(&wrong).await,
+        rm.client.request_resource(&anywhere).await,
+        rm.client.request_resource(&patient).await,
+    ];
+    for error in answers.map(Result::unwrap_err) {
+        let reason = error.reason();
+        assert_eq!((error.code(), reason.as_deref()), (Some(Code::InvalidArgument), Some("UNANSWERABLE_RESOURCE")));
+        assert_eq!(error.field().as_deref(), Some("resource"));
+        let told = error.to_string();
+        assert!(told.contains("root.etl") && told.contains("root.adhoc"), "{told}");
+    }
+    // The right one is granted, and refused when it is full.
+    let full = request(&host, "hadoop", on_queue("root.etl", 10));
+    rm.client.request_resource(&full).await.granted();
+    assert_eq!(rm.client.request_resource(&full).await.refused().shortfalls[0].available, 0);
+}

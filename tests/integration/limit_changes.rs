@@ -1,0 +1,242 @@
+//! How limits are changed: by whom, on what they expect, one by one and all at once.
+
+use std::collections::BTreeMap;
+
+use linkis_rm::transport::proto::{
+    self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient,
+};
+use tokio::task::JoinSet;
+use tonic::{Code, Status, transport::Channel};
+use tonic_types::StatusExt as _;
+
+use crate::harness::*;
+
+type Limits = LimitServiceClient<Channel>;
+
+/// At most so many instances for a user, or for each.
+fn limit(user: Option<&str>, instances: i64) -> proto::Limit {
+    proto::Limit {
+        labels: user.map(|user| ("user".to_owned(), user.to_owned())).into_iter().collect(),
+        each: if user.is_none() { vec!["user".to_owned()] } else { vec![] },
+        max: BTreeMap::from([("instances".to_owned(), instances)]),
+        ..Default::default()
+    }
+}
+
+/// What an administrator says of a limit, without what the service tells.
+fn as_set(limits: &[proto::Limit]) -> Vec<proto::Limit> {
+    let as_set = |limit: &proto::Limit| proto::Limit {
+        labels: limit.labels.clone(),
+        each: limit.each.clone(),
+        max: limit.max.clone(),
+        ..Default::default()
+    };
+    limits.iter().map(as_set).collect()
+}
+
+async fn all(limits: &Limits, page_size: i32) -> Vec<proto::Limit> {
+    let (mut all, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let call = proto::ListLimitsRequest { page_size, page_token };
+        let page = limits.clone().list_limits(call).await.unwrap().into_inner();
+        all.extend(page.limits);
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            return all;
+        }
+    }
+}
+
+fn reason(status: &Status) -> (Code, String) {
+    (status.code(), status.get_details_error_info().map(|info| info.reason).unwrap_or_default())
+}
+
+async fn set(limits: &Limits, limit: proto::Limit, expected_etag: Option<&str>) -> Result<(), Status> {
+    let call = proto::SetLimitRequest { limit: Some(limit), expected_etag: expected_etag.map(str::to_owned) };
+    limits.clone().set_limit(call).await.map(drop)
+}
+
+async fn delete(limits: &Limits, limit: proto::Limit, expected_etag: Option<&str>) -> Result<(), Status> {
+    let call = proto::DeleteLimitRequest { limit: Some(limit), expected_etag: expected_etag.map(str::to_owned) };
+    limits.clone().delete_limit(call).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_come_in_pages_and_tell_who_set_them_and_when() {
+    let (database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let users = ["a", "b", "c", "d", "e"];
+    for user in users {
+        set(&limits, limit(Some(user), 1), None).await.unwrap();
+    }
+    set(&limits, limit(None, 2), None).await.unwrap();
+    let of_creator = proto::Limit { each: vec!["creator".to_owned()], ..limit(None, 3) };
+    set(&limits, of_creator.clone(), None).await.unwrap();
+    let told = all(&limits, 1000).await;
+    let mut expected = vec![of_creator];
+    expected.extend(users.map(|user| limit(Some(user), 1)));
+    expected.push(limit(None, 2));
+    assert_eq!(as_set(&told), expected, "in the order in which they are checked");
+    for size in 1..8 {
+        assert_eq!(all(&limits, size).await, told, "in pages of {size}");
+    }
+    for limit in &told {
+        assert_eq!(limit.updated_by, "anonymous");
+        assert_eq!(limit.state(), proto::LimitState::InForce);
+        let seconds = limit.update_time.unwrap().seconds;
+        let now = database.count("SELECT extract(epoch FROM clock_timestamp())::bigint").await;
+        assert!((now - 60..=now).contains(&seconds), "{seconds} at {now}");
+    }
+    // Another instance that has read them before tells of a change at once.
+    let second = Instance::start(&database).await;
+    let elsewhere = Limits::connect(second.address.clone()).await.unwrap();
+    assert_eq!(all(&elsewhere, 3).await, told);
+    set(&limits, limit(Some("c"), 9), None).await.unwrap();
+    let page_token = r#"{"user":"b"}"#.to_owned();
+    let call = proto::ListLimitsRequest { page_size: 1, page_token };
+    let page = elsewhere.clone().list_limits(call).await.unwrap().into_inner();
+    assert_eq!(as_set(&page.limits), [limit(Some("c"), 9)]);
+    assert_ne!(page.limits[0].etag, told[3].etag);
+    for (page_size, page_token, field) in [(-1, "", "page_size"), (1001, "", "page_size"), (1, "x", "page_token")] {
+        let call = proto::ListLimitsRequest { page_size, page_token: page_token.to_owned() };
+        let status = limits.clone().list_limits(call).await.unwrap_err();
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_is_only_changed_from_what_its_caller_knows() {
+    let (_database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let etag = async || all(&limits, 10).await[0].etag.clone();
+    let changed = |answer: Result<(), Status>| {
+        let status = answer.unwrap_err();
+        assert_eq!(reason(&status), (Code::Aborted, "LIMIT_CHANGED".to_owned()), "{status:?}");
+        status.message().to_owned()
+    };
+    // Empty stands for none, which only the first of many who try finds.
+    let mut calls = JoinSet::new();
+    for n in 0..10 {
+        let limits = limits.clone();
+        calls.spawn(async move { set(&limits, limit(Some("hadoop"), n), Some("")).await.is_ok() });
+    }
+    assert_eq!(calls.join_all().await.into_iter().filter(|is_set| *is_set).count(), 1);
+    let first = etag().await;
+    changed(set(&limits, limit(Some("hadoop"), 20), Some("")).await);
+    changed(set(&limits, limit(Some("hadoop"), 20), Some("nonsense")).await);
+    set(&limits, limit(Some("hadoop"), 20), Some(&first)).await.unwrap();
+    let message = changed(set(&limits, limit(Some("hadoop"), 30), Some(&first)).await);
+    assert!(message.contains("user=hadoop") && message.contains("anonymous"), "{message}");
+    // The same again is a change, too.
+    let second = etag().await;
+    set(&limits, limit(Some("hadoop"), 20), None).await.unwrap();
+    changed(delete(&limits, limit(Some("hadoop"), 0), Some(&second)).await);
+    assert_eq!(as_set(&all(&limits, 10).await), [limit(Some("hadoop"), 20)]);
+    let third = etag().await;
+    delete(&limits, limit(Some("hadoop"), 0), Some(&third)).await.unwrap();
+    let status = delete(&limits, limit(Some("hadoop"), 0), Some(&third)).await.unwrap_err();
+    assert_eq!(reason(&status), (Code::NotFound, "NO_SUCH_LIMIT".to_owned()));
+    let message = changed(set(&limits, limit(Some("hadoop"), 1), Some(&third)).await);
+    assert!(message.contains("gone"), "{message}");
+    assert_eq!(all(&limits, 10).await, []);
+}
+
+async fn replace(limits: &Limits, all: &[proto::Limit], dry_run: bool) -> proto::ReplaceLimitsResponse {
+    let call = proto::ReplaceLimitsRequest { limits: all.to_vec(), dry_run };
+    limits.clone().replace_limits(call).await.unwrap().into_inner()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_limits_are_replaced_at_once_and_a_dry_run_tells_the_same() {
+    let (database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    for user in ["alice", "bob", "bob", "carol", "carol", "carol"] {
+        rm.client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
+    }
+    let before = [limit(Some("alice"), 5), limit(Some("bob"), 5), limit(None, 5)];
+    for limit in before.clone() {
+        set(&limits, limit, None).await.unwrap();
+    }
+    let told = all(&limits, 10).await;
+    let of_creator = proto::Limit { each: vec!["creator".to_owned()], ..limit(None, 4) };
+    let wanted = [limit(Some("bob"), 5), limit(None, 2), limit(Some("dave"), 1), of_creator.clone()];
+    let over = |answer: &proto::ReplaceLimitsResponse| {
+        let mut over: Vec<_> = answer.over_limit.iter().map(|scope| scope.labels.clone()).collect();
+        over.sort();
+        over
+    };
+    let labels = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+
+    let dry = replace(&limits, &wanted, true).await;
+    assert_eq!(all(&limits, 10).await, told, "nothing was changed");
+    assert_eq!(over(&dry), [labels("user", "carol")], "as far as it is counted");
+    assert!(dry.over_limit_partial && dry.state() == proto::LimitState::Counting, "{dry:?}");
+    let done = replace(&limits, &wanted, false).await;
+    for answer in [&dry, &done] {
+        assert_eq!(as_set(&answer.added), [limit(Some("dave"), 1), of_creator.clone()]);
+        assert_eq!(as_set(&answer.removed), [limit(Some("alice"), 5)]);
+        let [change] = &answer.changed[..] else { panic!("{answer:?}") };
+        let [from, to] = [&change.before, &change.after].map(|limit| limit.clone().unwrap());
+        assert_eq!(as_set(&[from, to]), [limit(None, 5), limit(None, 2)]);
+        assert_eq!((answer.added_count, answer.changed_count, answer.removed_count), (2, 1, 1));
+    }
+    assert_eq!(over(&done), [labels("creator", "IDE"), labels("user", "carol")], "when all is counted");
+    assert_eq!((done.over_limit_count, done.over_limit_partial), (2, false));
+    assert_eq!(done.state(), proto::LimitState::InForce);
+    let mut now = wanted.to_vec();
+    now.sort_by_key(|limit| format!("{limit:?}"));
+    let mut listed = as_set(&all(&limits, 10).await);
+    listed.sort_by_key(|limit| format!("{limit:?}"));
+    assert_eq!(listed, now);
+    // What has not changed was not set again.
+    let of_bob =
+        |limits: &[proto::Limit]| limits.iter().find(|l| l.labels == labels("user", "bob")).unwrap().etag.clone();
+    assert_eq!(of_bob(&all(&limits, 10).await), of_bob(&told));
+    let same = replace(&limits, &wanted, true).await;
+    assert_eq!((same.added.len(), same.changed.len(), same.removed.len()), (0, 0, 0));
+    assert_eq!((over(&same), same.state()), (over(&done), proto::LimitState::InForce));
+
+    // It is in the history, and decides.
+    rm.client.request_resource(&request(&host, "erin", load(1, 1, 1))).await.refused();
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
+    let count = |action: &str| history.iter().filter(|line| line.action == action).count();
+    assert_eq!((count("limit_set"), count("limit_deleted")), (3 + 3, 1));
+    let emptied = replace(&limits, &[], false).await;
+    assert_eq!((emptied.removed_count, emptied.over_limit_count), (4, 0));
+    assert_eq!(all(&limits, 10).await, []);
+    rm.client.request_resource(&request(&host, "erin", load(1, 1, 1))).await.granted();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 7);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_limits_are_replaced_in_one_call_and_no_more() {
+    let (_database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let many = |count: usize, instances| -> Vec<_> {
+        (0..count).map(|n| limit(Some(&format!("user{n:05}")), instances)).collect()
+    };
+    let start = std::time::Instant::now();
+    let done = replace(&limits, &many(10_000, 1), false).await;
+    assert_eq!((done.added_count, done.added.len()), (10_000, 1000));
+    let done = replace(&limits, &many(9_000, 2), false).await;
+    assert_eq!((done.changed_count, done.removed_count, done.changed.len()), (9_000, 1_000, 1000));
+    assert_eq!(all(&limits, 1000).await.len(), 9_000);
+    println!("{:?}", start.elapsed());
+    let twice = vec![limit(Some("a"), 1), limit(None, 1), limit(Some("a"), 2)];
+    for (all, field) in [
+        (many(10_001, 1), "limits"),
+        (twice, "limits[2]"),
+        (vec![limit(None, 1), proto::Limit::default()], "limits[1].labels"),
+        (vec![limit(None, -1)], "limits[0].max"),
+    ] {
+        for dry_run in [false, true] {
+            let call = proto::ReplaceLimitsRequest { limits: all.clone(), dry_run };
+            let status = limits.clone().replace_limits(call).await.unwrap_err();
+            assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
+        }
+    }
+    assert_eq!(all(&limits, 1000).await.len(), 9_000);
+}
