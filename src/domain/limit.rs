@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
 };
 
+use rpds::RedBlackTreeMapSync;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -85,25 +86,46 @@ impl Shape {
 /// The values of some labels of a label set, in the order of the labels.
 type Values = Vec<String>;
 
+/// Rules by the values that they name; copies share what has not changed.
+type ByValues = RedBlackTreeMapSync<Values, Arc<Rule>>;
+
 /// The rules of a label set, found by the values that they name: however many there are, a look costs one for each way in which its
 /// labels have values.
 #[derive(Debug, Clone, Default)]
 struct RuleSet {
     /// The most specific first.
-    shapes: Vec<(Shape, BTreeMap<Values, Arc<Rule>>)>,
+    shapes: Vec<(Shape, ByValues)>,
 }
 
 impl RuleSet {
     fn insert(&mut self, rule: Arc<Rule>) {
         let (shape, values) = (rule.pattern.shape(), rule.pattern.values());
-        let found = self.shapes.binary_search_by(|(known, _)| shape.is_fixed().cmp(known.is_fixed()));
-        let at = found.unwrap_or_else(|at| {
-            self.shapes.insert(at, (shape, BTreeMap::new()));
+        let at = self.find(&shape).unwrap_or_else(|at| {
+            self.shapes.insert(at, (shape, ByValues::default()));
             at
         });
         if let Some((_, rules)) = self.shapes.get_mut(at) {
-            rules.insert(values, rule);
+            rules.insert_mut(values, rule);
         }
+    }
+
+    fn remove(&mut self, pattern: &Pattern) {
+        let Ok(at) = self.find(&pattern.shape()) else { return };
+        if let Some((_, rules)) = self.shapes.get_mut(at) {
+            rules.remove_mut(&pattern.values());
+            if rules.is_empty() {
+                self.shapes.remove(at);
+            }
+        }
+    }
+
+    /// Where rules of a shape are, or would be.
+    fn find(&self, shape: &Shape) -> Result<usize, usize> {
+        self.shapes.binary_search_by(|(known, _)| shape.is_fixed().cmp(known.is_fixed()))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.shapes.is_empty()
     }
 
     /// The rules that match a scope, the most specific first.
@@ -315,6 +337,31 @@ impl Limits {
         for rule in rules {
             by_set.entry(rule.label_set()).or_default().insert(Arc::new(rule));
         }
+        Self::assemble(version, sets, by_set)
+    }
+
+    /// What these have become in a version, in which some patterns have other rules, or none any more. It costs what has changed,
+    /// however many rules there are.
+    pub fn changed(
+        &self,
+        version: Uuid,
+        sets: Vec<LabelSet>,
+        changes: impl IntoIterator<Item = (Pattern, Option<Rule>)>,
+    ) -> Self {
+        let mut by_set: BTreeMap<BTreeSet<String>, RuleSet> =
+            self.rules.iter().map(|(keys, rules)| (keys.clone(), RuleSet::clone(rules))).collect();
+        for (pattern, rule) in changes {
+            let of_set = by_set.entry(pattern.keys().map(str::to_owned).collect()).or_default();
+            match rule {
+                Some(rule) => of_set.insert(Arc::new(rule)),
+                None => of_set.remove(&pattern),
+            }
+        }
+        by_set.retain(|_, rules| !rules.is_empty());
+        Self::assemble(version, sets, by_set)
+    }
+
+    fn assemble(version: Uuid, sets: Vec<LabelSet>, by_set: BTreeMap<BTreeSet<String>, RuleSet>) -> Self {
         let by_set: BTreeMap<_, _> = by_set.into_iter().map(|(keys, rules)| (keys, Arc::new(rules))).collect();
         let deciding = |set: &LabelSet| by_set.get(&set.counting.keys).filter(|_| set.is_counted).cloned();
         let mut sets: Vec<_> = sets.into_iter().map(|set| (deciding(&set).unwrap_or_default(), set)).collect();
@@ -571,6 +618,36 @@ mod tests {
                 assert_eq!(without.rules_behind(&after.pattern, size), expected);
             }
         }
+    }
+
+    #[test]
+    fn what_has_changed_leaves_the_same_as_reading_all_anew() {
+        let of = |user: usize, max| rule(&[("user", Some(&format!("user{user}")))], max);
+        let before = limits(true, (0..100).map(|user| of(user, 1)).chain([rule(&[("creator", None)], 5)]));
+        let sets: Vec<LabelSet> = before.label_sets().cloned().collect();
+        let changes = [
+            (of(7, 0).pattern, Some(of(7, 2))),
+            (of(100, 0).pattern, Some(of(100, 3))),
+            (of(8, 0).pattern, None),
+            (rule(&[("creator", None)], 0).pattern, None),
+        ];
+        let after = before.changed(Uuid::from_u128(1), sets.clone(), changes);
+        let max = |user| {
+            if user == 7 {
+                2
+            } else if user == 100 {
+                3
+            } else {
+                1
+            }
+        };
+        let anew = (0..101).filter(|user| *user != 8).map(|user| of(user, max(user)));
+        let anew = Limits::new(Uuid::from_u128(1), sets, anew);
+        assert_eq!(after.rules().collect::<Vec<_>>(), anew.rules().collect::<Vec<_>>());
+        for user in ["user7", "user8", "user100", "user1"] {
+            assert_eq!(decided(&after, user, "IDE"), decided(&anew, user, "IDE"));
+        }
+        assert_eq!(before.rules().count(), 101, "who counts by them still does");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::{
         action_record::{self, LimitLine},
         em_resource, label_resource,
         label_set::{self, State},
-        limit, policy,
+        limit, limit_change, policy,
         session::{self, Session, answered},
         waiting::{self, Freed},
     },
@@ -377,12 +377,22 @@ impl Change {
                 return Ok(Made { lines, ..Made::default() });
             }
         };
-        let (begun, before) = reconcile(connection).await?;
+        let (begun, before) = reconcile(connection, &lines).await?;
         Ok(Made { lines, changes, begun, before })
     }
 }
 
 impl Made {
+    /// What it has changed of the rules: patterns with their rules, or without one if it has gone.
+    fn of_rules(&self) -> Vec<(&Pattern, Option<&Rule>)> {
+        let of_rule = |line| match line {
+            &LimitLine::Set(ref rule) => Some((&rule.pattern, Some(rule))),
+            &LimitLine::Deleted(ref rule) => Some((&rule.pattern, None)),
+            &(LimitLine::Policy(..) | LimitLine::InForce(_)) => None,
+        };
+        self.lines.iter().filter_map(of_rule).collect()
+    }
+
     /// Inside the fence: where there is no EM, there is no ticket to count, and none registers meanwhile; and the history tells of
     /// the change behind what was granted before it, and before what is granted after it.
     async fn finish(&self, connection: &mut PgConnection, by: &Principal) -> Result<(), StoreError> {
@@ -498,8 +508,9 @@ async fn fenced(
     let prepared = answered(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
-        limit::begin_change(&mut transaction).await?;
+        let before = limit::begin_change(&mut transaction).await?;
         let made = change.make(&mut transaction, by).await?;
+        limit_change::insert(&mut transaction, before, &made.of_rules()).await?;
         waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
         limit::close_fence(&mut transaction).await?;
         made.finish(&mut transaction, by).await?;
@@ -513,10 +524,19 @@ async fn fenced(
 
 /// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any
 /// more ends. Answers the label sets that are new, and those that decide until they do.
-async fn reconcile(connection: &mut PgConnection) -> Result<(Vec<LabelSet>, Vec<i64>), StoreError> {
+async fn reconcile(
+    connection: &mut PgConnection,
+    lines: &[LimitLine],
+) -> Result<(Vec<LabelSet>, Vec<i64>), StoreError> {
     let policies = policy::read(&mut *connection).await?;
-    let wanted = Counting::wanted(limit::label_sets(&mut *connection).await?, &policies);
     let sets = label_set::read(&mut *connection).await?;
+    let of_new_rule = |line: &LimitLine| match line {
+        LimitLine::Set(rule) => Some(rule.label_set()),
+        LimitLine::Deleted(_) | LimitLine::Policy(..) | LimitLine::InForce(_) => None,
+    };
+    // Of all others, no rule is there, or they would be counted.
+    let known = sets.iter().map(|set| set.counting.keys.clone()).chain(lines.iter().filter_map(of_new_rule)).collect();
+    let wanted = Counting::wanted(limit::label_sets(&mut *connection, known).await?, &policies);
     // What there was before goes on, also if it is more than that.
     if wanted.len() > LABEL_SETS_MAX.max(sets.len()) {
         return Err(StoreError::TooManyLabelSets { most: LABEL_SETS_MAX });

@@ -17,7 +17,7 @@ use crate::domain::{
 };
 
 use super::{
-    StoreError, expect_rows, label_set, policy,
+    StoreError, expect_rows, label_set, limit_change, policy,
     rows::{hash, tally_json},
 };
 
@@ -67,12 +67,17 @@ pub(super) async fn of_version(
 ) -> Result<Arc<Limits>, StoreError> {
     match version == known.version() {
         true => Ok(known.clone()),
-        false => Ok(Arc::new(read(connection, version).await?)),
+        false => Ok(Arc::new(read(connection, version, known).await?)),
     }
 }
 
-async fn read(connection: &mut PgConnection, version: Uuid) -> Result<Limits, StoreError> {
-    let rules = rules(&mut *connection).await?;
+/// The limits of this version: of the rules only what has changed since those that are `known`, if that is told.
+async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> Result<Limits, StoreError> {
+    let changes = limit_change::between(&mut *connection, known.version(), version).await?;
+    let all = match &changes {
+        Some(_) => Vec::new(),
+        None => rules(&mut *connection).await?,
+    };
     let sets = label_set::read(&mut *connection).await?;
     let policies = policy::read(&mut *connection).await?;
     let users_held = sqlx::query_scalar(
@@ -81,7 +86,11 @@ async fn read(connection: &mut PgConnection, version: Uuid) -> Result<Limits, St
     )
     .fetch_one(connection)
     .await?;
-    Ok(Limits::new(version, sets, rules).with_policies(policies).with_users_held(users_held))
+    let limits = match changes {
+        Some(changes) => known.changed(version, sets, changes),
+        None => Limits::new(version, sets, all),
+    };
+    Ok(limits.with_policies(policies).with_users_held(users_held))
 }
 
 /// All rules.
@@ -95,33 +104,39 @@ pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreErro
     rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect()
 }
 
-fn rule(pattern: &str, max: &str) -> Result<Rule, StoreError> {
-    let labels = serde_json::from_str(pattern).map_err(|error| StoreError::inconsistent(TABLE, error))?;
+pub(super) fn pattern(json: &str) -> Result<Pattern, StoreError> {
+    Ok(Pattern::new(serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?))
+}
+
+pub(super) fn rule(pattern_json: &str, max: &str) -> Result<Rule, StoreError> {
     let max: BTreeMap<String, i64> =
         serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE, error))?;
     let dimension = |key: String| Dimension::parse_key(&key).ok_or_else(|| StoreError::inconsistent(TABLE, key));
     let max = max.into_iter().map(|(key, amount)| Ok((dimension(key)?, amount))).collect::<Result<_, StoreError>>()?;
-    Ok(Rule { pattern: Pattern::new(labels), max })
+    Ok(Rule { pattern: pattern(pattern_json)?, max })
 }
 
 /// Keeps others from changing the limits until the transaction ends; those who count by them go on, until the fence is closed. The
-/// limits get another version, by which no earlier release may count.
+/// limits get another version, by which no earlier release may count. Answers the version before.
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another changes them for longer than `lock_timeout`; [`StoreError::TooOld`].
-pub async fn begin_change(connection: &mut PgConnection) -> Result<(), StoreError> {
+pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreError> {
     sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE")
         .execute(&mut *connection)
         .await?;
-    let oldest_writer = sqlx::query_scalar(
+    let (before, oldest_writer) = sqlx::query_as(
         "-- limit::begin_change
-        UPDATE linkis_resource_limit_version SET version = gen_random_uuid(), oldest_writer = greatest(oldest_writer, $1)
-        WHERE only_row RETURNING oldest_writer",
+        WITH before AS MATERIALIZED (SELECT version FROM linkis_resource_limit_version WHERE only_row)
+        UPDATE linkis_resource_limit_version v
+        SET version = gen_random_uuid(), oldest_writer = greatest(oldest_writer, $1)
+        FROM before WHERE only_row RETURNING before.version, oldest_writer",
     )
     .bind(WRITER)
     .fetch_one(&mut *connection)
     .await?;
-    check_writer(oldest_writer)
+    check_writer(oldest_writer)?;
+    Ok(before)
 }
 
 /// Waits until nobody counts by the rules, and keeps everybody from doing so until the transaction ends, which has to be soon.
@@ -209,16 +224,22 @@ fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a Pattern>) -> Vec<Ve
     patterns.into_iter().map(|pattern| hash(&pattern_json(pattern)).to_vec()).collect()
 }
 
-/// The label sets of all rules.
-pub async fn label_sets(executor: impl PgExecutor<'_>) -> Result<BTreeSet<BTreeSet<String>>, StoreError> {
-    let sets: Vec<String> = sqlx::query_scalar(
+/// Those among `label_sets` that rules have.
+pub async fn label_sets(
+    executor: impl PgExecutor<'_>,
+    label_sets: BTreeSet<BTreeSet<String>>,
+) -> Result<BTreeSet<BTreeSet<String>>, StoreError> {
+    let numbers: Vec<i64> = sqlx::query_scalar(
         "-- limit::label_sets
-        SELECT DISTINCT label_set::text FROM linkis_resource_limit",
+        SELECT k.number FROM unnest($1::text[]) WITH ORDINALITY AS k (label_set, number)
+        WHERE EXISTS (SELECT FROM linkis_resource_limit l
+            WHERE md5(l.label_set::text) = md5(k.label_set::jsonb::text) AND l.label_set = k.label_set::jsonb)",
     )
+    .bind(label_sets.iter().map(|set| serde_json::json!(set).to_string()).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
-    let set = |json: String| serde_json::from_str(&json).map_err(|error| StoreError::inconsistent(TABLE, error));
-    sets.into_iter().map(set).collect()
+    let with_rules = |number: &i64| numbers.contains(number);
+    Ok((1..).zip(label_sets).filter(|(number, _)| with_rules(number)).map(|(_, set)| set).collect())
 }
 
 /// The rules, without keeping anybody from changing them.

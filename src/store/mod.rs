@@ -1,6 +1,6 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
-//! - [`em_resource`], [`em_report`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`policy`], [`request_id`],
+//! - [`em_resource`], [`em_report`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
 //!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
@@ -26,6 +26,7 @@ pub mod label_resource;
 pub mod label_set;
 pub mod lease;
 pub mod limit;
+pub mod limit_change;
 pub mod operators;
 pub mod policy;
 pub mod request_id;

@@ -2,8 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::transport::proto::{
-    self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient,
+use linkis_rm::{
+    client::ResultResource,
+    domain::{
+        limit::{Pattern, Rule},
+        resource::Dimension,
+    },
+    transport::proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
 };
 use tokio::task::JoinSet;
 use tonic::{Code, Status, transport::Channel};
@@ -239,4 +244,42 @@ async fn ten_thousand_limits_are_replaced_in_one_call_and_no_more() {
         }
     }
     assert_eq!(all(&limits, 1000).await.len(), 9_000);
+}
+
+/// Others follow what has changed; and read all where somebody changed rules without telling, as an earlier release does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_one_among_many_rules_decides_at_once_through_every_instance() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    first.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
+    let of = |user: &str, most| Rule {
+        pattern: Pattern::new(BTreeMap::from([("user".to_owned(), Some(user.to_owned()))])),
+        max: BTreeMap::from([(Dimension::Instances, most)]),
+    };
+    for n in 0..30 {
+        first.client.set_limit(&of(&format!("user{n}"), 0)).await.unwrap();
+    }
+    let may = async |user: &str| {
+        let mut answers = Vec::new();
+        for rm in [&second, &first] {
+            let answer = rm.client.request_resource(&request(&em("host"), user, load(1, 1, 1))).await.unwrap();
+            answers.push(matches!(answer, ResultResource::Available(_)));
+        }
+        answers
+    };
+    assert_eq!(may("user7").await, [false, false]);
+    first.client.set_limit(&of("user7", 1)).await.unwrap();
+    assert_eq!(may("user7").await, [true, false]);
+    second.client.delete_limit(&of("user8", 0).pattern).await.unwrap();
+    assert_eq!((may("user8").await, may("user9").await), (vec![true, true], vec![false, false]));
+    sqlx::raw_sql(
+        r#"UPDATE linkis_resource_limit SET max_resource = '{"instances": 2}' WHERE pattern @> '{"user": "user9"}';
+        UPDATE linkis_resource_limit_version SET version = gen_random_uuid()"#,
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    first.client.set_limit(&of("user10", 1)).await.unwrap();
+    assert_eq!((may("user9").await, may("user10").await), (vec![true, true], vec![true, false]));
+    assert_eq!(assert_invariants(&database, &first.client).await, 6);
 }

@@ -1,0 +1,148 @@
+//! `linkis_resource_limit_change`: what each change of the rules has changed, so that nobody reads them all for one.
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use uuid::Uuid;
+
+use crate::domain::limit::{Pattern, Rule};
+
+use super::{StoreError, limit, rows::tally_json};
+
+/// How many rules a change may have changed to be told one by one.
+const TOLD_MAX: usize = 1000;
+
+/// How many rows are kept, and how many are followed at most: more is dearer than to read all rules.
+const KEPT: i64 = 10_000;
+const FOLLOWED_MAX: usize = 2000;
+
+/// Tells what a change has changed of the rules, whose version was `before` it.
+pub async fn insert(
+    connection: &mut PgConnection,
+    before: Uuid,
+    changed: &[(&Pattern, Option<&Rule>)],
+) -> Result<(), StoreError> {
+    let is_whole = changed.len() > TOLD_MAX;
+    let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
+    let row = |(pattern, rule): &(&Pattern, Option<&Rule>)| (Some(limit::pattern_json(pattern)), rule.map(max));
+    let rows: (Vec<Option<String>>, Vec<Option<String>>) = match is_whole || changed.is_empty() {
+        true => (vec![None], vec![None]),
+        false => changed.iter().map(row).unzip(),
+    };
+    sqlx::query(
+        "-- limit_change::insert
+        WITH old AS (
+            DELETE FROM linkis_resource_limit_change
+            WHERE number <= (SELECT max(number) FROM linkis_resource_limit_change) - $5
+        )
+        INSERT INTO linkis_resource_limit_change (before, version, pattern, max_resource, is_whole)
+        SELECT $1, v.version, d.pattern::jsonb, d.max::jsonb, $4
+        FROM linkis_resource_limit_version v CROSS JOIN unnest($2::text[], $3::text[]) AS d (pattern, max)
+        WHERE v.only_row",
+    )
+    .bind(before)
+    .bind(rows.0)
+    .bind(rows.1)
+    .bind(is_whole)
+    .bind(KEPT)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+#[derive(FromRow)]
+struct ChangeRow {
+    before: Uuid,
+    version: Uuid,
+    pattern: Option<String>,
+    max_resource: Option<String>,
+    is_whole: bool,
+}
+
+/// What has changed of the rules between two versions, in order: patterns with their rules, or without one if it has gone. `None` if
+/// that is not told, or too much.
+pub async fn between(
+    executor: impl PgExecutor<'_>,
+    from: Uuid,
+    to: Uuid,
+) -> Result<Option<Vec<(Pattern, Option<Rule>)>>, StoreError> {
+    let rows: Vec<ChangeRow> = sqlx::query_as(
+        "-- limit_change::between
+        SELECT before, version, pattern::text, max_resource::text, is_whole FROM linkis_resource_limit_change
+        WHERE number > (SELECT max(number) FROM linkis_resource_limit_change WHERE version = $1)
+        ORDER BY number LIMIT $2",
+    )
+    .bind(from)
+    .bind(i64::try_from(FOLLOWED_MAX).unwrap_or(i64::MAX))
+    .fetch_all(executor)
+    .await?;
+    follow(rows, from, to)
+}
+
+/// Each change has to begin where the one before it ended; otherwise somebody made one that is not told.
+fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<Vec<(Pattern, Option<Rule>)>>, StoreError> {
+    let may_be_cut = rows.len() >= FOLLOWED_MAX;
+    let (mut at, mut changes) = (from, Vec::new());
+    for row in rows {
+        if row.version != at {
+            if at == to {
+                return Ok(Some(changes));
+            }
+            if row.before != at {
+                return Ok(None);
+            }
+            at = row.version;
+        }
+        if row.is_whole {
+            return Ok(None);
+        }
+        if let Some(pattern) = &row.pattern {
+            let rule = row.max_resource.as_ref().map(|max| limit::rule(pattern, max)).transpose()?;
+            changes.push((limit::pattern(pattern)?, rule));
+        }
+    }
+    Ok(Some(changes).filter(|_| at == to && !may_be_cut))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(before: u128, version: u128, user: Option<&str>, max: Option<i64>) -> ChangeRow {
+        ChangeRow {
+            before: Uuid::from_u128(before),
+            version: Uuid::from_u128(version),
+            pattern: user.map(|user| format!(r#"{{"user": "{user}"}}"#)),
+            max_resource: max.map(|max| format!(r#"{{"instances": {max}}}"#)),
+            is_whole: false,
+        }
+    }
+
+    fn followed(rows: Vec<ChangeRow>, from: u128, to: u128) -> Option<Vec<(String, bool)>> {
+        let changes = follow(rows, Uuid::from_u128(from), Uuid::from_u128(to)).unwrap()?;
+        Some(changes.into_iter().map(|(pattern, rule)| (pattern.to_string(), rule.is_some())).collect())
+    }
+
+    #[test]
+    fn a_chain_of_changes_is_followed_to_its_end_and_no_further() {
+        let rows = || {
+            vec![
+                row(1, 2, Some("a"), Some(1)),
+                row(1, 2, Some("b"), None),
+                row(2, 3, None, None),
+                row(3, 4, Some("c"), Some(2)),
+            ]
+        };
+        let (a, b, c) = (("user=a".to_owned(), true), ("user=b".to_owned(), false), ("user=c".to_owned(), true));
+        assert_eq!(followed(rows(), 1, 4), Some(vec![a.clone(), b.clone(), c]));
+        assert_eq!(followed(rows(), 1, 3), Some(vec![a, b]));
+        assert_eq!(followed(rows(), 9, 4), None, "nobody told how it came to the first");
+        assert_eq!(followed(rows(), 1, 5), None, "nobody told of the last");
+    }
+
+    #[test]
+    fn a_chain_that_is_broken_or_tells_too_little_is_not_followed() {
+        assert_eq!(followed(vec![row(1, 2, None, None), row(3, 4, None, None)], 1, 4), None);
+        let whole = ChangeRow { is_whole: true, ..row(1, 2, None, None) };
+        assert_eq!(followed(vec![whole], 1, 2), None);
+        assert_eq!(followed(vec![], 1, 2), None);
+    }
+}
