@@ -202,7 +202,16 @@ impl RmClient {
 
     /// Removes an EM; answers how many tickets went with it.
     pub async fn unregister(&self, em: &EmInstance) -> Result<i64> {
-        let message = proto::UnregisterRequest { em: Some(answer::em_message(em)) };
+        self.unregister_any(em, None).await
+    }
+
+    /// The same on behalf of the registration that was answered with `epoch`: one that came after it is left alone.
+    pub async fn unregister_fenced(&self, em: &EmInstance, epoch: i64) -> Result<i64> {
+        self.unregister_any(em, Some(epoch)).await
+    }
+
+    async fn unregister_any(&self, em: &EmInstance, epoch: Option<i64>) -> Result<i64> {
+        let message = proto::UnregisterRequest { em: Some(answer::em_message(em)), epoch: epoch.unwrap_or_default() };
         Ok(self.manager.clone().unregister(self.call(message)).await?.into_inner().removed_tickets)
     }
 
@@ -249,6 +258,7 @@ impl RmClient {
             em: Some(answer::em_message(&report.em)),
             used: report.used.as_ref().map(|used| resource::message(used.parts())),
             engine: Some(answer::engine_message(&report.engine)),
+            epoch: report.epoch.unwrap_or_default(),
         };
         let answer = self.manager.clone().resource_inited(self.call(message)).await?.into_inner();
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)

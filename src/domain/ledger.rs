@@ -267,7 +267,7 @@ impl Ledger {
         self.by = by.clone();
         match operation {
             Operation::Register(op) => self.register(op),
-            Operation::Unregister(em) => self.unregister(em),
+            Operation::Unregister(op) => self.unregister(op),
             Operation::Request(op) => self.request(op),
             Operation::Inited(op) => self.inited(op),
             Operation::Released(op) => self.released(op),
@@ -330,7 +330,8 @@ impl Ledger {
                 locked: op.total.zero_like(),
                 used_tickets: TicketDigest::default(),
                 labels: op.labels.clone(),
-                epoch: 0,
+                // It may have gone in this very batch.
+                epoch: slot.before.as_ref().map_or(0, |before| before.epoch),
                 register_time: self.now,
                 version: slot.stored_version.unwrap_or(0),
                 going: None,
@@ -426,6 +427,9 @@ impl Ledger {
 
     fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
         let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
+        if op.epoch.is_some() {
+            check_epoch(stored_em(&mut self.ems, &op.em)?.current, op.epoch)?;
+        }
         let locked = match &slot.ticket.state {
             TicketState::Locked { resource, .. } => resource.clone(),
             TicketState::Used { engine, .. } if *engine == op.engine => {
@@ -635,6 +639,16 @@ fn registered_em<'a>(
 ) -> Result<StoredEm<'a>, Rejection> {
     let em = stored_em(ems, instance)?;
     if em.current.is_registered() { Ok(em) } else { Err(Rejection::EmNotRegistered(instance.clone())) }
+}
+
+/// Refuses the word of an older incarnation of an EM, and of one that is yet to come.
+fn check_epoch(em: &Em, told: Option<i64>) -> Result<(), Rejection> {
+    let registered = em.epoch;
+    match told {
+        Some(told) if told < registered => Err(Rejection::StaleEpoch { em: em.instance.clone(), told, registered }),
+        Some(told) if told > registered => Err(Rejection::EpochAhead { registered }),
+        _ => Ok(()),
+    }
 }
 
 /// A live ticket that `user` holds on `em`.

@@ -23,7 +23,7 @@ pub enum Operation {
     /// An EM tells what it provides.
     Register(Register),
     /// An EM goes, and its tickets with it.
-    Unregister(EmInstance),
+    Unregister(Unregister),
     /// Resources are asked for.
     Request(Request),
     /// The engine of a ticket has reported in.
@@ -59,6 +59,15 @@ pub struct Register {
     pub protected: Resource,
     /// What it says of itself.
     pub labels: Labels,
+}
+
+/// An EM goes, and its tickets with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unregister {
+    /// Which EM.
+    pub em: EmInstance,
+    /// The registration that its caller acts for; `None` for whichever there is.
+    pub epoch: Option<i64>,
 }
 
 /// Resources are asked for on an EM.
@@ -150,6 +159,8 @@ pub struct Inited {
     pub used: Option<Resource>,
     /// The engine.
     pub engine: EngineInstance,
+    /// The registration of the EM that its caller acts for; `None` for whichever there is. The ticket may be older.
+    pub epoch: Option<i64>,
 }
 
 /// An EM is given up, unless something was heard of it since.
@@ -209,7 +220,8 @@ impl Operation {
     pub fn em(&self) -> &EmInstance {
         match self {
             Self::Register(op) => &op.em,
-            Self::Unregister(em) | Self::EndTickets(em) => em,
+            Self::Unregister(op) => &op.em,
+            Self::EndTickets(em) => em,
             Self::CountTickets(op) => &op.em,
             Self::Request(op) => &op.em,
             Self::Inited(op) => &op.em,
@@ -380,7 +392,7 @@ pub struct Grant {
 impl Grant {
     /// The report that `engine` runs and uses exactly what was granted.
     pub fn inited(&self, user: Name, engine: EngineInstance) -> Inited {
-        Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine }
+        Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine, epoch: None }
     }
 
     /// The release of what was granted.
@@ -416,6 +428,25 @@ pub enum Rejection {
         registered: i64,
         /// Its last report, if there is one.
         last: Option<ReportNumber>,
+    },
+    /// The word of an older incarnation of an EM.
+    #[error(
+        "the EM {em} has registered again: its epoch is {registered}, and {told} is over; whoever acts for that registration has to \
+         stop, or to register again"
+    )]
+    StaleEpoch {
+        /// Which EM.
+        em: EmInstance,
+        /// The epoch that was told.
+        told: i64,
+        /// The epoch of its registration.
+        registered: i64,
+    },
+    /// An epoch that no registration has yet.
+    #[error("epoch: is higher than that of the registration, {registered}; give that one")]
+    EpochAhead {
+        /// The epoch of the registration.
+        registered: i64,
     },
     /// A registration with another type of resource, while tickets live.
     #[error(

@@ -171,8 +171,9 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(Error::from)?;
-        match self.submit(&call, Operation::Unregister(em)).await? {
+        let operation =
+            Operation::Unregister(convert::request::unregister(call.get_ref().clone()).map_err(Error::from)?);
+        match self.submit(&call, operation).await? {
             Outcome::Unregistered { removed_tickets, in_progress } => {
                 if in_progress {
                     self.em_goes.notify_one();

@@ -118,6 +118,11 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::NoEmMatches(_) => (Code::NotFound, "NO_EM_MATCHES", Hint::None),
         Rejection::NoEmAvailable { .. } => (Code::NotFound, "NO_EM_AVAILABLE", Hint::None),
         Rejection::StaleReport { .. } => (Code::FailedPrecondition, "STALE_REPORT", Hint::None),
+        Rejection::StaleEpoch { .. } => (Code::FailedPrecondition, "STALE_EPOCH", Hint::None),
+        Rejection::EpochAhead { registered } => {
+            let problem = format!("is higher than that of the registration, {registered}; give that one");
+            (Code::InvalidArgument, "INVALID_FIELD", Hint::Field("epoch".into(), problem))
+        }
         Rejection::EmHasTickets { .. } => (Code::FailedPrecondition, "EM_HAS_TICKETS", Hint::None),
         Rejection::Unanswerable { field, source, .. } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field((*field).into(), source.to_string()))

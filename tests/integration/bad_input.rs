@@ -191,8 +191,13 @@ async fn registrations() {
             let shown = format!("{request:?}");
             assert_eq!(told(manager.register(request).await), expected, "{shown}");
         }
-        let nobody = proto::UnregisterRequest { em: None };
-        assert_eq!(told(manager.unregister(nobody).await), bad_field("em"));
+        let unregister = |em, epoch| proto::UnregisterRequest { em, epoch };
+        assert_eq!(told(manager.unregister(unregister(None, 0)).await), bad_field("em"));
+        for epoch in [-1, i64::MIN, i64::MAX] {
+            assert_eq!(told(manager.unregister(unregister(host(), epoch)).await), bad_field("epoch"));
+        }
+        let stale = (Code::FailedPrecondition, "STALE_EPOCH".to_owned(), String::new());
+        assert_eq!(told(manager.unregister(unregister(host(), 1)).await), stale);
     })
     .await;
 }
@@ -207,6 +212,7 @@ async fn tickets() {
             em: host(),
             used: None,
             engine: engine(),
+            epoch: 0,
         };
         let foreign = |what: &str| (Code::PermissionDenied, what.to_owned(), String::new());
         let unknown = (Code::NotFound, "TICKET_NOT_FOUND".to_owned(), String::new());
@@ -220,6 +226,12 @@ async fn tickets() {
             (proto::ResourceInitedRequest { engine: None, ..good.clone() }, bad_field("engine")),
             (proto::ResourceInitedRequest { used: special("gpu", 1), ..good.clone() }, unanswerable("used")),
             (proto::ResourceInitedRequest { used: load_of(-1, 0, 0), ..good.clone() }, bad_field("used")),
+            (proto::ResourceInitedRequest { epoch: -1, ..good.clone() }, bad_field("epoch")),
+            (proto::ResourceInitedRequest { epoch: i64::MAX, ..good.clone() }, bad_field("epoch")),
+            (
+                proto::ResourceInitedRequest { epoch: 1, ..good.clone() },
+                (Code::FailedPrecondition, "STALE_EPOCH".into(), String::new()),
+            ),
         ];
         for (request, expected) in cases {
             let shown = format!("{request:?}");

@@ -12,7 +12,9 @@ use linkis_rm::domain::{
     limit::{Limits, Pattern, Rule},
     line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
     name::Name,
-    operation::{Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Wait},
+    operation::{
+        Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Unregister, Wait,
+    },
     principal::Principal,
     report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
@@ -29,6 +31,19 @@ use crate::harness::{counted, em, engine, name, registration};
 const EMS: usize = 3;
 const USERS: usize = 2;
 
+/// For which registration of an EM a caller says that it acts.
+#[derive(Clone, Copy, Debug)]
+enum Said {
+    Nothing,
+    Current,
+    Older,
+    Newer,
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    prop_oneof![6 => Just(Said::Nothing), 3 => Just(Said::Current), 1 => Just(Said::Older), 1 => Just(Said::Newer)]
+}
+
 /// One random step; tickets are named by how long ago they were asked for.
 #[derive(Clone, Debug)]
 enum Step {
@@ -39,6 +54,7 @@ enum Step {
     },
     Unregister {
         em: usize,
+        epoch: Said,
     },
     Request {
         em: usize,
@@ -57,6 +73,7 @@ enum Step {
         ago: usize,
         used: Option<i64>,
         user: usize,
+        epoch: Said,
     },
     Released {
         ago: usize,
@@ -97,13 +114,13 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (em.clone(), 0..40i64, 0..10i64)
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
-        1 => em.clone().prop_map(|em| Step::Unregister { em }),
+        1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
         8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
             .prop_map(|(em, user, amount, ttl, request_id, wait)| Step::Request { em, user, amount, ttl, request_id, wait }),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
-        5 => (ago.clone(), prop::option::of(0..15i64), user.clone())
-            .prop_map(|(ago, used, user)| Step::Inited { ago, used, user }),
+        5 => (ago.clone(), prop::option::of(0..15i64), user.clone(), said())
+            .prop_map(|(ago, used, user, epoch)| Step::Inited { ago, used, user, epoch }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
         3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
         3 => ago.prop_map(|ago| Step::Lost { ago }),
@@ -154,6 +171,8 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
+        Err(Rejection::StaleEpoch { .. }) => Answer::No("older epoch"),
+        Err(Rejection::EpochAhead { .. }) => Answer::No("newer epoch"),
         Err(Rejection::NotEnough(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         other => panic!("{other:?}"),
     }
@@ -176,6 +195,8 @@ struct Model {
     registered: BTreeSet<usize>,
     /// The last signs of life when the batch began.
     signs: BTreeMap<usize, LastSign>,
+    /// The epochs that registrations were answered with last.
+    epochs: BTreeMap<usize, i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -338,6 +359,17 @@ impl Model {
         self.tickets.len().checked_sub(ago + 1)
     }
 
+    /// What a caller says of its epoch.
+    fn epoch(&self, em: usize, said: Said) -> Option<i64> {
+        let current = self.epochs.get(&em).copied().unwrap_or(2);
+        match said {
+            Said::Nothing => None,
+            Said::Current => Some(current),
+            Said::Older => Some(current - 1),
+            Said::Newer => Some(current + 1),
+        }
+    }
+
     fn remove(&mut self, em: usize) -> Answer {
         self.ems.remove(&em);
         self.reported.remove(&em);
@@ -352,11 +384,11 @@ impl Model {
                 self.registered.insert(em);
                 Answer::Done
             }
-            Step::Unregister { em } => {
+            Step::Unregister { em, epoch } => {
                 if !self.ems.contains_key(&em) {
                     return Answer::No("em");
                 }
-                self.remove(em)
+                fenced(epoch).unwrap_or_else(|| self.remove(em))
             }
             Step::Reap { em, known } => {
                 let silent = known && self.reported.contains(&em) && !self.registered.contains(&em);
@@ -380,7 +412,7 @@ impl Model {
                 self.leave(self.waiter(ago));
                 Answer::Done
             }
-            Step::Inited { ago, used, user } => {
+            Step::Inited { ago, used, user, epoch } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
                 let ticket = &self.tickets[number];
                 if !ticket.alive {
@@ -388,6 +420,9 @@ impl Model {
                 }
                 if ticket.user != user {
                     return Answer::No("owner");
+                }
+                if let Some(no) = fenced(epoch) {
+                    return no;
                 }
                 if ticket.used {
                     return Answer::Done;
@@ -461,7 +496,9 @@ impl Model {
                 register.protected = amount(protected);
                 Operation::Register(register)
             }
-            Step::Unregister { em } => Operation::Unregister(instance(em)),
+            Step::Unregister { em, epoch } => {
+                Operation::Unregister(Unregister { em: instance(em), epoch: self.epoch(em, epoch) })
+            }
             Step::Request { em, user, amount, ttl, request_id, wait } => {
                 operation(&asked(new_id, em, user, amount, ttl, request_id), wait.then_some(None))
             }
@@ -471,10 +508,11 @@ impl Model {
                 let position = QueuePosition::new(0, time_of(before.since), before.id);
                 operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(position)))
             }
-            Step::Inited { ago, used, user: number } => {
+            Step::Inited { ago, used, user: number, epoch } => {
                 let (ticket_id, em) = named(ago);
-                let used = used.map(amount);
-                Operation::Inited(Inited { ticket_id, user: user(number), em: instance(em), used, engine: engine("e") })
+                let (used, epoch) = (used.map(amount), self.epoch(em, epoch));
+                let (user, em, engine) = (user(number), instance(em), engine("e"));
+                Operation::Inited(Inited { ticket_id, user, em, used, engine, epoch })
             }
             Step::Released { ago, user: number } => {
                 let (ticket_id, em) = named(ago);
@@ -496,6 +534,15 @@ impl Model {
             }
             Step::Commit { .. } | Step::Limit { .. } | Step::Leave { .. } | Step::Report { .. } => return None,
         })
+    }
+}
+
+/// How the word of another registration than the EM's is answered.
+fn fenced(said: Said) -> Option<Answer> {
+    match said {
+        Said::Nothing | Said::Current => None,
+        Said::Older => Some(Answer::No("older epoch")),
+        Said::Newer => Some(Answer::No("newer epoch")),
     }
 }
 
@@ -734,19 +781,24 @@ fn run(steps: Vec<Step>) {
     let (mut model, mut tables) = (Model::default(), Tables::default());
     let mut ledger = Ledger::new(tables.snapshot(time_of(0)));
     let mut settled = model.settled();
+    // The epochs of the batch.
+    let mut epochs = BTreeMap::new();
     for (number, step) in steps.iter().chain([&Step::Commit { seconds: 0 }]).enumerate() {
         let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
         match model.operation(step, new_id) {
             Some(operation) => {
                 let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
                 let expected = model.step(step, new_id);
-                assert_eq!(
-                    answer(ledger.apply(&Principal::Anonymous, &operation)),
-                    expected,
-                    "step {number}: {step:?}, left {held_before:?}"
-                );
+                let outcome = ledger.apply(&Principal::Anonymous, &operation);
+                if let (Step::Register { em, .. }, Ok(Outcome::Registered(registered))) = (step, &outcome) {
+                    let before = epochs.insert(*em, registered.epoch);
+                    assert!(before.is_none_or(|before| before < registered.epoch), "an epoch never comes back");
+                    model.epochs.insert(*em, registered.epoch);
+                }
+                assert_eq!(answer(outcome), expected, "step {number}: {step:?}, left {held_before:?}");
             }
             None => {
+                epochs.clear();
                 let deltas = ledger.finish().0;
                 let freed = deltas.freed.clone();
                 tables.write(deltas, time_of(model.now));

@@ -11,7 +11,7 @@ use linkis_rm::domain::{
     em::{Em, EmInstance},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Lacking, Limits},
-    operation::{Ask, CountTickets, Operation, Outcome, Released, Request, StepFrom},
+    operation::{Ask, CountTickets, Operation, Outcome, Released, Request, StepFrom, Unregister},
     principal::Principal,
     resource::{Dimension, Resource},
     scope::{Counter, Usage},
@@ -205,7 +205,7 @@ impl Tables {
         let named = |ago: usize| self.tickets.values().rev().nth(ago);
         Some(match *step {
             Step::Register(em) => Operation::Register(registration(instance(em), Resource::cpu(100).unwrap())),
-            Step::Unregister(em) => Operation::Unregister(instance(em)),
+            Step::Unregister(em) => Operation::Unregister(Unregister { em: instance(em), epoch: None }),
             Step::Request(em, user, is_old) => Operation::Request(Request {
                 em: instance(em),
                 ask: Ask {
@@ -229,6 +229,7 @@ impl Tables {
                     em: ticket.em.clone(),
                     used: None,
                     engine: engine("host"),
+                    epoch: None,
                 })
             }
             Step::Release(ago) => {

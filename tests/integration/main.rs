@@ -12,6 +12,7 @@ mod crowds;
 mod edge;
 mod expiry;
 mod faults;
+mod fencing;
 mod harness;
 mod heartbeat;
 mod ledger_model;

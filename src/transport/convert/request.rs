@@ -8,7 +8,7 @@ use crate::{
     domain::{
         em::EmInstance,
         name::{FieldError, Labels, Name},
-        operation::{Inited, Register, Released},
+        operation::{Inited, Register, Released, Unregister},
         report::{Health, Load, Report},
         ticket::EngineInstance,
     },
@@ -78,6 +78,20 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
     Ok(Register { em, total, protected, labels })
 }
 
+/// The registration that a caller acts for, in `epoch`; 0 is none.
+fn epoch(number: i64) -> Result<Option<i64>, FieldError> {
+    match number {
+        ..0 => Err(FieldError::new("epoch", "must not be negative")),
+        0 => Ok(None),
+        _ => Ok(Some(number)),
+    }
+}
+
+/// An EM that goes.
+pub fn unregister(request: proto::UnregisterRequest) -> Result<Unregister, FieldError> {
+    Ok(Unregister { em: em_instance("em", request.em)?, epoch: epoch(request.epoch)? })
+}
+
 /// A report that an engine runs.
 pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldError> {
     Ok(Inited {
@@ -86,6 +100,7 @@ pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldErro
         em: em_instance("em", request.em)?,
         used: resource::optional("used", request.used)?,
         engine: engine_instance("engine", request.engine)?,
+        epoch: epoch(request.epoch)?,
     })
 }
 
