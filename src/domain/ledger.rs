@@ -432,12 +432,14 @@ impl Ledger {
         }
         let locked = match &slot.ticket.state {
             TicketState::Locked { resource, .. } => resource.clone(),
-            TicketState::Used { engine, .. } if *engine == op.engine => {
-                return Ok(Outcome::Inited(Box::new(slot.ticket.clone())));
-            }
-            TicketState::Used { engine, .. } => {
+            TicketState::Used { engine, .. } if *engine != op.engine => {
                 return Err(Rejection::AlreadyInited { ticket_id: op.ticket_id, engine: engine.clone() });
             }
+            // What was granted is not known any more: a report of exactly that says nothing else.
+            TicketState::Used { resource, .. } if op.used.as_ref().is_none_or(|used| is_known(used, resource)) => {
+                return Ok(Outcome::Inited(Box::new(slot.ticket.clone())));
+            }
+            TicketState::Used { .. } => return Err(Rejection::InitedOtherwise { ticket_id: op.ticket_id }),
         };
         let used = op.used.clone().unwrap_or_else(|| locked.clone());
         if used.resource_type() != locked.resource_type() {
@@ -610,6 +612,12 @@ impl Ledger {
 fn give_back(usage: &mut Usage, ticket: &Ticket) -> Result<(), ResourceError> {
     let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
     held.minus(ticket.resource())
+}
+
+/// Whether what is said of a use is what is known of it: the same amounts, and no other application.
+fn is_known(said: &Resource, known: &Resource) -> bool {
+    let application = said.application_id().filter(|id| !id.is_empty());
+    said == known && application.is_none_or(|id| known.application_id() == Some(id))
 }
 
 /// The counters that a ticket is in, if it lives: all but those that are just being made and have not come to it.

@@ -507,6 +507,15 @@ pub enum Rejection {
         /// The engine that has it.
         engine: EngineInstance,
     },
+    /// Its engine has reported in for the ticket, and said something else.
+    #[error(
+        "the ticket {ticket_id} is in use already, with other amounts or another application than this report says; to change what it \
+         uses, call ResourceReported"
+    )]
+    InitedOtherwise {
+        /// Which ticket.
+        ticket_id: Uuid,
+    },
     /// The engine uses more than was granted, and the extra does not fit.
     #[error("{}; the ticket stays locked until it expires: report less, or release it", .0.reason)]
     NotEnough(Box<Refusal>),

@@ -171,6 +171,7 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
+        Err(Rejection::InitedOtherwise { .. }) => Answer::No("other use"),
         Err(Rejection::StaleEpoch { .. }) => Answer::No("older epoch"),
         Err(Rejection::EpochAhead { .. }) => Answer::No("newer epoch"),
         Err(Rejection::NotEnough(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
@@ -425,7 +426,8 @@ impl Model {
                     return no;
                 }
                 if ticket.used {
-                    return Answer::Done;
+                    let is_known = used.is_none_or(|used| used == ticket.held);
+                    return if is_known { Answer::Done } else { Answer::No("other use") };
                 }
                 let wanted = used.unwrap_or(ticket.held);
                 let available = self.left(ticket.em).unwrap() + ticket.held;
