@@ -16,7 +16,7 @@ use crate::{
         limit::{Pattern, Rule},
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
-        operation::{Grant, Inited, Register, Released},
+        operation::{Grant, Inited, Register, Released, Reported},
         policy::Policy,
         refusal::Refusal,
         report::{EmStatus, Report},
@@ -261,6 +261,19 @@ impl RmClient {
             epoch: report.epoch.unwrap_or_default(),
         };
         let answer = self.manager.clone().resource_inited(self.call(message)).await?.into_inner();
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// Reports that an engine uses other amounts than before, or which application it is.
+    pub async fn resource_reported(&self, report: &Reported) -> Result<Ticket> {
+        let message = proto::ResourceReportedRequest {
+            ticket_id: report.ticket_id.to_string(),
+            user: report.user.to_string(),
+            em: Some(answer::em_message(&report.em)),
+            used: Some(resource::message(report.used.parts())),
+            epoch: report.epoch.unwrap_or_default(),
+        };
+        let answer = self.manager.clone().resource_reported(self.call(message)).await?.into_inner();
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }
 

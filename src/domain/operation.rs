@@ -28,6 +28,8 @@ pub enum Operation {
     Request(Request),
     /// The engine of a ticket has reported in.
     Inited(Inited),
+    /// An engine that runs uses other amounts than before.
+    Reported(Reported),
     /// A ticket is given back.
     Released(Released),
     /// A ticket's deadline may have passed.
@@ -163,6 +165,21 @@ pub struct Inited {
     pub epoch: Option<i64>,
 }
 
+/// An engine that runs uses other amounts than before, or its application is known now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reported {
+    /// Which ticket.
+    pub ticket_id: Uuid,
+    /// Who says so.
+    pub user: Name,
+    /// Where.
+    pub em: EmInstance,
+    /// What the engine uses from now on. Without an application id, the one that is known stays.
+    pub used: Resource,
+    /// The registration of the EM that its caller acts for; `None` for whichever there is. The ticket may be older.
+    pub epoch: Option<i64>,
+}
+
 /// An EM is given up, unless something was heard of it since.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reap {
@@ -225,6 +242,7 @@ impl Operation {
             Self::CountTickets(op) => &op.em,
             Self::Request(op) => &op.em,
             Self::Inited(op) => &op.em,
+            Self::Reported(op) => &op.em,
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
             Self::Reap(op) => &op.em,
         }
@@ -246,6 +264,7 @@ impl Operation {
             Self::Register(_)
             | Self::Request(_)
             | Self::Inited(_)
+            | Self::Reported(_)
             | Self::Released(_)
             | Self::Expire(_)
             | Self::Lost(_) => 1,
@@ -260,6 +279,7 @@ impl Operation {
             }
             Self::Request(op) => Some(&op.ask.user),
             Self::Inited(op) => Some(&op.user),
+            Self::Reported(op) => Some(&op.user),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(&op.user),
         }
     }
@@ -274,6 +294,7 @@ impl Operation {
             | Self::EndTickets(_)
             | Self::CountTickets(_) => None,
             Self::Inited(op) => Some(op.ticket_id),
+            Self::Reported(op) => Some(op.ticket_id),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(op.ticket_id),
         }
     }
@@ -349,6 +370,8 @@ pub enum Outcome {
     Waiting(Box<Waiting>),
     /// The ticket as it now stands.
     Inited(Box<Ticket>),
+    /// The ticket as it now stands.
+    Reported(Box<Ticket>),
     /// The ticket holds nothing any more.
     Released,
     /// The deadline had passed and the ticket was rolled back; false if there was nothing to do.
@@ -393,6 +416,11 @@ impl Grant {
     /// The report that `engine` runs and uses exactly what was granted.
     pub fn inited(&self, user: Name, engine: EngineInstance) -> Inited {
         Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine, epoch: None }
+    }
+
+    /// The report that the engine uses `used` from now on.
+    pub fn reported(&self, user: Name, used: Resource) -> Reported {
+        Reported { ticket_id: self.ticket_id, user, em: self.em.clone(), used, epoch: None }
     }
 
     /// The release of what was granted.
@@ -519,6 +547,15 @@ pub enum Rejection {
     /// The engine uses more than was granted, and the extra does not fit.
     #[error("{}; the ticket stays locked until it expires: report less, or release it", .0.reason)]
     NotEnough(Box<Refusal>),
+    /// No engine has reported in for the ticket.
+    #[error("no engine has reported in for the ticket {ticket_id} yet; call ResourceInited first")]
+    NotInited {
+        /// Which ticket.
+        ticket_id: Uuid,
+    },
+    /// An engine that runs uses more than before, and the extra does not fit.
+    #[error("{}; the ticket holds what it held before: use that much, or release it", .0.reason)]
+    NoMore(Box<Refusal>),
     /// There is no such rule.
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),

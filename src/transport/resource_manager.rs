@@ -226,6 +226,19 @@ impl ResourceManagerService for ResourceManager {
         }
     }
 
+    async fn resource_reported(
+        &self,
+        call: Request<proto::ResourceReportedRequest>,
+    ) -> Result<Response<proto::ResourceReportedResponse>, Status> {
+        let operation = Operation::Reported(convert::request::reported(call.get_ref().clone()).map_err(Error::from)?);
+        match self.submit(&call, operation).await? {
+            Outcome::Reported(ticket) => {
+                Ok(Response::new(proto::ResourceReportedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
     async fn resource_released(
         &self,
         call: Request<proto::ResourceReleasedRequest>,

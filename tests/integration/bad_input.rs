@@ -237,6 +237,32 @@ async fn tickets() {
             let shown = format!("{request:?}");
             assert_eq!(told(manager.resource_inited(request).await), expected, "{shown}");
         }
+        let good = proto::ResourceReportedRequest {
+            ticket_id: ticket_id.clone(),
+            user: "hadoop".into(),
+            em: host(),
+            used: load_of(1, 1, 1),
+            epoch: 0,
+        };
+        let not_now = |reason: &str| (Code::FailedPrecondition, reason.to_owned(), String::new());
+        let cases = [
+            (proto::ResourceReportedRequest { ticket_id: "42".into(), ..good.clone() }, bad_field("ticket_id")),
+            (proto::ResourceReportedRequest { ticket_id: Uuid::nil().to_string(), ..good.clone() }, unknown.clone()),
+            (proto::ResourceReportedRequest { user: String::new(), ..good.clone() }, bad_field("user")),
+            (proto::ResourceReportedRequest { user: "eve".into(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceReportedRequest { em: None, ..good.clone() }, bad_field("em")),
+            (proto::ResourceReportedRequest { em: other_em.clone(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceReportedRequest { used: None, ..good.clone() }, bad_field("used")),
+            (proto::ResourceReportedRequest { used: load_of(-1, 0, 0), ..good.clone() }, bad_field("used")),
+            (proto::ResourceReportedRequest { epoch: -1, ..good.clone() }, bad_field("epoch")),
+            (proto::ResourceReportedRequest { epoch: i64::MAX, ..good.clone() }, bad_field("epoch")),
+            (proto::ResourceReportedRequest { epoch: 1, ..good.clone() }, not_now("STALE_EPOCH")),
+            (good, not_now("TICKET_NOT_INITED")),
+        ];
+        for (request, expected) in cases {
+            let shown = format!("{request:?}");
+            assert_eq!(told(manager.resource_reported(request).await), expected, "{shown}");
+        }
         let good = proto::ResourceReleasedRequest { ticket_id, user: "hadoop".into(), em: host() };
         let cases = [
             (proto::ResourceReleasedRequest { ticket_id: "x".repeat(36), ..good.clone() }, bad_field("ticket_id")),

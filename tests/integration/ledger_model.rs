@@ -13,7 +13,8 @@ use linkis_rm::domain::{
     line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
     name::Name,
     operation::{
-        Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Unregister, Wait,
+        Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Reported, Request, RequestId, RequestRecord,
+        Unregister, Wait,
     },
     principal::Principal,
     report::{LastSign, ReportNumber},
@@ -75,6 +76,14 @@ enum Step {
         user: usize,
         epoch: Said,
     },
+    /// Mostly of one of the tickets in use, and mostly by its user.
+    Reported {
+        ago: usize,
+        in_use: bool,
+        used: i64,
+        stolen: bool,
+        epoch: Said,
+    },
     Released {
         ago: usize,
         user: usize,
@@ -121,6 +130,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone(), said())
             .prop_map(|(ago, used, user, epoch)| Step::Inited { ago, used, user, epoch }),
+        6 => (ago.clone(), prop::bool::weighted(0.8), 0..15i64, prop::bool::weighted(0.1), said())
+            .prop_map(|(ago, in_use, used, stolen, epoch)| Step::Reported { ago, in_use, used, stolen, epoch }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
         3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
         3 => ago.prop_map(|ago| Step::Lost { ago }),
@@ -158,7 +169,7 @@ enum Answer {
 
 fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
     match outcome {
-        Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Released) => Answer::Done,
+        Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Reported(_) | Outcome::Released) => Answer::Done,
         Ok(Outcome::Granted(grant)) => Answer::Granted(grant.ticket_id),
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
@@ -174,7 +185,10 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::InitedOtherwise { .. }) => Answer::No("other use"),
         Err(Rejection::StaleEpoch { .. }) => Answer::No("older epoch"),
         Err(Rejection::EpochAhead { .. }) => Answer::No("newer epoch"),
-        Err(Rejection::NotEnough(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
+        Err(Rejection::NotInited { .. }) => Answer::No("not in use"),
+        Err(Rejection::NotEnough(refusal) | Rejection::NoMore(refusal)) => {
+            Answer::Refused { available: refusal.shortfalls[0].available }
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -360,6 +374,21 @@ impl Model {
         self.tickets.len().checked_sub(ago + 1)
     }
 
+    /// An engine uses so much, instead of what its ticket holds until now.
+    fn use_instead(&mut self, number: usize, wanted: i64) -> Answer {
+        let (em, user, held) = (self.tickets[number].em, self.tickets[number].user, self.tickets[number].held);
+        let on_em = Some(self.left(em).unwrap() + held);
+        let of_user = self.left_of_user(user).map(|left| left + held);
+        for available in on_em.into_iter().chain(of_user) {
+            if wanted > held && wanted > available {
+                return Answer::Refused { available };
+            }
+        }
+        let ticket = &mut self.tickets[number];
+        (ticket.held, ticket.used) = (wanted, true);
+        Answer::Done
+    }
+
     /// What a caller says of its epoch.
     fn epoch(&self, em: usize, said: Said) -> Option<i64> {
         let current = self.epochs.get(&em).copied().unwrap_or(2);
@@ -368,6 +397,15 @@ impl Model {
             Said::Current => Some(current),
             Said::Older => Some(current - 1),
             Said::Newer => Some(current + 1),
+        }
+    }
+
+    /// The number of the ticket that an engine reports for.
+    fn reporting(&self, ago: usize, in_use: bool) -> Option<usize> {
+        let is_in_use = |number: &usize| self.tickets[*number].alive && self.tickets[*number].used;
+        match in_use {
+            true => (0..self.tickets.len()).rev().filter(is_in_use).nth(ago % 3),
+            false => self.ticket(ago),
         }
     }
 
@@ -429,18 +467,22 @@ impl Model {
                     let is_known = used.is_none_or(|used| used == ticket.held);
                     return if is_known { Answer::Done } else { Answer::No("other use") };
                 }
-                let wanted = used.unwrap_or(ticket.held);
-                let available = self.left(ticket.em).unwrap() + ticket.held;
-                if wanted > ticket.held && wanted > available {
-                    return Answer::Refused { available };
+                self.use_instead(number, used.unwrap_or(ticket.held))
+            }
+            Step::Reported { ago, in_use, used, stolen, epoch } => {
+                let Some(number) = self.reporting(ago, in_use) else { return Answer::No("ticket") };
+                let ticket = &self.tickets[number];
+                if !ticket.alive {
+                    return Answer::No("ticket");
                 }
-                let of_user = self.left_of_user(user).map(|available| available + ticket.held);
-                if let Some(available) = of_user.filter(|available| wanted > ticket.held && wanted > *available) {
-                    return Answer::Refused { available };
+                if stolen {
+                    return Answer::No("owner");
                 }
-                let ticket = &mut self.tickets[number];
-                (ticket.held, ticket.used) = (wanted, true);
-                Answer::Done
+                match fenced(epoch) {
+                    Some(no) => no,
+                    None if ticket.used => self.use_instead(number, used),
+                    None => Answer::No("not in use"),
+                }
             }
             Step::Released { ago, user } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
@@ -515,6 +557,13 @@ impl Model {
                 let (used, epoch) = (used.map(amount), self.epoch(em, epoch));
                 let (user, em, engine) = (user(number), instance(em), engine("e"));
                 Operation::Inited(Inited { ticket_id, user, em, used, engine, epoch })
+            }
+            Step::Reported { ago, in_use, used, stolen, epoch } => {
+                let of = |number: usize| (self.tickets[number].id, self.tickets[number].user, self.tickets[number].em);
+                let (ticket_id, owner, em) = self.reporting(ago, in_use).map_or((Uuid::nil(), 0, 0), of);
+                let user = user((owner + usize::from(stolen)) % USERS);
+                let (used, epoch) = (amount(used), self.epoch(em, epoch));
+                Operation::Reported(Reported { ticket_id, user, em: instance(em), used, epoch })
             }
             Step::Released { ago, user: number } => {
                 let (ticket_id, em) = named(ago);
@@ -692,7 +741,7 @@ impl Tables {
         for em in deltas.reports_ended {
             self.reports.remove(&em);
         }
-        for (ticket, _) in deltas.inited {
+        for ticket in deltas.in_use {
             assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");
         }
         for ended in deltas.ended {

@@ -25,5 +25,6 @@ mod operators;
 mod plans;
 mod private_database;
 mod proxy;
+mod reported;
 mod traps;
 mod waiting;

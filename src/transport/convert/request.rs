@@ -8,7 +8,7 @@ use crate::{
     domain::{
         em::EmInstance,
         name::{FieldError, Labels, Name},
-        operation::{Inited, Register, Released, Unregister},
+        operation::{Inited, Register, Released, Reported, Unregister},
         report::{Health, Load, Report},
         ticket::EngineInstance,
     },
@@ -100,6 +100,17 @@ pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldErro
         em: em_instance("em", request.em)?,
         used: resource::optional("used", request.used)?,
         engine: engine_instance("engine", request.engine)?,
+        epoch: epoch(request.epoch)?,
+    })
+}
+
+/// A report of what an engine uses.
+pub fn reported(request: proto::ResourceReportedRequest) -> Result<Reported, FieldError> {
+    Ok(Reported {
+        ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
+        user: Name::parse("user", &request.user)?,
+        em: em_instance("em", request.em)?,
+        used: resource::required("used", request.used)?,
         epoch: epoch(request.epoch)?,
     })
 }
