@@ -83,7 +83,8 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     // The engine runs, and needs less than was locked: the difference is given back.
     let engine = EngineInstance::parse("engine", "linkis-cg-engineconn", "example-host:41001")?;
     let used = Some(Resource::load_instance(6 * GIB, 2, 1)?);
-    let inited = Inited { used, ..grant.inited(user.clone(), engine) };
+    // The epoch says for which registration the ECM acts: one that was forgotten, and runs on beside its successor, changes nothing.
+    let inited = Inited { used, epoch: Some(registered.epoch), ..grant.inited(user.clone(), engine) };
     let ticket = client.resource_inited(&inited).await?;
     if let TicketState::Used { engine, resource, .. } = &ticket.state {
         step(
@@ -122,7 +123,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     // The engine ends, and the host goes.
     client.resource_released(&grant.released(user)).await?;
     step("released", &fullness(&client.em(&em).await?)?);
-    let removed = client.unregister(&em).await?;
+    let removed = client.unregister_fenced(&em, registered.epoch).await?;
     step("unregistered", &format!("{em}, and {removed} tickets with it"));
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::{
         limit::{Pattern, Rule},
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
-        operation::{Grant, Inited, Register, Released},
+        operation::{Grant, Inited, Register, Released, Reported},
         policy::Policy,
         refusal::Refusal,
         report::{EmStatus, Report},
@@ -207,7 +207,16 @@ impl RmClient {
 
     /// Removes an EM; answers how many tickets went with it.
     pub async fn unregister(&self, em: &EmInstance) -> Result<i64> {
-        let message = proto::UnregisterRequest { em: Some(answer::em_message(em)) };
+        self.unregister_any(em, None).await
+    }
+
+    /// The same on behalf of the registration that was answered with `epoch`: one that came after it is left alone.
+    pub async fn unregister_fenced(&self, em: &EmInstance, epoch: i64) -> Result<i64> {
+        self.unregister_any(em, Some(epoch)).await
+    }
+
+    async fn unregister_any(&self, em: &EmInstance, epoch: Option<i64>) -> Result<i64> {
+        let message = proto::UnregisterRequest { em: Some(answer::em_message(em)), epoch: epoch.unwrap_or_default() };
         Ok(self.manager.clone().unregister(self.call(message)).await?.into_inner().removed_tickets)
     }
 
@@ -264,8 +273,22 @@ impl RmClient {
             em: Some(answer::em_message(&report.em)),
             used: report.used.as_ref().map(|used| resource::message(used.parts())),
             engine: Some(answer::engine_message(&report.engine)),
+            epoch: report.epoch.unwrap_or_default(),
         };
         let answer = self.manager.clone().resource_inited(self.call(message)).await?.into_inner();
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// Reports that an engine uses other amounts than before, or which application it is.
+    pub async fn resource_reported(&self, report: &Reported) -> Result<Ticket> {
+        let message = proto::ResourceReportedRequest {
+            ticket_id: report.ticket_id.to_string(),
+            user: report.user.to_string(),
+            em: Some(answer::em_message(&report.em)),
+            used: Some(resource::message(report.used.parts())),
+            epoch: report.epoch.unwrap_or_default(),
+        };
+        let answer = self.manager.clone().resource_reported(self.call(message)).await?.into_inner();
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }
 

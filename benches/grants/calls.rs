@@ -120,6 +120,7 @@ impl Client {
             em: Some(ticket.place.em.clone()),
             used: resource(ONE_ENGINE),
             engine: Some(engine),
+            ..Default::default()
         };
         self.0.resource_inited(call(message)).await?;
         Ok(())

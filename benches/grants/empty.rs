@@ -66,6 +66,13 @@ impl ResourceManagerService for Empty {
         Err(Status::unimplemented("only RequestResource is answered"))
     }
 
+    async fn resource_reported(
+        &self,
+        _: Request<proto::ResourceReportedRequest>,
+    ) -> Result<Response<proto::ResourceReportedResponse>, Status> {
+        Err(Status::unimplemented("only RequestResource is answered"))
+    }
+
     async fn resource_released(
         &self,
         _: Request<proto::ResourceReleasedRequest>,

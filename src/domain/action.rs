@@ -16,6 +16,8 @@ pub enum Action {
     Granted,
     /// Its engine reported in.
     Inited,
+    /// Its engine reported to use something else.
+    Reported,
     /// It ended; or an EM went (then [`End::Unregistered`] or [`End::Lost`]).
     Ended(End),
     /// The counters of an EM or a scope were brought in line with the tickets.
@@ -31,11 +33,12 @@ pub enum Action {
 }
 
 impl Action {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
         Self::Inited,
+        Self::Reported,
         Self::Ended(End::Released),
         Self::Ended(End::Expired),
         Self::Ended(End::Unregistered),
@@ -54,6 +57,7 @@ impl Action {
             Self::Resized => "resized",
             Self::Granted => "granted",
             Self::Inited => "inited",
+            Self::Reported => "reported",
             Self::Ended(end) => end.as_str(),
             Self::Repaired => "repaired",
             Self::LimitSet => "limit_set",

@@ -17,7 +17,7 @@ use super::{
     limit::{LimitedScope, Limits},
     line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
     name::Name,
-    operation::{Grant, Inited, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
+    operation::{Grant, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
     principal::Principal,
     refusal::{Refusal, ScopeShortage},
     report::ReportNumber,
@@ -27,6 +27,7 @@ use super::{
     ticket_digest::TicketDigest,
 };
 
+mod in_use;
 mod queueing;
 mod steps;
 
@@ -96,8 +97,12 @@ pub struct Deltas {
     pub registered_by: HashMap<EmInstance, Principal>,
     /// EMs whose reports are over: those that went, also if they came again.
     pub reports_ended: Vec<EmInstance>,
-    /// Tickets whose engine reported in, and who told.
+    /// Tickets whose rows are to say what they use.
+    pub in_use: Vec<Ticket>,
+    /// Tickets whose engine reported in, as they were then, and who told: a line of the history each, also of one that ended since.
     pub inited: Vec<(Ticket, Principal)>,
+    /// Likewise tickets whose engine reported to use something else, in order.
+    pub reported: Vec<(Ticket, Principal)>,
     /// Tickets that ended.
     pub ended: Vec<EndedDelta>,
     /// Request ids that are new.
@@ -127,7 +132,9 @@ impl Deltas {
             && self.ems_deleted.is_empty()
             && self.ems_gone.is_empty()
             && self.reports_ended.is_empty()
+            && self.in_use.is_empty()
             && self.inited.is_empty()
+            && self.reported.is_empty()
             && self.ended.is_empty()
             && self.granted.is_empty()
             && self.request_ids.is_empty()
@@ -186,8 +193,6 @@ pub struct EndedDelta {
     pub end: End,
     /// False if it was granted in this very batch.
     pub stored: bool,
-    /// Who told that its engine reported in, if that was in this very batch.
-    pub inited: Option<Principal>,
     /// Who ended it.
     pub by: Principal,
 }
@@ -242,8 +247,8 @@ struct ScopeSlot {
 struct TicketSlot {
     ticket: Ticket,
     stored: bool,
-    /// Who told that its engine reported in.
-    inited: Option<Principal>,
+    /// Whether its row has yet to say what it uses.
+    in_use: bool,
 }
 
 impl Ledger {
@@ -251,7 +256,7 @@ impl Ledger {
     pub fn new(snapshot: Snapshot) -> Self {
         let em_slot = |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), ..EmSlot::default() };
         let scope_slot = |usage| ScopeSlot { usage, changed: false };
-        let ticket_slot = |ticket| TicketSlot { ticket, stored: true, inited: None };
+        let ticket_slot = |ticket| TicketSlot { ticket, stored: true, in_use: false };
         Self {
             now: snapshot.now,
             by: Principal::Anonymous,
@@ -274,9 +279,10 @@ impl Ledger {
         self.by = by.clone();
         match operation {
             Operation::Register(op) => self.register(op),
-            Operation::Unregister(em) => self.unregister(em),
+            Operation::Unregister(op) => self.unregister(op),
             Operation::Request(op) => self.request(op),
             Operation::Inited(op) => self.inited(op),
+            Operation::Reported(op) => self.reported(op),
             Operation::Released(op) => self.released(op),
             Operation::Expire(op) => self.expire(op),
             Operation::Lost(op) => self.lost(op),
@@ -313,10 +319,10 @@ impl Ledger {
             }
         }
         for slot in self.tickets.into_values() {
-            match (slot.stored, slot.inited) {
+            match (slot.stored, slot.in_use) {
                 (false, _) => self.deltas.granted.push(slot.ticket),
-                (true, Some(by)) => self.deltas.inited.push((slot.ticket, by)),
-                (true, None) => {}
+                (true, true) => self.deltas.in_use.push(slot.ticket),
+                (true, false) => {}
             }
         }
         let mut scopes = Vec::with_capacity(self.scopes.len());
@@ -341,7 +347,8 @@ impl Ledger {
                 used_tickets: TicketDigest::default(),
                 labels: op.labels.clone(),
                 reserved: op.reserved.clone(),
-                epoch: 0,
+                // It may have gone in this very batch.
+                epoch: slot.before.as_ref().map_or(0, |before| before.epoch),
                 register_time: self.now,
                 version: slot.stored_version.unwrap_or(0),
                 going: None,
@@ -422,7 +429,7 @@ impl Ledger {
             Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
         self.tickets.insert(
             op.ask.ticket_id,
-            TicketSlot { ticket: self.new_ticket(op, epoch, grant.expires_at), stored: false, inited: None },
+            TicketSlot { ticket: self.new_ticket(op, epoch, grant.expires_at), stored: false, in_use: false },
         );
         if let Some(request_id) = &op.ask.request_id {
             let record = RequestRecord { request_id: request_id.clone(), grant: grant.clone(), create_time: self.now };
@@ -440,64 +447,6 @@ impl Ledger {
         self.deltas.freed.note(Spot::Em(em.clone()), requests);
         let limited = scopes.iter().filter(|limited| limited.is_limited());
         limited.for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
-    }
-
-    fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
-        let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
-        let locked = match &slot.ticket.state {
-            TicketState::Locked { resource, .. } => resource.clone(),
-            TicketState::Used { engine, .. } if *engine == op.engine => {
-                return Ok(Outcome::Inited(Box::new(slot.ticket.clone())));
-            }
-            TicketState::Used { engine, .. } => {
-                return Err(Rejection::AlreadyInited { ticket_id: op.ticket_id, engine: engine.clone() });
-            }
-        };
-        let used = op.used.clone().unwrap_or_else(|| locked.clone());
-        if used.resource_type() != locked.resource_type() {
-            let source = ResourceError::Unanswerable { from: used.resource_type(), onto: locked.resource_type() };
-            return Err(Rejection::OtherUse { source });
-        }
-        used.covers(&locked).map_err(|source| Rejection::OtherUse { source })?;
-        let em = registered_em(&mut self.ems, &op.em)?;
-        if em.current.going.is_some_and(|going| slot.ticket.em_epoch <= going.epoch) {
-            // It belongs to a registration that is over, and is just about to end.
-            return Err(Rejection::EmNotRegistered(op.em.clone()));
-        }
-        let scopes = counters(&self.limits, em.current.counted, op.ticket_id, &slot.ticket.ticket_labels());
-        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", op.em), source };
-        let locked_share = em.current.share(&locked).map_err(inconsistent)?;
-        let used_share = em.current.project(&used).map_err(|source| Rejection::Unanswerable {
-            field: "used",
-            em: op.em.clone(),
-            source,
-        })?;
-        // An engine that runs does not wait in line.
-        let nobody_ahead = Tally::default();
-        let mut after = em.current.clone();
-        after.locked = after.locked.minus(&locked_share).map_err(inconsistent)?;
-        let on_em = after.judge_growth(&locked_share, &used_share, &nobody_ahead).map_err(inconsistent)?.err();
-        after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
-        after.used_tickets.insert(op.ticket_id);
-        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, &locked, &used, &nobody_ahead)) {
-            return Err(Rejection::NotEnough(Box::new(refusal)));
-        }
-        let mut counted = HashMap::new();
-        self.count(&mut counted, &scopes, |usage| {
-            usage.locked.minus(&locked)?;
-            usage.used.add(&used, 1)
-        })?;
-        self.keep(counted);
-        let em = registered_em(&mut self.ems, &op.em)?;
-        *em.current = after;
-        *em.counted = true;
-        if used != locked {
-            self.free(&op.em, &scopes, 1);
-        }
-        let slot = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
-        slot.ticket.state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
-        slot.inited = Some(self.by.clone());
-        Ok(Outcome::Inited(Box::new(slot.ticket.clone())))
     }
 
     fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {
@@ -558,10 +507,10 @@ impl Ledger {
 
     /// Moves a ticket from those that live to those that ended.
     fn forget(&mut self, ticket_id: Uuid, end: End) {
-        if let Some(TicketSlot { ticket, stored, inited }) = self.tickets.remove(&ticket_id) {
+        if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
             let (user, em) = (ticket.user.clone(), ticket.em.clone());
             self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
-            self.deltas.ended.push(EndedDelta { ticket, end, stored, inited, by: self.by.clone() });
+            self.deltas.ended.push(EndedDelta { ticket, end, stored, by: self.by.clone() });
         }
     }
 
@@ -653,6 +602,16 @@ fn registered_em<'a>(
 ) -> Result<StoredEm<'a>, Rejection> {
     let em = stored_em(ems, instance)?;
     if em.current.is_registered() { Ok(em) } else { Err(Rejection::EmNotRegistered(instance.clone())) }
+}
+
+/// Refuses the word of an older incarnation of an EM, and of one that is yet to come.
+fn check_epoch(em: &Em, told: Option<i64>) -> Result<(), Rejection> {
+    let registered = em.epoch;
+    match told {
+        Some(told) if told < registered => Err(Rejection::StaleEpoch { em: em.instance.clone(), told, registered }),
+        Some(told) if told > registered => Err(Rejection::EpochAhead { registered }),
+        _ => Ok(()),
+    }
 }
 
 /// A live ticket that `user` holds on `em`.

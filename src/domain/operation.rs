@@ -28,11 +28,13 @@ pub enum Operation {
     /// An EM tells what it provides.
     Register(Register),
     /// An EM goes, and its tickets with it.
-    Unregister(EmInstance),
+    Unregister(Unregister),
     /// Resources are asked for.
     Request(Request),
     /// The engine of a ticket has reported in.
     Inited(Inited),
+    /// An engine that runs uses other amounts than before.
+    Reported(Reported),
     /// A ticket is given back.
     Released(Released),
     /// A ticket's deadline may have passed.
@@ -66,6 +68,15 @@ pub struct Register {
     pub labels: Labels,
     /// Labels, besides, that it is reserved for; none of them is among `labels`.
     pub reserved: Labels,
+}
+
+/// An EM goes, and its tickets with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unregister {
+    /// Which EM.
+    pub em: EmInstance,
+    /// The registration that its caller acts for; `None` for whichever there is.
+    pub epoch: Option<i64>,
 }
 
 /// Resources are asked for on an EM.
@@ -212,6 +223,23 @@ pub struct Inited {
     pub used: Option<Resource>,
     /// The engine.
     pub engine: EngineInstance,
+    /// The registration of the EM that its caller acts for; `None` for whichever there is. The ticket may be older.
+    pub epoch: Option<i64>,
+}
+
+/// An engine that runs uses other amounts than before, or its application is known now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reported {
+    /// Which ticket.
+    pub ticket_id: Uuid,
+    /// Who says so.
+    pub user: Name,
+    /// Where.
+    pub em: EmInstance,
+    /// What the engine uses from now on. Without an application id, the one that is known stays.
+    pub used: Resource,
+    /// The registration of the EM that its caller acts for; `None` for whichever there is. The ticket may be older.
+    pub epoch: Option<i64>,
 }
 
 /// An EM is given up, unless something was heard of it since.
@@ -271,10 +299,12 @@ impl Operation {
     pub fn em(&self) -> &EmInstance {
         match self {
             Self::Register(op) => &op.em,
-            Self::Unregister(em) | Self::EndTickets(em) => em,
+            Self::Unregister(op) => &op.em,
+            Self::EndTickets(em) => em,
             Self::CountTickets(op) => &op.em,
             Self::Request(op) => &op.em,
             Self::Inited(op) => &op.em,
+            Self::Reported(op) => &op.em,
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
             Self::Reap(op) => &op.em,
         }
@@ -296,6 +326,7 @@ impl Operation {
             Self::Register(_)
             | Self::Request(_)
             | Self::Inited(_)
+            | Self::Reported(_)
             | Self::Released(_)
             | Self::Expire(_)
             | Self::Lost(_) => 1,
@@ -310,6 +341,7 @@ impl Operation {
             }
             Self::Request(op) => Some(&op.ask.user),
             Self::Inited(op) => Some(&op.user),
+            Self::Reported(op) => Some(&op.user),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(&op.user),
         }
     }
@@ -324,6 +356,7 @@ impl Operation {
             | Self::EndTickets(_)
             | Self::CountTickets(_) => None,
             Self::Inited(op) => Some(op.ticket_id),
+            Self::Reported(op) => Some(op.ticket_id),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(op.ticket_id),
         }
     }
@@ -399,6 +432,8 @@ pub enum Outcome {
     Waiting(Box<Waiting>),
     /// The ticket as it now stands.
     Inited(Box<Ticket>),
+    /// The ticket as it now stands.
+    Reported(Box<Ticket>),
     /// The ticket holds nothing any more.
     Released,
     /// The deadline had passed and the ticket was rolled back; false if there was nothing to do.
@@ -442,7 +477,12 @@ pub struct Grant {
 impl Grant {
     /// The report that `engine` runs and uses exactly what was granted.
     pub fn inited(&self, user: Name, engine: EngineInstance) -> Inited {
-        Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine }
+        Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine, epoch: None }
+    }
+
+    /// The report that the engine uses `used` from now on.
+    pub fn reported(&self, user: Name, used: Resource) -> Reported {
+        Reported { ticket_id: self.ticket_id, user, em: self.em.clone(), used, epoch: None }
     }
 
     /// The release of what was granted.
@@ -480,6 +520,25 @@ pub enum Rejection {
         registered: i64,
         /// Its last report, if there is one.
         last: Option<ReportNumber>,
+    },
+    /// The word of an older incarnation of an EM.
+    #[error(
+        "the EM {em} has registered again: its epoch is {registered}, and {told} is over; whoever acts for that registration has to \
+         stop, or to register again"
+    )]
+    StaleEpoch {
+        /// Which EM.
+        em: EmInstance,
+        /// The epoch that was told.
+        told: i64,
+        /// The epoch of its registration.
+        registered: i64,
+    },
+    /// An epoch that no registration has yet.
+    #[error("epoch: is higher than that of the registration, {registered}; give that one")]
+    EpochAhead {
+        /// The epoch of the registration.
+        registered: i64,
     },
     /// A registration with another type of resource, while tickets live.
     #[error(
@@ -597,9 +656,27 @@ pub enum Rejection {
         /// The engine that has it.
         engine: EngineInstance,
     },
+    /// Its engine has reported in for the ticket, and said something else.
+    #[error(
+        "the ticket {ticket_id} is in use already, with other amounts or another application than this report says; to change what it \
+         uses, call ResourceReported"
+    )]
+    InitedOtherwise {
+        /// Which ticket.
+        ticket_id: Uuid,
+    },
     /// The engine uses more than was granted, and the extra does not fit.
     #[error("{}; the ticket stays locked until it expires: report less, or release it", .0.reason)]
     NotEnough(Box<Refusal>),
+    /// No engine has reported in for the ticket.
+    #[error("no engine has reported in for the ticket {ticket_id} yet; call ResourceInited first")]
+    NotInited {
+        /// Which ticket.
+        ticket_id: Uuid,
+    },
+    /// An engine that runs uses more than before, and the extra does not fit.
+    #[error("{}; the ticket holds what it held before: use that much, or release it", .0.reason)]
+    NoMore(Box<Refusal>),
     /// There is no such rule.
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),

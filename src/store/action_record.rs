@@ -71,6 +71,25 @@ pub async fn read(
     rows.into_iter().map(|row| EndedTicket::try_from(row).map(|ended| (ended.id, ended))).collect()
 }
 
+/// Whether it is remembered that something was reported of a ticket in use, in the batch of this moment.
+pub async fn was_reported(
+    executor: impl PgExecutor<'_>,
+    ticket_id: Uuid,
+    at: OffsetDateTime,
+) -> Result<bool, StoreError> {
+    let was_reported = sqlx::query_scalar(
+        "-- action_record::was_reported
+        SELECT EXISTS (SELECT FROM linkis_resource_action_record
+            WHERE ticket_id = $1 AND action = $2 AND action_time = $3)",
+    )
+    .bind(ticket_id)
+    .bind(Action::Reported.as_str())
+    .bind(at)
+    .fetch_one(executor)
+    .await?;
+    Ok(was_reported)
+}
+
 /// What a record says.
 struct Record<'a> {
     action: Action,
@@ -116,10 +135,9 @@ impl<'a> Columns<'a> {
     pub fn of(deltas: &'a Deltas) -> (Self, Self) {
         let registered_by = |em: &Em| deltas.registered_by.get(&em.instance);
         let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
-        // A ticket that ended in the batch in which it was granted, or its engine reported in, did so all the same.
+        // A ticket that ended in the batch in which it was granted was granted all the same.
         let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored).map(|ended| &ended.ticket);
-        let inited_and_ended = deltas.ended.iter().filter_map(|ended| Some((&ended.ticket, ended.inited.as_ref()?)));
-        let inited = deltas.inited.iter().map(|(ticket, by)| (ticket, by)).chain(inited_and_ended);
+        let told = |action| move |(ticket, by): &'a (Ticket, Principal)| Record::of_ticket(action, ticket, by);
         let ended = |ended: &'a EndedDelta| Record::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by);
         // One that registers again in the same batch went before that.
         let registers_again = |gone: &Em| {
@@ -134,7 +152,8 @@ impl<'a> Columns<'a> {
             .chain(registered.map(|em| Record::of_em(Action::Registered, em, registered_by(em))))
             .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em, registered_by(em))))
             .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket, &ticket.principal)))
-            .chain(inited.map(|(ticket, by)| Record::of_ticket(Action::Inited, ticket, by)))
+            .chain(deltas.inited.iter().map(told(Action::Inited)))
+            .chain(deltas.reported.iter().map(told(Action::Reported)))
             .chain(deltas.ended.iter().map(ended));
         (Self::from_records(records), Self::from_records(behind.into_iter().map(gone)))
     }

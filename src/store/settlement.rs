@@ -11,7 +11,6 @@ use crate::domain::{
     action::Action,
     em::Em,
     ledger::Deltas,
-    principal::Principal,
     scope::{Counter, Usage},
     ticket::{Ticket, TicketState},
 };
@@ -23,7 +22,7 @@ use super::{
 };
 
 /// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
-/// engine has reported in, that ended and that were granted; the history of all that at `now`; and drops `locks`, whose rows were
+/// engine has reported something, that ended and that were granted; the history of all that at `now`; and drops `locks`, whose rows were
 /// never visible to anyone. Answers whether anybody may wait in line but on the instance `own`.
 pub async fn write(
     connection: &mut PgConnection,
@@ -34,7 +33,7 @@ pub async fn write(
 ) -> Result<bool, StoreError> {
     let mut statement = Statement::new();
     statement.counted(&deltas.ems_counted)?;
-    statement.inited(&deltas.inited);
+    statement.in_use(&deltas.in_use);
     statement.ended(deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect());
     statement.granted(&deltas.granted);
     statement.told(action_record::Columns::of(deltas), deltas.granted.len(), now);
@@ -111,9 +110,9 @@ impl Statement {
         Ok(())
     }
 
-    fn inited(&mut self, tickets: &[(Ticket, Principal)]) {
-        let inited = Inited::of(tickets);
-        self.part("inited", "linkis_user_resource_meta_data", tickets.len(), |sql| {
+    fn in_use(&mut self, tickets: &[Ticket]) {
+        let in_use = InUse::of(tickets);
+        self.part("in_use", "linkis_user_resource_meta_data", tickets.len(), |sql| {
             sql.push(
                 "UPDATE linkis_user_resource_meta_data t SET
                     user_locked_resource = NULL, expires_at = NULL, user_used_resource = d.used::jsonb,
@@ -122,11 +121,11 @@ impl Statement {
                 FROM unnest(",
             );
             sql.separated(", ")
-                .push_bind(inited.ticket_id)
-                .push_bind(inited.used)
-                .push_bind(inited.used_time)
-                .push_bind(inited.engine_application_name)
-                .push_bind(inited.engine_instance);
+                .push_bind(in_use.ticket_id)
+                .push_bind(in_use.used)
+                .push_bind(in_use.used_time)
+                .push_bind(in_use.engine_application_name)
+                .push_bind(in_use.engine_instance);
             sql.push(
                 ") AS d (ticket_id, used, used_time, engine_application_name, engine_instance)
                 WHERE t.ticket_id = d.ticket_id
@@ -281,9 +280,9 @@ fn push_granted(sql: &mut QueryBuilder<Postgres>) {
     );
 }
 
-/// The columns of tickets whose engine has reported in.
+/// The columns of tickets in use.
 #[derive(Default)]
-struct Inited<'a> {
+struct InUse<'a> {
     ticket_id: Vec<Uuid>,
     used: Vec<String>,
     used_time: Vec<OffsetDateTime>,
@@ -291,10 +290,10 @@ struct Inited<'a> {
     engine_instance: Vec<&'a str>,
 }
 
-impl<'a> Inited<'a> {
-    fn of(tickets: &'a [(Ticket, Principal)]) -> Self {
+impl<'a> InUse<'a> {
+    fn of(tickets: &'a [Ticket]) -> Self {
         let mut columns = Self::default();
-        for (ticket, _) in tickets {
+        for ticket in tickets {
             if let TicketState::Used { resource, engine, used_time } = &ticket.state {
                 columns.ticket_id.push(ticket.id);
                 columns.used.push(resource.to_json());

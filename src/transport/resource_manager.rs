@@ -167,8 +167,9 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(Error::from)?;
-        match self.submit(&call, Operation::Unregister(em)).await? {
+        let operation =
+            Operation::Unregister(convert::request::unregister(call.get_ref().clone()).map_err(Error::from)?);
+        match self.submit(&call, operation).await? {
             Outcome::Unregistered { removed_tickets, in_progress } => {
                 if in_progress {
                     self.em_goes.notify_one();
@@ -217,6 +218,19 @@ impl ResourceManagerService for ResourceManager {
         match self.submit(&call, operation).await? {
             Outcome::Inited(ticket) => {
                 Ok(Response::new(proto::ResourceInitedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn resource_reported(
+        &self,
+        call: Request<proto::ResourceReportedRequest>,
+    ) -> Result<Response<proto::ResourceReportedResponse>, Status> {
+        let operation = Operation::Reported(convert::request::reported(call.get_ref().clone()).map_err(Error::from)?);
+        match self.submit(&call, operation).await? {
+            Outcome::Reported(ticket) => {
+                Ok(Response::new(proto::ResourceReportedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
             }
             other => Err(unexpected(&other)),
         }

@@ -118,6 +118,11 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::NoEmMatches(_) => (Code::NotFound, "NO_EM_MATCHES", Hint::None),
         Rejection::NoEmAvailable { .. } => (Code::NotFound, "NO_EM_AVAILABLE", Hint::None),
         Rejection::StaleReport { .. } => (Code::FailedPrecondition, "STALE_REPORT", Hint::None),
+        Rejection::StaleEpoch { .. } => (Code::FailedPrecondition, "STALE_EPOCH", Hint::None),
+        Rejection::EpochAhead { registered } => {
+            let problem = format!("is higher than that of the registration, {registered}; give that one");
+            (Code::InvalidArgument, "INVALID_FIELD", Hint::Field("epoch".into(), problem))
+        }
         Rejection::EmHasTickets { .. } => (Code::FailedPrecondition, "EM_HAS_TICKETS", Hint::None),
         Rejection::Unanswerable { field, source, .. } => {
             (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field((*field).into(), source.to_string()))
@@ -143,7 +148,9 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::ManyTicketsOfEngine(_) => (Code::FailedPrecondition, "MANY_TICKETS", Hint::None),
         Rejection::TicketNotOwned { .. } => (Code::PermissionDenied, "TICKET_NOT_OWNED", Hint::None),
         Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
-        Rejection::NotEnough(refusal) => {
+        Rejection::InitedOtherwise { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
+        Rejection::NotInited { .. } => (Code::FailedPrecondition, "TICKET_NOT_INITED", Hint::None),
+        Rejection::NotEnough(refusal) | Rejection::NoMore(refusal) => {
             (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::Shortfalls(refusal.shortfalls.clone()))
         }
         Rejection::TooManyLabelSets { .. } => (Code::FailedPrecondition, "TOO_MANY_LABEL_SETS", Hint::None),

@@ -20,6 +20,15 @@ async fn commits_are_found_out(cut: Cut) {
         assert_eq!(proxy.cuts_left(), 0, "it was cut");
         assert!(lives(&direct.client, grant.ticket_id).await, "what was told holds");
         assert_eq!(assert_invariants(&database, &direct.client).await, round, "granted once");
+
+        direct.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+        proxy.cut_commits(cut, 1);
+        rm.client.resource_reported(&grant.reported(name("hadoop"), load(3, 2, 1))).await.unwrap();
+        assert_eq!(proxy.cuts_left(), 0, "it was cut");
+        let ticket = direct.client.ticket(grant.ticket_id).await.unwrap();
+        assert_eq!(*ticket.resource(), load(3, 2, 1), "what was told holds");
+        let lines = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'reported'";
+        assert_eq!(database.count(lines).await, i64::try_from(round).unwrap(), "reported once");
     }
 }
 

@@ -191,8 +191,13 @@ async fn registrations() {
             let shown = format!("{request:?}");
             assert_eq!(told(manager.register(request).await), expected, "{shown}");
         }
-        let nobody = proto::UnregisterRequest { em: None };
-        assert_eq!(told(manager.unregister(nobody).await), bad_field("em"));
+        let unregister = |em, epoch| proto::UnregisterRequest { em, epoch };
+        assert_eq!(told(manager.unregister(unregister(None, 0)).await), bad_field("em"));
+        for epoch in [-1, i64::MIN, i64::MAX] {
+            assert_eq!(told(manager.unregister(unregister(host(), epoch)).await), bad_field("epoch"));
+        }
+        let stale = (Code::FailedPrecondition, "STALE_EPOCH".to_owned(), String::new());
+        assert_eq!(told(manager.unregister(unregister(host(), 1)).await), stale);
     })
     .await;
 }
@@ -207,6 +212,7 @@ async fn tickets() {
             em: host(),
             used: None,
             engine: engine(),
+            epoch: 0,
         };
         let foreign = |what: &str| (Code::PermissionDenied, what.to_owned(), String::new());
         let unknown = (Code::NotFound, "TICKET_NOT_FOUND".to_owned(), String::new());
@@ -220,10 +226,42 @@ async fn tickets() {
             (proto::ResourceInitedRequest { engine: None, ..good.clone() }, bad_field("engine")),
             (proto::ResourceInitedRequest { used: special("gpu", 1), ..good.clone() }, unanswerable("used")),
             (proto::ResourceInitedRequest { used: load_of(-1, 0, 0), ..good.clone() }, bad_field("used")),
+            (proto::ResourceInitedRequest { epoch: -1, ..good.clone() }, bad_field("epoch")),
+            (proto::ResourceInitedRequest { epoch: i64::MAX, ..good.clone() }, bad_field("epoch")),
+            (
+                proto::ResourceInitedRequest { epoch: 1, ..good.clone() },
+                (Code::FailedPrecondition, "STALE_EPOCH".into(), String::new()),
+            ),
         ];
         for (request, expected) in cases {
             let shown = format!("{request:?}");
             assert_eq!(told(manager.resource_inited(request).await), expected, "{shown}");
+        }
+        let good = proto::ResourceReportedRequest {
+            ticket_id: ticket_id.clone(),
+            user: "hadoop".into(),
+            em: host(),
+            used: load_of(1, 1, 1),
+            epoch: 0,
+        };
+        let not_now = |reason: &str| (Code::FailedPrecondition, reason.to_owned(), String::new());
+        let cases = [
+            (proto::ResourceReportedRequest { ticket_id: "42".into(), ..good.clone() }, bad_field("ticket_id")),
+            (proto::ResourceReportedRequest { ticket_id: Uuid::nil().to_string(), ..good.clone() }, unknown.clone()),
+            (proto::ResourceReportedRequest { user: String::new(), ..good.clone() }, bad_field("user")),
+            (proto::ResourceReportedRequest { user: "eve".into(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceReportedRequest { em: None, ..good.clone() }, bad_field("em")),
+            (proto::ResourceReportedRequest { em: other_em.clone(), ..good.clone() }, foreign("TICKET_NOT_OWNED")),
+            (proto::ResourceReportedRequest { used: None, ..good.clone() }, bad_field("used")),
+            (proto::ResourceReportedRequest { used: load_of(-1, 0, 0), ..good.clone() }, bad_field("used")),
+            (proto::ResourceReportedRequest { epoch: -1, ..good.clone() }, bad_field("epoch")),
+            (proto::ResourceReportedRequest { epoch: i64::MAX, ..good.clone() }, bad_field("epoch")),
+            (proto::ResourceReportedRequest { epoch: 1, ..good.clone() }, not_now("STALE_EPOCH")),
+            (good, not_now("TICKET_NOT_INITED")),
+        ];
+        for (request, expected) in cases {
+            let shown = format!("{request:?}");
+            assert_eq!(told(manager.resource_reported(request).await), expected, "{shown}");
         }
         let good = proto::ResourceReleasedRequest { ticket_id, user: "hadoop".into(), em: host() };
         let nobody = Uuid::new_v4().to_string();

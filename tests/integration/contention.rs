@@ -115,9 +115,10 @@ async fn the_history_tells_all_that_happened_in_one_transaction() {
     let turn = || tokio::time::sleep(Duration::from_millis(200));
     let ask = request(&host, "alice", load(1, 1, 1));
     let report = inited(&first, "hadoop", None);
-    let ((), _, second, _) = tokio::join!(
+    let more = first.reported(name("hadoop"), load(2, 1, 1));
+    let ((), _, second, ..) = tokio::join!(
         async {
-            for _ in 0..3 {
+            for _ in 0..4 {
                 turn().await;
             }
             sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
@@ -126,12 +127,19 @@ async fn the_history_tells_all_that_happened_in_one_transaction() {
         async { rm.client.request_resource(&ask).await.granted() },
         async {
             turn().await;
+            rm.client.resource_reported(&more).await.unwrap()
+        },
+        async {
+            turn().await;
+            turn().await;
             rm.client.unregister(&host).await.unwrap()
         },
     );
-    for (grant, life) in [(first, "granted,inited,unregistered"), (second, "granted,unregistered")] {
+    let first_life = "granted 1,inited 1,reported 2,unregistered 2";
+    for (grant, life) in [(first, first_life), (second, "granted 1,unregistered 1")] {
         let told: String = sqlx::query_scalar(
-            "SELECT string_agg(action, ',' ORDER BY id) FROM linkis_resource_action_record WHERE ticket_id = $1",
+            "SELECT string_agg(action || ' ' || (resource ->> 'memory')::bigint / 1073741824, ',' ORDER BY id)
+            FROM linkis_resource_action_record WHERE ticket_id = $1",
         )
         .bind(grant.ticket_id)
         .fetch_one(&database.pool)

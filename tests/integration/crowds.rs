@@ -111,12 +111,13 @@ async fn an_em_with_very_many_tickets_goes_in_steps_through_any_instance() {
     let mut manager = ResourceManagerServiceClient::connect(first.address.clone()).await.unwrap();
     let name =
         proto::EmInstance { application_name: "linkis-cg-engineconnmanager".into(), instance: "crowded:9102".into() };
-    let answer = manager.unregister(proto::UnregisterRequest { em: Some(name.clone()) }).await.unwrap().into_inner();
+    let unregister = proto::UnregisterRequest { em: Some(name), epoch: 0 };
+    let answer = manager.unregister(unregister.clone()).await.unwrap().into_inner();
     assert!(answer.in_progress && answer.removed_tickets < CROWD / 2, "{answer:?}");
     // It grants nothing any more, and is gone for those who name it.
     let error = first.client.request_resource(&one_core(&crowded, "alice")).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"));
-    let again = manager.unregister(proto::UnregisterRequest { em: Some(name) }).await.unwrap_err();
+    let again = manager.unregister(unregister).await.unwrap_err();
     assert_eq!(again.code(), tonic::Code::NotFound);
     // The instance ends in the middle; another goes on, and serves others meanwhile.
     first.stop().await;

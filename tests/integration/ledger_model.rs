@@ -12,7 +12,10 @@ use linkis_rm::domain::{
     limit::{Limits, Pattern, Rule},
     line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
     name::Name,
-    operation::{Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Request, RequestId, RequestRecord, Wait},
+    operation::{
+        Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Reported, Request, RequestId, RequestRecord,
+        Unregister, Wait,
+    },
     principal::Principal,
     report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
@@ -29,6 +32,19 @@ use crate::harness::{counted, em, engine, name, registration};
 const EMS: usize = 3;
 const USERS: usize = 2;
 
+/// For which registration of an EM a caller says that it acts.
+#[derive(Clone, Copy, Debug)]
+enum Said {
+    Nothing,
+    Current,
+    Older,
+    Newer,
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    prop_oneof![6 => Just(Said::Nothing), 3 => Just(Said::Current), 1 => Just(Said::Older), 1 => Just(Said::Newer)]
+}
+
 /// One random step; tickets are named by how long ago they were asked for.
 #[derive(Clone, Debug)]
 enum Step {
@@ -39,6 +55,7 @@ enum Step {
     },
     Unregister {
         em: usize,
+        epoch: Said,
     },
     Request {
         em: usize,
@@ -57,6 +74,15 @@ enum Step {
         ago: usize,
         used: Option<i64>,
         user: usize,
+        epoch: Said,
+    },
+    /// Mostly of one of the tickets in use, and mostly by its user.
+    Reported {
+        ago: usize,
+        in_use: bool,
+        used: i64,
+        stolen: bool,
+        epoch: Said,
     },
     Released {
         ago: usize,
@@ -97,13 +123,15 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => (em.clone(), 0..40i64, 0..10i64)
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
-        1 => em.clone().prop_map(|em| Step::Unregister { em }),
+        1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
         8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
             .prop_map(|(em, user, amount, ttl, request_id, wait)| Step::Request { em, user, amount, ttl, request_id, wait }),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
-        5 => (ago.clone(), prop::option::of(0..15i64), user.clone())
-            .prop_map(|(ago, used, user)| Step::Inited { ago, used, user }),
+        5 => (ago.clone(), prop::option::of(0..15i64), user.clone(), said())
+            .prop_map(|(ago, used, user, epoch)| Step::Inited { ago, used, user, epoch }),
+        6 => (ago.clone(), prop::bool::weighted(0.8), 0..15i64, prop::bool::weighted(0.1), said())
+            .prop_map(|(ago, in_use, used, stolen, epoch)| Step::Reported { ago, in_use, used, stolen, epoch }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
         3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
         3 => ago.prop_map(|ago| Step::Lost { ago }),
@@ -141,7 +169,7 @@ enum Answer {
 
 fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
     match outcome {
-        Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Released) => Answer::Done,
+        Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Reported(_) | Outcome::Released) => Answer::Done,
         Ok(Outcome::Granted(grant)) => Answer::Granted(grant.ticket_id),
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
@@ -155,7 +183,13 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
         Err(Rejection::TicketEnded { .. }) => Answer::No("ended"),
-        Err(Rejection::NotEnough(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
+        Err(Rejection::InitedOtherwise { .. }) => Answer::No("other use"),
+        Err(Rejection::StaleEpoch { .. }) => Answer::No("older epoch"),
+        Err(Rejection::EpochAhead { .. }) => Answer::No("newer epoch"),
+        Err(Rejection::NotInited { .. }) => Answer::No("not in use"),
+        Err(Rejection::NotEnough(refusal) | Rejection::NoMore(refusal)) => {
+            Answer::Refused { available: refusal.shortfalls[0].available }
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -177,6 +211,8 @@ struct Model {
     registered: BTreeSet<usize>,
     /// The last signs of life when the batch began.
     signs: BTreeMap<usize, LastSign>,
+    /// The epochs that registrations were answered with last.
+    epochs: BTreeMap<usize, i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -342,6 +378,41 @@ impl Model {
         self.tickets.len().checked_sub(ago + 1)
     }
 
+    /// An engine uses so much, instead of what its ticket holds until now.
+    fn use_instead(&mut self, number: usize, wanted: i64) -> Answer {
+        let (em, user, held) = (self.tickets[number].em, self.tickets[number].user, self.tickets[number].held);
+        let on_em = Some(self.left(em).unwrap() + held);
+        let of_user = self.left_of_user(user).map(|left| left + held);
+        for available in on_em.into_iter().chain(of_user) {
+            if wanted > held && wanted > available {
+                return Answer::Refused { available };
+            }
+        }
+        let ticket = &mut self.tickets[number];
+        (ticket.held, ticket.used) = (wanted, true);
+        Answer::Done
+    }
+
+    /// What a caller says of its epoch.
+    fn epoch(&self, em: usize, said: Said) -> Option<i64> {
+        let current = self.epochs.get(&em).copied().unwrap_or(2);
+        match said {
+            Said::Nothing => None,
+            Said::Current => Some(current),
+            Said::Older => Some(current - 1),
+            Said::Newer => Some(current + 1),
+        }
+    }
+
+    /// The number of the ticket that an engine reports for.
+    fn reporting(&self, ago: usize, in_use: bool) -> Option<usize> {
+        let is_in_use = |number: &usize| self.tickets[*number].alive && self.tickets[*number].used;
+        match in_use {
+            true => (0..self.tickets.len()).rev().filter(is_in_use).nth(ago % 3),
+            false => self.ticket(ago),
+        }
+    }
+
     fn remove(&mut self, em: usize) -> Answer {
         self.ems.remove(&em);
         self.reported.remove(&em);
@@ -356,11 +427,11 @@ impl Model {
                 self.registered.insert(em);
                 Answer::Done
             }
-            Step::Unregister { em } => {
+            Step::Unregister { em, epoch } => {
                 if !self.ems.contains_key(&em) {
                     return Answer::No("em");
                 }
-                self.remove(em)
+                fenced(epoch).unwrap_or_else(|| self.remove(em))
             }
             Step::Reap { em, known } => {
                 let silent = known && self.reported.contains(&em) && !self.registered.contains(&em);
@@ -384,7 +455,7 @@ impl Model {
                 self.leave(self.waiter(ago));
                 Answer::Done
             }
-            Step::Inited { ago, used, user } => {
+            Step::Inited { ago, used, user, epoch } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
                 let ticket = &self.tickets[number];
                 if !ticket.alive {
@@ -393,21 +464,29 @@ impl Model {
                 if ticket.user != user {
                     return Answer::No("owner");
                 }
+                if let Some(no) = fenced(epoch) {
+                    return no;
+                }
                 if ticket.used {
-                    return Answer::Done;
+                    let is_known = used.is_none_or(|used| used == ticket.held);
+                    return if is_known { Answer::Done } else { Answer::No("other use") };
                 }
-                let wanted = used.unwrap_or(ticket.held);
-                let available = self.left(ticket.em).unwrap() + ticket.held;
-                if wanted > ticket.held && wanted > available {
-                    return Answer::Refused { available };
+                self.use_instead(number, used.unwrap_or(ticket.held))
+            }
+            Step::Reported { ago, in_use, used, stolen, epoch } => {
+                let Some(number) = self.reporting(ago, in_use) else { return Answer::No("ticket") };
+                let ticket = &self.tickets[number];
+                if !ticket.alive {
+                    return Answer::No("ticket");
                 }
-                let of_user = self.left_of_user(user).map(|available| available + ticket.held);
-                if let Some(available) = of_user.filter(|available| wanted > ticket.held && wanted > *available) {
-                    return Answer::Refused { available };
+                if stolen {
+                    return Answer::No("owner");
                 }
-                let ticket = &mut self.tickets[number];
-                (ticket.held, ticket.used) = (wanted, true);
-                Answer::Done
+                match fenced(epoch) {
+                    Some(no) => no,
+                    None if ticket.used => self.use_instead(number, used),
+                    None => Answer::No("not in use"),
+                }
             }
             Step::Released { ago, user } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
@@ -465,7 +544,9 @@ impl Model {
                 register.protected = amount(protected);
                 Operation::Register(register)
             }
-            Step::Unregister { em } => Operation::Unregister(instance(em)),
+            Step::Unregister { em, epoch } => {
+                Operation::Unregister(Unregister { em: instance(em), epoch: self.epoch(em, epoch) })
+            }
             Step::Request { em, user, amount, ttl, request_id, wait } => {
                 operation(&asked(new_id, em, user, amount, ttl, request_id), wait.then_some(None))
             }
@@ -475,10 +556,18 @@ impl Model {
                 let position = QueuePosition::new(0, time_of(before.since), before.id);
                 operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(position)))
             }
-            Step::Inited { ago, used, user: number } => {
+            Step::Inited { ago, used, user: number, epoch } => {
                 let (ticket_id, em) = named(ago);
-                let used = used.map(amount);
-                Operation::Inited(Inited { ticket_id, user: user(number), em: instance(em), used, engine: engine("e") })
+                let (used, epoch) = (used.map(amount), self.epoch(em, epoch));
+                let (user, em, engine) = (user(number), instance(em), engine("e"));
+                Operation::Inited(Inited { ticket_id, user, em, used, engine, epoch })
+            }
+            Step::Reported { ago, in_use, used, stolen, epoch } => {
+                let of = |number: usize| (self.tickets[number].id, self.tickets[number].user, self.tickets[number].em);
+                let (ticket_id, owner, em) = self.reporting(ago, in_use).map_or((Uuid::nil(), 0, 0), of);
+                let user = user((owner + usize::from(stolen)) % USERS);
+                let (used, epoch) = (amount(used), self.epoch(em, epoch));
+                Operation::Reported(Reported { ticket_id, user, em: instance(em), used, epoch })
             }
             Step::Released { ago, user: number } => {
                 let (ticket_id, em) = named(ago);
@@ -500,6 +589,15 @@ impl Model {
             }
             Step::Commit { .. } | Step::Limit { .. } | Step::Leave { .. } | Step::Report { .. } => return None,
         })
+    }
+}
+
+/// How the word of another registration than the EM's is answered.
+fn fenced(said: Said) -> Option<Answer> {
+    match said {
+        Said::Nothing | Said::Current => None,
+        Said::Older => Some(Answer::No("older epoch")),
+        Said::Newer => Some(Answer::No("newer epoch")),
     }
 }
 
@@ -649,7 +747,7 @@ impl Tables {
         for em in deltas.reports_ended {
             self.reports.remove(&em);
         }
-        for (ticket, _) in deltas.inited {
+        for ticket in deltas.in_use {
             assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");
         }
         for ended in deltas.ended {
@@ -740,19 +838,24 @@ fn run(steps: Vec<Step>) {
     let (mut model, mut tables) = (Model::default(), Tables::default());
     let mut ledger = Ledger::new(tables.snapshot(time_of(0)));
     let mut settled = model.settled();
+    // The epochs of the batch.
+    let mut epochs = BTreeMap::new();
     for (number, step) in steps.iter().chain([&Step::Commit { seconds: 0 }]).enumerate() {
         let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
         match model.operation(step, new_id) {
             Some(operation) => {
                 let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
                 let expected = model.step(step, new_id);
-                assert_eq!(
-                    answer(ledger.apply(&Principal::Anonymous, &operation)),
-                    expected,
-                    "step {number}: {step:?}, left {held_before:?}"
-                );
+                let outcome = ledger.apply(&Principal::Anonymous, &operation);
+                if let (Step::Register { em, .. }, Ok(Outcome::Registered(registered))) = (step, &outcome) {
+                    let before = epochs.insert(*em, registered.epoch);
+                    assert!(before.is_none_or(|before| before < registered.epoch), "an epoch never comes back");
+                    model.epochs.insert(*em, registered.epoch);
+                }
+                assert_eq!(answer(outcome), expected, "step {number}: {step:?}, left {held_before:?}");
             }
             None => {
+                epochs.clear();
                 let deltas = ledger.finish().0;
                 let freed = deltas.freed.clone();
                 tables.write(deltas, time_of(model.now));

@@ -11,7 +11,7 @@ use linkis_rm::domain::{
     em::{Em, EmInstance},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Lacking, Limits},
-    operation::{Ask, CountTickets, Operation, Outcome, Released, Request, StepFrom},
+    operation::{Ask, CountTickets, Operation, Outcome, Released, Reported, Request, StepFrom, Unregister},
     principal::Principal,
     resource::{Dimension, Resource},
     scope::{Counter, Usage},
@@ -34,6 +34,8 @@ enum Step {
     /// By which EM, which user, and whether the ticket's id is older than those of others.
     Request(usize, usize, bool),
     Inited(usize),
+    /// The engine of which ticket, and how much it uses.
+    Reported(usize, i64),
     Release(usize),
     EndTickets(usize),
     CountTickets(usize),
@@ -51,6 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => em.clone().prop_map(Step::Unregister),
         10 => (em.clone(), user, any::<bool>()).prop_map(|(em, user, is_old)| Step::Request(em, user, is_old)),
         3 => ago.clone().prop_map(Step::Inited),
+        3 => (ago.clone(), 0..4i64).prop_map(|(ago, used)| Step::Reported(ago, used)),
         3 => ago.prop_map(Step::Release),
         4 => em.clone().prop_map(Step::EndTickets),
         4 => em.prop_map(Step::CountTickets),
@@ -124,7 +127,7 @@ impl Tables {
         for em in deltas.ems_deleted {
             assert!(self.ems.remove(&em.instance).is_some());
         }
-        for (ticket, _) in deltas.inited {
+        for ticket in deltas.in_use {
             assert!(self.tickets.insert(ticket.id, ticket).is_some());
         }
         for ended in deltas.ended {
@@ -205,7 +208,7 @@ impl Tables {
         let named = |ago: usize| self.tickets.values().rev().nth(ago);
         Some(match *step {
             Step::Register(em) => Operation::Register(registration(instance(em), Resource::cpu(100).unwrap())),
-            Step::Unregister(em) => Operation::Unregister(instance(em)),
+            Step::Unregister(em) => Operation::Unregister(Unregister { em: instance(em), epoch: None }),
             Step::Request(em, user, is_old) => Operation::Request(Request {
                 em: instance(em),
                 ask: Ask {
@@ -231,7 +234,14 @@ impl Tables {
                     em: ticket.em.clone(),
                     used: None,
                     engine: engine("host"),
+                    epoch: None,
                 })
+            }
+            Step::Reported(ago, used) => {
+                let ticket = named(ago)?;
+                let (ticket_id, user, em) = (ticket.id, ticket.user.clone(), ticket.em.clone());
+                let used = Resource::cpu(used).unwrap();
+                Operation::Reported(Reported { ticket_id, user, em, used, epoch: None })
             }
             Step::Release(ago) => {
                 let ticket = named(ago)?;

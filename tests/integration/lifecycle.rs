@@ -66,6 +66,27 @@ async fn repeating_inited_and_released_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reporting_in_again_with_another_body_is_an_error_that_says_so() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(4, 2, 1))).await.granted();
+    let report = |used| inited(&grant, "hadoop", used);
+    let first = rm.client.resource_inited(&report(Some(load(3, 2, 1)))).await.unwrap();
+    for other in [load(4, 2, 1), load(2, 2, 1), load(3, 3, 1), Resource::memory(3 * GB).unwrap()] {
+        let error = rm.client.resource_inited(&report(Some(other))).await.unwrap_err();
+        let told = (error.code(), error.reason());
+        assert_eq!(told, (Some(Code::FailedPrecondition), Some("TICKET_ALREADY_INITED".to_owned())), "{error}");
+        assert!(error.to_string().contains("call ResourceReported"), "{error}");
+    }
+    // The same again, and one that does not say, change nothing either.
+    assert_eq!(rm.client.resource_inited(&report(Some(load(3, 2, 1)))).await.unwrap(), first);
+    assert_eq!(rm.client.resource_inited(&report(None)).await.unwrap(), first);
+    assert_eq!(rm.client.em(&host).await.unwrap().used, load(3, 2, 1));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releasing_a_locked_ticket_cancels_it() {
     let (database, rm) = start().await;
     let host = em("host1");

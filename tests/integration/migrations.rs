@@ -87,6 +87,30 @@ async fn the_history_is_dropped_by_parts() {
     assert_eq!(database.count(young).await, 1);
 }
 
+/// What parts of the history kept that an earlier release made.
+const NOTHING_REPORTED: &str = "
+    ALTER TABLE linkis_resource_action_record DROP CONSTRAINT linkis_resource_action_record_action;
+    ALTER TABLE linkis_resource_action_record ADD CONSTRAINT linkis_resource_action_record_action CHECK (action <> 'reported');
+    DELETE FROM linkis_rm_migration_cell WHERE version = 6";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_parts_of_the_history_that_an_earlier_release_made_take_what_is_reported() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    rm.stop().await;
+    sqlx::raw_sql(NOTHING_REPORTED).execute(&database.pool).await.unwrap();
+    let rm = Instance::start(&database).await;
+    let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+    rm.client.resource_reported(&grant.reported(name("hadoop"), load(2, 1, 1))).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+    let unknown =
+        "INSERT INTO linkis_resource_action_record (action, ticket_id, resource_type, resource, actor, action_time)
+        VALUES ('forgotten', gen_random_uuid(), 'CPU', '{}', 'anonymous', now())";
+    let error = sqlx::raw_sql(unknown).execute(&database.pool).await.unwrap_err();
+    assert!(error.to_string().contains("linkis_resource_action_record_action"), "{error}");
+}
+
 /// As the first release counted: tickets without an engine type are in no scope of engine types.
 const COUNTED_BEFORE: &str = "
     UPDATE linkis_label_set SET lacking = 'skipped';

@@ -171,6 +171,7 @@ async fn round(rm: &Instance, number: usize) {
     client.dry_run(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     client.request_resource(&request(&host, "hadoop", load(99, 1, 1))).await.refused();
     client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+    client.resource_reported(&grant.reported(name("hadoop"), load(2, 1, 1))).await.unwrap();
     client.ticket(grant.ticket_id).await.unwrap();
     client.em(&host).await.unwrap();
     let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1)), ..request(&host, "hadoop", load(1, 1, 1)) };

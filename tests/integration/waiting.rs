@@ -351,6 +351,14 @@ async fn whatever_makes_room_on_any_instance_wakes_the_first_in_line() {
     second.client.resource_inited(&inited(&grant, "first", Some(cpu(7)))).await.unwrap();
     served("an engine that uses less than was granted", call, start).await;
 
+    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(2))).await;
+    // It has just looked by itself, and would not again within the next moment.
+    let polls = first.metrics.line.polls.get();
+    eventually("it looks in vain", LONG, async || first.metrics.line.polls.get() > polls).await;
+    let start = Instant::now();
+    second.client.resource_reported(&grant.reported(name("first"), cpu(5))).await.unwrap();
+    served("an engine that uses less than before", call, start).await;
+
     let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(5))).await;
     let start = Instant::now();
     second.client.register(registration(host.clone(), cpu(15))).await.unwrap();

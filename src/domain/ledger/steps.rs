@@ -9,16 +9,17 @@ use super::{
     super::{
         em::{Em, EmInstance, Going},
         line::{MUCH, Spot},
-        operation::{CountTickets, Outcome, Reap, Rejection},
+        operation::{CountTickets, Outcome, Reap, Rejection, Unregister},
         report::LastSign,
         ticket::{End, Ticket},
     },
-    Counted, EmSlot, Ledger, TicketPage, registered_em,
+    Counted, EmSlot, Ledger, TicketPage, check_epoch, registered_em,
 };
 
 impl Ledger {
-    pub(super) fn unregister(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
-        let (removed_tickets, in_progress) = self.go(instance, End::Unregistered)?;
+    pub(super) fn unregister(&mut self, op: &Unregister) -> Result<Outcome, Rejection> {
+        check_epoch(registered_em(&mut self.ems, &op.em)?.current, op.epoch)?;
+        let (removed_tickets, in_progress) = self.go(&op.em, End::Unregistered)?;
         Ok(Outcome::Unregistered { removed_tickets, in_progress })
     }
 

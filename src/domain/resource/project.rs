@@ -46,6 +46,23 @@ impl Resource {
         Ok(Cow::Owned(seen))
     }
 
+    /// This, as what is used of `granted`: the same amounts in its queue or namespace, and of its application unless another is named.
+    ///
+    /// # Errors
+    /// [`ResourceError::Unanswerable`] for another type; [`ResourceError::DifferentQueue`] for something in another queue or namespace,
+    /// although nothing is granted in its own.
+    pub fn as_use_of(&self, granted: &Self) -> Result<Self, ResourceError> {
+        let (from, onto) = (self.resource_type, granted.resource_type);
+        if from != onto {
+            return Err(ResourceError::Unanswerable { from, onto });
+        }
+        if self.place != granted.place && !self.is_zero_outside() {
+            return Err(different_queue(granted, self));
+        }
+        let application_id = self.application_id.as_ref().or(granted.application_id.as_ref()).cloned();
+        Ok(Self { place: granted.place.clone(), application_id, ..self.clone() })
+    }
+
     /// The queue or namespace of an operation on two resources of one type. A side that has nothing there does not
     /// matter; the other's name is kept.
     pub(super) fn common_place(&self, right: &Self) -> Result<Option<Arc<str>>, ResourceError> {
@@ -54,11 +71,15 @@ impl Resource {
         } else if self.is_zero_outside() {
             Ok(right.place.clone())
         } else {
-            Err(ResourceError::DifferentQueue {
-                left: place_name(self.place.as_ref()).to_owned(),
-                right: place_name(right.place.as_ref()).to_owned(),
-            })
+            Err(different_queue(self, right))
         }
+    }
+}
+
+fn different_queue(left: &Resource, right: &Resource) -> ResourceError {
+    ResourceError::DifferentQueue {
+        left: place_name(left.place.as_ref()).to_owned(),
+        right: place_name(right.place.as_ref()).to_owned(),
     }
 }
 
@@ -106,6 +127,23 @@ mod tests {
         let again = yarn.project(ResourceType::DriverAndYarn).unwrap().add(&driver).unwrap();
         assert_eq!(again, whole);
         assert_eq!(driver.project(ResourceType::DriverAndYarn).unwrap().queue_name(), Some("default"));
+    }
+
+    #[test]
+    fn a_use_stays_in_the_queue_that_was_granted_also_while_nothing_is_used_there() {
+        let granted = driver_and_yarn();
+        let used = |queue_cores, queue_name: &str, application_id: &str| {
+            let (queue_name, application_id) = (queue_name.to_owned(), application_id.to_owned());
+            let yarn = YarnAmounts { queue_cores, queue_name, application_id, ..YarnAmounts::default() };
+            Resource::from_parts(Parts::DriverAndYarn(LoadInstanceAmounts::default(), yarn)).unwrap()
+        };
+        let nothing = used(0, "r", "").as_use_of(&granted).unwrap();
+        assert_eq!((nothing.queue_name(), nothing.application_id()), (Some("q"), Some("app")));
+        assert_eq!(used(1, "q", "other").as_use_of(&nothing).unwrap().application_id(), Some("other"));
+        let different = ResourceError::DifferentQueue { left: "q".into(), right: "r".into() };
+        assert_eq!(used(1, "r", "").as_use_of(&nothing), Err(different));
+        let (from, onto) = (ResourceType::Yarn, ResourceType::DriverAndYarn);
+        assert_eq!(Resource::zero(from).as_use_of(&granted), Err(ResourceError::Unanswerable { from, onto }));
     }
 
     #[test]

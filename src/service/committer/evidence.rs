@@ -1,6 +1,7 @@
 //! What a batch leaves behind, by which its commit can be told when the connection broke meanwhile.
 
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
@@ -22,6 +23,8 @@ pub(super) enum Evidence {
     Ended(Uuid),
     /// A ticket's engine reported in: it is used, or it ended later, but did not expire.
     Inited(Uuid),
+    /// An engine reported what it uses, in the batch of this moment: so it is remembered.
+    Reported(Uuid, OffsetDateTime),
     /// An EM registered: it has this epoch, or a later one.
     Registered(EmInstance, i64),
     /// An EM's row says how far a step through its tickets came, which only the next one changes; or it is not there.
@@ -35,11 +38,13 @@ pub(super) enum Evidence {
 }
 
 impl Evidence {
-    pub fn of(deltas: &Deltas) -> Option<Self> {
+    /// What the batch of the moment `now` leaves.
+    pub fn of(deltas: &Deltas, now: OffsetDateTime) -> Option<Self> {
         let registered = || deltas.ems_updated.iter().chain(&deltas.ems_resized).chain(&deltas.ems_inserted).next();
         None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
             .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
             .or_else(|| deltas.inited.first().map(|(ticket, _)| Self::Inited(ticket.id)))
+            .or_else(|| deltas.reported.first().map(|(ticket, _)| Self::Reported(ticket.id, now)))
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
             .or_else(|| deltas.ems_stepped.first().map(|em| Self::Stepped(Box::new(em.clone()))))
             .or_else(|| deltas.ems_deleted.first().map(|em| Self::Gone(em.instance.clone())))
@@ -61,6 +66,7 @@ impl Evidence {
                 let ended = action_record::read(&mut *connection, &[*id]).await?.remove(id);
                 ticket.is_some_and(|ticket| !ticket.is_locked()) || ended.is_some_and(|ended| ended.end != End::Expired)
             }
+            Self::Reported(id, at) => action_record::was_reported(&mut *connection, *id, *at).await?,
             Self::Registered(em, epoch) => {
                 em_resource::read(&mut *connection, [em]).await?.get(em).is_some_and(|em| em.epoch >= *epoch)
             }

@@ -8,7 +8,7 @@ use crate::{
     domain::{
         em::EmInstance,
         name::{FieldError, Labels, Name},
-        operation::{Inited, Register},
+        operation::{Inited, Register, Reported, Unregister},
         report::{Health, Load, Report},
         scope::RESERVED,
         selector::{PREFERENCES_MAX, Placement, Preference, Selector, WEIGHT_MAX},
@@ -162,6 +162,20 @@ pub fn placement_message(placement: Placement) -> proto::Placement {
     }
 }
 
+/// The registration that a caller acts for, in `epoch`; 0 is none.
+fn epoch(number: i64) -> Result<Option<i64>, FieldError> {
+    match number {
+        ..0 => Err(FieldError::new("epoch", "must not be negative")),
+        0 => Ok(None),
+        _ => Ok(Some(number)),
+    }
+}
+
+/// An EM that goes.
+pub fn unregister(request: proto::UnregisterRequest) -> Result<Unregister, FieldError> {
+    Ok(Unregister { em: em_instance("em", request.em)?, epoch: epoch(request.epoch)? })
+}
+
 /// A report that an engine runs.
 pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldError> {
     Ok(Inited {
@@ -170,6 +184,18 @@ pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldErro
         em: em_instance("em", request.em)?,
         used: resource::optional("used", request.used)?,
         engine: engine_instance("engine", request.engine)?,
+        epoch: epoch(request.epoch)?,
+    })
+}
+
+/// A report of what an engine uses.
+pub fn reported(request: proto::ResourceReportedRequest) -> Result<Reported, FieldError> {
+    Ok(Reported {
+        ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
+        user: Name::parse("user", &request.user)?,
+        em: em_instance("em", request.em)?,
+        used: resource::required("used", request.used)?,
+        epoch: epoch(request.epoch)?,
     })
 }
 

@@ -8,7 +8,10 @@ use std::{
 
 use linkis_rm::{
     client::RmClient,
-    domain::scope::{Scope, Usage},
+    domain::{
+        resource::Resource,
+        scope::{Scope, Usage},
+    },
 };
 use sqlx::PgConnection;
 use uuid::Uuid;
@@ -135,14 +138,15 @@ pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings 
     findings
 }
 
-/// Every ticket is granted once, reports in at most once after that, and ends once, last of all.
+/// Every ticket is granted once, reports in at most once after that, and only then what else it uses, and ends once, last of all.
 fn once(journal: &Journal, id: Uuid, life: &[&Line]) {
     let actions = Vec::from_iter(life.iter().map(|line| line.action.as_str()));
     let is_end = |line: &&&Line| line.is_end();
     let in_order = match actions.as_slice() {
-        ["granted", _] | ["granted", "inited", _] => life.last().iter().all(is_end),
+        ["granted", _] => true,
+        ["granted", "inited", reported @ .., _] => reported.iter().all(|action| *action == "reported"),
         _ => false,
-    };
+    } && life.last().iter().all(is_end);
     journal.check(in_order, || format!("the life of {id} is {life:?}"));
 }
 
@@ -185,6 +189,9 @@ fn ticket(journal: &Journal, id: Uuid, told: &Life, life: &[&Line]) {
     let was_inited = life.iter().any(|line| line.action == "inited");
     journal.check(was_inited || !told.inited, || format!("{id} was told to be in use: {told:?} {life:?}"));
     journal.check(told.init_asked || !was_inited, || format!("{id} came in use, and nobody asked: {told:?} {life:?}"));
+    let was_reported = |used: &Resource| life.iter().any(|line| !line.is_end() && line.amounts() == amounts(used));
+    let is_held = told.reported.as_ref().is_none_or(was_reported);
+    journal.check(is_held, || format!("{id} was told to use something else: {told:?} {life:?}"));
     let is_over = life.iter().any(|line| line.is_end());
     journal.check(is_over || !told.over, || format!("{id} was told to be over: {told:?} {life:?}"));
 }

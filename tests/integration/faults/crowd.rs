@@ -161,12 +161,20 @@ async fn ask(shared: &Shared, random: &mut Random, mostly: usize, host: &str, lo
     Some(grant)
 }
 
-/// Its engine reports in, once: what is not heard goes with its EM, or expires.
+/// Its engine reports in, once, and some use more then: what is not heard goes with its EM, or expires.
 async fn come_in_use(shared: &Shared, random: &mut Random, mostly: usize, grant: &Grant) {
     let report = inited(grant, CROWD, None);
     shared.journal.note(grant.ticket_id, "inited asked", |life| life.init_asked = true);
     let rm = client_of_crowd(shared, random, mostly);
     if let Answer::Done(_) = shared.journal.call("inited", rm.resource_inited(&report)).await {
         shared.journal.note(grant.ticket_id, "inited", |life| life.inited = true);
+    }
+    if random.percent(80) {
+        return;
+    }
+    let used = load(2, 0, 1);
+    let report = grant.reported(name(CROWD), used.clone());
+    if let Answer::Done(_) = shared.journal.call("reported", rm.resource_reported(&report)).await {
+        shared.journal.note(grant.ticket_id, "reported", |life| life.reported = Some(used));
     }
 }

@@ -173,6 +173,9 @@ impl Caller {
         }
         if self.report_in(request, &grant).await {
             tokio::time::sleep(self.random.millis(0, 300)).await;
+            if self.random.percent(40) {
+                self.report_use(request, &grant).await;
+            }
             if self.shared.engines.is_reporting(&grant.em) && self.random.percent(20) {
                 let note = |life: &mut Life| life.engine_gone = true;
                 self.shared.journal.note(grant.ticket_id, "its engine died", note);
@@ -207,6 +210,16 @@ impl Caller {
             false => self.shared.journal.note(grant.ticket_id, "inited rejected", |_| {}),
         }
         runs
+    }
+
+    /// The engine uses something else, for once.
+    async fn report_use(&mut self, request: &ResourceRequest, grant: &Grant) {
+        let used = load(self.random.between(0, 8), self.random.between(0, 5), 1);
+        let report = grant.reported(request.user.clone(), used.clone());
+        let report_use = async |rm: RmClient| rm.resource_reported(&report).await;
+        if self.shared.insist(&mut self.random, "reported", report_use).await.is_some() {
+            self.shared.journal.note(grant.ticket_id, "reported", |life| life.reported = Some(used));
+        }
     }
 
     /// As much as was granted, less, or more.

@@ -108,7 +108,7 @@ impl EmThen {
     /// Answers what the line's ticket held before.
     fn apply(&mut self, line: &Line) -> Option<Amounts> {
         let before = match (line.ticket_id, line.action.as_str()) {
-            (Some(id), "granted" | "inited") => self.held.insert(id, line.amounts()),
+            (Some(id), "granted" | "inited" | "reported") => self.held.insert(id, line.amounts()),
             (Some(id), _) => self.held.remove(&id),
             (None, "registered" | "resized") => {
                 self.total = Some(line.amounts());

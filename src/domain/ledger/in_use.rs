@@ -1,0 +1,121 @@
+//! Engines that run: that they report in, what they report to use, and what follows for their EMs and scopes.
+
+use std::collections::HashMap;
+
+use super::{
+    super::{
+        operation::{Inited, Outcome, Rejection, Reported},
+        refusal::Refusal,
+        resource::Resource,
+        scope::Tally,
+        ticket::{Ticket, TicketState},
+    },
+    Ledger, check_epoch, counters, give_back, owned, registered_em, stored_em,
+};
+
+impl Ledger {
+    pub(super) fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
+        let ticket = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?.ticket.clone();
+        if op.epoch.is_some() {
+            check_epoch(stored_em(&mut self.ems, &op.em)?.current, op.epoch)?;
+        }
+        let used = match &ticket.state {
+            TicketState::Locked { resource, .. } => op.used.as_ref().unwrap_or(resource).as_use_of(resource),
+            TicketState::Used { engine, .. } if *engine != op.engine => {
+                return Err(Rejection::AlreadyInited { ticket_id: op.ticket_id, engine: engine.clone() });
+            }
+            // What was granted is not known any more: a report of exactly that says nothing else.
+            TicketState::Used { resource, .. } if op.used.as_ref().is_none_or(|used| is_known(used, resource)) => {
+                return Ok(Outcome::Inited(Box::new(ticket)));
+            }
+            TicketState::Used { .. } => return Err(Rejection::InitedOtherwise { ticket_id: op.ticket_id }),
+        };
+        let used = used.map_err(|source| Rejection::OtherUse { source })?;
+        self.use_instead(&ticket, &used)?;
+        let state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
+        let ticket = Ticket { state, ..ticket };
+        self.deltas.inited.push((ticket.clone(), self.by.clone()));
+        self.put(ticket.clone());
+        Ok(Outcome::Inited(Box::new(ticket)))
+    }
+
+    pub(super) fn reported(&mut self, op: &Reported) -> Result<Outcome, Rejection> {
+        let ticket = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?.ticket.clone();
+        if op.epoch.is_some() {
+            check_epoch(stored_em(&mut self.ems, &op.em)?.current, op.epoch)?;
+        }
+        let TicketState::Used { resource, engine, used_time } = &ticket.state else {
+            return Err(Rejection::NotInited { ticket_id: op.ticket_id });
+        };
+        if is_known(&op.used, resource) {
+            return Ok(Outcome::Reported(Box::new(ticket)));
+        }
+        let used = op.used.as_use_of(resource).map_err(|source| Rejection::OtherUse { source })?;
+        self.use_instead(&ticket, &used)?;
+        let state = TicketState::Used { resource: used, engine: engine.clone(), used_time: *used_time };
+        let ticket = Ticket { state, ..ticket };
+        self.deltas.reported.push((ticket.clone(), self.by.clone()));
+        self.put(ticket.clone());
+        Ok(Outcome::Reported(Box::new(ticket)))
+    }
+
+    /// Counts `used` as in use, instead of what a ticket holds until now, locked or in use.
+    fn use_instead(&mut self, ticket: &Ticket, used: &Resource) -> Result<(), Rejection> {
+        let held = ticket.resource();
+        let is_covered = held.covers(used).map_err(|source| Rejection::OtherUse { source })?;
+        let em = registered_em(&mut self.ems, &ticket.em)?;
+        if em.current.going.is_some_and(|going| ticket.em_epoch <= going.epoch) {
+            // It belongs to a registration that is over, and is just about to end.
+            return Err(Rejection::EmNotRegistered(ticket.em.clone()));
+        }
+        let scopes = counters(&self.limits, em.current.counted, ticket.id, &ticket.ticket_labels());
+        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
+        let held_share = em.current.share(held).map_err(inconsistent)?;
+        // What is in use already need not be provided any more.
+        let is_no_more = is_covered && !ticket.is_locked();
+        let used_share = if is_no_more { em.current.share(used) } else { em.current.project(used) };
+        let used_share =
+            used_share.map_err(|source| Rejection::Unanswerable { field: "used", em: ticket.em.clone(), source })?;
+        // An engine that runs does not wait in line.
+        let nobody_ahead = Tally::default();
+        let mut after = em.current.clone();
+        let sum = if ticket.is_locked() { &mut after.locked } else { &mut after.used };
+        *sum = sum.minus(&held_share).map_err(inconsistent)?;
+        let on_em = after.judge_growth(&held_share, &used_share, &nobody_ahead).map_err(inconsistent)?.err();
+        after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
+        if ticket.is_locked() {
+            after.used_tickets.insert(ticket.id);
+        }
+        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, held, used, &nobody_ahead)) {
+            let short = if ticket.is_locked() { Rejection::NotEnough } else { Rejection::NoMore };
+            return Err(short(Box::new(refusal)));
+        }
+        let mut counted = HashMap::new();
+        self.count(&mut counted, &scopes, |usage| {
+            give_back(usage, ticket)?;
+            usage.used.add(used, 1)
+        })?;
+        self.keep(counted);
+        let em = registered_em(&mut self.ems, &ticket.em)?;
+        *em.current = after;
+        *em.counted = true;
+        if held.amounts().any(|(dimension, amount)| amount > used.get(&dimension)) {
+            self.free(&ticket.em, &scopes, 1);
+        }
+        Ok(())
+    }
+
+    /// A ticket says what it uses from now on.
+    fn put(&mut self, ticket: Ticket) {
+        if let Some(slot) = self.tickets.get_mut(&ticket.id) {
+            slot.ticket = ticket;
+            slot.in_use = true;
+        }
+    }
+}
+
+/// Whether what is said of a use is what is known of it: the same amounts, and no other application.
+fn is_known(said: &Resource, known: &Resource) -> bool {
+    let application = said.application_id().filter(|id| !id.is_empty());
+    said == known && application.is_none_or(|id| known.application_id() == Some(id))
+}

@@ -1,0 +1,74 @@
+//! Fencing: what an older incarnation of an EM says late is refused, if it says for which registration it acts.
+
+use linkis_rm::{
+    client::ClientError,
+    domain::{operation::Inited, ticket::TicketState},
+};
+use tonic::Code;
+
+use crate::harness::*;
+
+fn stale(error: &ClientError) {
+    let told = (error.code(), error.reason());
+    assert_eq!(told, (Some(Code::FailedPrecondition), Some("STALE_EPOCH".to_owned())), "{error}");
+    assert!(error.to_string().contains("has to stop, or to register again"), "{error}");
+}
+
+fn ahead(error: &ClientError) {
+    let told = (error.code(), error.field());
+    assert_eq!(told, (Some(Code::InvalidArgument), Some("epoch".to_owned())), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_unregister_of_an_older_incarnation_leaves_the_newer_one_and_its_tickets() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    rm.client.unregister_fenced(&host, old.epoch).await.unwrap();
+    let new = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let locked = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let used = rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
+
+    for instance in [&rm, &second] {
+        stale(&instance.client.unregister_fenced(&host, old.epoch).await.unwrap_err());
+        ahead(&instance.client.unregister_fenced(&host, new.epoch + 1).await.unwrap_err());
+    }
+    assert!(lives(&rm.client, locked.ticket_id).await && lives(&rm.client, used.ticket_id).await);
+    assert_eq!(rm.client.em(&host).await.unwrap().epoch, new.epoch);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+
+    assert_eq!(second.client.unregister_fenced(&host, new.epoch).await.unwrap(), 2);
+    let again = rm.client.unregister_fenced(&host, new.epoch).await.unwrap_err();
+    assert_eq!(again.reason().as_deref(), Some("EM_NOT_REGISTERED"));
+    // Whoever does not say for which one it acts takes any.
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    rm.client.unregister(&host).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_incarnation_reports_no_engine_in() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let other = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let new = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+
+    let report = |epoch| Inited { epoch: Some(epoch), ..inited(&grant, "hadoop", None) };
+    stale(&rm.client.resource_inited(&report(old.epoch)).await.unwrap_err());
+    ahead(&rm.client.resource_inited(&report(new.epoch + 1)).await.unwrap_err());
+    let ticket = rm.client.ticket(grant.ticket_id).await.unwrap();
+    assert!(matches!(ticket.state, TicketState::Locked { .. }), "nothing was changed");
+
+    // The ticket is older than the registration, and lives on: only the caller's own epoch counts.
+    rm.client.resource_inited(&report(new.epoch)).await.unwrap();
+    rm.client.resource_inited(&inited(&other, "hadoop", None)).await.unwrap();
+    stale(&rm.client.resource_inited(&report(old.epoch)).await.unwrap_err());
+    rm.client.resource_inited(&report(new.epoch)).await.unwrap();
+    // Giving back is always right.
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
