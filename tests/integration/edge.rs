@@ -209,7 +209,7 @@ async fn answers_that_nobody_reads_take_little_memory() {
     // On another connection there is room, and on this one, too, once they are let go.
     assert_eq!(list().await, 1000);
     drop(unread);
-    eventually("there is room again", Duration::from_secs(5), || async {
+    eventually("there is room again", Duration::from_secs(30), || async {
         let (answer, mut stream) = raw.call("UsageService/ListTickets").await;
         stream.send_data(Bytes::from(body.clone()), true).unwrap();
         !answer.await.unwrap().headers().contains_key("grpc-status")
@@ -235,7 +235,7 @@ async fn a_message_without_room_is_told_to_try_again() {
     half_sent(&first, 1_700_000, &mut calls).await;
     half_sent(&second, 1_700_000, &mut calls).await;
     let large = report(&registered, 1, 80_000);
-    eventually("the room is taken", Duration::from_secs(5), || async {
+    eventually("the room is taken", Duration::from_secs(30), || async {
         process.client.heartbeat(&large).await.is_err_and(|error| {
             assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::ResourceExhausted), Some("OVERLOADED")));
             error.retry_after().is_some()
@@ -246,7 +246,7 @@ async fn a_message_without_room_is_told_to_try_again() {
     process.client.heartbeat(&report(&registered, 2, 100)).await.unwrap();
     calls.shutdown().await;
     drop((first, second));
-    eventually("there is room again", Duration::from_secs(5), || async {
+    eventually("there is room again", Duration::from_secs(30), || async {
         process.client.heartbeat(&report(&registered, 3, 80_000)).await.is_ok()
     })
     .await;
