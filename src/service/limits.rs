@@ -385,11 +385,6 @@ impl Change {
 impl Made {
     /// What it has changed of the rules: patterns with their rules, or without one if it has gone.
     fn of_rules(&self) -> Vec<(&Pattern, Option<&Rule>)> {
-        let of_rule = |line| match line {
-            &LimitLine::Set(ref rule) => Some((&rule.pattern, Some(rule))),
-            &LimitLine::Deleted(ref rule) => Some((&rule.pattern, None)),
-            &(LimitLine::Policy(..) | LimitLine::InForce(_)) => None,
-        };
         self.lines.iter().filter_map(of_rule).collect()
     }
 
@@ -403,6 +398,15 @@ impl Made {
             lines.extend(self.begun.iter().map(in_force));
         }
         action_record::insert_limits(connection, &lines, by).await
+    }
+}
+
+/// What a line tells of a rule.
+fn of_rule(line: &LimitLine) -> Option<(&Pattern, Option<&Rule>)> {
+    match line {
+        LimitLine::Set(rule) => Some((&rule.pattern, Some(rule))),
+        LimitLine::Deleted(rule) => Some((&rule.pattern, None)),
+        LimitLine::Policy(..) | LimitLine::InForce(_) => None,
     }
 }
 
