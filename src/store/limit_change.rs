@@ -48,6 +48,9 @@ pub async fn insert(
     Ok(())
 }
 
+/// Patterns with their rules, or without one if it has gone; in the order in which they came to be.
+type RuleChanges = Vec<(Pattern, Option<Rule>)>;
+
 #[derive(FromRow)]
 struct ChangeRow {
     before: Uuid,
@@ -57,13 +60,8 @@ struct ChangeRow {
     is_whole: bool,
 }
 
-/// What has changed of the rules between two versions, in order: patterns with their rules, or without one if it has gone. `None` if
-/// that is not told, or too much.
-pub async fn between(
-    executor: impl PgExecutor<'_>,
-    from: Uuid,
-    to: Uuid,
-) -> Result<Option<Vec<(Pattern, Option<Rule>)>>, StoreError> {
+/// What has changed of the rules between two versions; `None` if that is not told, or too much.
+pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Result<Option<RuleChanges>, StoreError> {
     let rows: Vec<ChangeRow> = sqlx::query_as(
         "-- limit_change::between
         SELECT before, version, pattern::text, max_resource::text, is_whole FROM linkis_resource_limit_change
@@ -78,7 +76,7 @@ pub async fn between(
 }
 
 /// Each change has to begin where the one before it ended; otherwise somebody made one that is not told.
-fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<Vec<(Pattern, Option<Rule>)>>, StoreError> {
+fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<RuleChanges>, StoreError> {
     let may_be_cut = rows.len() >= FOLLOWED_MAX;
     let (mut at, mut changes) = (from, Vec::new());
     for row in rows {
