@@ -8,6 +8,10 @@ pub const NAME_CHARS_MAX: usize = 255;
 /// How many labels one EM or request may carry.
 pub const LABELS_MAX: usize = 32;
 
+/// How many bytes their keys and values may have together: they stand in every row, and on every page, that tells of the EM or the
+/// ticket.
+pub const LABELS_BYTES_MAX: usize = 6 * 1024;
+
 /// A field of a request that cannot be accepted, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
@@ -64,7 +68,7 @@ pub fn check_text(field: &str, text: &str) -> Result<(), FieldError> {
     }
 }
 
-/// What an EM or a request says of itself: at most [`LABELS_MAX`] keys with their values.
+/// What an EM or a request says of itself: at most [`LABELS_MAX`] keys with their values, of at most [`LABELS_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Labels(Arc<BTreeMap<String, String>>);
 
@@ -80,6 +84,11 @@ impl Labels {
         for (key, value) in &labels {
             Name::parse(&format!("{field} (a key)"), key)?;
             Name::parse(&format!("{field}[{key:?}]"), value)?;
+        }
+        let bytes: usize = labels.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if bytes > LABELS_BYTES_MAX {
+            let problem = format!("has labels of {bytes} bytes together; at most {LABELS_BYTES_MAX} are allowed");
+            return Err(FieldError::new(field, problem));
         }
         Ok(Self(Arc::new(labels)))
     }
@@ -120,5 +129,8 @@ mod tests {
         assert!(Labels::parse("labels", labels(32)).is_ok());
         assert_eq!(Labels::parse("labels", labels(33)).unwrap_err().field, "labels");
         assert!(Labels::parse("labels", BTreeMap::from([("k".into(), String::new())])).is_err());
+        let long = |n: usize| (0..n).map(|i| (format!("{i:0>255}"), "用".repeat(255))).collect();
+        assert!(Labels::parse("labels", long(6)).is_ok());
+        assert!(Labels::parse("labels", long(7)).unwrap_err().problem.contains("at most 6144"));
     }
 }

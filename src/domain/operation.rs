@@ -258,7 +258,7 @@ pub struct CountTickets {
     pub em: EmInstance,
     /// Up to which label set.
     pub to: i64,
-    /// How many tickets this step touches at most: up to [`STEP_COUNTED_MAX`].
+    /// How many tickets this step touches at most: up to [`STEP_COUNTED_MAX`], and fewer if it counts them in several label sets.
     pub tickets_max: usize,
 }
 

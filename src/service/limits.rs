@@ -252,12 +252,15 @@ impl LimitService {
     /// Waits until nothing is being counted; false if that is not so at `deadline`, with a margin for the answer.
     async fn until_counted(&self, deadline: Instant) -> Result<bool, Error> {
         let counted = async {
-            let _turn = self.looking.acquire().await;
-            let mut session = self.store.session();
-            while !answered(label_set::in_state(session.get().await?, State::Counting)).await?.is_empty() {
+            loop {
+                // Held for the look alone, as by those who wait for a limit.
+                let turn = self.looking.acquire().await;
+                if answered(label_set::in_state(self.store.pool(), State::Counting)).await?.is_empty() {
+                    return Ok::<bool, StoreError>(true);
+                }
+                drop(turn);
                 tokio::time::sleep(POLL).await;
             }
-            Ok::<bool, StoreError>(true)
         };
         let until = deadline - MARGIN.min(deadline.saturating_duration_since(Instant::now()));
         Ok(tokio::time::timeout_at(until, counted).await.unwrap_or(Ok(false))?)
@@ -266,16 +269,20 @@ impl LimitService {
     /// Waits until rules of this pattern's label set decide; then tells the scopes that hold more than theirs allows.
     async fn until_in_force(&self, pattern: &Pattern, deadline: Instant) -> Result<Set, Error> {
         let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
-        let _turn = self.looking.acquire().await.map_err(|_| Error::ShuttingDown)?;
-        let mut session = self.store.session();
         loop {
-            let sets = answered(label_set::read(session.get().await?)).await?;
-            let mut of_keys = sets.iter().filter(|set| set.counting.keys == keys);
-            match of_keys.find(|set| set.is_counted) {
-                Some(set) => return self.over(&mut session, set.id).await.map(Set::InForce),
+            // Held for the look alone: others look, too, while this one waits.
+            let turn = self.looking.acquire().await.map_err(|_| Error::ShuttingDown)?;
+            let sets = answered(label_set::read(self.store.pool())).await?;
+            let of_keys: Vec<&LabelSet> = sets.iter().filter(|set| set.counting.keys == keys).collect();
+            match of_keys.iter().find(|set| set.is_counted) {
+                Some(set) => return self.over(&mut self.store.session(), set.id).await.map(Set::InForce),
+                // Somebody has deleted it again.
+                None if of_keys.is_empty() => return Ok(Set::Counting),
                 None if Instant::now() + POLL + MARGIN > deadline => return Ok(Set::Counting),
-                None => tokio::time::sleep(POLL).await,
+                None => {}
             }
+            drop(turn);
+            tokio::time::sleep(POLL).await;
         }
     }
 

@@ -283,3 +283,37 @@ async fn a_change_of_one_among_many_rules_decides_at_once_through_every_instance
     assert_eq!((may("user9").await, may("user10").await), (vec![true, true], vec![true, false]));
     assert_eq!(assert_invariants(&database, &first.client).await, 6);
 }
+
+/// Somebody deletes what is still being counted: whoever waits for it is told, and meanwhile keeps nobody else from being told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_limit_that_is_deleted_again_waits_no_more() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
+    rm.client.request_resource(&request(&em("host"), "hadoop", load(1, 1, 1))).await.granted();
+    // Nothing is counted as long as somebody holds the EM.
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'host:9102')";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let of = |n: usize| Rule {
+        pattern: Pattern::new(BTreeMap::from([(format!("label{n}"), None)])),
+        max: BTreeMap::from([(Dimension::Instances, 9)]),
+    };
+    let mut setters = JoinSet::new();
+    for n in 0..8 {
+        let (client, rule) = (rm.client.clone(), of(n));
+        setters.spawn(async move { client.set_limit(&rule).await });
+    }
+    eventually("all are set", std::time::Duration::from_secs(10), async || {
+        rm.client.limits().await.unwrap().len() == 8
+    })
+    .await;
+    let begun = std::time::Instant::now();
+    for n in 0..8 {
+        rm.client.delete_limit(&of(n).pattern).await.unwrap();
+    }
+    while let Some(set) = setters.join_next().await {
+        set.unwrap().unwrap();
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "told after {:?}", begun.elapsed());
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+}

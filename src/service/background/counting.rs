@@ -65,7 +65,7 @@ impl CountLabelSets {
         round.after = page.last().map(|(em, _)| em.clone());
         let left: Vec<EmInstance> = page.into_iter().filter(|(_, to)| *to < round.to).map(|(em, _)| em).collect();
         if !left.is_empty() {
-            round.all_counted &= self.count_on(session, &left, to).await?;
+            round.all_counted &= self.count_on(session, &left, (to, counting.len())).await?;
         }
         if !is_last {
             self.round = Some(round);
@@ -79,13 +79,18 @@ impl CountLabelSets {
         Ok(Step::Done)
     }
 
-    /// Counts the tickets of some EMs; false if that could not be done for all.
-    async fn count_on(&self, session: &mut Session, ems: &[EmInstance], to: i64) -> Result<bool, StoreError> {
+    /// Counts the tickets of some EMs, up to the last of so many label sets; false if that could not be done for all.
+    async fn count_on(
+        &self,
+        session: &mut Session,
+        ems: &[EmInstance],
+        (to, label_sets): (i64, usize),
+    ) -> Result<bool, StoreError> {
         let sizes = answered(user_resource::count_on(session.get().await?, ems, STEP_COUNTED_MAX)).await?;
         let mut steps: JoinSet<bool> = JoinSet::new();
         for (em, tickets) in sizes {
             // With room for what is granted meanwhile, so that one step will do.
-            let tickets_max = (tickets + tickets / 8 + 1).min(STEP_COUNTED_MAX);
+            let tickets_max = (tickets + tickets / 8 + 1).min((STEP_COUNTED_MAX / label_sets.max(1)).max(1));
             steps.spawn(count_em(self.committer.clone(), CountTickets { em, to, tickets_max }));
         }
         let mut all = true;

@@ -175,8 +175,7 @@ async fn prepare(
         let committed = Committed { answers, standing, freed: FreedSpots::default(), others_wait: true };
         return Ok(Prepared { to_commit: None, committed });
     }
-    let evidence =
-        Evidence::of(&deltas, now).ok_or_else(|| StoreError::inconsistent("a batch", "it leaves no trace"))?;
+    let evidence = Evidence::of(&deltas, now);
     write(&mut *connection, &deltas).await?;
     let others_wait = settlement::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
     if others_wait && !deltas.freed.is_empty() {
