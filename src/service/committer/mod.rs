@@ -45,7 +45,7 @@ mod lanes;
 mod queue;
 mod worker;
 
-use queue::{Place, Queues, Room, WAITING_MAX};
+use queue::{Doors, Place, Queues, Room};
 
 /// A committer that has had nothing to do for so long waits outside a transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
@@ -56,8 +56,7 @@ const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 /// The way into the committer's queues.
 #[derive(Clone, Debug)]
 pub struct Committer {
-    callers: mpsc::Sender<Pending>,
-    background: mpsc::Sender<Pending>,
+    doors: Doors,
     room: Room,
     line: WaitingLine,
     metrics: Metrics,
@@ -85,15 +84,14 @@ impl Committer {
     /// # Errors
     /// If there is no thread for it.
     pub fn start(store: Store, after_commit: AfterCommit, metrics: Metrics, tasks: &Tasks) -> io::Result<Self> {
-        let (callers, called) = mpsc::channel(WAITING_MAX);
-        let (background, waiting) = mpsc::channel(WAITING_MAX);
-        let undoing = Undoing { queue: callers.downgrade(), metrics: metrics.clone() };
+        let (doors, queues) = Queues::new();
+        let undoing = Undoing { queue: doors.callers.downgrade(), metrics: metrics.clone() };
         let line = after_commit.line.clone();
         let answers = worker::Answers::start(after_commit, undoing, tasks);
         let lanes = lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone());
         let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
-        tasks.spawn_apart("committer", run(Queues::new(called, waiting), Arc::new(lanes), worker))?;
-        Ok(Self { callers, background, room: Room::default(), line, metrics })
+        tasks.spawn_apart("committer", run(queues, Arc::new(lanes), worker))?;
+        Ok(Self { doors, room: Room::default(), line, metrics })
     }
 
     /// Has an operation carried out that a caller waits for, and answers after its commit.
@@ -104,7 +102,7 @@ impl Committer {
     /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out; [`Error::Overloaded`] if too many wait.
     pub async fn submit(&self, by: &Principal, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
         // One that touches many tickets waits behind those that do not.
-        let queue = if operation.cost() == 1 { &self.callers } else { &self.background };
+        let queue = if operation.cost() == 1 { &self.doors.callers } else { &self.doors.large };
         let done = self.carry_out(queue, by.clone(), operation, deadline).await;
         done.inspect_err(|error| self.metrics.committer.failed(error))
     }
@@ -114,12 +112,12 @@ impl Committer {
     /// # Errors
     /// As of [`Committer::submit`].
     pub async fn submit_in_background(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
-        let done = self.carry_out(&self.background, Principal::Service, operation, deadline).await;
+        let done = self.carry_out(&self.doors.background, Principal::Service, operation, deadline).await;
         done.inspect_err(|error| self.metrics.committer.failed(error))
     }
 
     fn undoing(&self) -> Undoing {
-        Undoing { queue: self.callers.downgrade(), metrics: self.metrics.clone() }
+        Undoing { queue: self.doors.callers.downgrade(), metrics: self.metrics.clone() }
     }
 
     async fn carry_out(

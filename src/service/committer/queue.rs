@@ -1,4 +1,4 @@
-//! Who is next: what callers want before what is done in the background, of which each batch takes a little.
+//! Who is next: what callers want before what touches many tickets or is done in the background, of which each batch takes a little.
 
 use std::{
     collections::VecDeque,
@@ -23,7 +23,7 @@ pub(super) const WAITING_MAX: usize = 16_384;
 /// What the operations of one transaction may cost. Larger batches are hardly cheaper per operation, and make everyone wait longer.
 pub(super) const BATCH_COST_MAX: usize = 512;
 
-/// What the background operations of a batch may cost that callers wait for.
+/// What large operations and those of the background may cost together in a batch that callers wait for.
 const BACKGROUND_COST_MAX: usize = STEP_TICKETS_MAX;
 
 /// For how long after a caller's operation the next one is expected.
@@ -55,23 +55,51 @@ impl Drop for Place {
     }
 }
 
-/// The two queues, and what was taken out of them but not yet into a batch.
+/// The queues, and what was taken out of them but not yet into a batch.
 pub(super) struct Queues {
     callers: mpsc::Receiver<Pending>,
+    large: mpsc::Receiver<Pending>,
     background: mpsc::Receiver<Pending>,
     first: VecDeque<Pending>,
+    then: VecDeque<Pending>,
     later: VecDeque<Pending>,
+    /// Whether the large ones were before the background in the last batch.
+    large_first: bool,
     last_called: Option<Instant>,
 }
 
+/// Where operations are put.
+#[derive(Clone, Debug)]
+pub(super) struct Doors {
+    /// What callers wait for, and touches one ticket.
+    pub callers: mpsc::Sender<Pending>,
+    /// What callers wait for, and may touch many: behind the others, so that these do not wait for it.
+    pub large: mpsc::Sender<Pending>,
+    /// What nobody waits for.
+    pub background: mpsc::Sender<Pending>,
+}
+
 impl Queues {
-    pub fn new(callers: mpsc::Receiver<Pending>, background: mpsc::Receiver<Pending>) -> Self {
-        Self { callers, background, first: VecDeque::new(), later: VecDeque::new(), last_called: None }
+    pub fn new() -> (Doors, Self) {
+        let (callers, called) = mpsc::channel(WAITING_MAX);
+        let (large, waiting) = mpsc::channel(WAITING_MAX);
+        let (background, rest) = mpsc::channel(WAITING_MAX);
+        let queues = Self {
+            callers: called,
+            large: waiting,
+            background: rest,
+            first: VecDeque::new(),
+            then: VecDeque::new(),
+            later: VecDeque::new(),
+            large_first: false,
+            last_called: None,
+        };
+        (Doors { callers, large, background }, queues)
     }
 
     /// Waits until there is something to do; false if there never will be again.
     pub async fn wait(&mut self) -> bool {
-        if !self.first.is_empty() || !self.later.is_empty() {
+        if !self.first.is_empty() || !self.then.is_empty() || !self.later.is_empty() {
             return true;
         }
         tokio::select! {
@@ -80,6 +108,7 @@ impl Queues {
                 Some(pending) => self.first.push_back(pending),
                 None => return false,
             },
+            Some(pending) = self.large.recv() => self.then.push_back(pending),
             Some(pending) = self.background.recv() => self.later.push_back(pending),
         }
         true
@@ -88,6 +117,7 @@ impl Queues {
     /// The operations of the next batch.
     pub fn next(&mut self) -> Vec<Pending> {
         fill(&mut self.callers, &mut self.first);
+        fill(&mut self.large, &mut self.then);
         fill(&mut self.background, &mut self.later);
         let now = Instant::now();
         if !self.first.is_empty() {
@@ -96,7 +126,17 @@ impl Queues {
         let is_called = self.last_called.is_some_and(|last| now.duration_since(last) < CALLED_RECENTLY);
         let mut batch = Vec::with_capacity(self.first.len().min(BATCH_COST_MAX));
         take(&mut self.first, BATCH_COST_MAX, &mut batch);
-        take(&mut self.later, if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX }, &mut batch);
+        let most = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
+        // In turns, so that neither waits for ever.
+        self.large_first = !self.large_first;
+        let mut in_turn = [&mut self.then, &mut self.later];
+        if !self.large_first {
+            in_turn.reverse();
+        }
+        let mut left = most;
+        for queue in in_turn {
+            left -= take(queue, left, &mut batch);
+        }
         batch
     }
 }
@@ -109,11 +149,72 @@ fn fill(queue: &mut mpsc::Receiver<Pending>, into: &mut VecDeque<Pending>) {
     }
 }
 
-/// Takes the first operations that cost no more than `cost_max` together.
-fn take(from: &mut VecDeque<Pending>, cost_max: usize, batch: &mut Vec<Pending>) {
+/// Takes the first operations that cost no more than `cost_max` together; how much they do.
+fn take(from: &mut VecDeque<Pending>, cost_max: usize, batch: &mut Vec<Pending>) -> usize {
     let mut cost = 0;
     while let Some(pending) = from.pop_front_if(|pending| cost + pending.operation.cost() <= cost_max) {
         cost += pending.operation.cost();
         batch.push(pending);
+    }
+    cost
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::{
+        domain::{
+            em::EmInstance,
+            operation::{Operation, Released, Unregister},
+            principal::Principal,
+        },
+        service::committer::Progress,
+    };
+
+    fn pending(operation: Operation) -> Pending {
+        let (reply, _) = oneshot::channel();
+        let (by, deadline) = (Principal::Anonymous, Instant::now());
+        Pending { by, operation, deadline, progress: Progress::default(), reply, waits: None, _room: None }
+    }
+
+    fn em(host: &str) -> EmInstance {
+        EmInstance::parse("em", "ecm", host).unwrap()
+    }
+
+    fn goes(host: &str) -> Pending {
+        pending(Operation::Unregister(Unregister { em: em(host), epoch: None }))
+    }
+
+    fn hosts(batch: &[Pending]) -> Vec<String> {
+        batch.iter().map(|pending| pending.operation.em().instance.to_string()).collect()
+    }
+
+    #[tokio::test]
+    async fn what_a_caller_waits_for_stands_behind_little_that_nobody_waits_for() {
+        let (doors, mut queues) = Queues::new();
+        for _ in 0..1000 {
+            doors.background.try_send(goes("background")).unwrap();
+        }
+        doors.large.try_send(goes("large")).unwrap();
+        let mut before = Vec::new();
+        while !before.contains(&"large".to_owned()) {
+            // Somebody calls all the while: then a batch takes one of these.
+            let user = crate::domain::name::Name::parse("user", "hadoop").unwrap();
+            let released = Released { ticket_id: uuid::Uuid::nil(), user, em: em("caller") };
+            doors.callers.try_send(pending(Operation::Released(released))).unwrap();
+            let batch = hosts(&queues.next());
+            assert_eq!(batch[0], "caller");
+            before.extend(batch.into_iter().filter(|host| host != "caller"));
+        }
+        assert!(before.len() <= 2, "{before:?}");
+        // And the others go on, however many callers there are.
+        for _ in 0..10 {
+            doors.large.try_send(goes("large")).unwrap();
+        }
+        doors.callers.try_send(goes("caller")).unwrap();
+        let next: Vec<String> = (0..4).flat_map(|_| hosts(&queues.next())).collect();
+        assert!(next.iter().any(|host| host == "background") && next.iter().any(|host| host == "large"), "{next:?}");
     }
 }
