@@ -21,7 +21,7 @@ const CREATOR: &str = "IDE";
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// More than is ever asked for.
-const PLENTY: (i64, i64, i64) = (i64::MAX / 2, i64::MAX / 2, i64::MAX / 2);
+const PLENTY: (i64, i64, i64) = (1 << 52, 1 << 52, 1 << 52);
 /// What every engine needs.
 const ONE_ENGINE: (i64, i64, i64) = (1 << 30, 1, 1);
 

@@ -5,7 +5,7 @@
 //! One connection is one request, within a time that is bounded, and only so many are served at once; so whoever connects and
 //! says nothing, or does not read, is soon rid of.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, net::SocketAddr, time::Duration};
 
 use axum::{
     Router,
@@ -17,14 +17,14 @@ use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
-    task::JoinSet,
+    sync::watch,
+    task::{AbortHandle, JoinSet},
 };
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::metrics::{self, Metrics};
 
-/// How many connections are served at once; the others wait until one of them is done.
+/// How many connections are served at once; one more takes the place of the oldest, which has had its time: an answer takes none.
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long a connection may take, with its one request and the answer.
@@ -59,18 +59,21 @@ pub fn serve(listener: TcpListener, metrics: Metrics, readiness: watch::Receiver
 }
 
 async fn accept(listener: TcpListener, router: Router) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     // With them, whoever is connected goes when the server does.
     let mut connections = JoinSet::new();
-    while let Ok(place) = places.clone().acquire_owned().await {
-        while connections.try_join_next().is_some() {}
+    let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
+    loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
+                while connections.try_join_next().is_some() {}
+                oldest_first.retain(|connection| !connection.is_finished());
+                if oldest_first.len() >= CONNECTIONS_MAX
+                    && let Some(oldest) = oldest_first.pop_front()
+                {
+                    oldest.abort();
+                }
                 let service = TowerToHyperService::new(router.clone());
-                connections.spawn(async move {
-                    serve_one(stream, peer, service).await;
-                    drop(place);
-                });
+                oldest_first.push_back(connections.spawn(serve_one(stream, peer, service)));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for metrics and health");

@@ -384,7 +384,10 @@ async fn questions() {
 async fn sums_that_cannot_be_counted() {
     let (database, rm) = start().await;
     let host = em("host1");
-    let most = linkis_rm::domain::resource::Resource::memory(i64::MAX).unwrap();
+    let most = linkis_rm::domain::resource::Resource::memory((1 << 53) - 1).unwrap();
+    let more = linkis_rm::domain::resource::Resource::memory(1 << 53).unwrap();
+    let error = rm.client.register(registration(host.clone(), more)).await.unwrap_err();
+    assert_eq!(error.field().as_deref(), Some("total"));
     rm.client.register(registration(host.clone(), most.clone())).await.unwrap();
     rm.client.request_resource(&request(&host, "hadoop", most.clone())).await.granted();
     let refusal = rm.client.request_resource(&request(&host, "hadoop", most)).await.refused();

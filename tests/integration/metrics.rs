@@ -243,18 +243,18 @@ async fn an_instance_that_stops_says_so_until_it_has_finished() {
     eventually("it serves nothing any more", Duration::from_secs(5), is_over).await;
 }
 
-/// More than are served at once connect and say nothing: they are soon rid of.
+/// More than are served at once connect and say nothing: the oldest of them gives way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_connects_and_says_nothing_keeps_the_others_waiting_for_seconds_only() {
+async fn who_connects_and_says_nothing_keeps_nobody_waiting() {
     let (_database, instance) = start().await;
     let mut silent = Vec::new();
-    for _ in 0..64 {
+    for _ in 0..200 {
         silent.push(TcpStream::connect(instance.http).await.unwrap());
     }
     let start = Instant::now();
     assert_eq!(get(instance.http, "/livez").await.0, 200);
-    let waited = start.elapsed();
-    assert!((Duration::from_secs(3)..Duration::from_secs(9)).contains(&waited), "waited {waited:?}");
+    // Before the silent ones have had all their time.
+    assert!(start.elapsed() < Duration::from_secs(4), "waited {:?}", start.elapsed());
     instance.stop().await;
 }
 

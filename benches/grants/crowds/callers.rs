@@ -35,7 +35,7 @@ const CONNECTIONS: u64 = 8;
 pub(crate) const USERS: u64 = 1000;
 
 /// More than is ever asked for, and what every engine needs.
-const PLENTY: i64 = i64::MAX / 2;
+pub(crate) const PLENTY: i64 = 1 << 52;
 const MEMORY: i64 = 1 << 30;
 
 /// No call is given up sooner by its caller; the service's own limits are shorter.

@@ -20,7 +20,7 @@ use tonic::Code;
 use crate::Failure;
 
 use super::{
-    callers::{em, registration},
+    callers::{PLENTY, em, registration},
     findings::{Findings, millis},
     stage::Stage,
 };
@@ -89,7 +89,7 @@ async fn unregisters(stage: &Stage, findings: &mut Findings, tickets: u64, limit
 async fn is_lost(stage: &Stage, findings: &mut Findings, tickets: u64) -> Result<bool, Failure> {
     let em = em(0)?;
     let client = stage.callers.client(1);
-    let epoch = client.register(registration(em.clone(), i64::MAX / 2)?).await?.epoch;
+    let epoch = client.register(registration(em.clone(), PLENTY)?).await?.epoch;
     let reports = async {
         for sequence in 1.. {
             let report = Report {

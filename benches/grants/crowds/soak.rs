@@ -8,7 +8,7 @@ use tonic::Code;
 use crate::{Failure, random::Random, sample::median};
 
 use super::{
-    callers::{KIND, ask, em, engine, granted, registration},
+    callers::{KIND, PLENTY, ask, em, engine, granted, registration},
     findings::{Findings, millis},
     fleet::Fleet,
     open,
@@ -40,7 +40,7 @@ const MORE_MAX: f64 = 25.0;
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings, minutes: u64) -> Result<Option<i64>, Failure> {
     let fleet = Fleet::start(stage).await?;
     let going = stage.scaled(GOING);
-    let plenty = registration(em(fleet.len())?, i64::MAX / 2)?;
+    let plenty = registration(em(fleet.len())?, PLENTY)?;
     stage.callers.client(0).register(plenty).await?;
     stage.callers.grant(fleet.len(), going, going).await?;
     stage.tables.settle().await?;

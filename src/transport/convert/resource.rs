@@ -13,8 +13,22 @@ pub fn required(field: &str, resource: Option<proto::Resource>) -> Result<Resour
     optional(field, resource)?.ok_or_else(|| FieldError::new(field, "is required"))
 }
 
+/// The largest amount of one dimension: so that the sums over very many tickets can be counted, and every client can hold it exactly.
+const AMOUNT_MAX: i64 = (1 << 53) - 1;
+
 /// A resource that stands in `field`, if it is set.
 pub fn optional(field: &str, resource: Option<proto::Resource>) -> Result<Option<Resource>, FieldError> {
+    let resource = of_message(field, resource)?;
+    let too_large = resource.iter().flat_map(Resource::amounts).find(|(_, amount)| *amount > AMOUNT_MAX);
+    match too_large {
+        Some((dimension, amount)) => {
+            Err(FieldError::new(field, format!("has {amount} of {dimension}; at most {AMOUNT_MAX} can be counted")))
+        }
+        None => Ok(resource),
+    }
+}
+
+fn of_message(field: &str, resource: Option<proto::Resource>) -> Result<Option<Resource>, FieldError> {
     let Some(resource) = resource else { return Ok(None) };
     let Some(kind) = resource.kind else {
         return Err(FieldError::new(field, "has no kind; set one, e.g. load_instance"));
