@@ -25,8 +25,9 @@ const CALLER_TIMEOUT: Duration = Duration::from_secs(4);
 /// So long that the service's own answer is always seen.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// How many connections the database allows: few, so that they can be exhausted by hand.
-pub const CONNECTIONS_MAX: usize = 100;
+/// How many connections the database allows: what three instances may want, and some for whoever looks; no more, so that they can be
+/// exhausted by hand.
+pub const CONNECTIONS_MAX: usize = 140;
 
 /// How much of each instance's log is kept.
 const LOG_LINES: usize = 200;
