@@ -17,7 +17,7 @@ use super::{
     refusal::Refusal,
     report::{LastSign, ReportNumber},
     resource::{Resource, ResourceError, ResourceType},
-    scope::{CREATOR, ENGINE_TYPE, TicketLabels, USER},
+    scope::{CREATOR, Counter, ENGINE_TYPE, TicketLabels, USER},
     selector::Selector,
     ticket::{EndedTicket, EngineInstance, Ticket},
 };
@@ -96,6 +96,11 @@ impl Request {
     /// The counters that it would belong to, in the order in which they are checked.
     pub fn scopes(&self, limits: &Limits) -> Arc<[LimitedScope]> {
         self.scopes.get(limits, &self.em, || limits.scopes(&self.ask.ticket_labels(&self.em)))
+    }
+
+    /// The same, without the rules that decide there.
+    pub fn counters(&self, limits: &Limits) -> Vec<Counter> {
+        self.scopes(limits).iter().map(|limited| limited.counter.clone()).collect()
     }
 }
 

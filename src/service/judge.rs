@@ -337,7 +337,7 @@ impl State {
     /// How much there is room for; nothing where the verdict tells why.
     fn head_room(&self, request: &Request) -> Vec<HeadRoom> {
         let Some(em) = self.ems.get(&request.em) else { return Vec::new() };
-        let scopes = self.limits.scopes(&request.ask.ticket_labels(&request.em));
+        let scopes = request.scopes(&self.limits);
         let room = judgement::head_room(em, &scopes, |counter| self.scopes.get(counter), &self.line.line);
         room.unwrap_or_default()
     }
@@ -366,10 +366,7 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
             action_record::read(&mut *connection, &granted).await?
         }
     };
-    let mut scopes: BTreeSet<Counter> = BTreeSet::new();
-    for look in looks {
-        scopes.extend(look.request.scopes(&limits).iter().map(|limited| limited.counter.clone()));
-    }
+    let scopes: BTreeSet<Counter> = looks.iter().flat_map(|look| look.request.counters(&limits)).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,

@@ -120,17 +120,16 @@ impl RequestResourceService {
         let mut tried = Vec::new();
         while tried.len() < CANDIDATES_MAX {
             let em = self.judge.choose(ask, &tried)?;
-            match self.request_on(request(em.clone(), ask), deadline).await {
-                granted @ Ok(Outcome::Granted(_)) => return Some(granted),
-                // Somebody was faster, or the EM is another by now; there may still be room elsewhere.
-                Ok(Outcome::Refused(refusal)) if refusal.is_of_em_alone() => self.judge.settle(&em),
-                Err(Error::Rejected(rejection)) if rejection.is_of_em() => self.judge.settle(&em),
-                answer => {
-                    self.judge.settle(&em);
-                    return Some(answer);
-                }
+            let answer = self.request_on(request(em.clone(), ask), deadline).await;
+            if !matches!(answer, Ok(Outcome::Granted(_))) {
+                self.judge.settle(&em);
             }
-            tried.push(em);
+            match answer {
+                // Somebody was faster, or the EM is another by now; there may still be room elsewhere.
+                Ok(Outcome::Refused(refusal)) if refusal.is_of_em_alone() => tried.push(em),
+                Err(Error::Rejected(rejection)) if rejection.is_of_em() => tried.push(em),
+                answer => return Some(answer),
+            }
         }
         None
     }

@@ -18,6 +18,7 @@ use self::{findings::Findings, report::Report, stage::Stage};
 
 mod callers;
 mod choosing;
+mod closed;
 mod deadlines;
 mod em_goes;
 mod findings;

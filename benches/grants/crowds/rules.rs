@@ -3,24 +3,23 @@
 use std::{
     fmt::Write as _,
     fs,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use linkis_rm::{
-    client::{ResourceRequest, ResultResource, RmClient},
+    client::RmClient,
     domain::{
         limit::{Pattern, Rule},
         name::Name,
         resource::Dimension,
     },
 };
-use tokio::task::JoinSet;
 
-use crate::{Failure, load::WARM_UP, process::TemporaryDir, random::Random, sample::median};
+use crate::{Failure, process::TemporaryDir, random::Random, sample::median};
 
 use super::{
     callers::{ask_for, em},
+    closed::{self, WINDOW},
     findings::{Findings, millis},
     stage::Stage,
 };
@@ -31,7 +30,6 @@ const SIZES: [(u64, f64); 2] = [(10_000, 0.9), (100_000, 0.8)];
 const EMS: u64 = 100;
 const MANY: u64 = 256;
 const ROOM: u64 = 1_000_000_000;
-const WINDOW: Duration = Duration::from_secs(5);
 
 /// How many rules are changed one after another, beside others.
 const CHANGES: u64 = 50;
@@ -66,9 +64,11 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
                         begun.elapsed().as_secs_f64(),
                     );
                 }
-                let (rate, count) = grants(stage, users).await?;
-                rates.push(rate);
-                granted += count;
+                let request =
+                    move |random: &mut Random| ask_for(em(random.up_to(EMS) - 1)?, user(random.up_to(users) - 1)?);
+                let seen = closed::ask(&stage.callers, MANY, WINDOW, false, request).await?;
+                rates.push(seen.rate);
+                granted += seen.granted();
             }
             findings.told(format!("{full} users, one rule for each of them"), "/s", rates[0]);
             findings.at_least(
@@ -104,34 +104,4 @@ async fn change(client: RmClient, users: u64) -> Result<Vec<f64>, Failure> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Ok(times)
-}
-
-/// Callers who ask again as soon as they are answered, each time for another user: how many are granted a second, and in all.
-async fn grants(stage: &Stage, users: u64) -> Result<(f64, i64), Failure> {
-    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let counted_from = Instant::now() + WARM_UP;
-    let mut all = JoinSet::new();
-    for number in 0..MANY {
-        let (client, stop) = (stage.callers.client(number), stop.clone());
-        all.spawn(async move {
-            let (mut random, mut granted, mut counted) = (Random::new(number + 1), 0_i64, 0_u64);
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                let request: ResourceRequest = ask_for(em(random.up_to(EMS) - 1)?, user(random.up_to(users) - 1)?)?;
-                match client.request_resource(&request).await? {
-                    ResultResource::Available(_) => granted += 1,
-                    ResultResource::NotEnough(refusal) => return Err(format!("refused: {refusal:?}").into()),
-                }
-                counted += u64::from(Instant::now() >= counted_from);
-            }
-            Ok::<_, Failure>((granted, counted))
-        });
-    }
-    tokio::time::sleep(WARM_UP + WINDOW).await;
-    stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    let (mut granted, mut counted) = (0, 0);
-    while let Some(done) = all.join_next().await {
-        let (some, in_window) = done??;
-        (granted, counted) = (granted + some, counted + in_window);
-    }
-    Ok((counted as f64 / WINDOW.as_secs_f64(), granted))
 }

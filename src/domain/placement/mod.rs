@@ -6,8 +6,7 @@
 //! is remembered until somewhere it does.
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},
 };
 
@@ -18,12 +17,13 @@ use super::{
     policy::Policy,
     report::Condition,
     resource::{Resource, ResourceType},
-    selector::{PREFERENCES_MAX, Placement},
+    selector::Placement,
 };
 
 mod group;
 mod host;
 mod hosts;
+mod search;
 
 #[cfg(test)]
 mod tests;
@@ -31,9 +31,7 @@ mod tests;
 use group::{Group, HostId, Wanted};
 use host::{Host, Rank};
 use hosts::Hosts;
-
-/// EMs with a label of which there are no more than this are looked at one by one.
-const SCANNED_MAX: usize = 32;
+use search::{Search, Shares, for_each_group, preferences};
 
 /// How many common labels have groups of their own.
 const PARTS_MAX: usize = 1024;
@@ -337,83 +335,6 @@ impl Pool {
     }
 }
 
-/// What a request asks of EMs, beside room.
-struct Search<'a> {
-    ask: &'a Ask,
-    policies: &'a Policies,
-    /// What the EM must have.
-    labels: BTreeSet<Label>,
-    except: &'a [EmInstance],
-}
-
-impl<'a> Search<'a> {
-    fn new(ask: &'a Ask, policies: &'a Policies, preferred: Vec<Label>, except: &'a [EmInstance]) -> Self {
-        let required = ask.selector.required.as_map().iter().map(|(key, value)| (key.clone(), value.clone()));
-        Self { ask, policies, labels: required.chain(preferred).collect(), except }
-    }
-
-    /// Whether EMs of an application are candidates at all.
-    fn serves(&self, application_name: &Name) -> bool {
-        let wanted = self.ask.selector.application_name.as_ref();
-        wanted.is_none_or(|wanted| wanted == application_name)
-            && self
-                .policies
-                .get(application_name)
-                .is_none_or(|policy| policy.lacking(|key| self.ask.carries(key)).is_none())
-    }
-}
-
-/// Goes through all groups of EMs that a request may go to, each with the condition that not all of it may satisfy.
-fn for_each_group(
-    view: &mut View,
-    search: &Search<'_>,
-    mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
-) {
-    let rarest = search.labels.iter().map(|label| (view.labelled.get(label).map_or(0, HashSet::len), label)).min();
-    if rarest.is_some_and(|(len, _)| len == 0) {
-        return;
-    }
-    let common = rarest.filter(|(len, _)| *len > SCANNED_MAX).map(|(_, label)| label);
-    if let Some(label) = common {
-        view.make_common(label);
-    }
-    let conditions = search.labels.len() - usize::from(common.is_some());
-    let holds =
-        |host: &Host| search.labels.iter().all(|label| host.has(label)) && !search.except.contains(&host.em.instance);
-    let only: Option<&dyn Fn(&Host) -> bool> =
-        if conditions == 0 && search.except.is_empty() { None } else { Some(&holds) };
-    if let (Some((_, label)), None) = (rarest, common) {
-        // Few: groups for this once.
-        let ids = view.labelled.get(label).into_iter().flatten().copied();
-        let mut groups: BTreeMap<(Name, ResourceType), Vec<HostId>> = BTreeMap::new();
-        for (id, host) in ids.filter_map(|id| Some((id, view.hosts.get(id)?))) {
-            if host.em.admits(search.ask.labels.as_map())
-                && search.serves(&host.em.instance.application_name)
-                && holds(host)
-            {
-                groups.entry(pool_of(&host.em).1).or_default().push(id);
-            }
-        }
-        for (kind, ids) in groups {
-            each(&kind, &mut Group::new(ids, &view.hosts), &view.hosts, None);
-        }
-        return;
-    }
-    let View { hosts, pools, .. } = view;
-    for reserved in reservations(pools, search.ask) {
-        let Some(kinds) = pools.get_mut(&reserved) else { continue };
-        for (kind, pool) in kinds.iter_mut().filter(|(kind, _)| search.serves(&kind.0)) {
-            let group = match common {
-                None => Some(&mut pool.all),
-                Some((key, value)) => pool.by_label.get_mut(key).and_then(|of_key| of_key.get_mut(value)),
-            };
-            if let Some(group) = group {
-                each(kind, group, hosts, only);
-            }
-        }
-    }
-}
-
 impl View {
     /// Makes groups of those that have a common label.
     fn make_common(&mut self, label: &Label) {
@@ -440,32 +361,6 @@ impl View {
     }
 }
 
-/// The labels for which EMs are reserved that let the request in; none first.
-fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &Ask) -> Vec<Vec<Label>> {
-    let mut let_in = vec![Vec::new()];
-    for (key, value) in ask.labels.as_map() {
-        let first = (key.clone(), value.clone());
-        let from_first = pools.range(vec![first.clone()]..).map(|(reserved, _)| reserved);
-        let with_it = from_first.take_while(|reserved| reserved.first() == Some(&first));
-        let_in.extend(with_it.filter(|reserved| reserved.iter().all(|(key, value)| ask.has(key, value))).cloned());
-    }
-    let_in
-}
-
-/// All ways to have some of the labels that a request prefers, the weightiest first; the last is to have none.
-fn preferences(ask: &Ask) -> Vec<Vec<Label>> {
-    let preferred = ask.selector.preferred.get(..PREFERENCES_MAX).unwrap_or(&ask.selector.preferred);
-    let way = |bits: u32| {
-        let chosen = preferred.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);
-        let weight: u32 = chosen.clone().map(|(_, preference)| preference.weight).sum();
-        let labels = chosen.map(|(_, preference)| (preference.key.clone(), preference.value.clone()));
-        (weight, labels.collect::<Vec<_>>())
-    };
-    let mut ways: Vec<_> = (0..1 << preferred.len()).map(way).collect();
-    ways.sort_by_key(|(weight, _)| Reverse(*weight));
-    ways.into_iter().map(|(_, labels)| labels).collect()
-}
-
 fn pool_of(em: &Em) -> (Vec<Label>, (Name, ResourceType)) {
     let reserved = em.reserved.as_map().iter().map(|(key, value)| (key.clone(), value.clone())).collect();
     (reserved, (em.instance.application_name.clone(), em.resource_type()))
@@ -477,25 +372,4 @@ fn labels_of(em: &Em) -> impl Iterator<Item = Label> {
 
 fn version_of(em: &Em) -> (i64, i64) {
     (em.epoch, em.version)
-}
-
-/// What EMs of each type would count of a request: the same for all of them.
-struct Shares<'a> {
-    ask: &'a Ask,
-    by_type: Vec<(ResourceType, Option<Resource>)>,
-}
-
-impl<'a> Shares<'a> {
-    fn of(ask: &'a Ask) -> Self {
-        Self { ask, by_type: Vec::new() }
-    }
-
-    /// `None` if EMs of the type cannot answer for the request.
-    fn on(&mut self, kind: ResourceType) -> Option<&Resource> {
-        let known = self.by_type.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
-            self.by_type.push((kind, self.ask.resource.project(kind).ok()));
-            self.by_type.len() - 1
-        });
-        self.by_type.get(known)?.1.as_ref()
-    }
 }

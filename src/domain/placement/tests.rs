@@ -1,10 +1,10 @@
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use proptest::prelude::*;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::*;
+use super::{search::SCANNED_MAX, *};
 use crate::domain::{
     name::Labels,
     policy::Check,

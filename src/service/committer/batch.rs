@@ -280,14 +280,10 @@ fn scopes<'a>(
     if limits.is_empty() {
         return BTreeSet::new();
     }
-    let mut counters = BTreeSet::new();
-    for request in operations.iter().filter_map(|operation| operation.request()) {
-        counters.extend(request.scopes(limits).iter().map(|limited| limited.counter.clone()));
-    }
-    for ticket in tickets {
-        counters.extend(limits.scopes(&ticket.ticket_labels()).into_iter().map(|limited| limited.counter));
-    }
-    counters
+    let requests = operations.iter().filter_map(|operation| operation.request());
+    let asked = requests.flat_map(|request| request.counters(limits));
+    let held = tickets.flat_map(|ticket| limits.scopes(&ticket.ticket_labels())).map(|limited| limited.counter);
+    asked.chain(held).collect()
 }
 
 /// Writes what only some batches have to.
