@@ -32,6 +32,15 @@
 //!
 //! Advisory locks, triggers and stored procedures; a second way to write what is granted; a state kept in memory that an answer depends on.
 
+#![warn(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unreachable,
+    clippy::print_stdout,
+    clippy::too_many_lines
+)]
+
 pub mod client;
 pub mod commands;
 pub mod config;

@@ -28,6 +28,7 @@ pub(crate) async fn measure(
     window: Duration,
     meter: &mut Meter,
 ) -> Result<Sample, Failure> {
+    #[expect(clippy::disallowed_methods, reason = "the load does not wait for the service: that is what is measured")]
     let (due, calls_due) = mpsc::unbounded_channel();
     let begun = Instant::now();
     // A thread, because the runtime's own timer has steps of a millisecond.

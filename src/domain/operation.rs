@@ -50,7 +50,7 @@ pub enum Operation {
 }
 
 /// How many tickets of an EM one operation touches: so many that a batch which carries it out keeps nobody waiting for long.
-pub const STEP_TICKETS_MAX: usize = 64;
+pub const STEP_TICKETS_MAX: usize = 56;
 
 /// How many tickets one step counts: each of them may concern a scope of its own.
 pub const STEP_COUNTED_MAX: usize = STEP_TICKETS_MAX / 2;

@@ -78,6 +78,10 @@ impl WaitingLine {
         tasks: &Tasks,
         stopping: CancellationToken,
     ) -> (Self, mpsc::UnboundedReceiver<Uuid>) {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "one for each call that ends, and calls are bounded; a drop cannot wait"
+        )]
         let (leaving, left) = mpsc::unbounded_channel();
         let (alive, signs) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
         let (instance_id, index) = (Uuid::new_v4(), Arc::default());

@@ -114,30 +114,66 @@ pub struct PageOf<'a> {
     pub after: Uuid,
     /// How many at most.
     pub limit: usize,
+    /// Only those of registrations up to this one: of an EM that has registered since, very many others may lie between them.
+    pub epoch_max: Option<i64>,
+}
+
+/// How many tickets one part passes over at most, those that it holds included.
+const PASSED_MAX: i64 = 1024;
+
+/// Where the parts end that pass over as many tickets as they may; missing where there are fewer.
+async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<HashMap<EmInstance, Uuid>, StoreError> {
+    let passing = || pages.iter().filter(|page| page.epoch_max.is_some());
+    if passing().next().is_none() {
+        return Ok(HashMap::new());
+    }
+    let (application_names, instances) = em_columns(passing().map(|page| page.em));
+    let rows: Vec<(String, String, Uuid)> = sqlx::query_as(
+        "-- user_resource::ends
+        SELECT k.em_application_name, k.em_instance, t.ticket_id
+        FROM unnest($1::text[], $2::text[], $3::uuid[]) AS k (em_application_name, em_instance, after)
+        CROSS JOIN LATERAL (
+            SELECT ticket_id FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.ticket_id > k.after
+            ORDER BY t.ticket_id OFFSET $4 LIMIT 1) t",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(passing().map(|page| page.after).collect::<Vec<_>>())
+    .bind(PASSED_MAX - 1)
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter().map(|(name, instance, last)| Ok((TABLE.em(&name, &instance)?, last))).collect()
 }
 
 /// Parts of the tickets of EMs, each in the order of their ids; at most one for each EM.
 pub async fn read_pages(
-    executor: impl PgExecutor<'_>,
+    connection: &mut PgConnection,
     pages: &[PageOf<'_>],
 ) -> Result<(HashMap<EmInstance, TicketPage>, HashMap<Uuid, Ticket>), StoreError> {
+    let ends = ends(&mut *connection, pages).await?;
+    let end_of = |page: &PageOf<'_>| ends.get(page.em).copied();
     let (application_names, instances) = em_columns(pages.iter().map(|page| page.em));
     let rows: Vec<TicketRow> = sqlx::query_as(
         r#"-- user_resource::read_pages
         SELECT t.ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
             locked_time, used_time, expires_at, principal, em_epoch
-        FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS k (em_application_name, em_instance, after, most)
+        FROM unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[])
+            AS k (em_application_name, em_instance, after, up_to, epoch_max, most)
         CROSS JOIN LATERAL (
             SELECT * FROM linkis_user_resource_meta_data t
-            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.ticket_id > k.after
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance
+                AND t.ticket_id > k.after AND t.ticket_id <= k.up_to AND t.em_epoch <= k.epoch_max
             ORDER BY t.ticket_id LIMIT k.most) t"#,
     )
     .bind(application_names)
     .bind(instances)
     .bind(pages.iter().map(|page| page.after).collect::<Vec<_>>())
+    .bind(pages.iter().map(|page| end_of(page).unwrap_or(Uuid::max())).collect::<Vec<_>>())
+    .bind(pages.iter().map(|page| page.epoch_max.unwrap_or(i64::MAX)).collect::<Vec<_>>())
     .bind(pages.iter().map(|page| i64::try_from(page.limit).unwrap_or(i64::MAX)).collect::<Vec<_>>())
-    .fetch_all(executor)
+    .fetch_all(connection)
     .await?;
     let mut tickets = HashMap::with_capacity(rows.len());
     let mut seen: HashMap<EmInstance, (usize, Uuid)> = HashMap::new();
@@ -149,7 +185,8 @@ pub async fn read_pages(
     }
     let part = |page: &PageOf<'_>| {
         let full = seen.get(page.em).filter(|(count, _)| *count == page.limit);
-        (page.em.clone(), TicketPage { after: page.after, last: full.map(|(_, last)| *last) })
+        let last = full.map(|(_, last)| *last).or_else(|| end_of(page));
+        (page.em.clone(), TicketPage { after: page.after, last })
     };
     Ok((pages.iter().map(part).collect(), tickets))
 }

@@ -22,6 +22,7 @@ pub mod status;
 pub mod usage;
 
 /// The generated code of package `linkis.rm.v1`.
+#[expect(clippy::too_many_lines, reason = "nobody reads it")]
 pub mod proto {
     tonic::include_proto!("linkis.rm.v1");
 

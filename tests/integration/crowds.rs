@@ -1,10 +1,11 @@
 //! Crowds: very many of one thing at once. Each is done in steps, beside others, and whatever dies meanwhile.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use linkis_rm::{
     client::RmClient,
     domain::{em::EmInstance, operation::Released, resource::Resource},
+    store::user_resource::{self, PageOf},
     transport::proto::{
         self, limit_service_client::LimitServiceClient, resource_manager_service_client::ResourceManagerServiceClient,
     },
@@ -281,4 +282,29 @@ async fn many_who_set_limits_at_once_take_few_connections() {
     }
     assert!(most <= 40, "{most} connections");
     assert_invariants(&database, &rm.client).await;
+}
+
+/// An EM that goes and registers again at once is soon granted as much as before: what is left of the older registration is found
+/// among very many others in few steps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tickets_of_a_later_registration_are_passed_over_in_large_parts() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    crowd(&database, &rm.client, &host, CROWD, "1 hour").await;
+    let later =
+        "UPDATE linkis_user_resource_meta_data SET em_epoch = em_epoch + 1 WHERE id % 500 <> 0 RETURNING em_epoch";
+    let later: Vec<i64> = sqlx::query_scalar(later).fetch_all(&database.pool).await.unwrap();
+    let older = usize::try_from(CROWD).unwrap() - later.len();
+
+    let mut connection = database.pool.acquire().await.unwrap();
+    let (mut after, mut parts, mut found) = (Some(Uuid::nil()), 0, HashSet::new());
+    while let Some(from) = after {
+        let page = PageOf { em: &host, after: from, limit: 4, epoch_max: Some(later[0] - 1) };
+        let (pages, tickets) = user_resource::read_pages(&mut connection, &[page]).await.unwrap();
+        assert!(tickets.len() <= 4 && tickets.values().all(|ticket| ticket.em_epoch < later[0]));
+        found.extend(tickets.into_keys());
+        (after, parts) = (pages[&host].last, parts + 1);
+    }
+    assert_eq!(found.len(), older);
+    assert!(parts <= 6, "{parts} parts for {older} tickets among {CROWD}");
 }

@@ -51,7 +51,7 @@ pub const GB: i64 = 1 << 30;
 fn postgres() -> &'static PgConnectOptions {
     static OPTIONS: OnceLock<PgConnectOptions> = OnceLock::new();
     OPTIONS.get_or_init(|| {
-        let (sender, receiver) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         // A thread for the whole run: a test's own runtime ends with the test.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

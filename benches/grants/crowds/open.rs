@@ -82,6 +82,10 @@ where
 {
     /// Makes the calls while `work` goes on, which begins after a warm-up and is given up after `limit`.
     pub async fn during<T>(self, limit: Duration, work: impl Future<Output = T>) -> Result<(Option<T>, Seen), Failure> {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the load does not wait for the service: that is what is measured"
+        )]
         let (due, calls_due) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel();
         let (begun, rate) = (Instant::now(), self.per_second);

@@ -242,12 +242,12 @@ fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec
     let step = |operation: &&'a Operation| {
         let (from, instance) = (operation.steps_from()?, operation.em());
         let em = ems.get(instance)?;
-        let after = match from {
-            StepFrom::First => Uuid::nil(),
-            StepFrom::Ended => em.going?.after,
-            StepFrom::Counted => em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after),
+        let (after, epoch_max) = match from {
+            StepFrom::First => (Uuid::nil(), None),
+            StepFrom::Ended => em.going.map(|going| (going.after, Some(going.epoch).filter(|_| em.is_registered())))?,
+            StepFrom::Counted => (em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after), None),
         };
-        Some(PageOf { em: instance, after, limit: operation.tickets_max() })
+        Some(PageOf { em: instance, after, limit: operation.tickets_max(), epoch_max })
     };
     operations.iter().filter_map(step).filter(|page| seen.insert(page.em)).collect()
 }

@@ -262,6 +262,10 @@ pub(super) struct Answers {
 
 impl Answers {
     pub fn start(after_commit: AfterCommit, undoing: Undoing, tasks: &Tasks) -> Self {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "as many as the committer has answered, which are bounded by its queue"
+        )]
         let (batches, mut committed) = mpsc::unbounded_channel();
         let own = after_commit.line.instance_id();
         let teller = Teller { after_commit, undoing };

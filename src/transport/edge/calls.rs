@@ -9,7 +9,6 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
-    time::Instant,
 };
 
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -276,8 +275,8 @@ impl Future for Answering {
             Err(error) => Status::from(error.clone()).into_http(),
         };
         let (closing, call) = (self.closing.take(), self.call.take());
-        if let (Some(status), Some(call)) = (answer.extensions().get::<Status>(), &call) {
-            tell_of_defect(&call.edge, self.uri.path(), status);
+        if let Some(status) = answer.extensions().get::<Status>() {
+            tell_of_defect(self.uri.path(), status);
         }
         let is_whole = closing.is_none();
         let mut answer = answer.map(|body| Answer::new(body, closing, call.clone()));
@@ -293,12 +292,10 @@ impl Future for Answering {
 }
 
 /// Logs what was behind an answer that only says that there is a defect. What the caller did wrong is its own affair.
-fn tell_of_defect(edge: &Edge, method: &str, status: &Status) {
+fn tell_of_defect(method: &str, status: &Status) {
     let error = std::error::Error::source(status).and_then(|source| source.downcast_ref::<Error>());
-    if let (Code::Internal, Some(error)) = (status.code(), error)
-        && let Some(others) = edge.defects.tell(Instant::now())
-    {
-        tracing::error!(method, error = error as &dyn std::error::Error, others, "a call met a defect of the service");
+    if let (Code::Internal, Some(error)) = (status.code(), error) {
+        tracing::error!(method, error = error as &dyn std::error::Error, "a call met a defect of the service");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The accept loop.
 
-use std::{io, sync::Arc, time::Duration, time::Instant};
+use std::{io, sync::Arc, time::Duration};
 
 use tokio::{net::TcpListener, sync::mpsc};
 
@@ -21,20 +21,15 @@ pub async fn accept(listener: TcpListener, edge: Arc<Edge>, serve: mpsc::Sender<
                 }
                 None => {
                     edge.gauges.refused.add();
-                    if let Some(others) = edge.turned_away.tell(Instant::now()) {
-                        let open = edge.gauges.connections();
-                        tracing::warn!(%address, open, others, "turned a connection away: see --max-connections");
-                    }
+                    let open = edge.gauges.connections();
+                    tracing::warn!(%address, open, "turned a connection away: see --max-connections");
                 }
             },
             Err(error) if is_of_the_connection(&error) => {}
             Err(error) => {
                 edge.gauges.accept_errors.add();
-                if let Some(others) = edge.turned_away.tell(Instant::now()) {
-                    let open = edge.gauges.connections();
-                    let error = &error as &dyn std::error::Error;
-                    tracing::error!(error, open, others, "cannot accept connections");
-                }
+                let open = edge.gauges.connections();
+                tracing::error!(error = &error as &dyn std::error::Error, open, "cannot accept connections");
                 tokio::time::sleep(PAUSE).await;
             }
         }

@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 use crate::transport::message_size::HEARTBEAT_BYTES_MAX;
 
 use gauges::EdgeGauges;
-use seldom::Seldom;
 use share::Share;
 
 mod answer;
@@ -27,7 +26,6 @@ mod connection;
 pub mod gauges;
 mod listener;
 mod open_files;
-mod seldom;
 mod share;
 
 pub use calls::Calls;
@@ -117,10 +115,6 @@ pub struct Edge {
     answer_bytes: Share,
     /// Cancelled when whatever only lingers has to end.
     closing: CancellationToken,
-    /// Logged of connections that could not be accepted, or were turned away.
-    turned_away: Seldom,
-    /// Logged of calls that met a defect.
-    defects: Seldom,
 }
 
 impl Edge {
@@ -132,8 +126,6 @@ impl Edge {
             reflections: Share::of(REFLECTIONS_MAX),
             answer_bytes: Share::of(bounds.body_bytes),
             closing: CancellationToken::new(),
-            turned_away: Seldom::new(1, Duration::from_secs(5)),
-            defects: Seldom::new(20, Duration::from_secs(1)),
         })
     }
 

@@ -1,0 +1,137 @@
+//! Warnings and errors at a bounded rate: a crowd can cause very many of the same.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tracing::{Event, Level, Subscriber, callsite::Identifier};
+use tracing_subscriber::{
+    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
+    registry::LookupSpan,
+};
+
+/// How many of one kind, that is from one place in the code, are told [`WITHIN`] a time.
+const TOLD_MAX: u32 = 20;
+
+/// See [`TOLD_MAX`].
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// Formats events as `F` does, but of warnings and errors of one kind only the first few; the next one that is told says how many
+/// were left out before it.
+#[derive(Debug)]
+pub struct Bounded<F> {
+    format: F,
+    kinds: Mutex<HashMap<Identifier, Kind>>,
+}
+
+/// What was told of one kind.
+#[derive(Debug)]
+struct Kind {
+    since: Instant,
+    told: u32,
+    left_out: u64,
+}
+
+impl<F> Bounded<F> {
+    /// On top of a format.
+    pub fn new(format: F) -> Self {
+        Self { format, kinds: Mutex::default() }
+    }
+
+    fn tell(&self, kind: Identifier, now: Instant) -> Option<u64> {
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        kinds.entry(kind).or_insert_with(|| Kind::new(now)).tell(now)
+    }
+}
+
+impl Kind {
+    fn new(now: Instant) -> Self {
+        Self { since: now, told: 0, left_out: 0 }
+    }
+
+    /// Whether one more is told, at `now`: then how many were left out since the last one that was.
+    fn tell(&mut self, now: Instant) -> Option<u64> {
+        if now.saturating_duration_since(self.since) >= WITHIN {
+            (self.since, self.told) = (now, 0);
+        }
+        if self.told >= TOLD_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.told += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+impl<S, N, F> FormatEvent<S, N> for Bounded<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let metadata = event.metadata();
+        if *metadata.level() <= Level::WARN {
+            match self.tell(metadata.callsite(), Instant::now()) {
+                None => return Ok(()),
+                Some(0) => {}
+                Some(left_out) => writeln!(writer, "({left_out} like the next line were left out)")?,
+            }
+        }
+        self.format.format_event(context, writer, event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, sync::Arc};
+
+    use tracing_subscriber::fmt::format::Format;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_flood_of_one_kind_is_told_a_few_times_and_other_kinds_always() {
+        let lines = Lines::default();
+        let to = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || to.clone())
+            .event_format(Bounded::new(Format::default().without_time()))
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            for number in 0..10_000 {
+                tracing::error!(number, "the database is away");
+                tracing::info!(number, "served");
+            }
+            tracing::warn!("something else");
+        });
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let count = |of: &str| text.lines().filter(|line| line.contains(of)).count();
+        assert_eq!((count("the database is away"), count("served"), count("something else")), (20, 10_000, 1));
+    }
+
+    #[test]
+    fn what_was_left_out_is_counted() {
+        let start = Instant::now();
+        let mut kind = Kind::new(start);
+        assert_eq!((0..TOLD_MAX + 2).filter_map(|_| kind.tell(start)).count(), 20);
+        assert_eq!([kind.tell(start + WITHIN), kind.tell(start + WITHIN)], [Some(2), Some(0)]);
+    }
+}
