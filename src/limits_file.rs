@@ -86,7 +86,11 @@ impl Reader {
                     self.wrong(at, "limit", problem);
                 }
             }
-            rules.extend(pattern.zip(max).map(|(pattern, max)| Rule { pattern, max }));
+            let rule = pattern.zip(max).map(|(pattern, max)| Rule { pattern, max });
+            if let Some(Err(uncounted)) = rule.as_ref().map(Rule::check_labels) {
+                self.wrong(at, "max", uncounted.to_string());
+            }
+            rules.extend(rule);
         }
         rules
     }

@@ -28,6 +28,7 @@ mod operators;
 mod plans;
 mod private_database;
 mod proxy;
+mod queues;
 mod reported;
 mod traps;
 mod waiting;
