@@ -24,6 +24,7 @@ mod limits;
 mod lookups;
 mod metrics;
 mod migrations;
+mod observed;
 mod operators;
 mod plans;
 mod private_database;

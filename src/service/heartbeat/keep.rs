@@ -1,6 +1,6 @@
 //! Keeps reports: all that wait, in one statement.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use time::OffsetDateTime;
 use tokio::{
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-use super::{Differing, Found, Pending};
+use super::{Differing, Found, Pending, observe};
 
 /// How many reports share one statement, beside those that wait from the last one.
 const BATCH_MAX: usize = 256;
@@ -113,8 +113,12 @@ impl Keeper {
             let reports: Vec<&Report> = part.iter().map(|waiting| &waiting.pending.report).collect();
             match keep(&mut self.session, &reports).await {
                 Ok(met) => {
+                    let observed = observe(&mut self.session, &reports, &met).await;
+                    if observed.is_err() {
+                        self.session.reset();
+                    }
                     for (waiting, met) in part.into_iter().zip(met) {
-                        held.extend(self.tell(waiting, met));
+                        held.extend(self.tell(waiting, met, &observed));
                     }
                 }
                 Err(error) if error.is_lock_timeout() => {
@@ -131,14 +135,27 @@ impl Keeper {
         held
     }
 
-    /// Tells what a report met; returns it if it has to be tried again.
-    fn tell(&self, waiting: Waiting, met: Option<Met>) -> Option<Waiting> {
+    /// Tells what a report met, or what became of what it observes; returns it if it has to be tried again.
+    fn tell(
+        &self,
+        waiting: Waiting,
+        met: Option<Met>,
+        observed: &Result<HashMap<EmInstance, FieldError>, Error>,
+    ) -> Option<Waiting> {
         let Waiting { pending, held_since } = waiting;
         if met.is_some_and(|met| met.kept) {
             // Before it is answered: whoever knows that it was taken is right to expect that it counts.
             self.seen.report(&pending.report);
         }
-        match Verdict::of(&pending.report, pending.tickets, met) {
+        let told = match observed {
+            _ if pending.report.observed.is_none() => Ok(()),
+            Ok(wrong) => wrong.get(&pending.report.em).cloned().map_or(Ok(()), |error| Err(error.into())),
+            Err(error) => Err(error.clone()),
+        };
+        let verdict = Verdict::of(&pending.report, pending.tickets, met);
+        let verdict =
+            verdict.and_then(|verdict| if verdict == Verdict::Held { Ok(verdict) } else { told.and(Ok(verdict)) });
+        match verdict {
             Ok(Verdict::Complete) => pending.answer(Ok(Found::default())),
             Ok(Verdict::Differs { previous, any_missed }) => {
                 let sent = self.differing.try_send(Differing { pending, previous, any_missed });
@@ -183,6 +200,19 @@ fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<V
     }
     part.into_iter().for_each(|waiting| waiting.pending.answer(Err(error.clone())));
     vec![]
+}
+
+/// Keeps what those of `reports` observe that were kept now or before; what is wrong with them.
+async fn observe(
+    session: &mut Session,
+    reports: &[&Report],
+    met: &[Option<Met>],
+) -> Result<HashMap<EmInstance, FieldError>, Error> {
+    let is_last =
+        |report: &Report, met: &Met| met.kept || met.last.is_some_and(|(last, _)| last == ReportNumber::of(report));
+    let last = reports.iter().zip(met).filter(|(report, met)| met.is_some_and(|met| is_last(report, &met)));
+    let last: Vec<&Report> = last.map(|(report, _)| *report).collect();
+    observe::keep(session, &last).await.map_err(Error::from)
 }
 
 /// Keeps reports; what each met, or `None` if its EM is not registered.
@@ -264,7 +294,7 @@ mod tests {
     fn report(host: &str, epoch: i64, sequence: i64, tickets: &[u128]) -> Report {
         let em = EmInstance::parse("em", "ecm", host).unwrap();
         let tickets = tickets.iter().map(|id| Uuid::from_u128(*id)).collect();
-        Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets }
+        Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
     }
 
     fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<Met> {
