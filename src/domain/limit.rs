@@ -21,7 +21,7 @@ use super::{
     name::Name,
     policy::Policy,
     resource::{Dimension, Resource},
-    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, TicketLabels, USER, label_of},
+    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, TicketLabels, USER, Uncounted},
 };
 
 /// How many labels a limit may name.
@@ -193,22 +193,8 @@ impl Rule {
     /// # Errors
     /// [`Uncounted`] for the first that is not.
     pub fn check_labels(&self) -> Result<(), Uncounted> {
-        let uncounted = |dimension: &Dimension| {
-            let label = label_of(dimension).filter(|label| !self.pattern.0.contains_key(*label))?;
-            Some(Uncounted { dimension: dimension.key(), label })
-        };
-        self.max.keys().find_map(uncounted).map_or(Ok(()), Err)
+        Uncounted::check(self.max.keys(), |label| self.pattern.0.contains_key(label))
     }
-}
-
-/// A limit names what its labels do not count.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("names {dimension:?}, which each {label} has of its own: add the label {label:?}, with a value or in each")]
-pub struct Uncounted {
-    /// The dimension, as limits name it.
-    dimension: String,
-    /// The label that it is counted by.
-    label: &'static str,
 }
 
 /// A rule, and how it came to be as it is.

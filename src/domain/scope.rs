@@ -40,6 +40,33 @@ pub fn label_of(dimension: &Dimension) -> Option<&'static str> {
     }
 }
 
+/// A maximum is said for a dimension that the labels do not count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("names {dimension:?}, which each {label} has of its own: add the label {label:?}, with a value or in each")]
+pub struct Uncounted {
+    /// The dimension, as limits name it.
+    dimension: String,
+    /// The label that it is counted by.
+    label: &'static str,
+}
+
+impl Uncounted {
+    /// Whether labels count all of some dimensions.
+    ///
+    /// # Errors
+    /// The first that they do not.
+    pub fn check<'a>(
+        mut dimensions: impl Iterator<Item = &'a Dimension>,
+        has_label: impl Fn(&str) -> bool,
+    ) -> Result<(), Self> {
+        let uncounted = |dimension: &Dimension| {
+            let label = label_of(dimension).filter(|label| !has_label(label))?;
+            Some(Self { dimension: dimension.key(), label })
+        };
+        dimensions.find_map(uncounted).map_or(Ok(()), Err)
+    }
+}
+
 /// All labels of a ticket: those of its own fields, those that came with the request, and those that are derived. All of them stay
 /// the same as long as the ticket lives: what it uses is of the type that was granted, and in the same queue or namespace.
 #[derive(Debug, Clone)]

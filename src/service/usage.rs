@@ -68,7 +68,7 @@ impl Usage {
     ) -> Result<(HashMap<Uuid, Ticket>, HashMap<Uuid, Observed>), Error> {
         let mut connection = self.store.operators().acquire().await?;
         let tickets = answered(user_resource::read(&mut *connection, ticket_ids)).await?;
-        let observed = answered(em_observed::read(&mut *connection, tickets.values())).await?;
+        let observed = answered(em_observed::read(&mut connection, tickets.values())).await?;
         Ok((tickets, observed))
     }
 
@@ -89,7 +89,7 @@ impl Usage {
     pub async fn observed(&self, ticket: &Ticket) -> Result<Option<Observed>, Error> {
         let read = async {
             let mut connection = self.store.pool().acquire().await?;
-            em_observed::read(&mut *connection, [ticket]).await
+            em_observed::read(&mut connection, [ticket]).await
         };
         Ok(answered(read).await?.remove(&ticket.id))
     }
@@ -143,7 +143,7 @@ impl Usage {
     ) -> Result<(Page, HashMap<Uuid, Observed>), Error> {
         let mut connection = self.store.operators().acquire().await?;
         let page = answered(user_resource::list(&mut *connection, filter, after, limit)).await?;
-        let observed = answered(em_observed::read(&mut *connection, &page.tickets)).await?;
+        let observed = answered(em_observed::read(&mut connection, &page.tickets)).await?;
         Ok((page, observed))
     }
 }

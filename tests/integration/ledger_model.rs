@@ -224,7 +224,7 @@ struct Model {
     now: u64,
     ems: BTreeMap<usize, (i64, i64)>,
     tickets: Vec<ModelTicket>,
-    request_ids: BTreeMap<u8, (usize, usize, Option<usize>, i64, u64, Uuid)>,
+    request_ids: BTreeMap<u8, (Asked, Uuid)>,
     /// By user; `None` for each user that has none of his own.
     limits: BTreeMap<Option<usize>, i64>,
     /// Likewise by queue.
@@ -259,6 +259,9 @@ struct ModelWaiting {
     /// Likewise at its queue's.
     at_queue: Option<bool>,
 }
+
+/// What a request id stands for: EM, user, queue, amount, and for how long.
+type Asked = (usize, usize, Option<usize>, i64, u64);
 
 /// What is available to a request on an EM, of its user's limit and of its queue's, and what there is in all.
 struct Available {
@@ -344,8 +347,8 @@ impl Model {
 
     /// Judges a request; `number` is its position among those who wait, if it has one.
     fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
-        if let Some((e, u, q, a, t, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
-            if (e, u, q, a, t) != (ask.em, ask.user, ask.queue, ask.amount, ask.ttl) {
+        if let Some((asked, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
+            if asked != (ask.em, ask.user, ask.queue, ask.amount, ask.ttl) {
                 return Answer::No("request id");
             }
             if !self.tickets.iter().any(|t| t.id == id && t.alive) {
@@ -398,7 +401,7 @@ impl Model {
         let (id, em, user, queue, held) = (ask.id, ask.em, ask.user, ask.queue, ask.amount);
         self.tickets.push(ModelTicket { id, em, user, queue, held, used: false, deadline, alive: true });
         if let Some(request_id) = ask.request_id {
-            self.request_ids.insert(request_id, (em, user, queue, held, ask.ttl, id));
+            self.request_ids.insert(request_id, ((em, user, queue, held, ask.ttl), id));
         }
     }
 
