@@ -213,3 +213,27 @@ async fn very_many_hosts_tell_of_a_hundred_engines_each() {
     assert!(bytes <= 2600, "some 25 bytes for each: {bytes}");
     assert_eq!(assert_invariants(&database, &rm.client).await, HOSTS);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ticket_that_was_spoilt_fails_what_its_own_em_tells_and_nothing_else() {
+    let (database, rm) = start().await;
+    let mut hosts = Vec::new();
+    for n in 0..20 {
+        let ecm = Ecm::register(&rm.client, &format!("host{n}")).await;
+        let ticket_id = ecm.used(load(4, 2, 1)).await.ticket_id;
+        hosts.push((ecm, ticket_id));
+    }
+    let spoil = "UPDATE linkis_user_resource_meta_data SET user_used_resource = '{}' WHERE em_instance LIKE 'host7:%'";
+    sqlx::raw_sql(spoil).execute(&database.pool).await.unwrap();
+    let mut calls = JoinSet::new();
+    for (ecm, ticket_id) in hosts.clone() {
+        calls.spawn(async move {
+            let told = ecm.client.heartbeat(&ecm.report(1, &[(ticket_id, load(1, 1, 1))])).await;
+            assert_eq!(told.is_err(), ecm.em == em("host7"), "{:?}", told.err());
+        });
+    }
+    calls.join_all().await;
+    for (_, ticket_id) in hosts.iter().filter(|(ecm, _)| ecm.em != em("host7")) {
+        assert_eq!(memory(&shown(&rm, *ticket_id).await), Some(GB));
+    }
+}

@@ -1,6 +1,6 @@
 //! Keeps reports: all that wait, in one statement.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use time::OffsetDateTime;
 use tokio::{
@@ -113,12 +113,10 @@ impl Keeper {
             let reports: Vec<&Report> = part.iter().map(|waiting| &waiting.pending.report).collect();
             match keep(&mut self.session, &reports).await {
                 Ok(met) => {
-                    let observed = observe(&mut self.session, &reports, &met).await;
-                    if observed.is_err() {
-                        self.session.reset();
-                    }
+                    let mut failed = observe::keep(&mut self.session, &taken(&reports, &met)).await;
                     for (waiting, met) in part.into_iter().zip(met) {
-                        held.extend(self.tell(waiting, met, &observed));
+                        let not_observed = failed.remove(&waiting.pending.report.em);
+                        held.extend(self.tell(waiting, met, not_observed));
                     }
                 }
                 Err(error) if error.is_lock_timeout() => {
@@ -135,27 +133,18 @@ impl Keeper {
         held
     }
 
-    /// Tells what a report met, or what became of what it observes; returns it if it has to be tried again.
-    fn tell(
-        &self,
-        waiting: Waiting,
-        met: Option<Met>,
-        observed: &Result<HashMap<EmInstance, FieldError>, Error>,
-    ) -> Option<Waiting> {
+    /// Tells what a report met, or why what it observes was not kept; returns it if it has to be tried again.
+    fn tell(&self, waiting: Waiting, met: Option<Met>, not_observed: Option<Error>) -> Option<Waiting> {
         let Waiting { pending, held_since } = waiting;
         if met.is_some_and(|met| met.kept) {
             // Before it is answered: whoever knows that it was taken is right to expect that it counts.
             self.seen.report(&pending.report);
         }
-        let told = match observed {
-            _ if pending.report.observed.is_none() => Ok(()),
-            Ok(wrong) => wrong.get(&pending.report.em).cloned().map_or(Ok(()), |error| Err(error.into())),
-            Err(error) => Err(error.clone()),
-        };
-        let verdict = Verdict::of(&pending.report, pending.tickets, met);
-        let verdict =
-            verdict.and_then(|verdict| if verdict == Verdict::Held { Ok(verdict) } else { told.and(Ok(verdict)) });
-        match verdict {
+        if let Some(error) = not_observed {
+            pending.answer(Err(error));
+            return None;
+        }
+        match Verdict::of(&pending.report, pending.tickets, met) {
             Ok(Verdict::Complete) => pending.answer(Ok(Found::default())),
             Ok(Verdict::Differs { previous, any_missed }) => {
                 let sent = self.differing.try_send(Differing { pending, previous, any_missed });
@@ -202,17 +191,14 @@ fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<V
     vec![]
 }
 
-/// Keeps what those of `reports` observe that were kept now or before; what is wrong with them.
-async fn observe(
-    session: &mut Session,
-    reports: &[&Report],
-    met: &[Option<Met>],
-) -> Result<HashMap<EmInstance, FieldError>, Error> {
-    let is_last =
-        |report: &Report, met: &Met| met.kept || met.last.is_some_and(|(last, _)| last == ReportNumber::of(report));
-    let last = reports.iter().zip(met).filter(|(report, met)| met.is_some_and(|met| is_last(report, &met)));
-    let last: Vec<&Report> = last.map(|(report, _)| *report).collect();
-    observe::keep(session, &last).await.map_err(Error::from)
+/// Those of `reports` that are the last ones of their EMs: kept now, or repeats of one that was.
+fn taken<'a>(reports: &[&'a Report], met: &[Option<Met>]) -> Vec<&'a Report> {
+    let is_last = |report: &Report, met: &Met| {
+        let last = met.last.map(|(last, _)| last);
+        met.kept || Arrival::of(ReportNumber::of(report), met.registered, last) == Arrival::Repeat
+    };
+    let taken = reports.iter().zip(met).filter(|(report, met)| met.is_some_and(|met| is_last(report, &met)));
+    taken.map(|(report, _)| *report).collect()
 }
 
 /// Keeps reports; what each met, or `None` if its EM is not registered.
