@@ -102,6 +102,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
         health: Health::Healthy,
         load: None,
         tickets: vec![grant.ticket_id],
+        observed: None,
     };
     let heartbeat = client.heartbeat(&report).await?;
     let (unknown, interval) = (heartbeat.unknown_tickets.len(), heartbeat.interval);

@@ -319,6 +319,7 @@ impl RmClient {
             health: answer::health(report.health).into(),
             load: report.load.map(answer::load),
             ticket_ids: request::ticket_bytes(&report.tickets),
+            observed: report.observed.as_ref().map(answer::observations).unwrap_or_default(),
         };
         let answer = self.manager.clone().heartbeat(self.call(message)).await?.into_inner();
         let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);

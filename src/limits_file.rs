@@ -86,7 +86,11 @@ impl Reader {
                     self.wrong(at, "limit", problem);
                 }
             }
-            rules.extend(pattern.zip(max).map(|(pattern, max)| Rule { pattern, max }));
+            let rule = pattern.zip(max).map(|(pattern, max)| Rule { pattern, max });
+            if let Some(Err(uncounted)) = rule.as_ref().map(Rule::check_labels) {
+                self.wrong(at, "max", uncounted.to_string());
+            }
+            rules.extend(rule);
         }
         rules
     }
@@ -271,6 +275,12 @@ mod tests {
             ("max = 7", "max: must be a table; is of the type integer"),
             ("[[limit]]", "max: names 0 dimensions; must name 1 to 64"),
             ("each = 'user'", "each: must be an array; is of the type string"),
+            ("[[limit]]", "max: names \"queue_cores\", which each queue has of its own: add the label \"queue\","),
+            ("labels = { namespace = 'n' }", ""),
+            ("max = { cores = 1, queue_cores = 1 }", ""),
+            ("[[limit]]", ""),
+            ("labels = { queue = 'q' }", ""),
+            ("max = { cores = 1, queue_cores = 1 }", ""),
         ];
         let told = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
         let expected = (1..).zip(lines).filter(|(_, (_, start))| !start.is_empty());

@@ -304,7 +304,7 @@ impl Stray {
         self.count += u64::from(count);
         let sum = if is_locked { &mut self.usage.locked } else { &mut self.usage.used };
         let counted = match held {
-            Ok(held) => sum.add(held, count.into()).map_err(|error| error.to_string()),
+            Ok(held) => sum.add(held.amounts(), count.into()).map_err(|error| error.to_string()),
             Err(problem) => Err(problem.to_owned()),
         };
         if let Err(problem) = counted {

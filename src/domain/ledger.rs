@@ -420,7 +420,7 @@ impl Ledger {
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
-        self.count(&mut counted, &scopes, |usage| usage.locked.add(&op.ask.resource, 1))?;
+        self.count(&mut counted, &scopes, |at, usage| usage.locked.add(at.share(&op.ask.resource), 1))?;
         self.keep(counted);
         let em = registered_em(&mut self.ems, &op.em)?;
         em.current.locked = em_locked;
@@ -495,7 +495,7 @@ impl Ledger {
         }
         let mut counted = HashMap::new();
         let scopes = counters(&self.limits, em.counted, ticket_id, &ticket.ticket_labels());
-        self.count(&mut counted, &scopes, |usage| give_back(usage, &ticket))?;
+        self.count(&mut counted, &scopes, |at, usage| give_back(at, usage, &ticket))?;
         self.keep(counted);
         let slot = stored_em(&mut self.ems, &ticket.em)?;
         *slot.current = em;
@@ -535,12 +535,13 @@ impl Ledger {
         &self,
         counted: &mut HashMap<Counter, Usage>,
         scopes: &[LimitedScope],
-        change: impl Fn(&mut Usage) -> Result<(), ResourceError>,
+        change: impl Fn(&LimitedScope, &mut Usage) -> Result<(), ResourceError>,
     ) -> Result<(), Rejection> {
-        for LimitedScope { counter, .. } in scopes {
+        for limited in scopes {
+            let counter = &limited.counter;
             let stored = || self.scopes.get(counter).map(|slot| slot.usage.clone()).unwrap_or_default();
             let usage = counted.entry(counter.clone()).or_insert_with(stored);
-            change(usage).map_err(|source| match source {
+            change(limited, usage).map_err(|source| match source {
                 ResourceError::Overflow { .. } => Rejection::Overflow { field: "resource", source },
                 _ => Rejection::Inconsistent { what: format!("the scope {}", counter.scope), source },
             })?;
@@ -570,9 +571,9 @@ impl Ledger {
     }
 }
 
-fn give_back(usage: &mut Usage, ticket: &Ticket) -> Result<(), ResourceError> {
+fn give_back(at: &LimitedScope, usage: &mut Usage, ticket: &Ticket) -> Result<(), ResourceError> {
     let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
-    held.minus(ticket.resource())
+    held.minus(at.share(ticket.resource()))
 }
 
 /// The counters that a ticket is in, if it lives: all but those that are just being made and have not come to it.

@@ -20,8 +20,8 @@ use uuid::Uuid;
 use super::{
     name::Name,
     policy::Policy,
-    resource::Dimension,
-    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, TicketLabels, USER},
+    resource::{Dimension, Resource},
+    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, TicketLabels, USER, Uncounted},
 };
 
 /// How many labels a limit may name.
@@ -187,6 +187,14 @@ impl Rule {
     pub fn label_set(&self) -> BTreeSet<String> {
         self.pattern.keys().map(str::to_owned).collect()
     }
+
+    /// Whether all dimensions that it names are counted by its labels.
+    ///
+    /// # Errors
+    /// [`Uncounted`] for the first that is not.
+    pub fn check_labels(&self) -> Result<(), Uncounted> {
+        Uncounted::check(self.max.keys(), |label| self.pattern.0.contains_key(label))
+    }
 }
 
 /// A rule, and how it came to be as it is.
@@ -239,6 +247,15 @@ pub enum Lacking {
     Empty,
 }
 
+/// How amounts in queues and namespaces count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queues {
+    /// All together, whatever the labels are: so earlier releases counted.
+    Summed,
+    /// Each on its own: where the labels name the queue or namespace, and nowhere else.
+    Apart,
+}
+
 /// One way to count: the labels that scopes have, and the tickets that do not count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counting {
@@ -246,6 +263,8 @@ pub struct Counting {
     pub keys: BTreeSet<String>,
     /// Where tickets count that do not carry all of them.
     pub lacking: Lacking,
+    /// How amounts in queues count.
+    pub queues: Queues,
     /// The application names of EMs whose policies leave this label set out.
     pub exempt: BTreeSet<Name>,
 }
@@ -257,14 +276,15 @@ impl Counting {
             let leaving_out = policies.iter().filter(|(_, policy)| !policy.applies(keys));
             leaving_out.map(|(kind, _)| kind.clone()).collect()
         };
-        sets.into_iter().map(|keys| Self { exempt: exempt(&keys), lacking: Lacking::Empty, keys }).collect()
+        let counting = |keys| Self { exempt: exempt(&keys), lacking: Lacking::Empty, queues: Queues::Apart, keys };
+        sets.into_iter().map(counting).collect()
     }
 
     /// The scope that a ticket with these labels counts in, if it does in any.
     fn scope(&self, labels: &TicketLabels<'_>) -> Option<Scope> {
         match self.exempt.contains(labels.em_kind()) {
             true => None,
-            false => Scope::of(labels, self.keys.iter().map(String::as_str), self.lacking),
+            false => Scope::of(labels, self.keys.iter().map(String::as_str), self.lacking, self.queues),
         }
     }
 }
@@ -301,6 +321,8 @@ pub struct LimitedScope {
     /// Those that match, the most specific first: each decides the dimensions that none before it names. Empty if no rule of the label
     /// set matches, or the set is still being counted.
     pub rules: Vec<Arc<Rule>>,
+    /// How amounts in queues count in it.
+    pub queues: Queues,
 }
 
 impl LimitedScope {
@@ -314,9 +336,18 @@ impl LimitedScope {
         !self.rules.is_empty()
     }
 
-    /// The maximum in each dimension that some rule names, and the rule that decides it.
+    /// The maximum in each dimension that some rule names and that is counted, and the rule that decides it.
     pub fn maxima(&self) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
-        maxima(&self.rules)
+        maxima(&self.rules).filter(|(dimension, ..)| self.counts(dimension))
+    }
+
+    /// What is counted of a resource.
+    pub fn share(&self, resource: &Resource) -> impl Iterator<Item = (Dimension, i64)> {
+        resource.amounts().filter(|(dimension, _)| self.counts(dimension))
+    }
+
+    fn counts(&self, dimension: &Dimension) -> bool {
+        self.queues == Queues::Summed || self.scope().counts(dimension)
     }
 }
 
@@ -458,7 +489,7 @@ impl Limits {
     pub fn scopes(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
         let in_set = |(set, rules): &(LabelSet, Arc<RuleSet>)| {
             let counter = Counter { label_set_id: set.id, scope: set.counting.scope(labels)? };
-            Some(decide(rules, counter))
+            Some(decide(rules, set.counting.queues, counter))
         };
         self.sets.iter().filter_map(in_set).collect()
     }
@@ -466,21 +497,21 @@ impl Limits {
     /// A counter with the rules that decide there.
     pub fn of_counter(&self, counter: Counter) -> LimitedScope {
         match self.sets.iter().find(|(set, _)| set.id == counter.label_set_id) {
-            Some((_, rules)) => decide(rules, counter),
-            None => LimitedScope { counter, rules: Vec::new() },
+            Some((set, rules)) => decide(rules, set.counting.queues, counter),
+            None => LimitedScope { counter, rules: Vec::new(), queues: Queues::Apart },
         }
     }
 }
 
-fn decide(rules: &RuleSet, counter: Counter) -> LimitedScope {
+fn decide(rules: &RuleSet, queues: Queues, counter: Counter) -> LimitedScope {
     let rules = rules.matching(&counter.scope).cloned().collect();
-    LimitedScope { counter, rules }
+    LimitedScope { counter, rules, queues }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{em::EmInstance, name::Labels};
+    use crate::domain::{em::EmInstance, name::Labels, resource::ResourceType};
 
     fn rule(labels: &[(&str, Option<&str>)], instances: i64) -> Rule {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
@@ -490,7 +521,8 @@ mod tests {
     fn decided(limits: &Limits, user: &str, creator: &str) -> Vec<(String, Option<i64>)> {
         let labels = Labels::default();
         let em = EmInstance::parse("em", "ecm", "host").unwrap();
-        let scopes = limits.scopes(&TicketLabels::new(user, creator, "", &labels, &em));
+        let nothing = Resource::zero(ResourceType::Cpu);
+        let scopes = limits.scopes(&TicketLabels::new(user, creator, "", &labels, &em, &nothing));
         let instances =
             |s: &LimitedScope| s.maxima().find(|(d, ..)| **d == Dimension::Instances).map(|(_, max, _)| max);
         scopes.into_iter().map(|s| (s.scope().to_string(), instances(&s))).collect()
@@ -561,8 +593,9 @@ mod tests {
             ],
         );
         let (labels, em) = (Labels::default(), EmInstance::parse("em", "ecm", "host").unwrap());
+        let nothing = Resource::zero(ResourceType::Cpu);
         let of = |user| {
-            let scopes = limits.scopes(&TicketLabels::new(user, "IDE", "", &labels, &em));
+            let scopes = limits.scopes(&TicketLabels::new(user, "IDE", "", &labels, &em, &nothing));
             let maxima: BTreeMap<_, _> = scopes[0].maxima().map(|(dimension, max, _)| (dimension.key(), max)).collect();
             maxima
         };
@@ -583,7 +616,8 @@ mod tests {
             ],
         );
         let (labels, em) = (Labels::default(), EmInstance::parse("em", "ecm", "host").unwrap());
-        let scopes = limits.scopes(&TicketLabels::new("hadoop", "IDE", "spark", &labels, &em));
+        let nothing = Resource::zero(ResourceType::Cpu);
+        let scopes = limits.scopes(&TicketLabels::new("hadoop", "IDE", "spark", &labels, &em, &nothing));
         let maxima: Vec<i64> = scopes[0].rules.iter().map(|rule| rule.max[&Dimension::Instances]).collect();
         assert_eq!(maxima, [2, 1, 3]);
     }

@@ -26,6 +26,7 @@ pub mod ledger;
 pub mod limit;
 pub mod line;
 pub mod name;
+pub mod observation;
 pub mod operation;
 pub mod placement;
 pub mod policy;

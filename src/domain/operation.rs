@@ -177,7 +177,8 @@ pub struct Ask {
 impl Ask {
     /// The labels that decide in which scopes it counts on `em`.
     pub fn ticket_labels<'a>(&'a self, em: &'a EmInstance) -> TicketLabels<'a> {
-        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels, em)
+        let (user, creator) = (self.user.as_str(), self.creator.as_str());
+        TicketLabels::new(user, creator, &self.engine_type, &self.labels, em, &self.resource)
     }
 
     /// Whether it carries a label with some value.

@@ -5,7 +5,7 @@ use std::{cmp::Ordering, collections::HashMap};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{em::EmInstance, name::FieldError};
+use super::{em::EmInstance, name::FieldError, observation::Observations};
 
 /// How well an EM says it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,6 +99,8 @@ pub struct Report {
     pub load: Option<Load>,
     /// The tickets whose engines live there, in any order; to name one twice says no more than once.
     pub tickets: Vec<Uuid>,
+    /// What their engines really use, as far as it tells; `None` leaves what an earlier report told.
+    pub observed: Option<Observations>,
 }
 
 /// What is known of an EM by its reports; of one that has never reported there is none.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::{
     em::EmInstance,
-    limit::Lacking,
+    limit::{Lacking, Queues},
     name::{Labels, Name},
     resource::{Dimension, Resource, ResourceError},
 };
@@ -23,10 +23,52 @@ pub const EM_APPLICATION: &str = "em_application";
 /// The derived label for the instance of the EM.
 pub const EM: &str = "em";
 
-/// Labels that no request may carry: they are a ticket's by its own fields, or derived from these.
-pub const RESERVED: [&str; 6] = [USER, CREATOR, ENGINE_TYPE, ENGINE_FAMILY, EM_APPLICATION, EM];
+/// The derived label for the Yarn queue that a resource names.
+pub const QUEUE: &str = "queue";
+/// The derived label for the Kubernetes namespace that a resource names.
+pub const NAMESPACE: &str = "namespace";
 
-/// All labels of a ticket: those of its own fields, those that came with the request, and those that are derived.
+/// Labels that no request may carry: they are a ticket's by its own fields, or derived from these.
+pub const RESERVED: [&str; 8] = [USER, CREATOR, ENGINE_TYPE, ENGINE_FAMILY, EM_APPLICATION, EM, QUEUE, NAMESPACE];
+
+/// The label without which a dimension is not counted: amounts of two queues, or of two namespaces, are never one sum.
+pub fn label_of(dimension: &Dimension) -> Option<&'static str> {
+    match dimension {
+        Dimension::QueueMemory | Dimension::QueueCores | Dimension::QueueInstances => Some(QUEUE),
+        Dimension::KubernetesMemory | Dimension::KubernetesCores => Some(NAMESPACE),
+        Dimension::Memory | Dimension::Cores | Dimension::Instances | Dimension::Custom(_) => None,
+    }
+}
+
+/// A maximum is said for a dimension that the labels do not count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("names {dimension:?}, which each {label} has of its own: add the label {label:?}, with a value or in each")]
+pub struct Uncounted {
+    /// The dimension, as limits name it.
+    dimension: String,
+    /// The label that it is counted by.
+    label: &'static str,
+}
+
+impl Uncounted {
+    /// Whether labels count all of some dimensions.
+    ///
+    /// # Errors
+    /// The first that they do not.
+    pub fn check<'a>(
+        mut dimensions: impl Iterator<Item = &'a Dimension>,
+        has_label: impl Fn(&str) -> bool,
+    ) -> Result<(), Self> {
+        let uncounted = |dimension: &Dimension| {
+            let label = label_of(dimension).filter(|label| !has_label(label))?;
+            Some(Self { dimension: dimension.key(), label })
+        };
+        dimensions.find_map(uncounted).map_or(Ok(()), Err)
+    }
+}
+
+/// All labels of a ticket: those of its own fields, those that came with the request, and those that are derived. All of them stay
+/// the same as long as the ticket lives: what it uses is of the type that was granted, and in the same queue or namespace.
 #[derive(Debug, Clone)]
 pub struct TicketLabels<'a> {
     user: &'a str,
@@ -34,12 +76,20 @@ pub struct TicketLabels<'a> {
     engine_type: &'a str,
     labels: &'a Labels,
     em: &'a EmInstance,
+    resource: &'a Resource,
 }
 
 impl<'a> TicketLabels<'a> {
-    /// Of a ticket or a request.
-    pub fn new(user: &'a str, creator: &'a str, engine_type: &'a str, labels: &'a Labels, em: &'a EmInstance) -> Self {
-        Self { user, creator, engine_type, labels, em }
+    /// Of a ticket or a request; of `resource`, only the queue or namespace counts.
+    pub fn new(
+        user: &'a str,
+        creator: &'a str,
+        engine_type: &'a str,
+        labels: &'a Labels,
+        em: &'a EmInstance,
+        resource: &'a Resource,
+    ) -> Self {
+        Self { user, creator, engine_type, labels, em, resource }
     }
 
     /// The application name of the EM: its policy decides which limits apply.
@@ -56,8 +106,15 @@ impl<'a> TicketLabels<'a> {
             ENGINE_FAMILY => self.engine_type.split('-').next().filter(|value| !value.is_empty()),
             EM_APPLICATION => Some(self.em.application_name.as_str()),
             EM => Some(self.em.instance.as_str()),
-            _ => self.labels.as_map().get(key).map(String::as_str),
+            QUEUE => self.resource.queue_name(),
+            NAMESPACE => self.resource.namespace(),
+            _ => self.carried(key),
         }
+    }
+
+    /// The value of a label that came with the request.
+    fn carried(&self, key: &str) -> Option<&'a str> {
+        self.labels.as_map().get(key).map(String::as_str)
     }
 }
 
@@ -73,10 +130,21 @@ impl Scope {
 
     /// The scope of a ticket in a label set, if it counts there. What is derived is not said by the request, and so cannot be left out
     /// to escape: a ticket from which it cannot be derived counts nowhere.
-    pub fn of<'k>(labels: &TicketLabels<'_>, keys: impl Iterator<Item = &'k str>, lacking: Lacking) -> Option<Self> {
-        let value = |key: &'k str| match (labels.get(key), lacking) {
+    pub fn of<'k>(
+        labels: &TicketLabels<'_>,
+        keys: impl Iterator<Item = &'k str>,
+        lacking: Lacking,
+        queues: Queues,
+    ) -> Option<Self> {
+        // Before queues were told apart, these labels were like any other.
+        let is_derived = |key| matches!(key, QUEUE | NAMESPACE) && queues == Queues::Apart;
+        let find = |key| match key {
+            QUEUE | NAMESPACE if !is_derived(key) => labels.carried(key),
+            _ => labels.get(key),
+        };
+        let value = |key: &'k str| match (find(key), lacking) {
             (None, Lacking::Skipped) => None,
-            (None, Lacking::Empty) if key == ENGINE_FAMILY => None,
+            (None, Lacking::Empty) if key == ENGINE_FAMILY || is_derived(key) => None,
             (value, _) => Some(value.unwrap_or_default()),
         };
         let pairs: Option<BTreeMap<String, String>> =
@@ -87,6 +155,11 @@ impl Scope {
     /// Label by label.
     pub fn labels(&self) -> &BTreeMap<String, String> {
         &self.0
+    }
+
+    /// Whether a dimension is counted here, where queues are told apart.
+    pub fn counts(&self, dimension: &Dimension) -> bool {
+        label_of(dimension).is_none_or(|label| self.0.contains_key(label))
     }
 }
 
@@ -109,7 +182,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// A sum over resources of any types, dimension by dimension. Queues and namespaces are not told apart. Never negative.
+/// A sum over resources of any types, dimension by dimension. Never negative.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<Dimension, i64>);
 
@@ -129,13 +202,17 @@ impl Tally {
         self.0.iter().map(|(dimension, amount)| (dimension, *amount))
     }
 
-    /// Counts a resource in.
+    /// Counts the amounts of a resource in.
     ///
     /// # Errors
     /// [`ResourceError::Overflow`]; nothing is counted then.
-    pub fn add(&mut self, resource: &Resource, times: i64) -> Result<(), ResourceError> {
+    pub fn add(
+        &mut self,
+        amounts: impl IntoIterator<Item = (Dimension, i64)>,
+        times: i64,
+    ) -> Result<(), ResourceError> {
         let mut sums = self.0.clone();
-        for (dimension, amount) in resource.amounts() {
+        for (dimension, amount) in amounts {
             let sum = sums.get(&dimension).copied().unwrap_or(0);
             let sum = amount.checked_mul(times).and_then(|amount| sum.checked_add(amount));
             let sum = sum.ok_or_else(|| ResourceError::Overflow { dimension: dimension.clone() })?;
@@ -156,13 +233,13 @@ impl Tally {
         }
     }
 
-    /// Counts a resource out.
+    /// Counts the amounts of a resource out.
     ///
     /// # Errors
-    /// [`ResourceError::BelowZero`] if it was not counted in; nothing is counted then.
-    pub fn minus(&mut self, resource: &Resource) -> Result<(), ResourceError> {
+    /// [`ResourceError::BelowZero`] if they were not counted in; nothing is counted then.
+    pub fn minus(&mut self, amounts: impl IntoIterator<Item = (Dimension, i64)>) -> Result<(), ResourceError> {
         let mut sums = self.0.clone();
-        for (dimension, taken) in resource.amounts() {
+        for (dimension, taken) in amounts {
             let from = sums.get(&dimension).copied().unwrap_or(0);
             match from - taken {
                 rest if rest < 0 => return Err(ResourceError::BelowZero { dimension, from, taken }),

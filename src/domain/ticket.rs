@@ -81,7 +81,8 @@ pub enum TicketState {
 impl Ticket {
     /// The labels that decide in which scopes it counts.
     pub fn ticket_labels(&self) -> TicketLabels<'_> {
-        TicketLabels::new(self.user.as_str(), self.creator.as_str(), &self.engine_type, &self.labels, &self.em)
+        let (user, creator) = (self.user.as_str(), self.creator.as_str());
+        TicketLabels::new(user, creator, &self.engine_type, &self.labels, &self.em, self.resource())
     }
 
     /// What it holds, locked or used.

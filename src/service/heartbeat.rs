@@ -5,7 +5,7 @@
 //! a report that has the same one is complete, and no ticket is read for it. Only for the others a second task reads tickets, many
 //! EMs at a time. What a report only proposes, to give up a ticket, is an operation like any other, judged again under the locks.
 //!
-//! - `keep`: the first task;
+//! - `keep`: the first task, and `observe` for what reports tell of the engines;
 //! - `compare`: the second.
 
 use std::{sync::Arc, time::Duration};
@@ -32,12 +32,14 @@ use super::{committer::Committer, judge::Seen, tasks::Tasks};
 
 mod compare;
 mod keep;
+mod observe;
 
 /// How many reports may wait.
 const QUEUE_MAX: usize = 16_384;
 
-/// How many tickets the reports that wait may name together: 16 bytes each.
+/// How many tickets the reports that wait may name together: 16 bytes each. What they observe counts by its bytes.
 const TICKETS_WAITING_MAX: usize = 2 << 20;
+const TICKET_BYTES: usize = 16;
 
 /// How many tickets of a report are given up at once, so that grants find room in the same batches.
 const LOST_AT_ONCE: usize = 256;
@@ -141,7 +143,8 @@ impl HeartbeatService {
     ///
     /// # Errors
     /// [`Rejection::EmNotRegistered`]; [`Rejection::StaleReport`] for an older epoch or sequence, which changes nothing;
-    /// [`Error::InvalidField`] for an epoch that is yet to come; [`Error::LockTimeout`] if it was not its turn until `deadline`, or
+    /// [`Error::InvalidField`] for an epoch that is yet to come, and for what is observed in another type or queue than the ticket's,
+    /// although the report is a sign of life then; [`Error::LockTimeout`] if it was not its turn until `deadline`, or
     /// somebody else held what it writes; [`Error::Overloaded`] if too many reports wait, or too many of its EM.
     ///
     /// [`Rejection::EmNotRegistered`]: crate::domain::operation::Rejection::EmNotRegistered
@@ -150,7 +153,8 @@ impl HeartbeatService {
         report.tickets.sort_unstable();
         report.tickets.dedup();
         let tickets = TicketDigest::of(&report.tickets);
-        let size = u32::try_from(report.tickets.len()).map_err(|_| Error::Overloaded)?;
+        let observed = report.observed.as_ref().map_or(0, |observed| observed.packed().len() / TICKET_BYTES);
+        let size = u32::try_from(report.tickets.len() + observed).map_err(|_| Error::Overloaded)?;
         let room = self.room.clone().try_acquire_many_owned(size).map_err(|_| Error::Overloaded)?;
         let (reply, answer) = oneshot::channel();
         let pending = Pending { report, tickets, deadline, reply, _room: room };

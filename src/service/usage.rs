@@ -9,13 +9,14 @@ use crate::{
         action::ActionRecord,
         em::{Em, EmInstance},
         line::{QueuePosition, WaitingRequest},
+        observation::Observed,
         operation::Rejection,
         report::EmStatus,
         ticket::{EngineInstance, Ticket},
     },
     error::Error,
     store::{
-        Store, action_record, em_report, em_resource,
+        Store, action_record, em_observed, em_report, em_resource,
         session::answered,
         user_resource::{self, Filter, Page},
         waiting,
@@ -59,10 +60,16 @@ impl Usage {
         Ok(found.into_iter().map(with_status).collect())
     }
 
-    /// Those among `ticket_ids` that live. As much work as a page of all tickets, it takes its turn with those.
-    pub async fn tickets_by_id(&self, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Ticket>, Error> {
+    /// Those among `ticket_ids` that live, and what is observed of them. As much work as a page of all tickets, it takes its turn with
+    /// those.
+    pub async fn tickets_by_id(
+        &self,
+        ticket_ids: &[Uuid],
+    ) -> Result<(HashMap<Uuid, Ticket>, HashMap<Uuid, Observed>), Error> {
         let mut connection = self.store.operators().acquire().await?;
-        Ok(answered(user_resource::read(&mut *connection, ticket_ids)).await?)
+        let tickets = answered(user_resource::read(&mut *connection, ticket_ids)).await?;
+        let observed = answered(em_observed::read(&mut connection, tickets.values())).await?;
+        Ok((tickets, observed))
     }
 
     /// Up to `limit` EMs, in the order of their keys, from behind `after`, and what is known of each by its reports.
@@ -76,6 +83,15 @@ impl Usage {
             (em, status)
         };
         Ok(ems.into_iter().map(with_status).collect())
+    }
+
+    /// What is observed of a live ticket, if anything.
+    pub async fn observed(&self, ticket: &Ticket) -> Result<Option<Observed>, Error> {
+        let read = async {
+            let mut connection = self.store.pool().acquire().await?;
+            em_observed::read(&mut connection, [ticket]).await
+        };
+        Ok(answered(read).await?.remove(&ticket.id))
     }
 
     /// One live ticket.
@@ -117,9 +133,17 @@ impl Usage {
             .await?)
     }
 
-    /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first).
-    pub async fn tickets(&self, filter: &Filter, after: Uuid, limit: i64) -> Result<Page, Error> {
+    /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first), and what is observed of
+    /// them.
+    pub async fn tickets(
+        &self,
+        filter: &Filter,
+        after: Uuid,
+        limit: i64,
+    ) -> Result<(Page, HashMap<Uuid, Observed>), Error> {
         let mut connection = self.store.operators().acquire().await?;
-        Ok(answered(user_resource::list(&mut *connection, filter, after, limit)).await?)
+        let page = answered(user_resource::list(&mut *connection, filter, after, limit)).await?;
+        let observed = answered(em_observed::read(&mut connection, &page.tickets)).await?;
+        Ok((page, observed))
     }
 }

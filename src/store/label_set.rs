@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::domain::{
-    limit::{Counting, LabelSet, Lacking},
+    limit::{Counting, LabelSet, Lacking, Queues},
     name::Name,
 };
 
@@ -16,6 +16,10 @@ const TABLE: Table = Table("linkis_label_set");
 /// In `linkis_label_set.lacking`.
 const SKIPPED: &str = "skipped";
 const EMPTY: &str = "empty";
+
+/// In `linkis_label_set.queues`.
+const SUMMED: &str = "summed";
+const APART: &str = "apart";
 
 /// How a label set stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,14 +44,14 @@ impl State {
 
 /// The label sets that count.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreError> {
-    let rows: Vec<(i64, String, String, String, bool)> = sqlx::query_as(
+    let rows: Vec<(i64, String, String, String, String, bool)> = sqlx::query_as(
         "-- label_set::read
-        SELECT label_set_id, label_set::text, exempt::text, lacking, state = 'counted'
+        SELECT label_set_id, label_set::text, exempt::text, lacking, queues, state = 'counted'
         FROM linkis_label_set WHERE state <> 'retired' ORDER BY label_set_id",
     )
     .fetch_all(executor)
     .await?;
-    let set = |(id, keys, exempt, lacking, is_counted): (i64, String, String, String, bool)| {
+    let set = |(id, keys, exempt, lacking, queues, is_counted): (i64, String, String, String, String, bool)| {
         let keys = serde_json::from_str(&keys).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
         let exempt: Vec<String> =
             serde_json::from_str(&exempt).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
@@ -57,7 +61,12 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreE
             EMPTY => Lacking::Empty,
             other => return Err(StoreError::inconsistent(TABLE.0, format!("lacking {other}"))),
         };
-        Ok(LabelSet { id, counting: Counting { keys, lacking, exempt }, is_counted })
+        let queues = match queues.as_str() {
+            SUMMED => Queues::Summed,
+            APART => Queues::Apart,
+            other => return Err(StoreError::inconsistent(TABLE.0, format!("queues {other}"))),
+        };
+        Ok(LabelSet { id, counting: Counting { keys, lacking, queues, exempt }, is_counted })
     };
     rows.into_iter().map(set).collect()
 }
@@ -77,10 +86,13 @@ pub async fn ids(executor: impl PgExecutor<'_>) -> Result<BTreeSet<i64>, StoreEr
 pub async fn is_any_old(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- label_set::is_any_old
-        SELECT EXISTS (SELECT FROM linkis_label_set old WHERE state <> 'retired' AND lacking <> $1 AND NOT EXISTS (
-            SELECT FROM linkis_label_set WHERE label_set = old.label_set AND state = 'counting' AND lacking = $1))",
+        SELECT EXISTS (
+            SELECT FROM linkis_label_set old WHERE state <> 'retired' AND (lacking <> $1 OR queues <> $2) AND NOT EXISTS (
+                SELECT FROM linkis_label_set
+                WHERE label_set = old.label_set AND state = 'counting' AND lacking = $1 AND queues = $2))",
     )
     .bind(EMPTY)
+    .bind(APART)
     .fetch_one(executor)
     .await?)
 }
@@ -100,8 +112,8 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec
 pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result<LabelSet, StoreError> {
     let id = sqlx::query_scalar(
         "-- label_set::insert
-        INSERT INTO linkis_label_set (label_set, exempt, lacking, state)
-        VALUES ($1::text::jsonb, $2::text::jsonb, $3, $4)
+        INSERT INTO linkis_label_set (label_set, exempt, lacking, queues, state)
+        VALUES ($1::text::jsonb, $2::text::jsonb, $3, $4, $5)
         RETURNING label_set_id",
     )
     .bind(serde_json::json!(counting.keys).to_string())
@@ -109,6 +121,10 @@ pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result
     .bind(match counting.lacking {
         Lacking::Skipped => SKIPPED,
         Lacking::Empty => EMPTY,
+    })
+    .bind(match counting.queues {
+        Queues::Summed => SUMMED,
+        Queues::Apart => APART,
     })
     .bind(State::Counting.as_str())
     .fetch_one(connection)

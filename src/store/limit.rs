@@ -38,7 +38,7 @@ pub struct InForce {
 }
 
 /// What this release can count by: raised by one that counts otherwise.
-pub const WRITER: i32 = 2;
+pub const WRITER: i32 = 3;
 
 /// Fails if this release is too old to write.
 ///

@@ -1,6 +1,6 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
-//! - [`em_resource`], [`em_report`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
+//! - [`em_resource`], [`em_report`], [`em_observed`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
 //!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
@@ -18,6 +18,7 @@ use sqlx::{
 };
 
 pub mod action_record;
+pub mod em_observed;
 pub mod em_report;
 pub mod em_resource;
 pub mod embedded;

@@ -54,7 +54,7 @@ impl LimitService for Limit {
         &self,
         call: Request<proto::SetLimitRequest>,
     ) -> Result<Response<proto::SetLimitResponse>, Status> {
-        let rule = convert::limit::rule("limit", call.get_ref().limit.as_ref()).map_err(Error::from)?;
+        let rule = convert::limit::new_rule("limit", call.get_ref().limit.as_ref()).map_err(Error::from)?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
         let set = self.limits.set(&identity::of_call(&call), rule, expected, self.deadline(&call)).await?;
         let (decides, over) = match set {

@@ -9,6 +9,7 @@ use crate::{
         line::QueuePosition,
         name::{FieldError, Name},
         report::EmStatus,
+        ticket::Ticket,
     },
     error::Error,
     service::{limits::LimitService, usage},
@@ -177,7 +178,8 @@ impl UsageService for Usage {
                 return Err(Error::from(FieldError::new("engine", "must not be set besides ticket_id")).into());
             }
         };
-        let ticket = convert::answer::ticket(&ticket);
+        let observed = self.usage.observed(&ticket).await?;
+        let ticket = convert::answer::observed_ticket(&ticket, observed.as_ref());
         Ok(Response::new(proto::GetTicketResponse { ticket: Some(ticket) }))
     }
 
@@ -189,11 +191,13 @@ impl UsageService for Usage {
         check_count("ticket_ids", named.len()).map_err(Error::from)?;
         let ticket_id = |(n, id): (usize, &String)| convert::request::ticket_id(&format!("ticket_ids[{n}]"), id);
         let named = named.iter().enumerate().map(ticket_id).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
-        let found = self.usage.tickets_by_id(&named).await?;
+        let (found, observed) = self.usage.tickets_by_id(&named).await?;
         let mut answer = proto::BatchGetTicketsResponse::default();
         for ticket_id in &named {
             match found.get(ticket_id) {
-                Some(ticket) => answer.tickets.push(convert::answer::ticket(ticket)),
+                Some(ticket) => {
+                    answer.tickets.push(convert::answer::observed_ticket(ticket, observed.get(ticket_id)));
+                }
                 None => answer.missing.push(ticket_id.to_string()),
             }
         }
@@ -211,9 +215,10 @@ impl UsageService for Usage {
             token => Uuid::parse_str(token).map_err(|_| Error::from(bad_token()))?,
         };
         let filter = filter(message).map_err(Error::from)?;
-        let page = self.usage.tickets(&filter, after, limit).await?;
+        let (page, observed) = self.usage.tickets(&filter, after, limit).await?;
         let next_page_token = page.next.map(|ticket_id| ticket_id.to_string()).unwrap_or_default();
-        let tickets = page.tickets.iter().map(convert::answer::ticket).collect();
+        let with_observed = |ticket: &Ticket| convert::answer::observed_ticket(ticket, observed.get(&ticket.id));
+        let tickets = page.tickets.iter().map(with_observed).collect();
         Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
     }
 

@@ -201,7 +201,7 @@ async fn no_statement_scans_a_table() {
         rm.client.ticket(grant.ticket_id).await.unwrap();
         rm.client.ems().await.unwrap();
         let (health, tickets) = (Health::Healthy, vec![grant.ticket_id, uuid::Uuid::new_v4()]);
-        let report = Report { em: host.clone(), epoch, sequence, health, load: None, tickets };
+        let report = Report { em: host.clone(), epoch, sequence, health, load: None, tickets, observed: None };
         assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
         user_resource::update_missed(store.pool(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
         assert_eq!(em_report::silent(store.pool(), Duration::ZERO, None, 9).await.unwrap().len(), 1);

@@ -250,8 +250,15 @@ async fn who_says_that_it_is_unhealthy_is_chosen_no_more() {
         instance.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
     }
     for (sequence, health) in [(1, Health::Unhealthy), (2, Health::Healthy), (3, Health::Unhealthy)] {
-        let report =
-            Report { em: sick.instance.clone(), epoch: sick.epoch, sequence, health, load: None, tickets: vec![] };
+        let report = Report {
+            em: sick.instance.clone(),
+            epoch: sick.epoch,
+            sequence,
+            health,
+            load: None,
+            tickets: vec![],
+            observed: None,
+        };
         rm.client.heartbeat(&report).await.unwrap();
         for _ in 0..20 {
             let chosen = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em;

@@ -219,7 +219,15 @@ async fn answers_that_nobody_reads_take_little_memory() {
 
 fn report(em: &Em, sequence: i64, tickets: u128) -> Report {
     let tickets = (0..tickets).map(Uuid::from_u128).collect();
-    Report { em: em.instance.clone(), epoch: em.epoch, sequence, health: Health::Healthy, load: None, tickets }
+    Report {
+        em: em.instance.clone(),
+        epoch: em.epoch,
+        sequence,
+        health: Health::Healthy,
+        load: None,
+        tickets,
+        observed: None,
+    }
 }
 
 /// Large messages that stand still take only their share: others are told when to try again, small ones pass, and with the

@@ -300,7 +300,8 @@ pub fn assert_scope_equals_tickets(scope: &ScopeUsage, tickets: &[Ticket]) {
         let labels = ticket.ticket_labels();
         if scope.scope.labels().iter().all(|(key, value)| labels.get(key).unwrap_or_default() == value) {
             let held = if ticket.is_locked() { &mut sums.locked } else { &mut sums.used };
-            held.add(ticket.resource(), 1).unwrap();
+            let counted = ticket.resource().amounts().filter(|(dimension, _)| scope.scope.counts(dimension));
+            held.add(counted, 1).unwrap();
         }
     }
     assert_eq!(scope.usage, sums, "{}", scope.scope);

@@ -70,6 +70,7 @@ impl Ecm {
             health: Health::Healthy,
             load: None,
             tickets: tickets.iter().map(|grant| grant.ticket_id).collect(),
+            observed: None,
         }
     }
 

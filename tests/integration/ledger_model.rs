@@ -9,7 +9,7 @@ use std::{
 use linkis_rm::domain::{
     em::EmInstance,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
-    limit::{Limits, Pattern, Rule},
+    limit::{Counting, LabelSet, Limits, Pattern, Rule},
     line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
     name::Name,
     operation::{
@@ -18,7 +18,7 @@ use linkis_rm::domain::{
     },
     principal::Principal,
     report::{LastSign, ReportNumber},
-    resource::{Dimension, Resource},
+    resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
     scope::{Counter, Scope, Usage},
     ticket::{End, EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
@@ -27,10 +27,11 @@ use proptest::prelude::*;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::harness::{counted, em, engine, name, registration};
+use crate::harness::{em, engine, name, registration};
 
 const EMS: usize = 3;
 const USERS: usize = 2;
+const QUEUES: usize = 2;
 
 /// For which registration of an EM a caller says that it acts.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +61,8 @@ enum Step {
     Request {
         em: usize,
         user: usize,
+        /// As much again of a queue, if any.
+        queue: Option<usize>,
         amount: i64,
         ttl: u64,
         request_id: Option<u8>,
@@ -116,6 +119,11 @@ enum Step {
         user: Option<usize>,
         max: Option<i64>,
     },
+    /// Likewise a queue's.
+    QueueLimit {
+        queue: Option<usize>,
+        max: Option<i64>,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -124,8 +132,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (em.clone(), 0..40i64, 0..10i64)
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
         1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
-        8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
-            .prop_map(|(em, user, amount, ttl, request_id, wait)| Step::Request { em, user, amount, ttl, request_id, wait }),
+        8 => (em.clone(), user.clone(), prop::option::of(0..QUEUES), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
+            .prop_map(|(em, user, queue, amount, ttl, request_id, wait)| {
+                Step::Request { em, user, queue, amount, ttl, request_id, wait }
+            }),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone(), said())
@@ -140,6 +150,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
         1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, 0..30i64))
             .prop_map(|(user, max)| Step::Limit { user, max }),
+        1 => (prop::option::of(0..QUEUES), prop::option::weighted(0.8, 0..30i64))
+            .prop_map(|(queue, max)| Step::QueueLimit { queue, max }),
     ]
 }
 
@@ -152,7 +164,19 @@ fn user(number: usize) -> Name {
 }
 
 fn amount(cores: i64) -> Resource {
-    Resource::cpu(cores).unwrap()
+    Resource::load_instance(0, cores, 0).unwrap()
+}
+
+/// So many cores of an EM, and of a queue if there is one.
+fn asked_of(queue: Option<usize>, cores: i64) -> Resource {
+    let Some(queue) = queue else { return amount(cores) };
+    let driver = LoadInstanceAmounts { cores, ..LoadInstanceAmounts::default() };
+    let yarn = YarnAmounts { queue_name: queue_name(queue), queue_cores: cores, ..YarnAmounts::default() };
+    Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+}
+
+fn queue_name(number: usize) -> String {
+    format!("queue{number}")
 }
 
 /// What a step should be answered: just enough to compare.
@@ -200,9 +224,11 @@ struct Model {
     now: u64,
     ems: BTreeMap<usize, (i64, i64)>,
     tickets: Vec<ModelTicket>,
-    request_ids: BTreeMap<u8, (usize, usize, i64, u64, Uuid)>,
+    request_ids: BTreeMap<u8, (Asked, Uuid)>,
     /// By user; `None` for each user that has none of his own.
     limits: BTreeMap<Option<usize>, i64>,
+    /// Likewise by queue.
+    queue_limits: BTreeMap<Option<usize>, i64>,
     /// All that ever waited, the first in line first.
     waiting: Vec<ModelWaiting>,
     /// EMs that have reported.
@@ -221,6 +247,7 @@ struct ModelWaiting {
     since: u64,
     em: usize,
     user: usize,
+    queue: Option<usize>,
     amount: i64,
     ttl: u64,
     request_id: Option<u8>,
@@ -229,23 +256,29 @@ struct ModelWaiting {
     at_em: Option<(usize, bool)>,
     /// Whether it stands at its user's limit, and whether it is short there.
     at_user: Option<bool>,
+    /// Likewise at its queue's.
+    at_queue: Option<bool>,
 }
 
-/// What is available to a request on an EM and of its user's limit, and what there is in all.
+/// What a request id stands for: EM, user, queue, amount, and for how long.
+type Asked = (usize, usize, Option<usize>, i64, u64);
+
+/// What is available to a request on an EM, of its user's limit and of its queue's, and what there is in all.
 struct Available {
     em: (i64, i64),
     user: Option<(i64, i64)>,
+    queue: Option<(i64, i64)>,
 }
 
 impl Available {
     /// What the headline of a refusal says; `None` if the request fits.
     fn short(&self, amount: i64) -> Option<i64> {
         let short = |(available, _): (i64, i64)| (amount > available).then_some(available);
-        short(self.em).or_else(|| self.user.and_then(short))
+        short(self.em).or_else(|| self.user.and_then(short)).or_else(|| self.queue.and_then(short))
     }
 
     fn never_fits(&self, amount: i64) -> bool {
-        amount > self.em.1 || self.user.is_some_and(|(_, max)| amount > max)
+        amount > self.em.1 || [self.user, self.queue].into_iter().flatten().any(|(_, max)| amount > max)
     }
 }
 
@@ -254,6 +287,7 @@ struct ModelTicket {
     id: Uuid,
     em: usize,
     user: usize,
+    queue: Option<usize>,
     held: i64,
     used: bool,
     deadline: u64,
@@ -281,8 +315,23 @@ impl Model {
         Some(max - self.sum_of_user(user, true) - self.sum_of_user(user, false))
     }
 
+    fn sum_of_queue(&self, queue: usize, used: bool) -> i64 {
+        let in_queue = self.tickets.iter().filter(|t| t.alive && t.queue == Some(queue) && t.used == used);
+        in_queue.map(|t| t.held).sum()
+    }
+
+    fn max_of_queue(&self, queue: usize) -> Option<i64> {
+        self.queue_limits.get(&Some(queue)).or(self.queue_limits.get(&None)).copied()
+    }
+
+    /// What may still be granted in a queue, if there is one and a limit is for it.
+    fn left_of_queue(&self, queue: Option<usize>) -> Option<i64> {
+        let queue = queue?;
+        Some(self.max_of_queue(queue)? - self.sum_of_queue(queue, true) - self.sum_of_queue(queue, false))
+    }
+
     /// What a request can get on an EM behind the first `ahead` of those who wait.
-    fn available(&self, em: usize, user: usize, ahead: usize) -> Option<Available> {
+    fn available(&self, em: usize, user: usize, queue: Option<usize>, ahead: usize) -> Option<Available> {
         let (total, protected) = self.ems.get(&em)?;
         let before = || self.waiting[..ahead].iter().filter(|w| w.in_line);
         let at_em: i64 = before().filter(|w| w.at_em.is_some_and(|(at, _)| at == em)).map(|w| w.amount).sum();
@@ -290,13 +339,16 @@ impl Model {
         let behind = |left: i64, ahead: i64| if left < 0 { left } else { (left - ahead).max(0) };
         let max = self.limits.get(&Some(user)).or(self.limits.get(&None));
         let of_user = self.left_of_user(user).map(|left| behind(left, at_user)).zip(max.copied());
-        Some(Available { em: (behind(self.left(em)?, at_em), total - protected), user: of_user })
+        let at_queue: i64 = before().filter(|w| w.queue == queue && w.at_queue.is_some()).map(|w| w.amount).sum();
+        let max = queue.and_then(|queue| self.max_of_queue(queue));
+        let of_queue = self.left_of_queue(queue).map(|left| behind(left, at_queue)).zip(max);
+        Some(Available { em: (behind(self.left(em)?, at_em), total - protected), user: of_user, queue: of_queue })
     }
 
     /// Judges a request; `number` is its position among those who wait, if it has one.
     fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
-        if let Some((e, u, a, t, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
-            if (e, u, a, t) != (ask.em, ask.user, ask.amount, ask.ttl) {
+        if let Some((asked, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
+            if asked != (ask.em, ask.user, ask.queue, ask.amount, ask.ttl) {
                 return Answer::No("request id");
             }
             if !self.tickets.iter().any(|t| t.id == id && t.alive) {
@@ -309,7 +361,7 @@ impl Model {
             return Answer::No("place");
         }
         let ahead = number.unwrap_or(self.waiting.len());
-        let Some(available) = self.available(ask.em, ask.user, ahead) else { return Answer::No("em") };
+        let Some(available) = self.available(ask.em, ask.user, ask.queue, ahead) else { return Answer::No("em") };
         let Some(short) = available.short(ask.amount) else {
             self.leave(number);
             self.grant(ask);
@@ -324,10 +376,13 @@ impl Model {
         let others = || self.waiting[..ahead].iter().filter(|w| w.in_line);
         let first_at_em = em_short && !others().any(|w| w.at_em == Some((ask.em, true)));
         let first_at_user = user_short && !others().any(|w| w.user == ask.user && w.at_user == Some(true));
-        let keeps_all = first_at_em || first_at_user;
+        let queue_short = available.queue.is_some_and(|(left, _)| ask.amount > left);
+        let first_at_queue = queue_short && !others().any(|w| w.queue == ask.queue && w.at_queue == Some(true));
+        let keeps_all = first_at_em || first_at_user || first_at_queue;
         let at_em = (em_short || keeps_all).then_some((ask.em, em_short));
         let at_user = (user_short || keeps_all && available.user.is_some()).then_some(user_short);
-        let standing = ModelWaiting { in_line: true, at_em, at_user, ..ask.clone() };
+        let at_queue = (queue_short || keeps_all && available.queue.is_some()).then_some(queue_short);
+        let standing = ModelWaiting { in_line: true, at_em, at_user, at_queue, ..ask.clone() };
         match number {
             Some(number) => self.waiting[number] = standing,
             None => self.waiting.push(ModelWaiting { since: self.now, ..standing }),
@@ -343,10 +398,10 @@ impl Model {
 
     fn grant(&mut self, ask: &ModelWaiting) {
         let deadline = self.now + ask.ttl;
-        let (id, em, user, held) = (ask.id, ask.em, ask.user, ask.amount);
-        self.tickets.push(ModelTicket { id, em, user, held, used: false, deadline, alive: true });
+        let (id, em, user, queue, held) = (ask.id, ask.em, ask.user, ask.queue, ask.amount);
+        self.tickets.push(ModelTicket { id, em, user, queue, held, used: false, deadline, alive: true });
         if let Some(request_id) = ask.request_id {
-            self.request_ids.insert(request_id, (em, user, held, ask.ttl, id));
+            self.request_ids.insert(request_id, ((em, user, queue, held, ask.ttl), id));
         }
     }
 
@@ -357,14 +412,14 @@ impl Model {
             let mut later = self.clone();
             w.in_line
                 && matches!(later.request(w, Some(*number), true), Answer::Waiting { .. })
-                && (later.waiting[*number].at_em, later.waiting[*number].at_user) == (w.at_em, w.at_user)
+                && later.waiting[*number].stands() == w.stands()
         };
         (0..self.waiting.len()).filter(is_settled).collect()
     }
 
     fn is_servable(&self, number: usize) -> bool {
         let w = &self.waiting[number];
-        let available = self.available(w.em, w.user, number);
+        let available = self.available(w.em, w.user, w.queue, number);
         w.in_line && available.is_some_and(|available| available.short(w.amount).is_none())
     }
 
@@ -383,7 +438,8 @@ impl Model {
         let (em, user, held) = (self.tickets[number].em, self.tickets[number].user, self.tickets[number].held);
         let on_em = Some(self.left(em).unwrap() + held);
         let of_user = self.left_of_user(user).map(|left| left + held);
-        for available in on_em.into_iter().chain(of_user) {
+        let of_queue = self.left_of_queue(self.tickets[number].queue).map(|left| left + held);
+        for available in on_em.into_iter().chain(of_user).chain(of_queue) {
             if wanted > held && wanted > available {
                 return Answer::Refused { available };
             }
@@ -443,8 +499,8 @@ impl Model {
                 }
                 Answer::Done
             }
-            Step::Request { em, user, amount, ttl, request_id, wait } => {
-                self.request(&asked(new_id, em, user, amount, ttl, request_id), None, wait)
+            Step::Request { em, user, queue, amount, ttl, request_id, wait } => {
+                self.request(&ModelWaiting { queue, ..asked(new_id, em, user, amount, ttl, request_id) }, None, wait)
             }
             Step::Retry { ago, em } => {
                 let Some(number) = self.waiter(ago) else { return Answer::No("place") };
@@ -523,16 +579,41 @@ impl Model {
                 }
                 Answer::Done
             }
+            Step::QueueLimit { queue, max } => {
+                match max {
+                    Some(max) => drop(self.queue_limits.insert(queue, max)),
+                    None => drop(self.queue_limits.remove(&queue)),
+                }
+                Answer::Done
+            }
         }
     }
 
-    /// The limits as rules.
+    fn is_unlimited(&self) -> bool {
+        self.limits.is_empty() && self.queue_limits.is_empty()
+    }
+
+    /// The limits as rules. Whatever they are, both users and queues are counted if there are any.
     fn rules(&self) -> Limits {
-        let rules = self.limits.iter().map(|(number, max)| Rule {
-            pattern: Pattern::new(BTreeMap::from([("user".into(), number.map(|number| user(number).to_string()))])),
-            max: BTreeMap::from([(Dimension::Cores, *max)]),
-        });
-        counted(rules.collect(), BTreeMap::new())
+        if self.is_unlimited() {
+            return Limits::default();
+        }
+        let rule = |key: &str, value: Option<String>, dimension, max: &i64| Rule {
+            pattern: Pattern::new(BTreeMap::from([(key.into(), value)])),
+            max: BTreeMap::from([(dimension, *max)]),
+        };
+        let of_user = |(number, max): (&Option<usize>, &i64)| {
+            rule("user", number.map(|number| user(number).to_string()), Dimension::Cores, max)
+        };
+        let of_queue =
+            |(number, max): (&Option<usize>, &i64)| rule("queue", number.map(queue_name), Dimension::QueueCores, max);
+        let rules = self.limits.iter().map(of_user).chain(self.queue_limits.iter().map(of_queue));
+        let set = |(id, key): (i64, &str)| {
+            let counting = Counting::wanted(BTreeSet::from([[key.to_owned()].into()]), &BTreeMap::new());
+            LabelSet { id, counting: counting.into_iter().next().unwrap(), is_counted: true }
+        };
+        let sets = [(USER_SET, "user"), (QUEUE_SET, "queue")].map(set).to_vec();
+        Limits::new(Uuid::nil(), sets, rules)
     }
 
     /// The operation that a step stands for; none for a commit.
@@ -547,8 +628,9 @@ impl Model {
             Step::Unregister { em, epoch } => {
                 Operation::Unregister(Unregister { em: instance(em), epoch: self.epoch(em, epoch) })
             }
-            Step::Request { em, user, amount, ttl, request_id, wait } => {
-                operation(&asked(new_id, em, user, amount, ttl, request_id), wait.then_some(None))
+            Step::Request { em, user, queue, amount, ttl, request_id, wait } => {
+                let ask = ModelWaiting { queue, ..asked(new_id, em, user, amount, ttl, request_id) };
+                operation(&ask, wait.then_some(None))
             }
             Step::Retry { ago, em } => {
                 let nobody = asked(Uuid::nil(), 0, 0, 1, 1, None);
@@ -558,15 +640,19 @@ impl Model {
             }
             Step::Inited { ago, used, user: number, epoch } => {
                 let (ticket_id, em) = named(ago);
-                let (used, epoch) = (used.map(amount), self.epoch(em, epoch));
+                let queue = self.ticket(ago).and_then(|number| self.tickets[number].queue);
+                let (used, epoch) = (used.map(|used| asked_of(queue, used)), self.epoch(em, epoch));
                 let (user, em, engine) = (user(number), instance(em), engine("e"));
                 Operation::Inited(Inited { ticket_id, user, em, used, engine, epoch })
             }
             Step::Reported { ago, in_use, used, stolen, epoch } => {
-                let of = |number: usize| (self.tickets[number].id, self.tickets[number].user, self.tickets[number].em);
-                let (ticket_id, owner, em) = self.reporting(ago, in_use).map_or((Uuid::nil(), 0, 0), of);
+                let of = |number: usize| {
+                    let ticket = &self.tickets[number];
+                    (ticket.id, ticket.user, ticket.em, ticket.queue)
+                };
+                let (ticket_id, owner, em, queue) = self.reporting(ago, in_use).map_or((Uuid::nil(), 0, 0, None), of);
                 let user = user((owner + usize::from(stolen)) % USERS);
-                let (used, epoch) = (amount(used), self.epoch(em, epoch));
+                let (used, epoch) = (asked_of(queue, used), self.epoch(em, epoch));
                 Operation::Reported(Reported { ticket_id, user, em: instance(em), used, epoch })
             }
             Step::Released { ago, user: number } => {
@@ -587,7 +673,11 @@ impl Model {
                 last.reported.sequence -= i64::from(!known);
                 Operation::Reap(Reap { em: instance(em), last })
             }
-            Step::Commit { .. } | Step::Limit { .. } | Step::Leave { .. } | Step::Report { .. } => return None,
+            Step::Commit { .. }
+            | Step::Limit { .. }
+            | Step::QueueLimit { .. }
+            | Step::Leave { .. }
+            | Step::Report { .. } => return None,
         })
     }
 }
@@ -601,8 +691,21 @@ fn fenced(said: Said) -> Option<Answer> {
     }
 }
 
+/// In no queue.
 fn asked(id: Uuid, em: usize, user: usize, amount: i64, ttl: u64, request_id: Option<u8>) -> ModelWaiting {
-    ModelWaiting { id, since: 0, em, user, amount, ttl, request_id, in_line: false, at_em: None, at_user: None }
+    let (at_em, at_user, at_queue) = (None, None, None);
+    let (since, queue, in_line) = (0, None, false);
+    ModelWaiting { id, since, em, user, queue, amount, ttl, request_id, in_line, at_em, at_user, at_queue }
+}
+
+impl ModelWaiting {
+    /// Where it stands, and whether it is short there.
+    fn stands(&self) -> Spots {
+        let at_em = self.at_em.map(|(em, is_short)| (Spot::Em(instance(em)), is_short));
+        let at_user = self.at_user.map(|is_short| (Spot::Scope(scope_of(self.user)), is_short));
+        let queue = self.queue.map(scope_of_queue).map(Spot::Scope);
+        at_em.into_iter().chain(at_user).chain(queue.zip(self.at_queue)).collect()
+    }
 }
 
 /// A request; `position` is its position in line if it waits, and has one.
@@ -616,14 +719,11 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             user: user(ask.user),
             creator: name("IDE"),
             engine_type: String::new(),
-            resource: amount(ask.amount),
+            resource: asked_of(ask.queue, ask.amount),
             labels: Default::default(),
             selector: Default::default(),
             lock_ttl: Duration::from_secs(ask.ttl),
-            request_id: ask.request_id.map(|id| RequestId {
-                id: name(&id.to_string()),
-                body_hash: body_hash(ask.em, ask.user, ask.amount, ask.ttl),
-            }),
+            request_id: ask.request_id.map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask) }),
         },
         wait: position.map(|position| Wait {
             instance_id: Uuid::nil(),
@@ -636,12 +736,13 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
     })
 }
 
-fn body_hash(em: usize, user: usize, cores: i64, ttl: u64) -> [u8; 32] {
+fn body_hash(ask: &ModelWaiting) -> [u8; 32] {
     let mut hash = [0; 32];
-    hash[0] = u8::try_from(em).unwrap();
-    hash[1] = u8::try_from(user).unwrap();
-    hash[2..10].copy_from_slice(&cores.to_be_bytes());
-    hash[10..18].copy_from_slice(&ttl.to_be_bytes());
+    hash[0] = u8::try_from(ask.em).unwrap();
+    hash[1] = u8::try_from(ask.user).unwrap();
+    hash[2..10].copy_from_slice(&ask.amount.to_be_bytes());
+    hash[10..18].copy_from_slice(&ask.ttl.to_be_bytes());
+    hash[18] = ask.queue.map_or(0, |queue| u8::try_from(queue + 1).unwrap());
     hash
 }
 
@@ -714,9 +815,9 @@ impl Tables {
         } else if self.limits.is_empty() {
             for ticket in self.tickets.values() {
                 for limited in limits.scopes(&ticket.ticket_labels()) {
-                    let usage = self.scopes.entry(limited.counter).or_default();
+                    let usage = self.scopes.entry(limited.counter.clone()).or_default();
                     let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
-                    held.add(ticket.resource(), 1).unwrap();
+                    held.add(limited.share(ticket.resource()), 1).unwrap();
                 }
             }
         }
@@ -793,26 +894,45 @@ impl Tables {
             assert_eq!(matches!(ticket.state, TicketState::Used { .. }), expected.used);
             alive += 1;
         }
+        let is_unlimited = model.is_unlimited();
+        let check = |label_set_id, scope, dimension, expected: [i64; 2]| {
+            let usage = self.scopes.get(&Counter { label_set_id, scope }).cloned().unwrap_or_default();
+            let counted = [&usage.used, &usage.locked].map(|tally| tally.get(&dimension));
+            assert_eq!(counted, if is_unlimited { [0, 0] } else { expected });
+            usage
+        };
         for number in 0..USERS {
-            let counter = Counter { label_set_id: 1, scope: scope_of(number) };
-            let usage = self.scopes.get(&counter).cloned().unwrap_or_default();
-            let counted = [usage.used, usage.locked].map(|tally| tally.get(&Dimension::Cores));
             let expected = [model.sum_of_user(number, true), model.sum_of_user(number, false)];
-            assert_eq!(counted, if model.limits.is_empty() { [0, 0] } else { expected });
+            let usage = check(USER_SET, scope_of(number), Dimension::Cores, expected);
+            let of_queues = [&usage.used, &usage.locked].map(|tally| tally.get(&Dimension::QueueCores));
+            assert_eq!(of_queues, [0, 0], "what is in two queues is never one sum");
         }
+        for number in 0..QUEUES {
+            let expected = [model.sum_of_queue(number, true), model.sum_of_queue(number, false)];
+            check(QUEUE_SET, scope_of_queue(number), Dimension::QueueCores, expected);
+        }
+        let queues: BTreeSet<Scope> = (0..QUEUES).map(scope_of_queue).collect();
+        let in_queues = self.scopes.keys().filter(|counter| counter.label_set_id == QUEUE_SET);
+        assert!(in_queues.into_iter().all(|counter| queues.contains(&counter.scope)), "nothing counts in no queue");
         assert_eq!(self.tickets.len(), alive);
         let in_line = model.waiting.iter().filter(|w| w.in_line);
         let mut stands = 0;
         for w in in_line {
             let spots = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].1;
-            let at_em = w.at_em.map(|(em, is_short)| (Spot::Em(instance(em)), is_short));
-            let at_user = w.at_user.map(|is_short| (Spot::Scope(scope_of(w.user)), is_short));
-            assert_eq!(*spots, at_em.into_iter().chain(at_user).collect());
+            assert_eq!(*spots, w.stands());
             stands += 1;
         }
         assert_eq!(self.waiting.len(), stands);
         assert_eq!(self.ended.len(), model.tickets.len() - alive);
     }
+}
+
+/// The numbers of the two label sets that are counted.
+const USER_SET: i64 = 1;
+const QUEUE_SET: i64 = 2;
+
+fn scope_of_queue(number: usize) -> Scope {
+    Scope::new(BTreeMap::from([("queue".into(), queue_name(number))]))
 }
 
 fn scope_of(number: usize) -> Scope {
@@ -827,9 +947,7 @@ fn time_of(seconds: u64) -> OffsetDateTime {
 fn assert_woken(model: &Model, settled: &[usize], freed: &FreedSpots) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
-        let at_em = w.at_em.filter(|(_, is_short)| *is_short).map(|(em, _)| Spot::Em(instance(em)));
-        let at_user = w.at_user.filter(|is_short| *is_short).map(|_| Spot::Scope(scope_of(w.user)));
-        let told = at_em.into_iter().chain(at_user).any(|spot| freed.contains(&spot));
+        let told = w.stands().iter().any(|(spot, is_short)| *is_short && freed.contains(spot));
         assert!(told, "nobody wakes {w:?}, freed {freed:?}");
     }
 }
@@ -867,7 +985,7 @@ fn run(steps: Vec<Step>) {
                 {
                     tables.leave(model.waiting[number].id);
                 }
-                if matches!(step, Step::Limit { .. }) {
+                if matches!(step, Step::Limit { .. } | Step::QueueLimit { .. }) {
                     tables.set_limits(model.rules());
                 }
                 if let Step::Report { em } = step {

@@ -10,7 +10,7 @@ use std::{
 use linkis_rm::domain::{
     em::{Em, EmInstance},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
-    limit::{Counting, LabelSet, Lacking, Limits},
+    limit::{Counting, LabelSet, Lacking, Limits, Queues},
     operation::{Ask, CountTickets, Operation, Outcome, Released, Reported, Request, StepFrom, Unregister},
     principal::Principal,
     resource::{Dimension, Resource},
@@ -167,9 +167,9 @@ impl Tables {
             let counted = self.ems[&ticket.em].counted;
             for limited in self.limits().scopes(&ticket.ticket_labels()) {
                 if counted.counts(limited.counter.label_set_id, ticket.id) {
-                    let usage = sums.entry(limited.counter).or_default();
+                    let usage = sums.entry(limited.counter.clone()).or_default();
                     let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
-                    held.add(ticket.resource(), 1).unwrap();
+                    held.add(limited.share(ticket.resource()), 1).unwrap();
                 }
             }
         }
@@ -186,7 +186,8 @@ impl Tables {
     fn new_set(&mut self) {
         self.sets_made += 1;
         self.sets.retain(|set| set.is_counted);
-        let counting = Counting { keys: ["user".to_owned()].into(), lacking: Lacking::Empty, exempt: [].into() };
+        let (lacking, queues) = (Lacking::Empty, Queues::Apart);
+        let counting = Counting { keys: ["user".to_owned()].into(), lacking, queues, exempt: [].into() };
         self.sets.push(LabelSet { id: self.sets_made, counting, is_counted: false });
     }
 

@@ -99,6 +99,7 @@ async fn is_lost(stage: &Stage, findings: &mut Findings, tickets: u64) -> Result
                 health: Health::Healthy,
                 load: None,
                 tickets: Default::default(),
+                observed: None,
             };
             client.heartbeat(&report).await?;
             tokio::time::sleep(REPORT_INTERVAL).await;

@@ -74,6 +74,7 @@ impl Fleet {
                     health: Health::Healthy,
                     load: None,
                     tickets: tickets.clone(),
+                    observed: None,
                 };
                 let answer = fleet.callers.client(sequence as u64).heartbeat(&report).await?;
                 match answer.unknown_tickets.len() {

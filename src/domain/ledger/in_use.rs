@@ -91,9 +91,9 @@ impl Ledger {
             return Err(short(Box::new(refusal)));
         }
         let mut counted = HashMap::new();
-        self.count(&mut counted, &scopes, |usage| {
-            give_back(usage, ticket)?;
-            usage.used.add(used, 1)
+        self.count(&mut counted, &scopes, |at, usage| {
+            give_back(at, usage, ticket)?;
+            usage.used.add(at.share(used), 1)
         })?;
         self.keep(counted);
         let em = registered_em(&mut self.ems, &ticket.em)?;

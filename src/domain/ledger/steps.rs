@@ -102,9 +102,9 @@ impl Ledger {
             let labels = ticket.ticket_labels();
             let mut new = self.limits.scopes(&labels);
             new.retain(|limited| (before.to + 1..=to).contains(&limited.counter.label_set_id));
-            self.count(&mut counted, &new, |usage| {
+            self.count(&mut counted, &new, |at, usage| {
                 let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
-                held.add(ticket.resource(), 1)
+                held.add(at.share(ticket.resource()), 1)
             })?;
         }
         self.keep(counted);

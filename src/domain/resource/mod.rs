@@ -22,6 +22,7 @@ mod dimension;
 mod error;
 mod json;
 mod left;
+mod packed;
 mod parts;
 mod project;
 #[cfg(test)]

@@ -132,6 +132,9 @@ async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Resul
         let labels = set.counting.keys.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         findings.report.note(|| format!("the scopes of the labels {labels} are still being counted, and not compared"));
     }
+    for (rule, uncounted) in limits.rules().filter_map(|(rule, _)| Some((rule, rule.check_labels().err()?))) {
+        findings.report.note(|| format!("limit {}, of an earlier release, {uncounted}", rule.pattern));
+    }
     for scope in over {
         findings
             .report
@@ -197,10 +200,10 @@ fn count(sums: &mut HashMap<Counter, Usage>, limits: &Limits, group: &Group) -> 
         if being_counted.contains(&limited.counter.label_set_id) {
             continue;
         }
-        let usage = sums.entry(limited.counter).or_default();
+        let usage = sums.entry(limited.counter.clone()).or_default();
         let held = if group.ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
         let overflow = |error: ResourceError| StoreError::inconsistent("linkis_user_resource_meta_data", error);
-        held.add(group.ticket.resource(), group.count).map_err(overflow)?;
+        held.add(limited.share(group.ticket.resource()), group.count).map_err(overflow)?;
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use crate::{
     },
     metrics::{Metrics, Timed},
     store::{
-        StoreError, action_record, em_report, em_resource, label_resource,
+        StoreError, action_record, em_observed, em_report, em_resource, label_resource,
         limit::{self, InForce},
         request_id, resource_lock,
         session::{Session, answered},
@@ -305,6 +305,7 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     }
     if !deltas.reports_ended.is_empty() {
         em_report::delete(connection, &deltas.reports_ended).await?;
+        em_observed::delete(connection, &deltas.reports_ended).await?;
     }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;

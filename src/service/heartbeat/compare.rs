@@ -228,7 +228,7 @@ mod tests {
     fn comparison(reported: &[u128], any_missed: bool) -> Comparison {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (epoch, sequence, health, load) = (1, 2, Health::Healthy, None);
-        let report = Report { em, epoch, sequence, health, load, tickets: ids(reported) };
+        let report = Report { em, epoch, sequence, health, load, tickets: ids(reported), observed: None };
         let tickets = TicketDigest::of(&report.tickets);
         let _room = Arc::new(Semaphore::new(0)).try_acquire_many_owned(0).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);

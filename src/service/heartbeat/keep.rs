@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-use super::{Differing, Found, Pending};
+use super::{Differing, Found, Pending, observe};
 
 /// How many reports share one statement, beside those that wait from the last one.
 const BATCH_MAX: usize = 256;
@@ -113,8 +113,10 @@ impl Keeper {
             let reports: Vec<&Report> = part.iter().map(|waiting| &waiting.pending.report).collect();
             match keep(&mut self.session, &reports).await {
                 Ok(met) => {
+                    let mut failed = observe::keep(&mut self.session, &taken(&reports, &met)).await;
                     for (waiting, met) in part.into_iter().zip(met) {
-                        held.extend(self.tell(waiting, met));
+                        let not_observed = failed.remove(&waiting.pending.report.em);
+                        held.extend(self.tell(waiting, met, not_observed));
                     }
                 }
                 Err(error) if error.is_lock_timeout() => {
@@ -131,12 +133,16 @@ impl Keeper {
         held
     }
 
-    /// Tells what a report met; returns it if it has to be tried again.
-    fn tell(&self, waiting: Waiting, met: Option<Met>) -> Option<Waiting> {
+    /// Tells what a report met, or why what it observes was not kept; returns it if it has to be tried again.
+    fn tell(&self, waiting: Waiting, met: Option<Met>, not_observed: Option<Error>) -> Option<Waiting> {
         let Waiting { pending, held_since } = waiting;
         if met.is_some_and(|met| met.kept) {
             // Before it is answered: whoever knows that it was taken is right to expect that it counts.
             self.seen.report(&pending.report);
+        }
+        if let Some(error) = not_observed {
+            pending.answer(Err(error));
+            return None;
         }
         match Verdict::of(&pending.report, pending.tickets, met) {
             Ok(Verdict::Complete) => pending.answer(Ok(Found::default())),
@@ -183,6 +189,16 @@ fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<V
     }
     part.into_iter().for_each(|waiting| waiting.pending.answer(Err(error.clone())));
     vec![]
+}
+
+/// Those of `reports` that are the last ones of their EMs: kept now, or repeats of one that was.
+fn taken<'a>(reports: &[&'a Report], met: &[Option<Met>]) -> Vec<&'a Report> {
+    let is_last = |report: &Report, met: &Met| {
+        let last = met.last.map(|(last, _)| last);
+        met.kept || Arrival::of(ReportNumber::of(report), met.registered, last) == Arrival::Repeat
+    };
+    let taken = reports.iter().zip(met).filter(|(report, met)| met.is_some_and(|met| is_last(report, &met)));
+    taken.map(|(report, _)| *report).collect()
 }
 
 /// Keeps reports; what each met, or `None` if its EM is not registered.
@@ -264,7 +280,7 @@ mod tests {
     fn report(host: &str, epoch: i64, sequence: i64, tickets: &[u128]) -> Report {
         let em = EmInstance::parse("em", "ecm", host).unwrap();
         let tickets = tickets.iter().map(|id| Uuid::from_u128(*id)).collect();
-        Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets }
+        Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
     }
 
     fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<Met> {

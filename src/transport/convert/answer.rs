@@ -14,10 +14,12 @@ use crate::{
         judgement::HeadRoom,
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
+        observation::{Observations, Observed},
         operation::Grant,
         principal::Principal,
         refusal::{Refusal, Shortfall},
         report::{EmStatus, Health, Load},
+        resource::Resource,
         ticket::{End, EngineInstance, Ticket, TicketState},
         ticket_digest::TicketDigest,
     },
@@ -69,6 +71,15 @@ pub fn load(load: Load) -> proto::Load {
         memory_max: load.memory_max(),
         cpu_permille: load.cpu_permille().into(),
     }
+}
+
+/// What engines are observed to use.
+pub fn observations(observed: &Observations) -> Vec<proto::ObservedUse> {
+    let message = |(ticket_id, observed): (Uuid, Resource)| proto::ObservedUse {
+        ticket_id: ticket_id.as_bytes().to_vec(),
+        resource: Some(resource::message(observed.parts())),
+    };
+    observed.iter().map(message).collect()
 }
 
 /// A ticket that does not live where it was reported.
@@ -124,6 +135,12 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
         }
     }
     message
+}
+
+/// A live ticket, with what is observed of it.
+pub fn observed_ticket(of: &Ticket, observed: Option<&Observed>) -> proto::Ticket {
+    let amounts = observed.map(|observed| resource::message(observed.resource.parts()));
+    proto::Ticket { observed: amounts, observed_time: observed.map(|observed| timestamp(observed.at)), ..ticket(of) }
 }
 
 /// A request that waits.

@@ -57,6 +57,13 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
     Ok(Rule { pattern, max: limit.max.iter().map(entry).collect::<Result<_, FieldError>>()? })
 }
 
+/// A limit to be set, which stands in `field`.
+pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
+    let rule = rule(field, limit)?;
+    rule.check_labels().map_err(|uncounted| FieldError::new(format!("{field}.max"), uncounted.to_string()))?;
+    Ok(rule)
+}
+
 /// All limits that there are to be, which stand in `field`.
 pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldError> {
     if limits.len() > LIMITS_MAX {
@@ -64,7 +71,7 @@ pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldErr
     }
     let (mut rules, mut numbers) = (Vec::with_capacity(limits.len()), BTreeMap::new());
     for (number, limit) in limits.iter().enumerate() {
-        let rule = rule(&format!("{field}[{number}]"), Some(limit))?;
+        let rule = new_rule(&format!("{field}[{number}]"), Some(limit))?;
         if let Some(first) = numbers.insert(rule.pattern.clone(), number) {
             let problem = format!("has the same labels as {field}[{first}] ({})", rule.pattern);
             return Err(FieldError::new(format!("{field}[{number}]"), problem));

@@ -1,6 +1,6 @@
 //! What callers send.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use uuid::Uuid;
 
@@ -8,6 +8,7 @@ use crate::{
     domain::{
         em::EmInstance,
         name::{FieldError, Labels, Name},
+        observation::Observations,
         operation::{Inited, Register, Reported, Unregister},
         report::{Health, Load, Report},
         scope::RESERVED,
@@ -256,5 +257,26 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
     let load = request.load.map(|message| load("load", message)).transpose()?;
     let tickets = reported_tickets("ticket_ids", &request.ticket_ids)?;
     let health = health("health", request.health)?;
-    Ok(Report { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets })
+    let observed = observations("observed", request.observed)?;
+    Ok(Report { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets, observed })
+}
+
+/// What engines are observed to use, which stands in `field`.
+fn observations(field: &str, told: Vec<proto::ObservedUse>) -> Result<Option<Observations>, FieldError> {
+    if told.len() > TICKETS_MAX {
+        let problem = format!("has {} tickets; at most {TICKETS_MAX} are allowed", told.len());
+        return Err(FieldError::new(field, problem));
+    }
+    let (mut observed, mut seen) = (Vec::with_capacity(told.len()), HashSet::with_capacity(told.len()));
+    for (number, one) in told.into_iter().enumerate() {
+        let in_ticket = format!("{field}[{number}].ticket_id");
+        let ticket_id = Uuid::from_slice(&one.ticket_id).map_err(|_| {
+            FieldError::new(&in_ticket, format!("must be the {TICKET_BYTES} bytes of the ticket's UUID"))
+        })?;
+        if !seen.insert(ticket_id) {
+            return Err(FieldError::new(in_ticket, format!("is {ticket_id} a second time")));
+        }
+        observed.push((ticket_id, resource::required(&format!("{field}[{number}].resource"), one.resource)?));
+    }
+    Ok(Observations::new(observed.iter().map(|(ticket_id, resource)| (*ticket_id, resource))))
 }

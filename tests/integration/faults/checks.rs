@@ -82,9 +82,9 @@ pub async fn counters(rm: &RmClient, journal: &Journal) {
     let mut sums: HashMap<Scope, Usage> = HashMap::new();
     for ticket in &tickets {
         for limited in limits.scopes(&ticket.ticket_labels()) {
-            let sum = sums.entry(limited.counter.scope).or_default();
+            let sum = sums.entry(limited.scope().clone()).or_default();
             let held = if ticket.is_locked() { &mut sum.locked } else { &mut sum.used };
-            held.add(ticket.resource(), 1).unwrap();
+            held.add(limited.share(ticket.resource()), 1).unwrap();
         }
     }
     for scope in rm.scopes().await.unwrap() {

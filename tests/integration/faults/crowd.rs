@@ -80,8 +80,15 @@ pub async fn big_em(shared: Shared, mut random: Random) {
 /// Reports once, and never again. Engines that live there are not named once, which alone means nothing.
 async fn fall_silent(shared: &Shared, random: &mut Random, epoch: i64) {
     let em = em_of_crowd(Hosts::CROWDED);
-    let report =
-        Report { em: em.clone(), epoch, sequence: 1, health: Health::Healthy, load: None, tickets: Vec::new() };
+    let report = Report {
+        em: em.clone(),
+        epoch,
+        sequence: 1,
+        health: Health::Healthy,
+        load: None,
+        tickets: Vec::new(),
+        observed: None,
+    };
     let heartbeat = async |rm: RmClient| rm.heartbeat(&report).await;
     shared.insist(random, "heartbeat", heartbeat).await;
     let silent = Instant::now();

@@ -74,6 +74,7 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
             health: Health::Healthy,
             load: None,
             tickets: shared.engines.on(em).into_iter().collect(),
+            observed: None,
         };
         // Like an EM that does not hear an answer: the same again, and then the next.
         for _ in 0..3 {

@@ -1,0 +1,104 @@
+//! Keeps what reports tell of the engines of their tickets. As long as an EM tells of the same tickets in the same types, none is read
+//! for it.
+
+use std::collections::HashMap;
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        name::FieldError,
+        observation::{Observations, observed_of},
+        report::Report,
+    },
+    error::Error,
+    store::{
+        StoreError, em_observed,
+        session::{Session, answered},
+        user_resource,
+    },
+};
+
+/// How many tickets one statement reads, of all EMs together.
+const PAGE: usize = 16_384;
+
+/// A report, and what it tells.
+type Told<'a> = (&'a Report, &'a Observations);
+
+/// Keeps what `reports` tell, of which there is at most one of each EM. Why not, for those of which it was not kept. Tickets that do not
+/// live on the EM are none of its business: what is told of them is never shown.
+pub(super) async fn keep(session: &mut Session, reports: &[&Report]) -> HashMap<EmInstance, Error> {
+    let told = reports.iter().filter_map(|report| Some((*report, report.observed.as_ref()?)));
+    let (mut parts, mut failed) = (vec![Vec::from_iter(told)], HashMap::new());
+    while let Some(mut part) = parts.pop() {
+        if part.is_empty() {
+            continue;
+        }
+        match keep_part(session, &part).await {
+            Ok(wrong) => failed.extend(wrong.into_iter().map(|(em, error)| (em, error.into()))),
+            Err(error) => {
+                session.reset();
+                let is_of_one = !error.is_unavailable() && !error.is_lock_timeout();
+                if is_of_one && part.len() > 1 {
+                    // One report must not fail its neighbours: halves find out which one it was.
+                    let rest = part.split_off(part.len() / 2);
+                    parts.extend([rest, part]);
+                    continue;
+                }
+                let error = Error::from(error);
+                // Of a defect, those who answer the calls tell.
+                if !error.is_defect() {
+                    let (error, reports): (&dyn std::error::Error, _) = (&error, part.len());
+                    tracing::error!(error, reports, "what reports observe could not be kept");
+                }
+                failed.extend(part.iter().map(|(report, _)| (report.em.clone(), error.clone())));
+            }
+        }
+    }
+    failed
+}
+
+async fn keep_part(session: &mut Session, told: &[Told<'_>]) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
+    let connection = answered(session.get()).await?;
+    let renewed = answered(em_observed::renew(&mut *connection, told)).await?;
+    let mut new = told.to_vec();
+    new.retain(|(report, _)| !renewed.contains(&report.em));
+    if new.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let wrong = check(&mut *connection, &new).await?;
+    new.retain(|(report, _)| !wrong.contains_key(&report.em));
+    answered(em_observed::put(connection, &new)).await?;
+    Ok(wrong)
+}
+
+/// The first thing that is wrong with each, if any; some tickets at a time, however many are told of.
+async fn check(
+    connection: &mut PgConnection,
+    told: &[Told<'_>],
+) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
+    let mut rest = told.iter().flat_map(|(report, observed)| {
+        let of_report = observed.iter().enumerate();
+        of_report.map(move |(number, (ticket_id, said))| (&report.em, number, ticket_id, said))
+    });
+    let mut wrong = HashMap::new();
+    loop {
+        let page: Vec<_> = rest.by_ref().take(PAGE).collect();
+        if page.is_empty() {
+            return Ok(wrong);
+        }
+        let ids: Vec<Uuid> = page.iter().map(|(_, _, ticket_id, _)| *ticket_id).collect();
+        let tickets = answered(user_resource::read(&mut *connection, &ids)).await?;
+        for (em, number, ticket_id, said) in page {
+            let ticket = tickets.get(&ticket_id).filter(|ticket| ticket.em == *em);
+            if let Some(Err(error)) = ticket.map(|ticket| observed_of(ticket, &said)) {
+                wrong.entry(em.clone()).or_insert_with(|| {
+                    let problem = format!("is no use of the ticket's: {error}");
+                    FieldError::new(format!("observed[{number}].resource"), problem)
+                });
+            }
+        }
+    }
+}

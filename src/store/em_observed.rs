@@ -1,0 +1,167 @@
+//! `linkis_em_observed`: what EMs observe of the engines of their tickets, as each told it last.
+
+use std::collections::{HashMap, HashSet};
+
+use sqlx::{FromRow, PgConnection};
+use time::OffsetDateTime;
+use tokio_stream::StreamExt as _;
+use uuid::Uuid;
+
+use crate::domain::{
+    em::EmInstance,
+    observation::{Observations, Observed, observed_of},
+    report::Report,
+    ticket::Ticket,
+};
+
+use super::{
+    StoreError,
+    rows::{Table, em_columns},
+};
+
+const TABLE: Table = Table("linkis_em_observed");
+
+/// The observations of those reports that tell any.
+struct Columns<'a> {
+    em_application_name: Vec<&'a str>,
+    em_instance: Vec<&'a str>,
+    epoch: Vec<i64>,
+    sequence: Vec<i64>,
+    subject_hash: Vec<Vec<u8>>,
+    observed: Vec<&'a [u8]>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(reports: &[(&'a Report, &'a Observations)]) -> Self {
+        let (em_application_name, em_instance) = em_columns(reports.iter().map(|(report, _)| &report.em));
+        Self {
+            em_application_name,
+            em_instance,
+            epoch: reports.iter().map(|(report, _)| report.epoch).collect(),
+            sequence: reports.iter().map(|(report, _)| report.sequence).collect(),
+            subject_hash: reports.iter().map(|(_, observed)| observed.subject_hash().to_vec()).collect(),
+            observed: reports.iter().map(|(_, observed)| observed.packed()).collect(),
+        }
+    }
+}
+
+/// Keeps what is about the same as before, from reports that are newer; there is at most one of each EM. Of which EMs it is. It waits
+/// for nobody: what is left out, the next report brings.
+pub async fn renew(
+    connection: &mut PgConnection,
+    reports: &[(&Report, &Observations)],
+) -> Result<HashSet<EmInstance>, StoreError> {
+    let columns = Columns::of(reports);
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- em_observed::renew
+        WITH same AS MATERIALIZED (
+            SELECT k.*, set_config('synchronous_commit', 'off', true)
+            FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bytea[])
+                AS k (em_application_name, em_instance, epoch, sequence, subject_hash, observed)
+            CROSS JOIN LATERAL (SELECT FROM linkis_em_observed o
+                WHERE o.em_application_name = k.em_application_name AND o.em_instance = k.em_instance
+                    AND o.subject_hash = k.subject_hash AND (o.epoch, o.sequence) < (k.epoch, k.sequence)
+                FOR NO KEY UPDATE SKIP LOCKED) AS o
+        )
+        UPDATE linkis_em_observed o SET epoch = same.epoch, sequence = same.sequence, observed = same.observed,
+            observed_time = clock_timestamp()
+        FROM same
+        WHERE o.em_application_name = same.em_application_name AND o.em_instance = same.em_instance
+        RETURNING o.em_application_name, o.em_instance",
+    )
+    .bind(columns.em_application_name)
+    .bind(columns.em_instance)
+    .bind(columns.epoch)
+    .bind(columns.sequence)
+    .bind(columns.subject_hash)
+    .bind(columns.observed)
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+}
+
+/// Keeps what is told of whatever tickets, unless a later report of the EM told something, or the EM has gone. In the order of the EMs,
+/// so that nobody waits for each other.
+pub async fn put(connection: &mut PgConnection, reports: &[(&Report, &Observations)]) -> Result<(), StoreError> {
+    let columns = Columns::of(reports);
+    sqlx::query(
+        "-- em_observed::put
+        INSERT INTO linkis_em_observed AS o (em_application_name, em_instance, epoch, sequence, subject_hash, observed, observed_time)
+        SELECT k.em_application_name, k.em_instance, k.epoch, k.sequence, k.subject_hash, k.observed, clock_timestamp()
+        FROM (SELECT set_config('synchronous_commit', 'off', true)) AS hurry,
+            unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bytea[])
+                AS k (em_application_name, em_instance, epoch, sequence, subject_hash, observed)
+        -- While it is locked, nobody removes it, and then what belongs to it.
+        CROSS JOIN LATERAL (SELECT FROM linkis_em_report r
+            WHERE r.em_application_name = k.em_application_name AND r.em_instance = k.em_instance AND r.epoch = k.epoch
+            FOR KEY SHARE SKIP LOCKED) AS r
+        ORDER BY k.em_application_name COLLATE \"C\", k.em_instance COLLATE \"C\"
+        ON CONFLICT (em_application_name, em_instance) DO UPDATE SET epoch = excluded.epoch, sequence = excluded.sequence,
+            subject_hash = excluded.subject_hash, observed = excluded.observed, observed_time = excluded.observed_time
+        WHERE (o.epoch, o.sequence) < (excluded.epoch, excluded.sequence)",
+    )
+    .bind(columns.em_application_name)
+    .bind(columns.em_instance)
+    .bind(columns.epoch)
+    .bind(columns.sequence)
+    .bind(columns.subject_hash)
+    .bind(columns.observed)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+#[derive(FromRow)]
+struct ObservedRow {
+    em_application_name: String,
+    em_instance: String,
+    observed: Vec<u8>,
+    observed_time: OffsetDateTime,
+}
+
+/// What is observed of those among `tickets` of which their EMs told something. One EM after the other: each may have told of very many.
+pub async fn read<'a>(
+    connection: &mut PgConnection,
+    tickets: impl IntoIterator<Item = &'a Ticket>,
+) -> Result<HashMap<Uuid, Observed>, StoreError> {
+    let tickets: HashMap<Uuid, &Ticket> = tickets.into_iter().map(|ticket| (ticket.id, ticket)).collect();
+    let ems: HashSet<&EmInstance> = tickets.values().map(|ticket| &ticket.em).collect();
+    let (application_names, instances) = em_columns(ems);
+    let mut rows = sqlx::query_as::<_, ObservedRow>(
+        "-- em_observed::read
+        SELECT o.em_application_name, o.em_instance, o.observed, o.observed_time
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
+        JOIN linkis_em_observed o
+            ON o.em_application_name = k.em_application_name AND o.em_instance = k.em_instance",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .fetch(connection);
+    let mut found = HashMap::new();
+    while let Some(row) = rows.next().await {
+        let row = row?;
+        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
+        for (ticket_id, said) in Observations::from_packed(row.observed).iter() {
+            let ticket = tickets.get(&ticket_id).filter(|ticket| ticket.em == em);
+            if let Some(resource) = ticket.and_then(|ticket| observed_of(ticket, &said).ok()) {
+                found.insert(ticket_id, Observed { resource, at: row.observed_time });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Removes what EMs told that went: behind their reports, in a statement of its own.
+pub async fn delete(connection: &mut PgConnection, ems: &[EmInstance]) -> Result<(), StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    sqlx::query(
+        "-- em_observed::delete
+        DELETE FROM linkis_em_observed o USING unnest($1::text[], $2::text[]) AS d (em_application_name, em_instance)
+        WHERE o.em_application_name = d.em_application_name AND o.em_instance = d.em_instance",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .execute(connection)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,300 @@
+//! Limits in Yarn queues and Kubernetes namespaces: each on its own, found again whatever becomes of a ticket.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use linkis_rm::{
+    client::{ResourceRequest, RmClient},
+    domain::{
+        limit::{Pattern, Rule},
+        name::Labels,
+        operation::Grant,
+        resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        scope::Usage,
+    },
+};
+use tonic::Code;
+
+use crate::harness::*;
+
+const DRIVER: LoadInstanceAmounts = LoadInstanceAmounts { memory: GB, cores: 1, instances: 1 };
+
+fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
+    Rule { pattern: Pattern::new(labels), max: max.iter().cloned().collect() }
+}
+
+/// A driver and so many cores of a queue.
+fn in_queue(queue: &str, queue_cores: i64) -> Resource {
+    let queue = YarnAmounts { queue_name: queue.into(), queue_cores, ..YarnAmounts::default() };
+    Resource::from_parts(Parts::DriverAndYarn(DRIVER, queue)).unwrap()
+}
+
+fn in_namespace(namespace: &str, cores: i64) -> Resource {
+    let namespace = KubernetesAmounts { memory: 0, cores, namespace: namespace.into() };
+    Resource::from_parts(Parts::DriverAndKubernetes(DRIVER, namespace)).unwrap()
+}
+
+async fn with_limits(rules: &[Rule]) -> (Database, Instance) {
+    let (database, rm) = start().await;
+    for host in ["host1", "host2"] {
+        rm.client.register(registration(em(host), load(100, 100, 100))).await.unwrap();
+    }
+    for rule in rules {
+        rm.client.set_limit(rule).await.unwrap();
+    }
+    (database, rm)
+}
+
+async fn grant(client: &RmClient, user: &str, resource: Resource) -> Grant {
+    client.request_resource(&request(&em("host1"), user, resource)).await.granted()
+}
+
+/// The scope and what was available there, of the first shortfall.
+async fn short(client: &RmClient, user: &str, resource: Resource) -> (String, Dimension, i64) {
+    let refusal = client.request_resource(&request(&em("host1"), user, resource)).await.refused();
+    let first = refusal.shortfalls.into_iter().next().unwrap();
+    (first.scope, first.dimension, first.available)
+}
+
+/// What a scope holds.
+async fn usage(client: &RmClient, scope: &str) -> Usage {
+    let scopes = client.scopes().await.unwrap();
+    scopes.into_iter().find(|known| known.scope.to_string() == scope).map(|known| known.usage).unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_queue_has_a_maximum_of_its_own_and_so_has_each_user_in_it() {
+    let (database, rm) = with_limits(&[
+        rule(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
+        rule(&[("queue", Some("small"))], &[(Dimension::QueueCores, 3)]),
+        rule(&[("queue", None), ("user", None)], &[(Dimension::QueueCores, 6), (Dimension::Instances, 3)]),
+    ])
+    .await;
+    grant(&rm.client, "hadoop", in_queue("a", 6)).await;
+    grant(&rm.client, "hadoop", in_queue("b", 6)).await;
+    let short_of = async |user, resource| short(&rm.client, user, resource).await;
+    let of = |scope: &str, available| (scope.to_owned(), Dimension::QueueCores, available);
+    assert_eq!(short_of("hadoop", in_queue("a", 1)).await, of("queue=a,user=hadoop", 0));
+    assert_eq!(short_of("alice", in_queue("a", 5)).await, of("queue=a", 4));
+    assert_eq!(short_of("alice", in_queue("small", 4)).await, of("queue=small", 3));
+    grant(&rm.client, "alice", in_queue("a", 4)).await;
+    // As in Linkis, who names no queue means the one called default.
+    grant(&rm.client, "alice", in_queue("", 6)).await;
+    assert_eq!(short_of("bob", in_queue("default", 5)).await, of("queue=default", 4));
+    // Whoever needs no queue is under no queue's limit, also where it is for something else.
+    for _ in 0..5 {
+        grant(&rm.client, "hadoop", load(1, 1, 1)).await;
+    }
+    grant(&rm.client, "hadoop", in_queue("c", 1)).await;
+    let scopes: Vec<_> = rm.client.scopes().await.unwrap().into_iter().map(|scope| scope.scope.to_string()).collect();
+    assert_eq!(scopes.iter().filter(|scope| scope.starts_with("queue=,")).count(), 0, "{scopes:?}");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_namespace_has_a_maximum_of_its_own() {
+    let (database, rm) = with_limits(&[
+        rule(&[("namespace", None)], &[(Dimension::KubernetesCores, 4000)]),
+        rule(&[("namespace", Some("big"))], &[(Dimension::KubernetesCores, 8000)]),
+    ])
+    .await;
+    grant(&rm.client, "hadoop", in_namespace("a", 4000)).await;
+    grant(&rm.client, "hadoop", in_namespace("b", 4000)).await;
+    grant(&rm.client, "hadoop", in_namespace("big", 5000)).await;
+    grant(&rm.client, "hadoop", in_queue("a", 4000)).await;
+    let told = short(&rm.client, "hadoop", in_namespace("a", 1)).await;
+    assert_eq!(told, ("namespace=a".to_owned(), Dimension::KubernetesCores, 0));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_on_what_queues_have_needs_the_label() {
+    let (_database, rm) = with_limits(&[]).await;
+    for (dimension, label) in [
+        (Dimension::QueueMemory, "queue"),
+        (Dimension::QueueCores, "queue"),
+        (Dimension::QueueInstances, "queue"),
+        (Dimension::KubernetesMemory, "namespace"),
+        (Dimension::KubernetesCores, "namespace"),
+    ] {
+        let other = if label == "queue" { "namespace" } else { "queue" };
+        let max = [(Dimension::Cores, 1), (dimension.clone(), 1)];
+        for lacking in [rule(&[("user", None)], &max), rule(&[(other, None)], &max)] {
+            let error = rm.client.set_limit(&lacking).await.unwrap_err();
+            assert_eq!((error.code(), error.field().as_deref()), (Some(Code::InvalidArgument), Some("limit.max")));
+            assert!(error.to_string().contains(&format!("add the label {label:?}")), "{error}");
+        }
+        rm.client.set_limit(&rule(&[("user", None), (label, None)], &max)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_says_its_queue_as_a_label() {
+    let (_database, rm) = with_limits(&[]).await;
+    for key in ["queue", "namespace"] {
+        let labels = Labels::parse("labels", BTreeMap::from([(key.to_owned(), "a".to_owned())])).unwrap();
+        let ask = ResourceRequest { labels, ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
+        let error = rm.client.request_resource(&ask).await.unwrap_err();
+        assert_eq!(error.code(), Some(Code::InvalidArgument), "{error}");
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+/// What two queues hold is nowhere one sum: label sets without the queue leave it out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_queues_are_never_one_sum() {
+    let (database, rm) = with_limits(&[rule(&[("user", None)], &[(Dimension::Cores, 50)])]).await;
+    grant(&rm.client, "hadoop", in_queue("a", 6)).await;
+    grant(&rm.client, "hadoop", in_queue("b", 6)).await;
+    grant(&rm.client, "hadoop", in_namespace("a", 6)).await;
+    let held: BTreeMap<_, _> =
+        usage(&rm.client, "user=hadoop").await.locked.amounts().map(|(d, n)| (d.key(), n)).collect();
+    assert_eq!(held, BTreeMap::from([("memory".into(), 3 * GB), ("cores".into(), 3), ("instances".into(), 3)]));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}
+
+/// However a ticket ends, and whatever was reported before: its queue's counter gets back what it was given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_becomes_of_a_ticket_its_queue_gets_back_what_it_held() {
+    let (database, rm) = with_limits(&[
+        rule(&[("queue", None)], &[(Dimension::QueueCores, 1000)]),
+        rule(&[("queue", None), ("em", None)], &[(Dimension::QueueCores, 1000), (Dimension::Instances, 1000)]),
+    ])
+    .await;
+    let client = &rm.client;
+    let held = async || {
+        let usage = usage(client, "queue=a").await;
+        (usage.used.get(&Dimension::QueueCores), usage.locked.get(&Dimension::QueueCores))
+    };
+    // Released: while it is locked, in use, and after less and more was reported.
+    let locked = grant(client, "hadoop", in_queue("a", 8)).await;
+    let in_use = grant(client, "hadoop", in_queue("a", 8)).await;
+    assert_eq!(held().await, (0, 16));
+    client.resource_inited(&inited(&in_use, "hadoop", Some(in_queue("a", 5)))).await.unwrap();
+    assert_eq!(held().await, (5, 8));
+    client.resource_reported(&in_use.reported(name("hadoop"), in_queue("a", 9))).await.unwrap();
+    assert_eq!(held().await, (9, 8));
+    // Another queue, or another shape, is no use of what was granted; nothing at all in another queue is nothing in its own.
+    for other in [in_queue("b", 1), load(1, 1, 1), in_namespace("a", 1)] {
+        let error = client.resource_reported(&in_use.reported(name("hadoop"), other.clone())).await.unwrap_err();
+        assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
+        let error = client.resource_inited(&inited(&locked, "hadoop", Some(other))).await.unwrap_err();
+        assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
+    }
+    let driver_only = Resource::from_parts(Parts::DriverAndYarn(DRIVER, YarnAmounts::default())).unwrap();
+    client.resource_reported(&in_use.reported(name("hadoop"), driver_only.clone())).await.unwrap();
+    assert_eq!(held().await, (0, 8));
+    client.resource_reported(&in_use.reported(name("hadoop"), in_queue("a", 2))).await.unwrap();
+    client.resource_inited(&inited(&locked, "hadoop", Some(driver_only))).await.unwrap();
+    assert_eq!(held().await, (2, 0));
+    assert_eq!(usage(client, "queue=default").await, Usage::default());
+    assert_invariants(&database, client).await;
+    client.resource_released(&release(&in_use, "hadoop")).await.unwrap();
+    client.resource_released(&release(&locked, "hadoop")).await.unwrap();
+    assert_eq!(held().await, (0, 0));
+
+    // Expired; and gone with its EM, locked and in use.
+    let brief =
+        ResourceRequest { lock_ttl: Some(Duration::from_secs(1)), ..request(&em("host1"), "hadoop", in_queue("a", 8)) };
+    client.request_resource(&brief).await.granted();
+    assert_eq!(held().await, (0, 8));
+    eventually("it expires", Duration::from_secs(20), async || held().await == (0, 0)).await;
+    grant(client, "hadoop", in_queue("a", 8)).await;
+    let in_use = grant(client, "hadoop", in_queue("a", 8)).await;
+    client.resource_inited(&inited(&in_use, "hadoop", None)).await.unwrap();
+    assert_eq!(held().await, (8, 8));
+    client.unregister(&em("host1")).await.unwrap();
+    assert_eq!(held().await, (0, 0));
+    assert_eq!(usage(client, "em=host1:9102,queue=a").await, Usage::default());
+    assert_eq!(assert_invariants(&database, client).await, 0);
+}
+
+/// In one label set each dimension falls to the next rule that names it, always on the request's own counter, queue by queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_rule_for_a_queue_does_not_name_falls_to_the_next() {
+    let of = |user, queue, max: &[(Dimension, i64)]| rule(&[("user", user), ("queue", queue)], max);
+    let (database, rm) = with_limits(&[
+        of(None, None, &[(Dimension::QueueCores, 9), (Dimension::Instances, 4)]),
+        of(None, Some("a"), &[(Dimension::QueueCores, 6)]),
+        of(Some("hadoop"), None, &[(Dimension::QueueCores, 4)]),
+        of(Some("hadoop"), Some("a"), &[(Dimension::Instances, 2)]),
+    ])
+    .await;
+    let queue_cores = |scope: &str, max| (scope.to_owned(), Dimension::QueueCores, max);
+    for (user, queue, max) in [("alice", "b", 9), ("alice", "a", 6), ("hadoop", "b", 4), ("hadoop", "a", 4)] {
+        let told = short(&rm.client, user, in_queue(queue, 10)).await;
+        assert_eq!(told, queue_cores(&format!("queue={queue},user={user}"), max));
+    }
+    for _ in 0..2 {
+        grant(&rm.client, "hadoop", in_queue("a", 1)).await;
+    }
+    let told = short(&rm.client, "hadoop", in_queue("a", 1)).await;
+    assert_eq!(told, ("queue=a,user=hadoop".to_owned(), Dimension::Instances, 0));
+    grant(&rm.client, "hadoop", in_queue("b", 4)).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}
+
+/// Whoever waits for a queue is served when something is given back there, on whatever EM, and not by what another queue gets back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_queue_is_served_by_what_is_given_back_there() {
+    let (database, rm) = with_limits(&[rule(&[("queue", None)], &[(Dimension::QueueCores, 10)])]).await;
+    let in_a = grant(&rm.client, "hadoop", in_queue("a", 8)).await;
+    let in_b = grant(&rm.client, "hadoop", in_queue("b", 8)).await;
+    let patient =
+        ResourceRequest { wait_timeout: Duration::from_secs(60), ..request(&em("host2"), "alice", in_queue("a", 5)) };
+    let client = rm.client.clone();
+    let call = tokio::spawn(async move { client.request_resource(&patient).await });
+    let waits = async || rm.client.waiting().await.unwrap().len() == 1;
+    eventually("it waits", Duration::from_secs(20), waits).await;
+    rm.client.resource_released(&release(&in_b, "hadoop")).await.unwrap();
+    assert_eq!(short(&rm.client, "bob", in_queue("a", 3)).await.0, "queue=a");
+    assert!(waits().await);
+    let since = std::time::Instant::now();
+    rm.client.resource_released(&release(&in_a, "hadoop")).await.unwrap();
+    let granted = call.await.unwrap().granted();
+    assert!(since.elapsed() < Duration::from_millis(700), "at once, not by the slow poll: {:?}", since.elapsed());
+    assert_eq!(granted.em, em("host2"));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+/// As earlier releases counted: what is in all queues is one sum, in every label set; and a label of that name was a request's own.
+const COUNTED_BEFORE: &str = r#"
+    UPDATE linkis_label_set SET queues = 'summed';
+    UPDATE linkis_label_resource SET locked_resource = jsonb_build_object(
+        'memory', 2147483648, 'cores', 2, 'instances', 2, 'queue_cores', 12) WHERE scope = '{"user": "hadoop"}';
+    UPDATE linkis_user_resource_meta_data SET labels = '{"queue": "said"}';
+    UPDATE linkis_label_resource SET scope = '{"queue": "said"}', locked_resource = jsonb_build_object(
+        'memory', 2147483648, 'cores', 2, 'instances', 2, 'queue_cores', 12),
+        scope_hash = sha256(convert_to(label_set_id || ':{"queue":"said"}', 'UTF8')) WHERE scope = '{"queue": "a"}';
+    DELETE FROM linkis_label_resource WHERE scope = '{"queue": "b"}';
+    UPDATE linkis_resource_limit SET max_resource = '{"queue_cores": 13, "cores": 50}' WHERE name = 'each user';
+    UPDATE linkis_resource_limit_version SET oldest_writer = 2, version = gen_random_uuid()"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_earlier_release_counted_as_one_sum_is_counted_anew_for_each_queue() {
+    let (database, rm) = with_limits(&[
+        rule(&[("user", None)], &[(Dimension::Cores, 50)]),
+        rule(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
+    ])
+    .await;
+    let tickets =
+        [grant(&rm.client, "hadoop", in_queue("a", 6)).await, grant(&rm.client, "hadoop", in_queue("b", 6)).await];
+    rm.stop().await;
+    sqlx::raw_sql(COUNTED_BEFORE).execute(&database.pool).await.unwrap();
+    let rm = Instance::start(&database).await;
+    // Beside the job: what is given back goes out of the old counters and the new ones.
+    rm.client.resource_released(&release(&tickets[1], "hadoop")).await.unwrap();
+    eventually("they are counted anew", Duration::from_secs(20), async || {
+        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND queues = 'apart'").await == 2
+    })
+    .await;
+    let report = rm.client.audit().await.unwrap();
+    assert_eq!((report.differences.first, report.notes.len()), (vec![], 1), "{:?}", report.notes);
+    assert!(report.notes[0].contains("limit each user") && report.notes[0].contains("add the label \"queue\""));
+    assert_eq!(short(&rm.client, "hadoop", in_queue("a", 5)).await.0, "queue=a");
+    grant(&rm.client, "hadoop", in_queue("b", 10)).await;
+    // The limit of before, for both queues together, is none any more, until it is said for each of them.
+    rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Cores, 50)])).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 3);
+}
