@@ -14,6 +14,7 @@ use crate::{
         audit::AuditReport,
         em::{Em, EmInstance},
         limit::{Pattern, Rule},
+        limit_mode::LimitMode,
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
         operation::{Grant, Inited, Register, Released, Reported},
@@ -336,7 +337,7 @@ impl RmClient {
 
     /// Removes a limit.
     pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
-        let rule = Rule { pattern: pattern.clone(), max: BTreeMap::new() };
+        let rule = Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new() };
         let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), expected_etag: None };
         self.limits.clone().delete_limit(self.call(message)).await?;
         Ok(())

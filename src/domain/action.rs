@@ -3,7 +3,7 @@
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{audit::Subject, name::Name, resource::Resource, ticket::End};
+use super::{audit::Subject, limit_mode::LimitMode, name::Name, resource::Resource, ticket::End};
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +92,8 @@ pub struct ActionRecord {
     /// What the ticket held after it, or when it ended; of an EM, what it provides. After a repair, what the tickets hold together:
     /// of a scope as a Special, by the keys of dimensions. Of a rule its maximum, likewise; of a label set nothing.
     pub resource: Resource,
+    /// Of a rule, what it does; unknown of what an earlier release did, which enforced all.
+    pub limit_mode: Option<LimitMode>,
     /// Who did it: the service itself where nobody asked.
     pub actor: String,
     /// When, by the database's clock.

@@ -3,9 +3,10 @@
 use super::{
     em::Em,
     limit::{LimitedScope, Limits},
+    limit_mode::LimitMode,
     line::{Line, QueuePosition, Spot, Spots},
     operation::{Ask, Rejection, Request},
-    refusal::{Refusal, ScopeShortage},
+    refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
     resource::{Dimension, Resource, ResourceError, behind},
     scope::{Counter, Usage},
 };
@@ -17,6 +18,33 @@ pub struct Short {
     pub refusal: Refusal,
     /// Everywhere where it is judged; true where it is short.
     pub spots: Spots,
+}
+
+/// How many places a grant tells where it goes beyond limits that only watch.
+const OVER_WATCHED_MAX: usize = 32;
+
+/// Where a request that fits goes beyond limits that only watch: the first such places.
+pub fn beyond_watched<'a>(
+    scopes: &[LimitedScope],
+    usage: impl Fn(&Counter) -> Option<&'a Usage>,
+    from: &Resource,
+    to: &Resource,
+) -> Vec<Shortfall> {
+    let nobody = Usage::default();
+    let watching = scopes.iter().filter(|limited| limited.in_mode(LimitMode::Watched).next().is_some());
+    watching
+        .flat_map(|limited| over_watched(limited, usage(&limited.counter).unwrap_or(&nobody), from, to))
+        .take(OVER_WATCHED_MAX)
+        .collect()
+}
+
+/// What a dry run tells of a request that fits.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Room {
+    /// How much there is room for.
+    pub head_room: Vec<HeadRoom>,
+    /// Where it goes beyond limits that only watch.
+    pub over_watched: Vec<Shortfall>,
 }
 
 /// How much one dimension of an EM or a scope has room for.
@@ -37,7 +65,7 @@ pub struct HeadRoom {
 }
 
 /// How much could be granted now to one who has no position in line, wherever it would be judged: on its EM in all dimensions that the
-/// EM provides, in scopes in all that rules name.
+/// EM provides, in scopes in all that rules limit.
 ///
 /// # Errors
 /// [`Rejection::Inconsistent`].
@@ -64,7 +92,7 @@ pub fn head_room<'a>(
     for limited in scopes {
         let held = usage(&limited.counter).unwrap_or(&nothing);
         let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), None);
-        rooms.extend(limited.maxima().map(|(dimension, max, rule)| {
+        rooms.extend(limited.in_mode(LimitMode::Enforced).map(|(dimension, max, rule)| {
             let held = held.used.get(dimension).saturating_add(held.locked.get(dimension));
             HeadRoom {
                 scope: limited.scope().to_string(),

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     em::{Counted, Em, EmInstance},
-    judgement::{admit, fits, judge},
+    judgement::{admit, beyond_watched, fits, judge},
     limit::{LimitedScope, Limits},
     line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
     name::Name,
@@ -117,6 +117,8 @@ pub struct Deltas {
     pub left_line: Vec<Uuid>,
     /// Tickets that are new.
     pub granted: Vec<Ticket>,
+    /// How many operations went beyond limits that only watch: nothing to write, but something to count.
+    pub over_watched: u64,
     /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
     pub freed: FreedSpots,
 }
@@ -417,6 +419,7 @@ impl Ledger {
             Ok(share) => share,
             Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
         };
+        let over_watched = beyond_watched(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
@@ -425,8 +428,8 @@ impl Ledger {
         let em = registered_em(&mut self.ems, &op.em)?;
         em.current.locked = em_locked;
         *em.counted = true;
-        let grant =
-            Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
+        let expires_at = self.now.saturating_add(duration(op));
+        let grant = Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at, over_watched: Vec::new() };
         self.tickets.insert(
             op.ask.ticket_id,
             TicketSlot { ticket: self.new_ticket(op, epoch, grant.expires_at), stored: false, in_use: false },
@@ -439,7 +442,8 @@ impl Ledger {
         let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.counter.scope));
         let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).map(|spot| (spot, false));
         self.leave_line(op, granted_at.collect());
-        Ok(Outcome::Granted(grant))
+        self.deltas.over_watched += u64::from(!over_watched.is_empty());
+        Ok(Outcome::Granted(Grant { over_watched, ..grant }))
     }
 
     /// Notes where there is more room now: about as much as `requests` have held.

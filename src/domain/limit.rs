@@ -18,6 +18,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    limit_mode::LimitMode,
     name::Name,
     policy::Policy,
     resource::Dimension,
@@ -173,11 +174,13 @@ fn check_order(keys: &BTreeSet<String>) -> (usize, u8, Vec<&str>) {
     (keys.len(), first, keys.iter().map(String::as_str).collect())
 }
 
-/// One limit: at most so much, in the dimensions that it names.
+/// One limit: at most so much, in the dimensions that it names; and what it does about more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// For which tickets. Names the rule: there is one for each pattern.
     pub pattern: Pattern,
+    /// What it does about what goes beyond its maximum.
+    pub mode: LimitMode,
     /// The maximum, dimension by dimension.
     pub max: BTreeMap<Dimension, i64>,
 }
@@ -207,7 +210,7 @@ pub struct RuleRecord {
 pub struct RuleChanges {
     /// Those that were not there.
     pub added: Vec<Rule>,
-    /// Those that had another maximum: before and after.
+    /// Those that had another maximum or mode: before and after.
     pub changed: Vec<(Rule, Rule)>,
     /// Those that are there no more, in the order of their patterns.
     pub removed: Vec<Rule>,
@@ -309,9 +312,14 @@ impl LimitedScope {
         &self.counter.scope
     }
 
-    /// Whether any rule decides.
+    /// Whether anything can be refused here.
     pub fn is_limited(&self) -> bool {
-        !self.rules.is_empty()
+        self.in_mode(LimitMode::Enforced).next().is_some()
+    }
+
+    /// The maximum in each dimension that a rule of this mode decides.
+    pub fn in_mode(&self, mode: LimitMode) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
+        self.maxima().filter(move |(.., rule)| rule.mode == mode)
     }
 
     /// The maximum in each dimension that some rule names, and the rule that decides it.
@@ -484,7 +492,8 @@ mod tests {
 
     fn rule(labels: &[(&str, Option<&str>)], instances: i64) -> Rule {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
-        Rule { pattern: Pattern::new(labels), max: BTreeMap::from([(Dimension::Instances, instances)]) }
+        let max = BTreeMap::from([(Dimension::Instances, instances)]);
+        Rule { pattern: Pattern::new(labels), mode: LimitMode::Enforced, max }
     }
 
     fn decided(limits: &Limits, user: &str, creator: &str) -> Vec<(String, Option<i64>)> {

@@ -24,6 +24,7 @@ pub mod em;
 pub mod judgement;
 pub mod ledger;
 pub mod limit;
+pub mod limit_mode;
 pub mod line;
 pub mod name;
 pub mod operation;

@@ -14,7 +14,7 @@ use super::{
     line::{QueuePosition, Spots},
     name::{Labels, Name},
     principal::Principal,
-    refusal::Refusal,
+    refusal::{Refusal, Shortfall},
     report::{LastSign, ReportNumber},
     resource::{Resource, ResourceError, ResourceType},
     scope::{CREATOR, Counter, ENGINE_TYPE, TicketLabels, USER},
@@ -477,6 +477,8 @@ pub struct Grant {
     pub em: EmInstance,
     /// When it is rolled back unless the engine reports in.
     pub expires_at: OffsetDateTime,
+    /// Where it went beyond limits that only watch, if it was granted just now: it is not told again under the request id.
+    pub over_watched: Vec<Shortfall>,
 }
 
 impl Grant {

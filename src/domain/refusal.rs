@@ -5,6 +5,7 @@ use std::fmt;
 use super::{
     em::Em,
     limit::{LimitedScope, Rule},
+    limit_mode::LimitMode,
     resource::{Dimension, Resource, Shortage, behind, whole_gb},
     scope::{Tally, Usage},
 };
@@ -54,30 +55,48 @@ impl ScopeShortage {
     /// What is short in a limited scope for a resource that is counted as `from` to become `to`, while `ahead` is kept for others.
     /// What does not grow is never short.
     pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
-        let shortfall = |short: ShortDimension<'_>| Shortfall {
-            scope: limited.scope().to_string(),
-            dimension: short.dimension.clone(),
-            requested: short.requested,
-            available: short.available,
-            ahead: short.ahead,
-            max: short.max,
-            rule: short.rule.to_string(),
-        };
-        let mut shortfalls: Vec<_> = missing(limited, usage, from, to, ahead).map(shortfall).collect();
-        shortfalls.sort_by_key(|short| short.dimension.precedence());
+        let shortfalls = shortfalls(limited, LimitMode::Enforced, usage, from, to, ahead);
         let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
         Self { shortfalls, never_fits }
     }
 
     /// Whether anything would be, without saying what.
     pub fn is_any(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> bool {
-        missing(limited, usage, from, to, ahead).next().is_some()
+        missing(limited, LimitMode::Enforced, usage, from, to, ahead).next().is_some()
     }
 
     /// Whether nothing is short.
     pub fn is_none(&self) -> bool {
         self.shortfalls.is_empty()
     }
+}
+
+/// Where a resource that is counted as `from` to become `to` goes beyond rules that only watch.
+pub fn over_watched(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource) -> Vec<Shortfall> {
+    shortfalls(limited, LimitMode::Watched, usage, from, to, &Tally::default())
+}
+
+/// Where rules of a mode do not allow so much, in order of precedence.
+fn shortfalls(
+    limited: &LimitedScope,
+    mode: LimitMode,
+    usage: &Usage,
+    from: &Resource,
+    to: &Resource,
+    ahead: &Tally,
+) -> Vec<Shortfall> {
+    let shortfall = |short: ShortDimension<'_>| Shortfall {
+        scope: limited.scope().to_string(),
+        dimension: short.dimension.clone(),
+        requested: short.requested,
+        available: short.available,
+        ahead: short.ahead,
+        max: short.max,
+        rule: short.rule.to_string(),
+    };
+    let mut shortfalls: Vec<_> = missing(limited, mode, usage, from, to, ahead).map(shortfall).collect();
+    shortfalls.sort_by_key(|short| short.dimension.precedence());
+    shortfalls
 }
 
 /// A dimension in which a rule does not allow so much.
@@ -92,12 +111,13 @@ struct ShortDimension<'a> {
 
 fn missing<'a>(
     limited: &'a LimitedScope,
+    mode: LimitMode,
     usage: &'a Usage,
     from: &'a Resource,
     to: &'a Resource,
     ahead: &'a Tally,
 ) -> impl Iterator<Item = ShortDimension<'a>> {
-    limited.maxima().filter_map(move |(dimension, max, rule)| {
+    limited.in_mode(mode).filter_map(move |(dimension, max, rule)| {
         let requested = to.get(dimension);
         // Both are sums of amounts that were granted, which together fit.
         let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
@@ -111,7 +131,11 @@ fn missing<'a>(
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: at most", self.pattern)?;
+        match self.mode {
+            LimitMode::Enforced => write!(f, "{}:", self.pattern)?,
+            mode => write!(f, "{} ({}):", self.pattern, mode.as_str())?,
+        }
+        f.write_str(if self.max.is_empty() { " only counted" } else { " at most" })?;
         for (number, (dimension, max)) in self.max.iter().enumerate() {
             write!(f, "{} {max} {dimension}", if number == 0 { "" } else { "," })?;
         }

@@ -15,6 +15,7 @@ use crate::domain::{
     em::{Em, EmInstance},
     ledger::{Deltas, EndedDelta},
     limit::{Pattern, Rule},
+    limit_mode::LimitMode,
     name::Name,
     policy::Policy,
     principal::Principal,
@@ -234,6 +235,14 @@ impl LimitLine {
         }
     }
 
+    /// What a rule does.
+    fn mode(&self) -> Option<&'static str> {
+        match self {
+            Self::Set(rule) | Self::Deleted(rule) => Some(rule.mode.as_str()),
+            Self::Policy(..) | Self::InForce(_) => None,
+        }
+    }
+
     /// The maximum of a rule: nothing, if it is more than a resource may have.
     fn max(&self) -> String {
         let max = match self {
@@ -259,9 +268,10 @@ pub async fn insert_limits(
     let done = sqlx::query(
         "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
-            action_time)
-        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp()
-        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) AS d (action, em_kind, scope, max, actor)",
+            action_time, limit_mode)
+        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp(), mode
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $7::text[])
+            AS d (action, em_kind, scope, max, actor, mode)",
     )
     .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(LimitLine::em_kind).collect::<Vec<_>>())
@@ -269,6 +279,7 @@ pub async fn insert_limits(
     .bind(lines.iter().map(LimitLine::max).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.actor(by)).collect::<Vec<_>>())
     .bind(ResourceType::Special.as_str())
+    .bind(lines.iter().map(LimitLine::mode).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())
@@ -324,6 +335,7 @@ struct ActionRow {
     resource: String,
     actor: String,
     action_time: OffsetDateTime,
+    limit_mode: Option<String>,
 }
 
 impl ActionRow {
@@ -358,6 +370,7 @@ impl TryFrom<ActionRow> for ActionRecord {
             ticket: row.ticket_id.zip(user),
             subject,
             resource: TABLE.resource("resource", resource_type, &row.resource)?,
+            limit_mode: row.limit_mode.as_deref().and_then(LimitMode::parse),
             actor: row.actor,
             at: row.action_time,
         })
@@ -375,12 +388,12 @@ pub async fn list(
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time
+            actor, action_time, limit_mode
         FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time
+            actor, action_time, limit_mode
         FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
     };
     let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;

@@ -195,7 +195,8 @@ impl ResourceManagerService for ResourceManager {
             match self.request_resource.dry_run(em, ask, deadlines.locks).await? {
                 (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
-                    head_room: room.into_iter().map(convert::answer::head_room).collect(),
+                    head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
+                    over_watched: room.over_watched.iter().map(convert::answer::shortfall).collect(),
                     ..Default::default()
                 }),
                 (_, Verdict::Refused(short), _) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),

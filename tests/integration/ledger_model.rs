@@ -10,6 +10,7 @@ use linkis_rm::domain::{
     em::EmInstance,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Limits, Pattern, Rule},
+    limit_mode::LimitMode,
     line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
     name::Name,
     operation::{
@@ -114,7 +115,7 @@ enum Step {
     /// The batch ends, and a user's limit (or that of each user) is set or removed.
     Limit {
         user: Option<usize>,
-        max: Option<i64>,
+        max: Option<(i64, LimitMode)>,
     },
 }
 
@@ -138,9 +139,13 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
         2 => em.prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
-        1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, 0..30i64))
+        1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, (0..30i64, mode())))
             .prop_map(|(user, max)| Step::Limit { user, max }),
     ]
+}
+
+fn mode() -> impl Strategy<Value = LimitMode> {
+    prop_oneof![3 => Just(LimitMode::Enforced), 1 => Just(LimitMode::Watched), 1 => Just(LimitMode::Off)]
 }
 
 fn instance(number: usize) -> EmInstance {
@@ -159,9 +164,14 @@ fn amount(cores: i64) -> Resource {
 #[derive(Debug, PartialEq)]
 enum Answer {
     Done,
-    Granted(Uuid),
-    Refused { available: i64 },
-    Waiting { available: i64 },
+    /// And how much a limit that only watches would have let through, if that was less.
+    Granted(Uuid, Option<i64>),
+    Refused {
+        available: i64,
+    },
+    Waiting {
+        available: i64,
+    },
     Removed,
     Rolled(bool),
     No(&'static str),
@@ -170,7 +180,9 @@ enum Answer {
 fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
     match outcome {
         Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Reported(_) | Outcome::Released) => Answer::Done,
-        Ok(Outcome::Granted(grant)) => Answer::Granted(grant.ticket_id),
+        Ok(Outcome::Granted(grant)) => {
+            Answer::Granted(grant.ticket_id, grant.over_watched.first().map(|over| over.available))
+        }
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
         Ok(Outcome::Unregistered { .. }) => Answer::Removed,
@@ -202,7 +214,7 @@ struct Model {
     tickets: Vec<ModelTicket>,
     request_ids: BTreeMap<u8, (usize, usize, i64, u64, Uuid)>,
     /// By user; `None` for each user that has none of his own.
-    limits: BTreeMap<Option<usize>, i64>,
+    limits: BTreeMap<Option<usize>, (i64, LimitMode)>,
     /// All that ever waited, the first in line first.
     waiting: Vec<ModelWaiting>,
     /// EMs that have reported.
@@ -277,8 +289,18 @@ impl Model {
 
     /// What a user may still be granted, if a limit is for him.
     fn left_of_user(&self, user: usize) -> Option<i64> {
-        let max = self.limits.get(&Some(user)).or(self.limits.get(&None))?;
+        self.left_in(user, LimitMode::Enforced)
+    }
+
+    /// The same, if the limit that decides for him is of this mode.
+    fn left_in(&self, user: usize, mode: LimitMode) -> Option<i64> {
+        let max = self.max_in(user, mode)?;
         Some(max - self.sum_of_user(user, true) - self.sum_of_user(user, false))
+    }
+
+    fn max_in(&self, user: usize, mode: LimitMode) -> Option<i64> {
+        let (max, of_mode) = self.limits.get(&Some(user)).or(self.limits.get(&None))?;
+        (*of_mode == mode).then_some(*max)
     }
 
     /// What a request can get on an EM behind the first `ahead` of those who wait.
@@ -288,8 +310,8 @@ impl Model {
         let at_em: i64 = before().filter(|w| w.at_em.is_some_and(|(at, _)| at == em)).map(|w| w.amount).sum();
         let at_user: i64 = before().filter(|w| w.user == user && w.at_user.is_some()).map(|w| w.amount).sum();
         let behind = |left: i64, ahead: i64| if left < 0 { left } else { (left - ahead).max(0) };
-        let max = self.limits.get(&Some(user)).or(self.limits.get(&None));
-        let of_user = self.left_of_user(user).map(|left| behind(left, at_user)).zip(max.copied());
+        let max = self.max_in(user, LimitMode::Enforced);
+        let of_user = self.left_of_user(user).map(|left| behind(left, at_user)).zip(max);
         Some(Available { em: (behind(self.left(em)?, at_em), total - protected), user: of_user })
     }
 
@@ -303,7 +325,7 @@ impl Model {
                 return Answer::No("ended");
             }
             self.leave(number);
-            return Answer::Granted(id);
+            return Answer::Granted(id, None);
         }
         if number.is_some_and(|number| !self.waiting[number].in_line) {
             return Answer::No("place");
@@ -312,8 +334,9 @@ impl Model {
         let Some(available) = self.available(ask.em, ask.user, ahead) else { return Answer::No("em") };
         let Some(short) = available.short(ask.amount) else {
             self.leave(number);
+            let watched = self.left_in(ask.user, LimitMode::Watched).filter(|left| ask.amount > *left);
             self.grant(ask);
-            return Answer::Granted(ask.id);
+            return Answer::Granted(ask.id, watched);
         };
         if !may_wait || available.never_fits(ask.amount) {
             self.leave(number);
@@ -528,8 +551,9 @@ impl Model {
 
     /// The limits as rules.
     fn rules(&self) -> Limits {
-        let rules = self.limits.iter().map(|(number, max)| Rule {
+        let rules = self.limits.iter().map(|(number, (max, mode))| Rule {
             pattern: Pattern::new(BTreeMap::from([("user".into(), number.map(|number| user(number).to_string()))])),
+            mode: *mode,
             max: BTreeMap::from([(Dimension::Cores, *max)]),
         });
         counted(rules.collect(), BTreeMap::new())

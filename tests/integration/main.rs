@@ -20,6 +20,7 @@ mod ledger_model;
 mod ledger_steps;
 mod lifecycle;
 mod limit_changes;
+mod limit_modes;
 mod limits;
 mod lookups;
 mod metrics;

@@ -340,7 +340,10 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs
     let rm = Instance::start(&database).await;
     rm.client.register(registration(em("template"), load(10, 10_000, 10_000))).await.unwrap();
     let each_user = Pattern::new([("user".to_owned(), None)].into());
-    rm.client.set_limit(&Rule { pattern: each_user, max: [(Dimension::Instances, 100)].into() }).await.unwrap();
+    rm.client
+        .set_limit(&Rule { pattern: each_user, mode: Default::default(), max: [(Dimension::Instances, 100)].into() })
+        .await
+        .unwrap();
     rm.stop().await;
     fill(&database, rows).await;
     fill_ending(&database, rows).await;

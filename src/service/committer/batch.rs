@@ -46,6 +46,8 @@ pub(super) struct Committed {
     pub freed: FreedSpots,
     /// Whether others may wait in line on other instances.
     pub others_wait: bool,
+    /// How many of its operations went beyond limits that only watch.
+    pub over_watched: u64,
 }
 
 /// Why a batch was not committed.
@@ -172,7 +174,8 @@ async fn prepare(
     let answers: Vec<_> = wanted.iter().map(|(by, operation)| ledger.apply(by, operation)).collect();
     let (deltas, standing) = ledger.finish();
     if deltas.is_empty() {
-        let committed = Committed { answers, standing, freed: FreedSpots::default(), others_wait: true };
+        let committed =
+            Committed { answers, standing, freed: FreedSpots::default(), others_wait: true, over_watched: 0 };
         return Ok(Prepared { to_commit: None, committed });
     }
     let evidence = Evidence::of(&deltas, now);
@@ -182,7 +185,8 @@ async fn prepare(
         let parts: Vec<Freed> = Freed::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
-    let committed = Committed { answers, standing, freed: deltas.freed, others_wait };
+    let Deltas { freed, over_watched, .. } = deltas;
+    let committed = Committed { answers, standing, freed, others_wait, over_watched };
     Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed })
 }
 

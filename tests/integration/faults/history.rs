@@ -41,6 +41,8 @@ pub struct Line {
     instances: i64,
     /// Of a limit, its maximum in the same order.
     pub max: Vec<Option<i64>>,
+    /// What it does.
+    pub limit_mode: Option<String>,
     pub at: OffsetDateTime,
 }
 
@@ -65,7 +67,7 @@ pub async fn read(connection: &mut PgConnection) -> Vec<Line> {
             coalesce(em_instance, '') AS em, scope::text AS scope, coalesce((resource ->> 'memory')::bigint, 0) AS memory,
             coalesce((resource ->> 'cores')::bigint, 0) AS cores, coalesce((resource ->> 'instances')::bigint, 0) AS instances,
             ARRAY[(resource -> 'resources' ->> 'memory')::bigint, (resource -> 'resources' ->> 'cores')::bigint,
-                (resource -> 'resources' ->> 'instances')::bigint] AS max, action_time AS at
+                (resource -> 'resources' ->> 'instances')::bigint] AS max, limit_mode, action_time AS at
         FROM linkis_resource_action_record ORDER BY id"#,
     )
     .fetch_all(connection)
