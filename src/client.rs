@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        adopt::Adopt,
         audit::AuditReport,
         em::{Em, EmInstance},
         limit::{Pattern, Rule},
@@ -309,6 +310,22 @@ impl RmClient {
         let message = proto::ResourceReleasedRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
         self.manager.clone().resource_released(self.call(message)).await?;
         Ok(())
+    }
+
+    /// Puts an engine that runs into the books, also where there is no room. Needs an administrator.
+    pub async fn adopt_ticket(&self, adopt: &Adopt) -> Result<Ticket> {
+        let message = proto::AdoptTicketRequest {
+            ticket_id: adopt.ticket_id.to_string(),
+            em: Some(answer::em_message(&adopt.em)),
+            user: adopt.user.to_string(),
+            creator: adopt.creator.to_string(),
+            engine_type: adopt.engine_type.clone(),
+            labels: adopt.labels.as_map().clone(),
+            engine: Some(answer::engine_message(&adopt.engine)),
+            used: Some(resource::message(adopt.used.parts())),
+        };
+        let answer = self.admin.clone().adopt_ticket(self.call(message)).await?.into_inner();
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }
 
     /// Reports that an EM lives, how it is, and which tickets have engines there.

@@ -14,6 +14,8 @@ pub enum Action {
     Resized,
     /// A ticket was granted.
     Granted,
+    /// An engine that runs was put into the books.
+    Adopted,
     /// Its engine reported in.
     Inited,
     /// Its engine reported to use something else.
@@ -33,10 +35,11 @@ pub enum Action {
 }
 
 impl Action {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
+        Self::Adopted,
         Self::Inited,
         Self::Reported,
         Self::Ended(End::Released),
@@ -56,6 +59,7 @@ impl Action {
             Self::Registered => "registered",
             Self::Resized => "resized",
             Self::Granted => "granted",
+            Self::Adopted => "adopted",
             Self::Inited => "inited",
             Self::Reported => "reported",
             Self::Ended(end) => end.as_str(),

@@ -19,6 +19,7 @@
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 pub mod action;
+pub mod adopt;
 pub mod audit;
 pub mod em;
 pub mod judgement;

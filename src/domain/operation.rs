@@ -9,6 +9,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use super::{
+    adopt::Adopt,
     em::{Em, EmInstance},
     limit::{LimitedScope, Limits},
     line::{QueuePosition, Spots},
@@ -31,6 +32,8 @@ pub enum Operation {
     Unregister(Unregister),
     /// Resources are asked for.
     Request(Request),
+    /// An engine that runs is put into the books.
+    Adopt(Adopt),
     /// The engine of a ticket has reported in.
     Inited(Inited),
     /// An engine that runs uses other amounts than before.
@@ -308,6 +311,7 @@ impl Operation {
             Self::EndTickets(em) => em,
             Self::CountTickets(op) => &op.em,
             Self::Request(op) => &op.em,
+            Self::Adopt(op) => &op.em,
             Self::Inited(op) => &op.em,
             Self::Reported(op) => &op.em,
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
@@ -330,6 +334,7 @@ impl Operation {
             Self::CountTickets(op) => op.tickets_max.clamp(1, STEP_COUNTED_MAX),
             Self::Register(_)
             | Self::Request(_)
+            | Self::Adopt(_)
             | Self::Inited(_)
             | Self::Reported(_)
             | Self::Released(_)
@@ -345,13 +350,14 @@ impl Operation {
                 None
             }
             Self::Request(op) => Some(&op.ask.user),
+            Self::Adopt(op) => Some(&op.user),
             Self::Inited(op) => Some(&op.user),
             Self::Reported(op) => Some(&op.user),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(&op.user),
         }
     }
 
-    /// The live or ended ticket that it names.
+    /// The live or ended ticket that it names, or the one that it adopts.
     pub fn ticket_id(&self) -> Option<Uuid> {
         match self {
             Self::Register(_)
@@ -360,6 +366,7 @@ impl Operation {
             | Self::Reap(_)
             | Self::EndTickets(_)
             | Self::CountTickets(_) => None,
+            Self::Adopt(op) => Some(op.ticket_id),
             Self::Inited(op) => Some(op.ticket_id),
             Self::Reported(op) => Some(op.ticket_id),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(op.ticket_id),
@@ -400,6 +407,14 @@ impl Operation {
         }
     }
 
+    /// The engine that it puts into the books.
+    pub fn adopts(&self) -> Option<&Adopt> {
+        match self {
+            Self::Adopt(op) => Some(op),
+            _ => None,
+        }
+    }
+
     /// The position in line of a request that has one.
     pub fn position(&self) -> Option<QueuePosition> {
         self.request()?.wait.as_ref()?.position
@@ -435,6 +450,8 @@ pub enum Outcome {
     Refused(Box<Refusal>),
     /// The request stands in line.
     Waiting(Box<Waiting>),
+    /// The ticket as it now stands, adopted now or before.
+    Adopted(Box<Ticket>),
     /// The ticket as it now stands.
     Inited(Box<Ticket>),
     /// The ticket as it now stands.
@@ -626,6 +643,17 @@ pub enum Rejection {
         request_id: String,
         /// The ticket, and how it ended.
         ended: Box<EndedTicket>,
+    },
+    /// An engine is put into the books under a ticket that is over.
+    #[error("the ticket {} {}; give an engine that runs an id of its own", .0.id, ended_at(.0))]
+    AdoptedTooLate(Box<EndedTicket>),
+    /// An engine is put into the books under a ticket that is another's.
+    #[error("there is a ticket {ticket_id} already, which differs in {differs}; give each engine an id of its own")]
+    TicketExists {
+        /// Which ticket.
+        ticket_id: Uuid,
+        /// In what.
+        differs: String,
     },
     /// A request that stood in line does so no more: its instance was thought dead.
     #[error("the request has lost its place in line; ask again")]

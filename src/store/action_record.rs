@@ -72,6 +72,26 @@ pub async fn read(
     rows.into_iter().map(|row| EndedTicket::try_from(row).map(|ended| (ended.id, ended))).collect()
 }
 
+/// With what use those among `ticket_ids` were adopted of which that is remembered.
+pub async fn adopted(
+    executor: impl PgExecutor<'_>,
+    ticket_ids: &[Uuid],
+) -> Result<HashMap<Uuid, Resource>, StoreError> {
+    let rows: Vec<(Uuid, String, String)> = sqlx::query_as(
+        "-- action_record::adopted
+        SELECT ticket_id, resource_type, resource::text FROM linkis_resource_action_record
+        WHERE ticket_id = ANY ($1) AND action = $2",
+    )
+    .bind(ticket_ids)
+    .bind(Action::Adopted.as_str())
+    .fetch_all(executor)
+    .await?;
+    let used = |(id, resource_type, json): (Uuid, String, String)| {
+        Ok((id, TABLE.resource("resource", TABLE.resource_type(&resource_type)?, &json)?))
+    };
+    rows.into_iter().map(used).collect()
+}
+
 /// Whether it is remembered that something was reported of a ticket in use, in the batch of this moment.
 pub async fn was_reported(
     executor: impl PgExecutor<'_>,
@@ -136,8 +156,9 @@ impl<'a> Columns<'a> {
     pub fn of(deltas: &'a Deltas) -> (Self, Self) {
         let registered_by = |em: &Em| deltas.registered_by.get(&em.instance);
         let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
-        // A ticket that ended in the batch in which it was granted was granted all the same.
-        let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored).map(|ended| &ended.ticket);
+        // A ticket that ended in the batch in which it was granted was granted all the same. One that was in use was adopted.
+        let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored && ended.ticket.is_locked());
+        let granted_and_ended = granted_and_ended.map(|ended| &ended.ticket);
         let told = |action| move |(ticket, by): &'a (Ticket, Principal)| Record::of_ticket(action, ticket, by);
         let ended = |ended: &'a EndedDelta| Record::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by);
         // One that registers again in the same batch went before that.
@@ -153,6 +174,7 @@ impl<'a> Columns<'a> {
             .chain(registered.map(|em| Record::of_em(Action::Registered, em, registered_by(em))))
             .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em, registered_by(em))))
             .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket, &ticket.principal)))
+            .chain(deltas.adopted.iter().map(told(Action::Adopted)))
             .chain(deltas.inited.iter().map(told(Action::Inited)))
             .chain(deltas.reported.iter().map(told(Action::Reported)))
             .chain(deltas.ended.iter().map(ended));

@@ -143,7 +143,7 @@ fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
 }
 
 /// An outcome that does not belong to the operation: a defect.
-fn unexpected(outcome: &Outcome) -> Status {
+pub(super) fn unexpected(outcome: &Outcome) -> Status {
     Error::defect(format!("an outcome that does not belong to its operation: {outcome:?}")).into()
 }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use linkis_rm::domain::{
+    adopt::Adopt,
     em::EmInstance,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Limits, Pattern, Rule},
@@ -71,6 +72,13 @@ enum Step {
         ago: usize,
         em: Option<usize>,
     },
+    /// Of an engine that is new, or under the id of a ticket that there is or was.
+    Adopt {
+        em: usize,
+        user: usize,
+        used: i64,
+        again: Option<usize>,
+    },
     Inited {
         ago: usize,
         used: Option<i64>,
@@ -128,6 +136,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
             .prop_map(|(em, user, amount, ttl, request_id, wait)| Step::Request { em, user, amount, ttl, request_id, wait }),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
+        3 => (em.clone(), user.clone(), 1..6i64, prop::option::weighted(0.4, ago.clone()))
+            .prop_map(|(em, user, used, again)| Step::Adopt { em, user, used, again }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone(), said())
             .prop_map(|(ago, used, user, epoch)| Step::Inited { ago, used, user, epoch }),
@@ -179,7 +189,13 @@ enum Answer {
 
 fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
     match outcome {
-        Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Reported(_) | Outcome::Released) => Answer::Done,
+        Ok(
+            Outcome::Registered(_)
+            | Outcome::Adopted(_)
+            | Outcome::Inited(_)
+            | Outcome::Reported(_)
+            | Outcome::Released,
+        ) => Answer::Done,
         Ok(Outcome::Granted(grant)) => {
             Answer::Granted(grant.ticket_id, grant.over_watched.first().map(|over| over.available))
         }
@@ -194,7 +210,8 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
-        Err(Rejection::TicketEnded { .. }) => Answer::No("ended"),
+        Err(Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_)) => Answer::No("ended"),
+        Err(Rejection::TicketExists { .. }) => Answer::No("exists"),
         Err(Rejection::InitedOtherwise { .. }) => Answer::No("other use"),
         Err(Rejection::StaleEpoch { .. }) => Answer::No("older epoch"),
         Err(Rejection::EpochAhead { .. }) => Answer::No("newer epoch"),
@@ -270,6 +287,8 @@ struct ModelTicket {
     used: bool,
     deadline: u64,
     alive: bool,
+    /// What it used when it was adopted.
+    adopted: Option<i64>,
 }
 
 impl Model {
@@ -367,7 +386,7 @@ impl Model {
     fn grant(&mut self, ask: &ModelWaiting) {
         let deadline = self.now + ask.ttl;
         let (id, em, user, held) = (ask.id, ask.em, ask.user, ask.amount);
-        self.tickets.push(ModelTicket { id, em, user, held, used: false, deadline, alive: true });
+        self.tickets.push(ModelTicket { id, em, user, held, used: false, deadline, alive: true, adopted: None });
         if let Some(request_id) = ask.request_id {
             self.request_ids.insert(request_id, (em, user, held, ask.ttl, id));
         }
@@ -414,6 +433,37 @@ impl Model {
         let ticket = &mut self.tickets[number];
         (ticket.held, ticket.used) = (wanted, true);
         Answer::Done
+    }
+
+    /// An engine is put into the books, whether or not there is room for it.
+    fn adopt(&mut self, adopted: ModelTicket) -> Answer {
+        if let Some(known) = self.tickets.iter().find(|t| t.id == adopted.id) {
+            let is_same = known.used
+                && (known.em, known.user) == (adopted.em, adopted.user)
+                && known.adopted.unwrap_or(known.held) == adopted.held;
+            return match known.alive {
+                false => Answer::No("ended"),
+                true if is_same => Answer::Done,
+                true => Answer::No("exists"),
+            };
+        }
+        if !self.ems.contains_key(&adopted.em) {
+            return Answer::No("em");
+        }
+        self.tickets.push(adopted);
+        Answer::Done
+    }
+
+    /// The ticket that a step adopts.
+    fn adopted(&self, em: usize, user: usize, used: i64, again: Option<usize>, new_id: Uuid) -> ModelTicket {
+        let known = again.and_then(|ago| self.ticket(ago)).map(|number| &self.tickets[number]);
+        let id = known.map_or(new_id, |known| known.id);
+        // Now and then the same once more.
+        let (em, user, used) = match known.filter(|_| used < 4) {
+            Some(known) => (known.em, known.user, known.adopted.unwrap_or(known.held)),
+            None => (em, user, used),
+        };
+        ModelTicket { id, em, user, held: used, used: true, deadline: 0, alive: true, adopted: Some(used) }
     }
 
     /// What a caller says of its epoch.
@@ -478,6 +528,7 @@ impl Model {
                 self.leave(self.waiter(ago));
                 Answer::Done
             }
+            Step::Adopt { em, user, used, again } => self.adopt(self.adopted(em, user, used, again, new_id)),
             Step::Inited { ago, used, user, epoch } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
                 let ticket = &self.tickets[number];
@@ -580,6 +631,19 @@ impl Model {
                 let position = QueuePosition::new(0, time_of(before.since), before.id);
                 operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(position)))
             }
+            Step::Adopt { em, user: number, used, again } => {
+                let ticket = self.adopted(em, number, used, again, new_id);
+                Operation::Adopt(Adopt {
+                    ticket_id: ticket.id,
+                    user: user(ticket.user),
+                    creator: name("IDE"),
+                    engine_type: String::new(),
+                    em: instance(ticket.em),
+                    labels: Default::default(),
+                    engine: engine("e"),
+                    used: amount(ticket.held),
+                })
+            }
             Step::Inited { ago, used, user: number, epoch } => {
                 let (ticket_id, em) = named(ago);
                 let (used, epoch) = (used.map(amount), self.epoch(em, epoch));
@@ -680,6 +744,7 @@ struct Tables {
     scopes: HashMap<Counter, Usage>,
     waiting: HashMap<QueuePosition, (Resource, Spots)>,
     reports: HashMap<EmInstance, ReportNumber>,
+    adopted: HashMap<Uuid, Resource>,
 }
 
 impl Tables {
@@ -693,6 +758,7 @@ impl Tables {
             ended: self.ended.clone(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: self.reports.clone(),
+            adopted: self.adopted.clone(),
             request_ids: self.request_ids.clone(),
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
@@ -779,7 +845,8 @@ impl Tables {
             self.remember(&ended.ticket, ended.end, now);
         }
         self.scopes.extend(deltas.scopes);
-        for ticket in deltas.granted {
+        self.adopted.extend(deltas.adopted.into_iter().map(|(ticket, _)| (ticket.id, ticket.resource().clone())));
+        for ticket in deltas.granted.into_iter().chain(deltas.new_in_use) {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
         for new in deltas.waiting {

@@ -208,6 +208,10 @@ async fn read(
             ended = action_record::read(&mut *connection, &ticket_ids).await?;
         }
     }
+    let adopting = operations.iter().filter_map(|operation| operation.adopts()).map(|op| op.ticket_id);
+    let again: Vec<_> = adopting.filter(|id| tickets.contains_key(id)).collect();
+    let adopted =
+        if again.is_empty() { HashMap::new() } else { action_record::adopted(&mut *connection, &again).await? };
     let mut pages = HashMap::new();
     let steps = steps(operations, &ems);
     if !steps.is_empty() {
@@ -237,7 +241,7 @@ async fn read(
         true => line(&mut *connection, operations, &limits).await?,
         false => LineView::default(),
     };
-    Ok(Snapshot { now, ems, tickets, pages, ended, inhabited, reports, request_ids, limits, scopes, line })
+    Ok(Snapshot { now, ems, tickets, pages, ended, inhabited, reports, adopted, request_ids, limits, scopes, line })
 }
 
 /// The parts of EMs' tickets that operations go through: one for each EM, for the first operation that does.
@@ -275,7 +279,7 @@ async fn line(
     Ok(LineView { line, spots: Some(spots) })
 }
 
-/// All counters that the tickets of a batch may be in, those that live and those that are asked for.
+/// All counters that the tickets of a batch may be in: those that live, that are asked for, and that are adopted.
 fn scopes<'a>(
     limits: &Limits,
     operations: &[&Operation],
@@ -287,7 +291,9 @@ fn scopes<'a>(
     let requests = operations.iter().filter_map(|operation| operation.request());
     let asked = requests.flat_map(|request| request.counters(limits));
     let held = tickets.flat_map(|ticket| limits.scopes(&ticket.ticket_labels())).map(|limited| limited.counter);
-    asked.chain(held).collect()
+    let adopted = operations.iter().filter_map(|operation| operation.adopts());
+    let adopted = adopted.flat_map(|op| limits.scopes(&op.ticket_labels())).map(|limited| limited.counter);
+    asked.chain(held).chain(adopted).collect()
 }
 
 /// Writes what only some batches have to.

@@ -110,7 +110,7 @@ impl EmThen {
     /// Answers what the line's ticket held before.
     fn apply(&mut self, line: &Line) -> Option<Amounts> {
         let before = match (line.ticket_id, line.action.as_str()) {
-            (Some(id), "granted" | "inited" | "reported") => self.held.insert(id, line.amounts()),
+            (Some(id), "granted" | "adopted" | "inited" | "reported") => self.held.insert(id, line.amounts()),
             (Some(id), _) => self.held.remove(&id),
             (None, "registered" | "resized") => {
                 self.total = Some(line.amounts());
@@ -136,8 +136,8 @@ impl EmThen {
                 format!("{em} is not registered, and more live there: {commit:?}")
             });
         };
-        if commit.iter().any(|line| line.ticket_id.is_none()) {
-            // What was granted before a resize in the same transaction, and what after it, cannot be told.
+        if commit.iter().any(|line| line.ticket_id.is_none() || line.action == "adopted") {
+            // What was granted before a resize or an adoption in the same transaction, and what after it, cannot be told.
             return;
         }
         let protected = amounts(&protected());
@@ -163,7 +163,8 @@ impl EmThen {
         goings.count += 1;
         goings.largest = goings.largest.max(self.held.len());
         // What was granted in the same transaction may belong to the registration after.
-        let is_new = |id: &Uuid| commit.iter().any(|line| line.ticket_id == Some(*id) && line.action == "granted");
+        let begins = |line: &Line| ["granted", "adopted"].contains(&line.action.as_str());
+        let is_new = |id: &Uuid| commit.iter().any(|line| line.ticket_id == Some(*id) && begins(line));
         for id in self.held.keys().filter(|id| !is_new(id)) {
             self.leaving.entry(*id).or_insert(gone.at);
         }

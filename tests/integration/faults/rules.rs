@@ -145,6 +145,8 @@ struct Commit {
     /// What its tickets held before, on which kind of EM.
     before: HashMap<Uuid, (String, Option<Amounts>)>,
     last: i64,
+    /// Whether it adopted: what it granted before that, and what after it, cannot be told.
+    adopted: bool,
 }
 
 /// Goes through the history in order.
@@ -174,10 +176,12 @@ impl Replay<'_> {
             if self.open.get(&scope).is_some_and(|open| open.transaction != line.transaction) {
                 self.close(&scope);
             }
-            let commit = Commit { transaction: line.transaction, before: HashMap::new(), last: line.id };
+            let commit =
+                Commit { transaction: line.transaction, before: HashMap::new(), last: line.id, adopted: false };
             let open = self.open.entry(scope.clone()).or_insert(commit);
             open.before.entry(id).or_insert((kind.clone(), before));
             open.last = line.id;
+            open.adopted |= line.action == "adopted";
             let sum = self.sums.entry(scope).or_default().entry(kind.clone()).or_default();
             for (dimension, sum) in sum.iter_mut().enumerate() {
                 *sum += amount(now, dimension) - amount(before, dimension);
@@ -222,7 +226,7 @@ impl Replay<'_> {
     /// A commit is complete: nothing that it left short was granted by it.
     fn close(&mut self, scope: &ScopeKey) {
         let Some(commit) = self.open.remove(scope) else { return };
-        if let Some((max, held)) = self.standing(scope) {
+        if let Some((max, held)) = self.standing(scope).filter(|_| !commit.adopted) {
             let exempt = self.rules.of_scope(&self.keys[scope.0], &scope.1).map(|(_, exempt)| exempt.clone());
             for dimension in 0..3 {
                 let Some(max) = max[dimension] else { continue };
