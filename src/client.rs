@@ -13,6 +13,7 @@ use crate::{
     domain::{
         adopt::Adopt,
         audit::AuditReport,
+        cap::Cap,
         em::{Em, EmInstance},
         limit::{Pattern, Rule},
         limit_mode::LimitMode,
@@ -28,7 +29,7 @@ use crate::{
     },
     service::{audit::Repaired, heartbeat::UnknownTicket, limits::ScopeUsage},
     transport::{
-        convert::{answer, audit, limit, request, resource},
+        convert::{answer, audit, cap, limit, request, resource},
         proto::{
             self, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,
             request_resource_response::Result as Answer, resource_manager_service_client::ResourceManagerServiceClient,
@@ -67,6 +68,8 @@ pub struct ResourceRequest {
     pub labels: Labels,
     /// Which EMs will do, and which it would rather have.
     pub selector: Selector,
+    /// What it allows itself, each for other labels that some limit has counted: at most 4.
+    pub caps: Vec<Cap>,
     /// How long to wait in line if there is not enough now; zero is not at all.
     pub wait_timeout: Duration,
     /// How long the grant stays locked; `None` for the server's default.
@@ -86,6 +89,7 @@ impl ResourceRequest {
             resource,
             labels: Labels::default(),
             selector: Selector::default(),
+            caps: Vec::new(),
             wait_timeout: Duration::ZERO,
             lock_ttl: None,
             request_id: None,
@@ -256,6 +260,7 @@ impl RmClient {
             required_labels: selector.required.as_map().clone(),
             preferred_labels: selector.preferred.iter().map(preference).collect(),
             placement: selector.placement.map_or(proto::Placement::Unspecified, request::placement_message).into(),
+            caps: request.caps.iter().map(cap::message).collect(),
         };
         let mut call = self.call(message);
         call.set_timeout(self.timeout.saturating_add(request.wait_timeout));

@@ -1,6 +1,9 @@
 //! Whether a request can be granted: by its EM and by every limited scope, behind those who stand in line before it.
 
+use std::sync::Arc;
+
 use super::{
+    cap::{Cap, Maximum},
     em::Em,
     limit::{LimitedScope, Limits},
     limit_mode::LimitMode,
@@ -92,7 +95,7 @@ pub fn head_room<'a>(
     for limited in scopes {
         let held = usage(&limited.counter).unwrap_or(&nothing);
         let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), None);
-        rooms.extend(limited.in_mode(LimitMode::Enforced).map(|(dimension, max, rule)| {
+        rooms.extend(limited.enforced().map(|Maximum { dimension, max, decided_by }| {
             let held = held.used.get(dimension).saturating_add(held.locked.get(dimension));
             HeadRoom {
                 scope: limited.scope().to_string(),
@@ -100,7 +103,7 @@ pub fn head_room<'a>(
                 available: behind(max.saturating_sub(held), ahead.get(dimension)),
                 ahead: ahead.get(dimension),
                 max,
-                rule: rule.to_string(),
+                rule: decided_by.to_string(),
             }
         }));
     }
@@ -152,10 +155,11 @@ pub fn judge<'a>(
     }
 }
 
-/// Whether a request may go to an EM at all, whatever there is room for: by the labels of both, and the policy of its kind.
+/// Whether a request may go to an EM at all, whatever there is room for: by the labels of both, the policy of its kind, and whether it
+/// is counted by the labels of its caps.
 ///
 /// # Errors
-/// [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`].
+/// [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`], [`Rejection::CapNotCounted`].
 pub fn admit(em: &Em, limits: &Limits, ask: &Ask) -> Result<(), Rejection> {
     let instance = || em.instance.clone();
     let policy = limits.policies().get(&em.instance.application_name);
@@ -169,6 +173,13 @@ pub fn admit(em: &Em, limits: &Limits, ask: &Ask) -> Result<(), Rejection> {
     let reserved = em.reserved.as_map().iter();
     if let Some((key, value)) = reserved.into_iter().find(|(key, value)| !ask.has(key, value)) {
         return Err(Rejection::EmReserved { em: instance(), key: key.clone(), value: value.clone() });
+    }
+    if !ask.caps.is_empty() {
+        let scopes = limits.scopes_under(&ask.ticket_labels(&em.instance), &ask.caps);
+        let is_counted = |cap: &&Arc<Cap>| scopes.iter().any(|limited| limited.cap.as_ref() == Some(*cap));
+        if let Some(cap) = ask.caps.iter().find(|cap| !is_counted(cap)) {
+            return Err(Rejection::CapNotCounted { em: instance(), keys: cap.key_list() });
+        }
     }
     Ok(())
 }

@@ -466,8 +466,8 @@ impl Ledger {
     /// Notes where there is more room now: about as much as `requests` have held.
     fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
         self.deltas.freed.note(Spot::Em(em.clone()), requests);
-        let limited = scopes.iter().filter(|limited| limited.is_limited());
-        limited.for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
+        // Also where no rule decides: somebody may wait there for a cap of his own.
+        scopes.iter().for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
     }
 
     fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {

@@ -18,6 +18,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    cap::Cap,
     limit_mode::LimitMode,
     name::Name,
     policy::Policy,
@@ -304,22 +305,14 @@ pub struct LimitedScope {
     /// Those that match, the most specific first: each decides the dimensions that none before it names. Empty if no rule of the label
     /// set matches, or the set is still being counted.
     pub rules: Vec<Arc<Rule>>,
+    /// The cap of the request that is judged here, if it has one.
+    pub cap: Option<Arc<Cap>>,
 }
 
 impl LimitedScope {
     /// The scope that is counted.
     pub fn scope(&self) -> &Scope {
         &self.counter.scope
-    }
-
-    /// Whether anything can be refused here.
-    pub fn is_limited(&self) -> bool {
-        self.in_mode(LimitMode::Enforced).next().is_some()
-    }
-
-    /// The maximum in each dimension that a rule of this mode decides.
-    pub fn in_mode(&self, mode: LimitMode) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
-        self.maxima().filter(move |(.., rule)| rule.mode == mode)
     }
 
     /// The maximum in each dimension that some rule names, and the rule that decides it.
@@ -464,9 +457,15 @@ impl Limits {
     /// The counters that a ticket with these labels belongs to, in the order in which they are checked. Whether it is in those that
     /// are still being made, its EM knows.
     pub fn scopes(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
+        self.scopes_under(labels, &[])
+    }
+
+    /// The same, with the caps of a request; of label sets of which not all tickets are counted there is none.
+    pub fn scopes_under(&self, labels: &TicketLabels<'_>, caps: &[Arc<Cap>]) -> Vec<LimitedScope> {
         let in_set = |(set, rules): &(LabelSet, Arc<RuleSet>)| {
             let counter = Counter { label_set_id: set.id, scope: set.counting.scope(labels)? };
-            Some(decide(rules, counter))
+            let cap = caps.iter().find(|cap| set.is_counted && cap.keys == set.counting.keys).cloned();
+            Some(LimitedScope { cap, ..decide(rules, counter) })
         };
         self.sets.iter().filter_map(in_set).collect()
     }
@@ -475,14 +474,14 @@ impl Limits {
     pub fn of_counter(&self, counter: Counter) -> LimitedScope {
         match self.sets.iter().find(|(set, _)| set.id == counter.label_set_id) {
             Some((_, rules)) => decide(rules, counter),
-            None => LimitedScope { counter, rules: Vec::new() },
+            None => LimitedScope { counter, rules: Vec::new(), cap: None },
         }
     }
 }
 
 fn decide(rules: &RuleSet, counter: Counter) -> LimitedScope {
     let rules = rules.matching(&counter.scope).cloned().collect();
-    LimitedScope { counter, rules }
+    LimitedScope { counter, rules, cap: None }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@
 pub mod action;
 pub mod adopt;
 pub mod audit;
+pub mod cap;
 pub mod em;
 pub mod judgement;
 pub mod ledger;

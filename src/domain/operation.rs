@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::{
     adopt::Adopt,
+    cap::Cap,
     em::{Em, EmInstance},
     limit::{LimitedScope, Limits},
     line::{QueuePosition, Spots},
@@ -98,7 +99,7 @@ pub struct Request {
 impl Request {
     /// The counters that it would belong to, in the order in which they are checked.
     pub fn scopes(&self, limits: &Limits) -> Arc<[LimitedScope]> {
-        self.scopes.get(limits, &self.em, || limits.scopes(&self.ask.ticket_labels(&self.em)))
+        self.scopes.get(limits, &self.em, || limits.scopes_under(&self.ask.ticket_labels(&self.em), &self.ask.caps))
     }
 
     /// The same, without the rules that decide there.
@@ -171,6 +172,8 @@ pub struct Ask {
     pub labels: Labels,
     /// Which EMs it may go to.
     pub selector: Selector,
+    /// What it allows itself, each for other labels: part of the request, and not of its ticket.
+    pub caps: Vec<Arc<Cap>>,
     /// How long the grant stays locked.
     pub lock_ttl: Duration,
     /// Makes the request repeatable.
@@ -605,6 +608,17 @@ pub enum Rejection {
         /// The label.
         key: String,
     },
+    /// The request has a cap for labels that it is not counted by.
+    #[error(
+        "caps: no limit has what is on the EM {em} counted by {keys}; have it counted with SetLimit, these labels as each and mode \
+         LIMIT_MODE_OFF, or leave the cap out"
+    )]
+    CapNotCounted {
+        /// Which EM.
+        em: EmInstance,
+        /// The names of the labels, for people.
+        keys: String,
+    },
     /// The EM does not count something that is asked for.
     #[error("{field}: the EM {em} cannot answer for it; ask only for what the EM registered")]
     Unanswerable {
@@ -765,6 +779,7 @@ impl Rejection {
                 | Self::LabelRequired { .. }
                 | Self::EmReserved { .. }
                 | Self::LabelMissing { .. }
+                | Self::CapNotCounted { .. }
         )
     }
 }

@@ -104,6 +104,7 @@ impl ResourceManager {
             resource,
             labels,
             selector,
+            caps: convert::cap::caps("caps", &message.caps)?,
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
         };

@@ -139,6 +139,9 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::LabelMissing { key, .. } => {
             (Code::InvalidArgument, "LABEL_MISSING", Hint::Field(key.clone(), rejection.to_string()))
         }
+        Rejection::CapNotCounted { .. } => {
+            (Code::FailedPrecondition, "CAP_NOT_COUNTED", Hint::Field("caps".into(), rejection.to_string()))
+        }
         Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
         Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_) => {
             (Code::FailedPrecondition, "TICKET_ENDED", Hint::None)

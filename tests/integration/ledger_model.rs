@@ -8,6 +8,7 @@ use std::{
 
 use linkis_rm::domain::{
     adopt::Adopt,
+    cap::Cap,
     em::EmInstance,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Limits, Pattern, Rule},
@@ -66,6 +67,7 @@ enum Step {
         ttl: u64,
         request_id: Option<u8>,
         wait: bool,
+        cap: Option<i64>,
     },
     /// A request that waits, or has waited, is tried again; perhaps on another EM.
     Retry {
@@ -133,8 +135,11 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (em.clone(), 0..40i64, 0..10i64)
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
         1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
-        8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
-            .prop_map(|(em, user, amount, ttl, request_id, wait)| Step::Request { em, user, amount, ttl, request_id, wait }),
+        8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>(),
+            prop::option::weighted(0.3, 0..25i64))
+            .prop_map(|(em, user, amount, ttl, request_id, wait, cap)| {
+                Step::Request { em, user, amount, ttl, request_id, wait, cap }
+            }),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
         3 => (em.clone(), user.clone(), 1..6i64, prop::option::weighted(0.4, ago.clone()))
             .prop_map(|(em, user, used, again)| Step::Adopt { em, user, used, again }),
@@ -206,6 +211,7 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Ok(Outcome::Reaped(None)) => Answer::Rolled(false),
         Ok(Outcome::Expired(rolled) | Outcome::Lost(rolled)) => Answer::Rolled(rolled),
         Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
+        Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
@@ -229,7 +235,7 @@ struct Model {
     now: u64,
     ems: BTreeMap<usize, (i64, i64)>,
     tickets: Vec<ModelTicket>,
-    request_ids: BTreeMap<u8, (usize, usize, i64, u64, Uuid)>,
+    request_ids: BTreeMap<u8, (ModelBody, Uuid)>,
     /// By user; `None` for each user that has none of his own.
     limits: BTreeMap<Option<usize>, (i64, LimitMode)>,
     /// All that ever waited, the first in line first.
@@ -253,11 +259,22 @@ struct ModelWaiting {
     amount: i64,
     ttl: u64,
     request_id: Option<u8>,
+    /// Of what its user holds.
+    cap: Option<i64>,
     in_line: bool,
     /// Which EM it stands at, if any, and whether it is short there.
     at_em: Option<(usize, bool)>,
     /// Whether it stands at its user's limit, and whether it is short there.
     at_user: Option<bool>,
+}
+
+/// What a request id stands for: EM, user, amount, deadline and cap.
+type ModelBody = (usize, usize, i64, u64, Option<i64>);
+
+impl ModelWaiting {
+    fn body(&self) -> ModelBody {
+        (self.em, self.user, self.amount, self.ttl, self.cap)
+    }
 }
 
 /// What is available to a request on an EM and of its user's limit, and what there is in all.
@@ -323,21 +340,23 @@ impl Model {
     }
 
     /// What a request can get on an EM behind the first `ahead` of those who wait.
-    fn available(&self, em: usize, user: usize, ahead: usize) -> Option<Available> {
+    fn available(&self, em: usize, user: usize, cap: Option<i64>, ahead: usize) -> Option<Available> {
         let (total, protected) = self.ems.get(&em)?;
         let before = || self.waiting[..ahead].iter().filter(|w| w.in_line);
         let at_em: i64 = before().filter(|w| w.at_em.is_some_and(|(at, _)| at == em)).map(|w| w.amount).sum();
         let at_user: i64 = before().filter(|w| w.user == user && w.at_user.is_some()).map(|w| w.amount).sum();
         let behind = |left: i64, ahead: i64| if left < 0 { left } else { (left - ahead).max(0) };
-        let max = self.max_in(user, LimitMode::Enforced);
-        let of_user = self.left_of_user(user).map(|left| behind(left, at_user)).zip(max);
+        let held = self.sum_of_user(user, true) + self.sum_of_user(user, false);
+        // The lower of the limit and the cap.
+        let max = self.max_in(user, LimitMode::Enforced).into_iter().chain(cap).min();
+        let of_user = max.map(|max| (behind(max - held, at_user), max));
         Some(Available { em: (behind(self.left(em)?, at_em), total - protected), user: of_user })
     }
 
     /// Judges a request; `number` is its position among those who wait, if it has one.
     fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
-        if let Some((e, u, a, t, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
-            if (e, u, a, t) != (ask.em, ask.user, ask.amount, ask.ttl) {
+        if let Some((body, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
+            if body != ask.body() {
                 return Answer::No("request id");
             }
             if !self.tickets.iter().any(|t| t.id == id && t.alive) {
@@ -350,7 +369,10 @@ impl Model {
             return Answer::No("place");
         }
         let ahead = number.unwrap_or(self.waiting.len());
-        let Some(available) = self.available(ask.em, ask.user, ahead) else { return Answer::No("em") };
+        let Some(available) = self.available(ask.em, ask.user, ask.cap, ahead) else { return Answer::No("em") };
+        if ask.cap.is_some() && self.limits.is_empty() {
+            return Answer::No("cap");
+        }
         let Some(short) = available.short(ask.amount) else {
             self.leave(number);
             let watched = self.left_in(ask.user, LimitMode::Watched).filter(|left| ask.amount > *left);
@@ -388,7 +410,7 @@ impl Model {
         let (id, em, user, held) = (ask.id, ask.em, ask.user, ask.amount);
         self.tickets.push(ModelTicket { id, em, user, held, used: false, deadline, alive: true, adopted: None });
         if let Some(request_id) = ask.request_id {
-            self.request_ids.insert(request_id, (em, user, held, ask.ttl, id));
+            self.request_ids.insert(request_id, (ask.body(), id));
         }
     }
 
@@ -406,8 +428,10 @@ impl Model {
 
     fn is_servable(&self, number: usize) -> bool {
         let w = &self.waiting[number];
-        let available = self.available(w.em, w.user, number);
-        w.in_line && available.is_some_and(|available| available.short(w.amount).is_none())
+        let available = self.available(w.em, w.user, w.cap, number);
+        w.in_line
+            && (w.cap.is_none() || !self.limits.is_empty())
+            && available.is_some_and(|available| available.short(w.amount).is_none())
     }
 
     /// The number of the request that began to wait so long ago.
@@ -516,8 +540,9 @@ impl Model {
                 }
                 Answer::Done
             }
-            Step::Request { em, user, amount, ttl, request_id, wait } => {
-                self.request(&asked(new_id, em, user, amount, ttl, request_id), None, wait)
+            Step::Request { em, user, amount, ttl, request_id, wait, cap } => {
+                let ask = asked(new_id, em, user, amount, ttl, request_id);
+                self.request(&ModelWaiting { cap, ..ask }, None, wait)
             }
             Step::Retry { ago, em } => {
                 let Some(number) = self.waiter(ago) else { return Answer::No("place") };
@@ -622,8 +647,9 @@ impl Model {
             Step::Unregister { em, epoch } => {
                 Operation::Unregister(Unregister { em: instance(em), epoch: self.epoch(em, epoch) })
             }
-            Step::Request { em, user, amount, ttl, request_id, wait } => {
-                operation(&asked(new_id, em, user, amount, ttl, request_id), wait.then_some(None))
+            Step::Request { em, user, amount, ttl, request_id, wait, cap } => {
+                let ask = asked(new_id, em, user, amount, ttl, request_id);
+                operation(&ModelWaiting { cap, ..ask }, wait.then_some(None))
             }
             Step::Retry { ago, em } => {
                 let nobody = asked(Uuid::nil(), 0, 0, 1, 1, None);
@@ -690,7 +716,19 @@ fn fenced(said: Said) -> Option<Answer> {
 }
 
 fn asked(id: Uuid, em: usize, user: usize, amount: i64, ttl: u64, request_id: Option<u8>) -> ModelWaiting {
-    ModelWaiting { id, since: 0, em, user, amount, ttl, request_id, in_line: false, at_em: None, at_user: None }
+    ModelWaiting {
+        id,
+        since: 0,
+        em,
+        user,
+        amount,
+        ttl,
+        request_id,
+        cap: None,
+        in_line: false,
+        at_em: None,
+        at_user: None,
+    }
 }
 
 /// A request; `position` is its position in line if it waits, and has one.
@@ -707,11 +745,11 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             resource: amount(ask.amount),
             labels: Default::default(),
             selector: Default::default(),
+            caps: ask.cap.map(|most| Arc::new(cap_of_user(most))).into_iter().collect(),
             lock_ttl: Duration::from_secs(ask.ttl),
-            request_id: ask.request_id.map(|id| RequestId {
-                id: name(&id.to_string()),
-                body_hash: body_hash(ask.em, ask.user, ask.amount, ask.ttl),
-            }),
+            request_id: ask
+                .request_id
+                .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask.body()) }),
         },
         wait: position.map(|position| Wait {
             instance_id: Uuid::nil(),
@@ -724,12 +762,17 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
     })
 }
 
-fn body_hash(em: usize, user: usize, cores: i64, ttl: u64) -> [u8; 32] {
+fn cap_of_user(cores: i64) -> Cap {
+    Cap { keys: BTreeSet::from(["user".to_owned()]), max: BTreeMap::from([(Dimension::Cores, cores)]) }
+}
+
+fn body_hash((em, user, cores, ttl, cap): ModelBody) -> [u8; 32] {
     let mut hash = [0; 32];
     hash[0] = u8::try_from(em).unwrap();
     hash[1] = u8::try_from(user).unwrap();
     hash[2..10].copy_from_slice(&cores.to_be_bytes());
     hash[10..18].copy_from_slice(&ttl.to_be_bytes());
+    hash[18..26].copy_from_slice(&cap.unwrap_or(-1).to_be_bytes());
     hash
 }
 

@@ -225,6 +225,7 @@ impl Tables {
                     resource: Resource::cpu(1).unwrap(),
                     labels: Default::default(),
                     selector: Default::default(),
+                    caps: Default::default(),
                     lock_ttl: Duration::from_secs(1_000_000),
                     request_id: None,
                 },

@@ -6,6 +6,7 @@ mod answers;
 mod api;
 mod audit;
 mod bad_input;
+mod caps;
 mod choosing;
 mod conformance;
 mod contention;

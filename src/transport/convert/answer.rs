@@ -1,6 +1,6 @@
 //! What callers are told; for the RM client, also back again.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use prost_types::Timestamp;
 use time::OffsetDateTime;
@@ -26,7 +26,7 @@ use crate::{
     transport::proto,
 };
 
-use super::{limit, request, resource};
+use super::{cap, limit, request, resource};
 
 /// An EM as its callers name it.
 pub fn em_message(em: &EmInstance) -> proto::EmInstance {
@@ -141,6 +141,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         waiting_since: Some(timestamp(waiting.waiting_since)),
         wait_until: Some(timestamp(waiting.wait_until)),
         spots: spots.collect(),
+        caps: waiting.caps.iter().map(cap::message).collect(),
     }
 }
 
@@ -156,6 +157,7 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         any_em: message.any_em,
         resource: resource::required("resource", message.resource)?,
         labels: Labels::parse("labels", message.labels)?,
+        caps: cap::caps("caps", &message.caps)?.into_iter().map(Arc::unwrap_or_clone).collect(),
         wait_until: read_time("wait_until", message.wait_until)?,
         ahead: message.spots.into_iter().map(|spot| (spot.scope, spot.ahead)).collect(),
     })

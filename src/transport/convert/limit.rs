@@ -50,13 +50,21 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
     let limit = limit.ok_or_else(|| FieldError::new(field, "is required"))?;
     let pattern = pattern(field, limit)?;
     let mode = mode(&format!("{field}.mode"), limit.mode)?;
-    let in_max = format!("{field}.max");
-    if (limit.max.is_empty() && mode != LimitMode::Off) || limit.max.len() > DIMENSIONS_MAX {
-        let problem = format!("names {} dimensions; must name 1 to {DIMENSIONS_MAX}", limit.max.len());
-        return Err(FieldError::new(in_max, problem));
+    let max = maxima(&format!("{field}.max"), &limit.max, mode != LimitMode::Off)?;
+    Ok(Rule { pattern, mode, max })
+}
+
+/// Maxima that stand in `field`; at least one, if they are needed.
+pub fn maxima(
+    field: &str,
+    maxima: &BTreeMap<String, i64>,
+    needed: bool,
+) -> Result<BTreeMap<Dimension, i64>, FieldError> {
+    if (maxima.is_empty() && needed) || maxima.len() > DIMENSIONS_MAX {
+        let problem = format!("names {} dimensions; must name 1 to {DIMENSIONS_MAX}", maxima.len());
+        return Err(FieldError::new(field, problem));
     }
-    let entry = |(key, max): (&String, &i64)| Ok((dimension(&in_max, key)?, amount(&in_max, key, *max)?));
-    Ok(Rule { pattern, mode, max: limit.max.iter().map(entry).collect::<Result<_, FieldError>>()? })
+    maxima.iter().map(|(key, max)| Ok((dimension(field, key)?, amount(field, key, *max)?))).collect()
 }
 
 /// What a limit does; unset is enforced.

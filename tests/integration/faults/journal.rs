@@ -279,7 +279,8 @@ impl Journal {
 /// For which reasons a call may be rejected.
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
-        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE", "TICKET_ENDED"],
+        // Limits come and go, and with them what caps may be for.
+        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"],
         "adopt" => &["EM_NOT_REGISTERED", "TICKET_ENDED"],
         "adopt another" => &["EM_NOT_REGISTERED", "TICKET_ENDED", "TICKET_EXISTS"],
         "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
