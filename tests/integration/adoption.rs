@@ -255,3 +255,28 @@ async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
     assert_eq!(life(&rm, adopt.ticket_id).await, ["adopted", "released"]);
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
+
+/// Wherever and through whatever instance it is said: an id is one engine's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_is_given_to_two_engines_at_once_is_one_s() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    for host in ["host0", "host1"] {
+        first.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
+    }
+    let mut calls = JoinSet::new();
+    for _ in 0..100 {
+        let (one, other) = (first.client.clone(), second.client.clone());
+        calls.spawn(async move {
+            let adopt = engine_of("host0", "hadoop", load(1, 1, 1));
+            let elsewhere = Adopt { em: em("host1"), ..adopt.clone() };
+            let (one, other) = tokio::join!(one.adopt_ticket(&adopt), other.adopt_ticket(&elsewhere));
+            let refused = one.as_ref().err().or(other.as_ref().err()).map(|error| told(error).1);
+            (one.is_ok() != other.is_ok(), refused)
+        });
+    }
+    for (is_one_s, refused) in calls.join_all().await {
+        assert_eq!((is_one_s, refused.as_deref()), (true, Some("TICKET_EXISTS")));
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, 100);
+}
