@@ -83,7 +83,7 @@ async fn the_lower_of_a_request_s_cap_and_the_limit_decides() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_woken() {
+async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_served() {
     let (database, first) = registered().await;
     let second = Instance::start(&database).await;
     let watched = Rule { max: [(Dimension::Instances, 0)].into(), ..in_mode(&["user"], LimitMode::Watched) };
@@ -101,7 +101,7 @@ async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_woken
         let other = first.client.request_resource(&capped("hadoop", &[])).await.granted();
         first.client.resource_released(&release(&other, "hadoop")).await.unwrap();
         first.client.resource_released(&release(&held, "hadoop")).await.unwrap();
-        let granted = tokio::time::timeout(LONG, call).await.expect("a release wakes it").unwrap().granted();
+        let granted = tokio::time::timeout(LONG, call).await.expect("there is room now").unwrap().granted();
         first.client.resource_released(&release(&granted, "hadoop")).await.unwrap();
     }
     assert_eq!(assert_invariants(&database, &first.client).await, 0);

@@ -136,7 +136,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
         1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
         8 => (em.clone(), user.clone(), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>(),
-            prop::option::weighted(0.3, 0..25i64))
+            prop::option::weighted(0.4, 0..25i64))
             .prop_map(|(em, user, amount, ttl, request_id, wait, cap)| {
                 Step::Request { em, user, amount, ttl, request_id, wait, cap }
             }),
@@ -154,7 +154,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
         2 => em.prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
-        1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, (0..30i64, mode())))
+        2 => (prop::option::of(0..USERS), prop::option::weighted(0.8, (0..30i64, mode())))
             .prop_map(|(user, max)| Step::Limit { user, max }),
     ]
 }
@@ -1028,4 +1028,18 @@ proptest! {
     fn the_ledger_answers_and_counts_as_the_model_does(steps in prop::collection::vec(step(), 1..80)) {
         run(steps);
     }
+}
+
+/// A release is told where somebody waits for a cap of his own, also if no limit decides there.
+#[test]
+fn who_waits_for_a_cap_is_woken_where_no_limit_decides() {
+    let request = |wait, cap| Step::Request { em: 0, user: 0, amount: 5, ttl: 9, request_id: None, wait, cap };
+    run(vec![
+        Step::Register { em: 0, total: 30, protected: 0 },
+        Step::Limit { user: None, max: Some((0, LimitMode::Off)) },
+        request(false, None),
+        request(true, Some(9)),
+        Step::Commit { seconds: 1 },
+        Step::Released { ago: 0, user: 0 },
+    ]);
 }
