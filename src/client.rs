@@ -11,9 +11,12 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        adopt::Adopt,
         audit::AuditReport,
+        cap::Cap,
         em::{Em, EmInstance},
         limit::{Pattern, Rule},
+        limit_mode::LimitMode,
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
         operation::{Grant, Inited, Register, Released, Reported},
@@ -26,7 +29,7 @@ use crate::{
     },
     service::{audit::Repaired, heartbeat::UnknownTicket, limits::ScopeUsage},
     transport::{
-        convert::{answer, audit, limit, request, resource},
+        convert::{answer, audit, cap, limit, request, resource},
         proto::{
             self, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,
             request_resource_response::Result as Answer, resource_manager_service_client::ResourceManagerServiceClient,
@@ -65,6 +68,8 @@ pub struct ResourceRequest {
     pub labels: Labels,
     /// Which EMs will do, and which it would rather have.
     pub selector: Selector,
+    /// What it allows itself, each for other labels that some limit has counted: at most 4.
+    pub caps: Vec<Cap>,
     /// How long to wait in line if there is not enough now; zero is not at all.
     pub wait_timeout: Duration,
     /// How long the grant stays locked; `None` for the server's default.
@@ -84,6 +89,7 @@ impl ResourceRequest {
             resource,
             labels: Labels::default(),
             selector: Selector::default(),
+            caps: Vec::new(),
             wait_timeout: Duration::ZERO,
             lock_ttl: None,
             request_id: None,
@@ -254,6 +260,7 @@ impl RmClient {
             required_labels: selector.required.as_map().clone(),
             preferred_labels: selector.preferred.iter().map(preference).collect(),
             placement: selector.placement.map_or(proto::Placement::Unspecified, request::placement_message).into(),
+            caps: request.caps.iter().map(cap::message).collect(),
         };
         let mut call = self.call(message);
         call.set_timeout(self.timeout.saturating_add(request.wait_timeout));
@@ -310,6 +317,22 @@ impl RmClient {
         Ok(())
     }
 
+    /// Puts an engine that runs into the books, also where there is no room. Needs an administrator.
+    pub async fn adopt_ticket(&self, adopt: &Adopt) -> Result<Ticket> {
+        let message = proto::AdoptTicketRequest {
+            ticket_id: adopt.ticket_id.to_string(),
+            em: Some(answer::em_message(&adopt.em)),
+            user: adopt.user.to_string(),
+            creator: adopt.creator.to_string(),
+            engine_type: adopt.engine_type.clone(),
+            labels: adopt.labels.as_map().clone(),
+            engine: Some(answer::engine_message(&adopt.engine)),
+            used: Some(resource::message(adopt.used.parts())),
+        };
+        let answer = self.admin.clone().adopt_ticket(self.call(message)).await?.into_inner();
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
     /// Reports that an EM lives, how it is, and which tickets have engines there.
     pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
         let message = proto::HeartbeatRequest {
@@ -337,7 +360,7 @@ impl RmClient {
 
     /// Removes a limit.
     pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
-        let rule = Rule { pattern: pattern.clone(), max: BTreeMap::new() };
+        let rule = Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new() };
         let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), expected_etag: None };
         self.limits.clone().delete_limit(self.call(message)).await?;
         Ok(())

@@ -19,7 +19,7 @@
 //! # What is always true, at every commit
 //!
 //! 1. Never over-committed: on every EM, used + locked ≤ total − protected, in every dimension. A capacity that was lowered under
-//!    live tickets is the visible exception; nothing that is short is granted until it drains.
+//!    live tickets and an engine that was adopted are the visible exceptions; nothing that is short is granted until it drains.
 //! 2. Counters equal tickets: an EM's used and locked are the sums over its live tickets.
 //! 3. All or nothing: a ticket and the counters it moves change in one transaction.
 //! 4. Nothing is held for ever: a locked ticket has a deadline in its row; a used one is given up when its EM reports without it or

@@ -6,6 +6,8 @@
 //! labels = { user = "hadoop" }
 //! each = ["creator"]
 //! max = { instances = 2, memory = "20g", "special.gpu" = 1 }
+//! # Only told of, if it is more; "off" only counts, and needs no max.
+//! mode = "watched"
 //! ```
 //!
 //! A file is taken whole or not at all, and all its mistakes are told at once. Of a limit that is not TOML only the
@@ -18,6 +20,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use crate::domain::{
     limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule},
+    limit_mode::LimitMode,
     name::{FieldError, Name},
     resource::{Dimension, parse_size},
 };
@@ -46,6 +49,9 @@ pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
 
 /// A value and where it stands.
 type Value<'t> = Spanned<DeValue<'t>>;
+
+/// Maxima by dimension.
+type Maxima = BTreeMap<Dimension, i64>;
 
 /// Reads a file and gathers its mistakes. What its methods read is `None` after a mistake.
 struct Reader {
@@ -78,7 +84,7 @@ impl Reader {
             let readable = self.is_readable(at, limits.get(number + 1)).then_some(limit);
             let table = readable.and_then(|limit| self.typed("limit", limit, "a table", DeValue::as_table));
             let Some(table) = table else { continue };
-            let (pattern, max) = self.limit(at, table);
+            let (pattern, mode, max) = self.limit(at, table);
             if let Some(pattern) = &pattern {
                 let first = *firsts.entry(pattern.clone()).or_insert(at);
                 if first != at {
@@ -86,7 +92,8 @@ impl Reader {
                     self.wrong(at, "limit", problem);
                 }
             }
-            let rule = pattern.zip(max).map(|(pattern, max)| Rule { pattern, max });
+            let rule = pattern.zip(mode).zip(max);
+            let rule = rule.map(|((pattern, mode), max)| Rule { pattern, mode, max });
             if let Some(Err(uncounted)) = rule.as_ref().map(Rule::check_labels) {
                 self.wrong(at, "max", uncounted.to_string());
             }
@@ -118,8 +125,9 @@ impl Reader {
         limits
     }
 
-    fn limit(&mut self, at: usize, limit: &DeTable<'_>) -> (Option<Pattern>, Option<BTreeMap<Dimension, i64>>) {
+    fn limit(&mut self, at: usize, limit: &DeTable<'_>) -> (Option<Pattern>, Option<LimitMode>, Option<Maxima>) {
         let (mut labels, mut each, mut max) = (Some((at, None)), Some(None), Some((at, None)));
+        let mut mode = Some(LimitMode::Enforced);
         for (key, value) in limit {
             let at = value.span().start;
             let mut table = |field| Some((at, Some(self.typed(field, value, "a table", DeValue::as_table)?)));
@@ -127,14 +135,26 @@ impl Reader {
                 "labels" => labels = table("labels"),
                 "max" => max = table("max"),
                 "each" => each = self.typed("each", value, "an array", DeValue::as_array).map(Some),
+                "mode" => mode = self.mode(value),
                 other => {
-                    let problem = format!("has the unknown key {other:?}; known are labels, each and max");
+                    let problem = format!("has the unknown key {other:?}; known are labels, each, mode and max");
                     self.wrong(key.span().start, "limit", problem);
                 }
             }
         }
         let pattern = labels.zip(each).and_then(|((at, labels), each)| self.pattern(at, labels, each));
-        (pattern, max.and_then(|(at, max)| self.max(at, max)))
+        let needs_max = mode != Some(LimitMode::Off);
+        (pattern, mode, max.and_then(|(at, max)| self.max(at, max, needs_max)))
+    }
+
+    fn mode(&mut self, value: &Value<'_>) -> Option<LimitMode> {
+        let mode = self.typed("mode", value, "a string", DeValue::as_str)?;
+        let known = LimitMode::parse(mode);
+        if known.is_none() {
+            let problem = format!("is {mode:?}; must be \"enforced\", \"watched\" or \"off\"");
+            self.wrong(value.span().start, "mode", problem);
+        }
+        known
     }
 
     fn pattern(&mut self, at: usize, labels: Option<&DeTable<'_>>, each: Option<&DeArray<'_>>) -> Option<Pattern> {
@@ -160,9 +180,9 @@ impl Reader {
         (pattern.len() == count).then(|| Pattern::new(pattern))
     }
 
-    fn max(&mut self, at: usize, max: Option<&DeTable<'_>>) -> Option<BTreeMap<Dimension, i64>> {
+    fn max(&mut self, at: usize, max: Option<&DeTable<'_>>, needed: bool) -> Option<Maxima> {
         let count = max.map_or(0, DeTable::len);
-        if count == 0 || count > DIMENSIONS_MAX {
+        if (count == 0 && needed) || count > DIMENSIONS_MAX {
             self.wrong(at, "max", format!("names {count} dimensions; must name 1 to {DIMENSIONS_MAX}"));
             return None;
         }
@@ -238,11 +258,12 @@ mod tests {
     #[test]
     fn a_good_file() {
         let text = "# Each.\n[[limit]]\neach = ['user']\nmax = { instances = 10, \"special.gpu\" = 0 }\n[[limit]]\n\
-            max.memory = '1k'\nmax.cores = 0x10\n[limit.labels]\nuser = 'hadoop'\ncreator = 'IDE'\n";
+            max.memory = '1k'\nmax.cores = 0x10\n[limit.labels]\nuser = 'hadoop'\ncreator = 'IDE'\n[[limit]]\neach = ['creator']\nmode = 'off'\n";
         let rules = parse(text).unwrap().into_iter();
-        let shown: Vec<_> = rules.map(|rule| format!("{} {:?}", rule.pattern, rule.max)).collect();
-        assert_eq!(shown[0], "each user {Instances: 10, Custom(\"gpu\"): 0}");
-        assert_eq!(shown[1..], ["creator=IDE,user=hadoop {Memory: 1024, Cores: 16}"]);
+        let shown: Vec<_> =
+            rules.map(|rule| format!("{} {} {:?}", rule.pattern, rule.mode.as_str(), rule.max)).collect();
+        assert_eq!(shown[0], "each user enforced {Instances: 10, Custom(\"gpu\"): 0}");
+        assert_eq!(shown[1..], ["creator=IDE,user=hadoop enforced {Memory: 1024, Cores: 16}", "each creator off {}"]);
         assert_eq!(parse("# No limits.\n"), Ok(Vec::new()));
     }
 
@@ -252,7 +273,7 @@ mod tests {
         let lines = [
             ("limits = 1", "file: has the unknown key \"limits\"; known is [[limit]]"),
             ("[[limit]]", "labels: names 0 labels (with each); must name 1 to 8"),
-            ("maximum = 1", "limit: has the unknown key \"maximum\"; known are labels, each and max"),
+            ("maximum = 1", "limit: has the unknown key \"maximum\"; known are labels, each, mode and max"),
             ("max = {}", "max: names 0 dimensions; must name 1 to 64"),
             ("[[limit]]", ""),
             ("labels = { user = 'u', a = 1,", "labels[\"a\"]: must be a string; is of the type integer"),
@@ -281,6 +302,7 @@ mod tests {
             ("[[limit]]", ""),
             ("labels = { queue = 'q' }", ""),
             ("max = { cores = 1, queue_cores = 1 }", ""),
+            ("mode = 'of'", "mode: is \"of\"; must be \"enforced\", \"watched\" or \"off\""),
         ];
         let told = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
         let expected = (1..).zip(lines).filter(|(_, (_, start))| !start.is_empty());

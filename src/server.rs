@@ -306,12 +306,12 @@ fn assemble(
     tasks.spawn(waiting::listen(line.clone(), judge.clone()));
 
     let request_resource = RequestResourceService::new(judge, committer.clone(), line);
+    let admin = Admin::new(AuditService::new(store.clone()), committer.clone(), options.times.request_timeout);
     let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
     let tickets = TicketLookup::start(store, tasks);
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
-    let admin = Admin::new(AuditService::new(store.clone()));
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)

@@ -44,6 +44,7 @@ impl ResourceManagerService for Empty {
             em: call.into_inner().em,
             expire_time: Some(SystemTime::now().into()),
             head_room: vec![],
+            over_watched: vec![],
         };
         Ok(Response::new(proto::RequestResourceResponse { result: Some(Answer::Available(available)) }))
     }

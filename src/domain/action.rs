@@ -3,7 +3,7 @@
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{audit::Subject, name::Name, resource::Resource, ticket::End};
+use super::{audit::Subject, limit_mode::LimitMode, name::Name, resource::Resource, ticket::End};
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum Action {
     Resized,
     /// A ticket was granted.
     Granted,
+    /// An engine that runs was put into the books.
+    Adopted,
     /// Its engine reported in.
     Inited,
     /// Its engine reported to use something else.
@@ -33,10 +35,11 @@ pub enum Action {
 }
 
 impl Action {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
+        Self::Adopted,
         Self::Inited,
         Self::Reported,
         Self::Ended(End::Released),
@@ -56,6 +59,7 @@ impl Action {
             Self::Registered => "registered",
             Self::Resized => "resized",
             Self::Granted => "granted",
+            Self::Adopted => "adopted",
             Self::Inited => "inited",
             Self::Reported => "reported",
             Self::Ended(end) => end.as_str(),
@@ -92,6 +96,8 @@ pub struct ActionRecord {
     /// What the ticket held after it, or when it ended; of an EM, what it provides. After a repair, what the tickets hold together:
     /// of a scope as a Special, by the keys of dimensions. Of a rule its maximum, likewise; of a label set nothing.
     pub resource: Resource,
+    /// Of a rule, what it does; unknown of what an earlier release did, which enforced all.
+    pub limit_mode: Option<LimitMode>,
     /// Who did it: the service itself where nobody asked.
     pub actor: String,
     /// When, by the database's clock.

@@ -1,11 +1,15 @@
 //! Whether a request can be granted: by its EM and by every limited scope, behind those who stand in line before it.
 
+use std::sync::Arc;
+
 use super::{
+    cap::{Cap, Maximum},
     em::Em,
     limit::{LimitedScope, Limits},
+    limit_mode::LimitMode,
     line::{Line, QueuePosition, Spot, Spots},
     operation::{Ask, Rejection, Request},
-    refusal::{Refusal, ScopeShortage},
+    refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
     resource::{Dimension, Resource, ResourceError, behind},
     scope::{Counter, Usage},
 };
@@ -17,6 +21,33 @@ pub struct Short {
     pub refusal: Refusal,
     /// Everywhere where it is judged; true where it is short.
     pub spots: Spots,
+}
+
+/// How many places a grant tells where it goes beyond limits that only watch.
+const OVER_WATCHED_MAX: usize = 32;
+
+/// Where a request that fits goes beyond limits that only watch: the first such places.
+pub fn beyond_watched<'a>(
+    scopes: &[LimitedScope],
+    usage: impl Fn(&Counter) -> Option<&'a Usage>,
+    from: &Resource,
+    to: &Resource,
+) -> Vec<Shortfall> {
+    let nobody = Usage::default();
+    let watching = scopes.iter().filter(|limited| limited.in_mode(LimitMode::Watched).next().is_some());
+    watching
+        .flat_map(|limited| over_watched(limited, usage(&limited.counter).unwrap_or(&nobody), from, to))
+        .take(OVER_WATCHED_MAX)
+        .collect()
+}
+
+/// What a dry run tells of a request that fits.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Room {
+    /// How much there is room for.
+    pub head_room: Vec<HeadRoom>,
+    /// Where it goes beyond limits that only watch.
+    pub over_watched: Vec<Shortfall>,
 }
 
 /// How much one dimension of an EM or a scope has room for.
@@ -37,7 +68,7 @@ pub struct HeadRoom {
 }
 
 /// How much could be granted now to one who has no position in line, wherever it would be judged: on its EM in all dimensions that the
-/// EM provides, in scopes in all that rules name.
+/// EM provides, in scopes in all that rules limit.
 ///
 /// # Errors
 /// [`Rejection::Inconsistent`].
@@ -64,7 +95,7 @@ pub fn head_room<'a>(
     for limited in scopes {
         let held = usage(&limited.counter).unwrap_or(&nothing);
         let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), None);
-        rooms.extend(limited.maxima().map(|(dimension, max, rule)| {
+        rooms.extend(limited.enforced().map(|Maximum { dimension, max, decided_by }| {
             let held = held.used.get(dimension).saturating_add(held.locked.get(dimension));
             HeadRoom {
                 scope: limited.scope().to_string(),
@@ -72,7 +103,7 @@ pub fn head_room<'a>(
                 available: behind(max.saturating_sub(held), ahead.get(dimension)),
                 ahead: ahead.get(dimension),
                 max,
-                rule: rule.to_string(),
+                rule: decided_by.to_string(),
             }
         }));
     }
@@ -124,10 +155,11 @@ pub fn judge<'a>(
     }
 }
 
-/// Whether a request may go to an EM at all, whatever there is room for: by the labels of both, and the policy of its kind.
+/// Whether a request may go to an EM at all, whatever there is room for: by the labels of both, the policy of its kind, and whether it
+/// is counted by the labels of its caps.
 ///
 /// # Errors
-/// [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`].
+/// [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`], [`Rejection::CapNotCounted`].
 pub fn admit(em: &Em, limits: &Limits, ask: &Ask) -> Result<(), Rejection> {
     let instance = || em.instance.clone();
     let policy = limits.policies().get(&em.instance.application_name);
@@ -141,6 +173,13 @@ pub fn admit(em: &Em, limits: &Limits, ask: &Ask) -> Result<(), Rejection> {
     let reserved = em.reserved.as_map().iter();
     if let Some((key, value)) = reserved.into_iter().find(|(key, value)| !ask.has(key, value)) {
         return Err(Rejection::EmReserved { em: instance(), key: key.clone(), value: value.clone() });
+    }
+    if !ask.caps.is_empty() {
+        let scopes = limits.scopes_under(&ask.ticket_labels(&em.instance), &ask.caps);
+        let is_counted = |cap: &&Arc<Cap>| scopes.iter().any(|limited| limited.cap.as_ref() == Some(*cap));
+        if let Some(cap) = ask.caps.iter().find(|cap| !is_counted(cap)) {
+            return Err(Rejection::CapNotCounted { em: instance(), keys: cap.key_list() });
+        }
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{
     em::{Counted, Em, EmInstance},
-    judgement::{admit, fits, judge},
+    judgement::{admit, beyond_watched, fits, judge},
     limit::{LimitedScope, Limits},
     line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
     name::Name,
@@ -27,6 +27,7 @@ use super::{
     ticket_digest::TicketDigest,
 };
 
+mod adopting;
 mod in_use;
 mod queueing;
 mod steps;
@@ -48,6 +49,8 @@ pub struct Snapshot {
     pub inhabited: HashSet<EmInstance>,
     /// The last reports of the EMs that may be given up, but for those that never reported.
     pub reports: HashMap<EmInstance, ReportNumber>,
+    /// With what use the tickets were adopted that are to be adopted and live, as far as that is remembered.
+    pub adopted: HashMap<Uuid, Resource>,
     /// The request ids that were used.
     pub request_ids: HashMap<Name, RequestRecord>,
     /// The limits in force.
@@ -85,7 +88,7 @@ pub struct Deltas {
     pub ems_updated: Vec<Em>,
     /// EMs that registered again with other amounts, with the version that was read.
     pub ems_resized: Vec<Em>,
-    /// EMs whose tickets were ended or counted in part, with the version that was read.
+    /// EMs whose tickets were ended or counted in part, or that hold adopted engines beyond what they provide, with the version that was read.
     pub ems_stepped: Vec<Em>,
     /// EMs that are new.
     pub ems_inserted: Vec<Em>,
@@ -99,6 +102,8 @@ pub struct Deltas {
     pub reports_ended: Vec<EmInstance>,
     /// Tickets whose rows are to say what they use.
     pub in_use: Vec<Ticket>,
+    /// Tickets that were adopted, as they were then, and by whom: a line of the history each, also of one that ended since.
+    pub adopted: Vec<(Ticket, Principal)>,
     /// Tickets whose engine reported in, as they were then, and who told: a line of the history each, also of one that ended since.
     pub inited: Vec<(Ticket, Principal)>,
     /// Likewise tickets whose engine reported to use something else, in order.
@@ -115,8 +120,12 @@ pub struct Deltas {
     pub moved: Vec<MovedDelta>,
     /// Requests that left the line, by their tickets.
     pub left_line: Vec<Uuid>,
-    /// Tickets that are new.
+    /// Tickets that are new, and locked.
     pub granted: Vec<Ticket>,
+    /// Tickets that are new, and in use from the start.
+    pub new_in_use: Vec<Ticket>,
+    /// How many operations went beyond limits that only watch: nothing to write, but something to count.
+    pub over_watched: u64,
     /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
     pub freed: FreedSpots,
 }
@@ -133,10 +142,12 @@ impl Deltas {
             && self.ems_gone.is_empty()
             && self.reports_ended.is_empty()
             && self.in_use.is_empty()
+            && self.adopted.is_empty()
             && self.inited.is_empty()
             && self.reported.is_empty()
             && self.ended.is_empty()
             && self.granted.is_empty()
+            && self.new_in_use.is_empty()
             && self.request_ids.is_empty()
             && self.scopes.is_empty()
             && self.waiting.is_empty()
@@ -209,6 +220,7 @@ pub struct Ledger {
     ended: HashMap<Uuid, EndedTicket>,
     inhabited: HashSet<EmInstance>,
     reports: HashMap<EmInstance, ReportNumber>,
+    adopted: HashMap<Uuid, Resource>,
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Counter, ScopeSlot>,
@@ -227,6 +239,8 @@ struct EmSlot {
     registered: bool,
     resized: bool,
     stepped: bool,
+    /// Whether engines were adopted that it has no room for.
+    exceeded: bool,
     counted: bool,
 }
 
@@ -266,6 +280,7 @@ impl Ledger {
             ended: snapshot.ended,
             inhabited: snapshot.inhabited,
             reports: snapshot.reports,
+            adopted: snapshot.adopted,
             request_ids: snapshot.request_ids,
             limits: snapshot.limits,
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
@@ -281,6 +296,7 @@ impl Ledger {
             Operation::Register(op) => self.register(op),
             Operation::Unregister(op) => self.unregister(op),
             Operation::Request(op) => self.request(op),
+            Operation::Adopt(op) => self.adopt(op),
             Operation::Inited(op) => self.inited(op),
             Operation::Reported(op) => self.reported(op),
             Operation::Released(op) => self.released(op),
@@ -311,7 +327,9 @@ impl Ledger {
             match (slot.stored_version, slot.current) {
                 (Some(version), Some(em)) if slot.resized => self.deltas.ems_resized.push(Em { version, ..em }),
                 (Some(version), Some(em)) if slot.registered => self.deltas.ems_updated.push(Em { version, ..em }),
-                (Some(version), Some(em)) if slot.stepped => self.deltas.ems_stepped.push(Em { version, ..em }),
+                (Some(version), Some(em)) if slot.stepped || slot.exceeded => {
+                    self.deltas.ems_stepped.push(Em { version, ..em })
+                }
                 (Some(version), Some(em)) if slot.counted => self.deltas.ems_counted.push(Em { version, ..em }),
                 (None, Some(em)) => self.deltas.ems_inserted.push(em),
                 (Some(version), None) => self.deltas.ems_deleted.extend(slot.before.map(|em| Em { version, ..em })),
@@ -320,7 +338,8 @@ impl Ledger {
         }
         for slot in self.tickets.into_values() {
             match (slot.stored, slot.in_use) {
-                (false, _) => self.deltas.granted.push(slot.ticket),
+                (false, _) if slot.ticket.is_locked() => self.deltas.granted.push(slot.ticket),
+                (false, _) => self.deltas.new_in_use.push(slot.ticket),
                 (true, true) => self.deltas.in_use.push(slot.ticket),
                 (true, false) => {}
             }
@@ -417,6 +436,7 @@ impl Ledger {
             Ok(share) => share,
             Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
         };
+        let over_watched = beyond_watched(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
@@ -425,8 +445,8 @@ impl Ledger {
         let em = registered_em(&mut self.ems, &op.em)?;
         em.current.locked = em_locked;
         *em.counted = true;
-        let grant =
-            Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at: self.now.saturating_add(duration(op)) };
+        let expires_at = self.now.saturating_add(duration(op));
+        let grant = Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at, over_watched: Vec::new() };
         self.tickets.insert(
             op.ask.ticket_id,
             TicketSlot { ticket: self.new_ticket(op, epoch, grant.expires_at), stored: false, in_use: false },
@@ -439,14 +459,15 @@ impl Ledger {
         let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.counter.scope));
         let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).map(|spot| (spot, false));
         self.leave_line(op, granted_at.collect());
-        Ok(Outcome::Granted(grant))
+        self.deltas.over_watched += u64::from(!over_watched.is_empty());
+        Ok(Outcome::Granted(Grant { over_watched, ..grant }))
     }
 
     /// Notes where there is more room now: about as much as `requests` have held.
     fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
         self.deltas.freed.note(Spot::Em(em.clone()), requests);
-        let limited = scopes.iter().filter(|limited| limited.is_limited());
-        limited.for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
+        // Also where no rule decides: somebody may wait there for a cap of his own.
+        scopes.iter().for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
     }
 
     fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {

@@ -17,6 +17,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    cap::Cap,
     em::EmInstance,
     name::{Labels, Name},
     resource::Resource,
@@ -157,6 +158,8 @@ pub struct WaitingRequest {
     pub resource: Resource,
     /// What it says of itself.
     pub labels: Labels,
+    /// What it allows itself.
+    pub caps: Vec<Cap>,
     /// Until when.
     pub wait_until: OffsetDateTime,
     /// Where it is short, for people, and how many are short there before it.

@@ -19,11 +19,14 @@
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 pub mod action;
+pub mod adopt;
 pub mod audit;
+pub mod cap;
 pub mod em;
 pub mod judgement;
 pub mod ledger;
 pub mod limit;
+pub mod limit_mode;
 pub mod line;
 pub mod name;
 pub mod observation;

@@ -3,8 +3,10 @@
 use std::fmt;
 
 use super::{
+    cap::{Decider, Maximum, write_maxima},
     em::Em,
     limit::{LimitedScope, Rule},
+    limit_mode::LimitMode,
     resource::{Dimension, Resource, Shortage, behind, whole_gb},
     scope::{Tally, Usage},
 };
@@ -37,7 +39,7 @@ pub struct Shortfall {
     pub ahead: i64,
     /// How much there is in all.
     pub max: i64,
-    /// The limit that decided, for people; empty for an EM.
+    /// The limit that decided, or the request's own cap, for people; empty for an EM.
     pub rule: String,
 }
 
@@ -54,24 +56,14 @@ impl ScopeShortage {
     /// What is short in a limited scope for a resource that is counted as `from` to become `to`, while `ahead` is kept for others.
     /// What does not grow is never short.
     pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
-        let shortfall = |short: ShortDimension<'_>| Shortfall {
-            scope: limited.scope().to_string(),
-            dimension: short.dimension.clone(),
-            requested: short.requested,
-            available: short.available,
-            ahead: short.ahead,
-            max: short.max,
-            rule: short.rule.to_string(),
-        };
-        let mut shortfalls: Vec<_> = missing(limited, usage, from, to, ahead).map(shortfall).collect();
-        shortfalls.sort_by_key(|short| short.dimension.precedence());
+        let shortfalls = shortfalls(limited, missing(limited.enforced(), usage, from, to, ahead));
         let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
         Self { shortfalls, never_fits }
     }
 
     /// Whether anything would be, without saying what.
     pub fn is_any(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> bool {
-        missing(limited, usage, from, to, ahead).next().is_some()
+        missing(limited.enforced(), usage, from, to, ahead).next().is_some()
     }
 
     /// Whether nothing is short.
@@ -80,9 +72,31 @@ impl ScopeShortage {
     }
 }
 
-/// A dimension in which a rule does not allow so much.
+/// Where a resource that is counted as `from` to become `to` goes beyond rules that only watch.
+pub fn over_watched(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource) -> Vec<Shortfall> {
+    let nobody_ahead = Tally::default();
+    shortfalls(limited, missing(limited.in_mode(LimitMode::Watched), usage, from, to, &nobody_ahead))
+}
+
+/// What is missing in a scope, in order of precedence.
+fn shortfalls<'a>(limited: &LimitedScope, missing: impl Iterator<Item = ShortDimension<'a>>) -> Vec<Shortfall> {
+    let shortfall = |short: ShortDimension<'_>| Shortfall {
+        scope: limited.scope().to_string(),
+        dimension: short.dimension.clone(),
+        requested: short.requested,
+        available: short.available,
+        ahead: short.ahead,
+        max: short.max,
+        rule: short.decided_by.to_string(),
+    };
+    let mut shortfalls: Vec<_> = missing.map(shortfall).collect();
+    shortfalls.sort_by_key(|short| short.dimension.precedence());
+    shortfalls
+}
+
+/// A dimension in which not so much is allowed.
 struct ShortDimension<'a> {
-    rule: &'a Rule,
+    decided_by: Decider<'a>,
     dimension: &'a Dimension,
     requested: i64,
     available: i64,
@@ -91,13 +105,13 @@ struct ShortDimension<'a> {
 }
 
 fn missing<'a>(
-    limited: &'a LimitedScope,
+    maxima: impl Iterator<Item = Maximum<'a>>,
     usage: &'a Usage,
     from: &'a Resource,
     to: &'a Resource,
     ahead: &'a Tally,
 ) -> impl Iterator<Item = ShortDimension<'a>> {
-    limited.maxima().filter_map(move |(dimension, max, rule)| {
+    maxima.filter_map(move |Maximum { dimension, max, decided_by }| {
         let requested = to.get(dimension);
         // Both are sums of amounts that were granted, which together fit.
         let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
@@ -105,17 +119,18 @@ fn missing<'a>(
         let ahead = ahead.get(dimension);
         let available = behind(left, ahead);
         let is_short = requested > from.get(dimension) && requested > available;
-        is_short.then_some(ShortDimension { rule, dimension, requested, available, ahead, max })
+        is_short.then_some(ShortDimension { decided_by, dimension, requested, available, ahead, max })
     })
 }
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: at most", self.pattern)?;
-        for (number, (dimension, max)) in self.max.iter().enumerate() {
-            write!(f, "{} {max} {dimension}", if number == 0 { "" } else { "," })?;
+        match self.mode {
+            LimitMode::Enforced => write!(f, "{}:", self.pattern)?,
+            mode => write!(f, "{} ({}):", self.pattern, mode.as_str())?,
         }
-        Ok(())
+        f.write_str(if self.max.is_empty() { " only counted" } else { " at most" })?;
+        write_maxima(f, &self.max)
     }
 }
 

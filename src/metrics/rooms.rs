@@ -27,6 +27,8 @@ pub struct Committer {
     set_aside: Gauge,
     set_aside_total: Counter,
     failed: Family<Class, Counter>,
+    /// Operations that went beyond limits that only watch.
+    pub over_watched: Counter,
     /// Operations in each batch that is tried.
     pub batch_operations: Histogram,
     /// Seconds that a batch waits for its resource locks.
@@ -98,6 +100,12 @@ impl Committer {
                 "operations_failed_total",
                 "Operations that were not carried out: internal is a defect, unavailable the database, lock_timeout a key that is held",
                 failed,
+            ),
+            over_watched: add(
+                registry,
+                "limits_watched_violations_total",
+                "Grants and reports that went beyond limits whose mode is watched: what would be refused if they were enforced",
+                Counter::default(),
             ),
             batch_operations: add(
                 registry,

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        judgement::{self, HeadRoom, Short, judge},
+        judgement::{self, Room, Short, judge},
         ledger::{LineView, Standing},
         limit::Limits,
         line::{Extent, viewed_spots},
@@ -83,7 +83,7 @@ pub struct Judge {
 struct Look {
     request: Request,
     /// Whoever wants to know how much there is room for is told before the verdict.
-    room: Option<oneshot::Sender<Vec<HeadRoom>>>,
+    room: Option<oneshot::Sender<Room>>,
     reply: oneshot::Sender<Result<Verdict, Error>>,
 }
 
@@ -174,7 +174,7 @@ impl Judge {
     ///
     /// # Errors
     /// As of [`Judge::look`].
-    pub async fn look_closely(&self, request: Request, deadline: Instant) -> Result<(Verdict, Vec<HeadRoom>), Error> {
+    pub async fn look_closely(&self, request: Request, deadline: Instant) -> Result<(Verdict, Room), Error> {
         let (room, mut told) = oneshot::channel();
         let verdict = self.ask(request, Some(room), deadline).await?;
         Ok((verdict, told.try_recv().unwrap_or_default()))
@@ -183,7 +183,7 @@ impl Judge {
     async fn ask(
         &self,
         request: Request,
-        room: Option<oneshot::Sender<Vec<HeadRoom>>>,
+        room: Option<oneshot::Sender<Room>>,
         deadline: Instant,
     ) -> Result<Verdict, Error> {
         let (reply, answer) = oneshot::channel();
@@ -253,7 +253,7 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, 
                     }
                     if let Some(room) = look.room {
                         // A caller that is gone needs no answer.
-                        let _ = room.send(state.head_room(&look.request));
+                        let _ = room.send(state.room(&look.request));
                     }
                     (state.verdict(&look.request).map_err(Error::from), look.reply)
                 };
@@ -334,12 +334,15 @@ impl State {
         })
     }
 
-    /// How much there is room for; nothing where the verdict tells why.
-    fn head_room(&self, request: &Request) -> Vec<HeadRoom> {
-        let Some(em) = self.ems.get(&request.em) else { return Vec::new() };
-        let scopes = request.scopes(&self.limits);
-        let room = judgement::head_room(em, &scopes, |counter| self.scopes.get(counter), &self.line.line);
-        room.unwrap_or_default()
+    /// How much there is room for, and where the request goes beyond what is only watched; nothing where the verdict tells why.
+    fn room(&self, request: &Request) -> Room {
+        let Some(em) = self.ems.get(&request.em) else { return Room::default() };
+        let (scopes, asked) = (request.scopes(&self.limits), &request.ask.resource);
+        let usage = |counter: &Counter| self.scopes.get(counter);
+        Room {
+            head_room: judgement::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
+            over_watched: judgement::beyond_watched(&scopes, usage, &asked.zero_like(), asked),
+        }
     }
 
     fn into_standing(self) -> Standing {

@@ -20,6 +20,7 @@ use crate::{
         limit::{
             Counting, LABEL_SETS_MAX, LabelSet, LimitedScope, Limits, Pattern, Rule, RuleChanges, RuleRecord, maxima,
         },
+        limit_mode::LimitMode,
         name::Name,
         operation::Rejection,
         policy::Policy,
@@ -94,10 +95,15 @@ impl ScopeUsage {
         Self { scope: limited.counter.scope, rules: limited.rules, usage }
     }
 
-    /// Whether it holds more than its rule allows: a rule was lowered below what was held, and nothing is granted until it drains.
+    /// Whether it holds more than its rules allow: one was lowered below what was held, an engine was adopted, or one only watches.
     pub fn is_over(&self) -> bool {
+        self.is_over_in(LimitMode::Enforced) || self.is_over_in(LimitMode::Watched)
+    }
+
+    /// The same of the rules of one mode. Beyond those that are enforced, nothing is granted until it drains.
+    pub fn is_over_in(&self, mode: LimitMode) -> bool {
         let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
-        maxima(&self.rules).any(|(dimension, max, _)| held(dimension) > max)
+        maxima(&self.rules).any(|(dimension, max, rule)| rule.mode == mode && held(dimension) > max)
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         em::EmInstance,
-        judgement::{HeadRoom, Short},
+        judgement::{Room, Short},
         operation::{Ask, Operation, Outcome, Rejection, Request, RequestScopes},
     },
     error::Error,
@@ -75,7 +75,7 @@ impl RequestResourceService {
         em: Option<EmInstance>,
         ask: Ask,
         deadline: Instant,
-    ) -> Result<(EmInstance, Verdict, Vec<HeadRoom>), Error> {
+    ) -> Result<(EmInstance, Verdict, Room), Error> {
         let em = match em {
             Some(em) => em,
             None => {

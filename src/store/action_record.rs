@@ -15,6 +15,7 @@ use crate::domain::{
     em::{Em, EmInstance},
     ledger::{Deltas, EndedDelta},
     limit::{Pattern, Rule},
+    limit_mode::LimitMode,
     name::Name,
     policy::Policy,
     principal::Principal,
@@ -69,6 +70,26 @@ pub async fn read(
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(|row| EndedTicket::try_from(row).map(|ended| (ended.id, ended))).collect()
+}
+
+/// With what use those among `ticket_ids` were adopted of which that is remembered.
+pub async fn adopted(
+    executor: impl PgExecutor<'_>,
+    ticket_ids: &[Uuid],
+) -> Result<HashMap<Uuid, Resource>, StoreError> {
+    let rows: Vec<(Uuid, String, String)> = sqlx::query_as(
+        "-- action_record::adopted
+        SELECT ticket_id, resource_type, resource::text FROM linkis_resource_action_record
+        WHERE ticket_id = ANY ($1) AND action = $2",
+    )
+    .bind(ticket_ids)
+    .bind(Action::Adopted.as_str())
+    .fetch_all(executor)
+    .await?;
+    let used = |(id, resource_type, json): (Uuid, String, String)| {
+        Ok((id, TABLE.resource("resource", TABLE.resource_type(&resource_type)?, &json)?))
+    };
+    rows.into_iter().map(used).collect()
 }
 
 /// Whether it is remembered that something was reported of a ticket in use, in the batch of this moment.
@@ -135,8 +156,9 @@ impl<'a> Columns<'a> {
     pub fn of(deltas: &'a Deltas) -> (Self, Self) {
         let registered_by = |em: &Em| deltas.registered_by.get(&em.instance);
         let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
-        // A ticket that ended in the batch in which it was granted was granted all the same.
-        let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored).map(|ended| &ended.ticket);
+        // A ticket that ended in the batch in which it was granted was granted all the same. One that was in use was adopted.
+        let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored && ended.ticket.is_locked());
+        let granted_and_ended = granted_and_ended.map(|ended| &ended.ticket);
         let told = |action| move |(ticket, by): &'a (Ticket, Principal)| Record::of_ticket(action, ticket, by);
         let ended = |ended: &'a EndedDelta| Record::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by);
         // One that registers again in the same batch went before that.
@@ -152,6 +174,7 @@ impl<'a> Columns<'a> {
             .chain(registered.map(|em| Record::of_em(Action::Registered, em, registered_by(em))))
             .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em, registered_by(em))))
             .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket, &ticket.principal)))
+            .chain(deltas.adopted.iter().map(told(Action::Adopted)))
             .chain(deltas.inited.iter().map(told(Action::Inited)))
             .chain(deltas.reported.iter().map(told(Action::Reported)))
             .chain(deltas.ended.iter().map(ended));
@@ -234,6 +257,14 @@ impl LimitLine {
         }
     }
 
+    /// What a rule does.
+    fn mode(&self) -> Option<&'static str> {
+        match self {
+            Self::Set(rule) | Self::Deleted(rule) => Some(rule.mode.as_str()),
+            Self::Policy(..) | Self::InForce(_) => None,
+        }
+    }
+
     /// The maximum of a rule: nothing, if it is more than a resource may have.
     fn max(&self) -> String {
         let max = match self {
@@ -259,9 +290,10 @@ pub async fn insert_limits(
     let done = sqlx::query(
         "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
-            action_time)
-        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp()
-        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) AS d (action, em_kind, scope, max, actor)",
+            action_time, limit_mode)
+        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp(), mode
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $7::text[])
+            AS d (action, em_kind, scope, max, actor, mode)",
     )
     .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(LimitLine::em_kind).collect::<Vec<_>>())
@@ -269,6 +301,7 @@ pub async fn insert_limits(
     .bind(lines.iter().map(LimitLine::max).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.actor(by)).collect::<Vec<_>>())
     .bind(ResourceType::Special.as_str())
+    .bind(lines.iter().map(LimitLine::mode).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())
@@ -324,6 +357,7 @@ struct ActionRow {
     resource: String,
     actor: String,
     action_time: OffsetDateTime,
+    limit_mode: Option<String>,
 }
 
 impl ActionRow {
@@ -358,6 +392,7 @@ impl TryFrom<ActionRow> for ActionRecord {
             ticket: row.ticket_id.zip(user),
             subject,
             resource: TABLE.resource("resource", resource_type, &row.resource)?,
+            limit_mode: row.limit_mode.as_deref().and_then(LimitMode::parse),
             actor: row.actor,
             at: row.action_time,
         })
@@ -375,12 +410,12 @@ pub async fn list(
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time
+            actor, action_time, limit_mode
         FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time
+            actor, action_time, limit_mode
         FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
     };
     let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;

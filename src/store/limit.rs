@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::domain::{
     limit::{Limits, Pattern, Rule, RuleRecord},
+    limit_mode::LimitMode,
     principal::Principal,
     resource::Dimension,
 };
@@ -95,25 +96,26 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
 
 /// All rules.
 pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreError> {
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let rows: Vec<(String, String, String)> = sqlx::query_as(
         "-- limit::rules
-        SELECT pattern::text, max_resource::text FROM linkis_resource_limit",
+        SELECT pattern::text, mode, max_resource::text FROM linkis_resource_limit",
     )
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect()
+    rows.into_iter().map(|(pattern, mode, max)| rule(&pattern, &mode, &max)).collect()
 }
 
 pub(super) fn pattern(json: &str) -> Result<Pattern, StoreError> {
     Ok(Pattern::new(serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?))
 }
 
-pub(super) fn rule(pattern_json: &str, max: &str) -> Result<Rule, StoreError> {
+pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, StoreError> {
     let max: BTreeMap<String, i64> =
         serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE, error))?;
     let dimension = |key: String| Dimension::parse_key(&key).ok_or_else(|| StoreError::inconsistent(TABLE, key));
     let max = max.into_iter().map(|(key, amount)| Ok((dimension(key)?, amount))).collect::<Result<_, StoreError>>()?;
-    Ok(Rule { pattern: pattern(pattern_json)?, max })
+    let mode = LimitMode::parse(mode).ok_or_else(|| StoreError::inconsistent(TABLE, format!("mode {mode}")))?;
+    Ok(Rule { pattern: pattern(pattern_json)?, mode, max })
 }
 
 /// Keeps others from changing the limits until the transaction ends; those who count by them go on, until the fence is closed. The
@@ -154,11 +156,13 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
     let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
     let done = sqlx::query(
         "-- limit::upsert
-        INSERT INTO linkis_resource_limit (pattern, name, max_resource, update_time, updated_by, pattern_hash, label_set)
-        SELECT pattern::jsonb, name, max::jsonb, clock_timestamp(), $4, pattern_hash, label_set::jsonb
-        FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[], $6::text[]) AS d (pattern, name, max, pattern_hash, label_set)
+        INSERT INTO linkis_resource_limit (pattern, name, max_resource, update_time, updated_by, pattern_hash, label_set,
+            mode)
+        SELECT pattern::jsonb, name, max::jsonb, clock_timestamp(), $4, pattern_hash, label_set::jsonb, mode
+        FROM unnest($1::text[], $2::text[], $3::text[], $5::bytea[], $6::text[], $7::text[])
+            AS d (pattern, name, max, pattern_hash, label_set, mode)
         ON CONFLICT (pattern_hash) DO UPDATE SET max_resource = excluded.max_resource, update_time = excluded.update_time,
-            updated_by = excluded.updated_by",
+            updated_by = excluded.updated_by, mode = excluded.mode",
     )
     .bind(&patterns)
     .bind(rules.iter().map(|rule| rule.pattern.to_string()).collect::<Vec<_>>())
@@ -166,6 +170,7 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
     .bind(by.as_str())
     .bind(patterns.iter().map(|pattern| hash(pattern).to_vec()).collect::<Vec<_>>())
     .bind(rules.iter().map(|rule| serde_json::json!(rule.label_set()).to_string()).collect::<Vec<_>>())
+    .bind(rules.iter().map(|rule| rule.mode.as_str()).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     expect_rows(TABLE, rules.len(), done.rows_affected())
@@ -173,19 +178,20 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
 
 /// Removes rules, and answers those that were there.
 pub async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<Rule>, StoreError> {
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let rows: Vec<(String, String, String)> = sqlx::query_as(
         "-- limit::delete
-        DELETE FROM linkis_resource_limit WHERE pattern_hash = ANY ($1) RETURNING pattern::text, max_resource::text",
+        DELETE FROM linkis_resource_limit WHERE pattern_hash = ANY ($1) RETURNING pattern::text, mode, max_resource::text",
     )
     .bind(pattern_hashes(patterns))
     .fetch_all(connection)
     .await?;
-    rows.into_iter().map(|(pattern, max)| rule(&pattern, &max)).collect()
+    rows.into_iter().map(|(pattern, mode, max)| rule(&pattern, &mode, &max)).collect()
 }
 
 #[derive(FromRow)]
 struct RecordRow {
     pattern: String,
+    mode: String,
     max_resource: String,
     updated_by: String,
     update_time: OffsetDateTime,
@@ -195,11 +201,11 @@ impl TryFrom<RecordRow> for RuleRecord {
     type Error = StoreError;
 
     fn try_from(row: RecordRow) -> Result<Self, StoreError> {
-        let RecordRow { pattern, max_resource, updated_by, update_time } = row;
+        let RecordRow { pattern, mode, max_resource, updated_by, update_time } = row;
         // Of what is stored, so that it is another also when an earlier release has set the rule.
-        let stored = format!("{pattern} {max_resource} {} {updated_by}", update_time.unix_timestamp_nanos());
+        let stored = format!("{pattern} {mode} {max_resource} {} {updated_by}", update_time.unix_timestamp_nanos());
         let etag = hash(&stored).iter().take(ETAG_BYTES).map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { rule: rule(&pattern, &max_resource)?, updated_by, update_time, etag })
+        Ok(Self { rule: rule(&pattern, &mode, &max_resource)?, updated_by, update_time, etag })
     }
 }
 
@@ -210,7 +216,7 @@ pub async fn records<'a>(
 ) -> Result<HashMap<Pattern, RuleRecord>, StoreError> {
     let rows: Vec<RecordRow> = sqlx::query_as(
         "-- limit::records
-        SELECT pattern::text, max_resource::text, updated_by, update_time
+        SELECT pattern::text, mode, max_resource::text, updated_by, update_time
         FROM linkis_resource_limit WHERE pattern_hash = ANY ($1)",
     )
     .bind(pattern_hashes(patterns))

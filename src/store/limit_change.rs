@@ -3,7 +3,10 @@
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use uuid::Uuid;
 
-use crate::domain::limit::{Pattern, Rule};
+use crate::domain::{
+    limit::{Pattern, Rule},
+    limit_mode::LimitMode,
+};
 
 use super::{StoreError, limit, rows::tally_json};
 
@@ -22,27 +25,30 @@ pub async fn insert(
 ) -> Result<(), StoreError> {
     let is_whole = changed.len() > TOLD_MAX;
     let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
-    let row = |(pattern, rule): &(&Pattern, Option<&Rule>)| (Some(limit::pattern_json(pattern)), rule.map(max));
-    let rows: (Vec<Option<String>>, Vec<Option<String>>) = match is_whole || changed.is_empty() {
-        true => (vec![None], vec![None]),
-        false => changed.iter().map(row).unzip(),
-    };
+    let told = if is_whole { &[] } else { changed };
+    let mut patterns: Vec<_> = told.iter().map(|(pattern, _)| Some(limit::pattern_json(pattern))).collect();
+    let mut maxima: Vec<_> = told.iter().map(|(_, rule)| rule.map(max)).collect();
+    let mut modes: Vec<_> = told.iter().map(|(_, rule)| rule.map(|rule| rule.mode.as_str())).collect();
+    if told.is_empty() {
+        (patterns, maxima, modes) = (vec![None], vec![None], vec![None]);
+    }
     sqlx::query(
         "-- limit_change::insert
         WITH old AS (
             DELETE FROM linkis_resource_limit_change
             WHERE number <= (SELECT max(number) FROM linkis_resource_limit_change) - $5
         )
-        INSERT INTO linkis_resource_limit_change (before, version, pattern, max_resource, is_whole)
-        SELECT $1, v.version, d.pattern::jsonb, d.max::jsonb, $4
-        FROM linkis_resource_limit_version v CROSS JOIN unnest($2::text[], $3::text[]) AS d (pattern, max)
+        INSERT INTO linkis_resource_limit_change (before, version, pattern, max_resource, is_whole, mode)
+        SELECT $1, v.version, d.pattern::jsonb, d.max::jsonb, $4, d.mode
+        FROM linkis_resource_limit_version v CROSS JOIN unnest($2::text[], $3::text[], $6::text[]) AS d (pattern, max, mode)
         WHERE v.only_row",
     )
     .bind(before)
-    .bind(rows.0)
-    .bind(rows.1)
+    .bind(patterns)
+    .bind(maxima)
     .bind(is_whole)
     .bind(KEPT)
+    .bind(modes)
     .execute(connection)
     .await?;
     Ok(())
@@ -57,6 +63,8 @@ struct ChangeRow {
     version: Uuid,
     pattern: Option<String>,
     max_resource: Option<String>,
+    /// An earlier release tells none, and enforces all.
+    mode: Option<String>,
     is_whole: bool,
 }
 
@@ -64,7 +72,7 @@ struct ChangeRow {
 pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Result<Option<RuleChanges>, StoreError> {
     let rows: Vec<ChangeRow> = sqlx::query_as(
         "-- limit_change::between
-        SELECT before, version, pattern::text, max_resource::text, is_whole FROM linkis_resource_limit_change
+        SELECT before, version, pattern::text, max_resource::text, mode, is_whole FROM linkis_resource_limit_change
         WHERE number > (SELECT max(number) FROM linkis_resource_limit_change WHERE version = $1)
         ORDER BY number LIMIT $2",
     )
@@ -93,7 +101,8 @@ fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<RuleChang
             return Ok(None);
         }
         if let Some(pattern) = &row.pattern {
-            let rule = row.max_resource.as_ref().map(|max| limit::rule(pattern, max)).transpose()?;
+            let mode = row.mode.as_deref().unwrap_or(LimitMode::Enforced.as_str());
+            let rule = row.max_resource.as_ref().map(|max| limit::rule(pattern, mode, max)).transpose()?;
             changes.push((limit::pattern(pattern)?, rule));
         }
     }
@@ -110,6 +119,7 @@ mod tests {
             version: Uuid::from_u128(version),
             pattern: user.map(|user| format!(r#"{{"user": "{user}"}}"#)),
             max_resource: max.map(|max| format!(r#"{{"instances": {max}}}"#)),
+            mode: None,
             is_whole: false,
         }
     }

@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
-/// engine has reported something, that ended and that were granted; the history of all that at `now`; and drops `locks`, whose rows were
+/// engine has reported something, that ended and that were granted or adopted; the history of all that at `now`; and drops `locks`, whose rows were
 /// never visible to anyone. Answers whether anybody may wait in line but on the instance `own`.
 pub async fn write(
     connection: &mut PgConnection,
@@ -36,6 +36,7 @@ pub async fn write(
     statement.in_use(&deltas.in_use);
     statement.ended(deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect());
     statement.granted(&deltas.granted);
+    statement.new_in_use(&deltas.new_in_use);
     statement.told(action_record::Columns::of(deltas), deltas.granted.len(), now);
     statement.scopes(&deltas.scopes);
     if let Some(locks) = locks {
@@ -84,7 +85,8 @@ impl Statement {
             sql.push(
                 "UPDATE linkis_em_resource_meta_data e SET
                     used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
-                    -- Only a registration may set it; a grant that over-commits is refused by the constraint.
+                    -- Only a registration or an adoption may set it, which write the whole row; a grant that over-commits is refused
+                    -- by the constraint.
                     over_committed = e.over_committed AND d.over_committed, version = e.version + 1,
                     used_tickets = d.used_tickets, used_tickets_xor = d.used_tickets_xor
                 FROM unnest(",
@@ -171,6 +173,43 @@ impl Statement {
                 -- For their lines in the history.
                 RETURNING ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
                     user_locked_resource, principal, locked_time"#,
+            );
+        });
+    }
+
+    fn new_in_use(&mut self, tickets: &[Ticket]) {
+        let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
+        let in_use = InUse::of(tickets);
+        self.part("new_in_use", "linkis_user_resource_meta_data", tickets.len(), |sql| {
+            sql.push(
+                r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+                    em_instance, resource_type, user_used_resource, labels, locked_time, used_time, engine_application_name,
+                    engine_instance, principal, em_epoch)
+                SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type,
+                    used::jsonb, labels::jsonb, locked_time, used_time, engine_application_name, engine_instance, principal,
+                    em_epoch
+                FROM unnest("#,
+            );
+            sql.separated(", ")
+                .push_bind(in_use.ticket_id)
+                .push_bind(tickets.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.creator.as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.engine_type.as_str()).collect::<Vec<_>>())
+                .push_bind(application_names)
+                .push_bind(instances)
+                .push_bind(tickets.iter().map(|ticket| ticket.resource_type().as_str()).collect::<Vec<_>>())
+                .push_bind(in_use.used)
+                .push_bind(tickets.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
+                .push_bind(in_use.used_time)
+                .push_bind(in_use.engine_application_name)
+                .push_bind(in_use.engine_instance)
+                .push_bind(tickets.iter().map(|ticket| ticket.principal.as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|ticket| ticket.em_epoch).collect::<Vec<_>>());
+            sql.push(
+                r#") AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, used,
+                    labels, locked_time, used_time, engine_application_name, engine_instance, principal, em_epoch)
+                RETURNING 1"#,
             );
         });
     }

@@ -1,7 +1,11 @@
 //! `linkis_resource_waiting` and `linkis_resource_waiting_spot`: the waiting line; `linkis_rm_instance`: who of those who wait
 //! there still has somebody to be answered; and the notifications that wake them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
@@ -9,9 +13,10 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
+    cap::Cap,
     ledger::{MovedDelta, WaitingDelta},
     line::{Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, Stand, ViewedSpots, WaitingRequest},
-    resource::Resource,
+    resource::{Dimension, Resource},
     scope::Scope,
 };
 
@@ -144,14 +149,15 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
     let done = sqlx::query(
         r#"-- waiting::insert
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
-            em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position)
+            em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position,
+            caps)
         SELECT ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name, em_instance, any_em,
-            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position
+            resource_type, resource::jsonb, labels::jsonb, waiting_since, wait_until, position, caps::jsonb
         FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bool[],
             $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::text[],
-            $15::bytea[])
+            $15::bytea[], $16::text[])
             AS d (ticket_id, instance_id, "user", creator, engine_type, em_application_name, em_instance, any_em,
-                resource_type, resource, labels, waiting_since, wait_until, principal, position)"#,
+                resource_type, resource, labels, waiting_since, wait_until, principal, position, caps)"#,
     )
     .bind(waiting.iter().map(|delta| delta.position.ticket_id()).collect::<Vec<_>>())
     .bind(waits().map(|wait| wait.map(|wait| wait.instance_id)).collect::<Vec<_>>())
@@ -168,6 +174,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
     .bind(waiting.iter().map(until).collect::<Vec<_>>())
     .bind(asks().map(|ask| ask.principal.as_str()).collect::<Vec<_>>())
     .bind(waiting.iter().map(|delta| delta.position.as_bytes()).collect::<Vec<_>>())
+    .bind(asks().map(|ask| caps_json(&ask.caps)).collect::<Vec<_>>())
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
@@ -359,6 +366,7 @@ struct WaitingRow {
     resource_type: String,
     resource: String,
     labels: String,
+    caps: String,
     waiting_since: OffsetDateTime,
     wait_until: OffsetDateTime,
     position: Vec<u8>,
@@ -381,6 +389,7 @@ impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
             any_em: row.any_em,
             resource: TABLE.resource("resource", resource_type, &row.resource)?,
             labels: TABLE.labels(&row.labels)?,
+            caps: parse_caps(&row.caps)?,
             engine_type: row.engine_type,
             wait_until: row.wait_until,
             ahead: ahead.collect::<Result<_, StoreError>>()?,
@@ -398,7 +407,8 @@ pub async fn list(
     let rows: Vec<WaitingRow> = sqlx::query_as(
         r#"-- waiting::list
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
-            w.resource_type, w.resource::text, w.labels::text, w.waiting_since, w.wait_until, w.position, s.spots, s.ahead
+            w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
+            w.position, s.spots, s.ahead
         FROM linkis_resource_waiting w
         JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
         CROSS JOIN LATERAL (
@@ -420,6 +430,28 @@ pub async fn list(
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(TryFrom::try_from).collect()
+}
+
+/// How a cap is stored.
+#[derive(Serialize, Deserialize)]
+struct CapJson {
+    keys: BTreeSet<String>,
+    max: BTreeMap<String, i64>,
+}
+
+fn caps_json(caps: &[Arc<Cap>]) -> String {
+    let max = |cap: &Cap| cap.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
+    let caps = caps.iter().map(|cap| CapJson { keys: cap.keys.clone(), max: max(cap) });
+    serde_json::json!(caps.collect::<Vec<_>>()).to_string()
+}
+
+fn parse_caps(json: &str) -> Result<Vec<Cap>, StoreError> {
+    let caps: Vec<CapJson> = serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+    let dimension = |key: String| Dimension::parse_key(&key).ok_or_else(|| StoreError::inconsistent(TABLE.0, key));
+    let max = |max: BTreeMap<String, i64>| -> Result<BTreeMap<Dimension, i64>, StoreError> {
+        max.into_iter().map(|(key, max)| Ok((dimension(key)?, max))).collect()
+    };
+    caps.into_iter().map(|cap| Ok(Cap { keys: cap.keys, max: max(cap.max)? })).collect()
 }
 
 fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {

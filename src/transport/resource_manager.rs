@@ -104,6 +104,7 @@ impl ResourceManager {
             resource,
             labels,
             selector,
+            caps: convert::cap::caps("caps", &message.caps)?,
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
         };
@@ -143,7 +144,7 @@ fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
 }
 
 /// An outcome that does not belong to the operation: a defect.
-fn unexpected(outcome: &Outcome) -> Status {
+pub(super) fn unexpected(outcome: &Outcome) -> Status {
     Error::defect(format!("an outcome that does not belong to its operation: {outcome:?}")).into()
 }
 
@@ -195,7 +196,8 @@ impl ResourceManagerService for ResourceManager {
             match self.request_resource.dry_run(em, ask, deadlines.locks).await? {
                 (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
-                    head_room: room.into_iter().map(convert::answer::head_room).collect(),
+                    head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
+                    over_watched: room.over_watched.iter().map(convert::answer::shortfall).collect(),
                     ..Default::default()
                 }),
                 (_, Verdict::Refused(short), _) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),

@@ -139,8 +139,14 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::LabelMissing { key, .. } => {
             (Code::InvalidArgument, "LABEL_MISSING", Hint::Field(key.clone(), rejection.to_string()))
         }
+        Rejection::CapNotCounted { .. } => {
+            (Code::FailedPrecondition, "CAP_NOT_COUNTED", Hint::Field("caps".into(), rejection.to_string()))
+        }
         Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
-        Rejection::TicketEnded { .. } => (Code::FailedPrecondition, "TICKET_ENDED", Hint::None),
+        Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_) => {
+            (Code::FailedPrecondition, "TICKET_ENDED", Hint::None)
+        }
+        Rejection::TicketExists { .. } => (Code::AlreadyExists, "TICKET_EXISTS", Hint::None),
         Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
         Rejection::TicketNotFound { .. } | Rejection::NoTicketOfEngine(_) => {
             (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)

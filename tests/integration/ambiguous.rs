@@ -50,7 +50,7 @@ async fn nobody_claims_to_know_of_a_limit_whose_commit_was_cut() {
         let (proxy, proxied) = database.behind_proxy(&format!("limits-{cut:?}"));
         let rm = Instance::start(&proxied).await;
         let pattern = Pattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
-        let rule = Rule { pattern: pattern.clone(), max: [(Dimension::Cores, 7)].into() };
+        let rule = Rule { pattern: pattern.clone(), mode: Default::default(), max: [(Dimension::Cores, 7)].into() };
         proxy.cut_commits(cut, 1);
         let error = rm.client.set_limit(&rule).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");

@@ -52,7 +52,10 @@ async fn a_dry_run_that_fits_tells_how_much_there_is_room_for() {
         (&["creator", "user"][..], vec![(Dimension::Memory, 10 * GB)]),
         (&["tenant"][..], vec![(Dimension::Cores, 50)]),
     ] {
-        rm.client.set_limit(&Rule { pattern: keys(labels), max: max.into_iter().collect() }).await.unwrap();
+        rm.client
+            .set_limit(&Rule { pattern: keys(labels), mode: Default::default(), max: max.into_iter().collect() })
+            .await
+            .unwrap();
     }
     rm.client.request_resource(&request(&host, "hadoop", load(3, 2, 1))).await.granted();
     let used = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();

@@ -26,7 +26,11 @@ use crate::harness::*;
 
 fn each(labels: &[&str], instances: i64) -> Rule {
     let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
-    Rule { pattern: Pattern::new(labels), max: BTreeMap::from([(Dimension::Instances, instances)]) }
+    Rule {
+        pattern: Pattern::new(labels),
+        mode: Default::default(),
+        max: BTreeMap::from([(Dimension::Instances, instances)]),
+    }
 }
 
 async fn execute(database: &Database, sql: &'static str) {

@@ -116,7 +116,10 @@ async fn what_a_request_requires_is_found_whatever_else_the_em_says() {
     assert_eq!(rm.client.dry_run(&named).await.unwrap_err().reason().as_deref(), Some("LABEL_REQUIRED"));
     // What is required is counted like any other label.
     let of_a = Pattern::new(BTreeMap::from([("tenant".into(), Some("a".into()))]));
-    rm.client.set_limit(&Rule { pattern: of_a, max: [(Dimension::Instances, 1)].into() }).await.unwrap();
+    rm.client
+        .set_limit(&Rule { pattern: of_a, mode: Default::default(), max: [(Dimension::Instances, 1)].into() })
+        .await
+        .unwrap();
     assert!(placed(&rm, &requiring(&[("tenant", "a")])).await.starts_with("not enough"));
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
 }
@@ -278,7 +281,7 @@ async fn limits_request_ids_and_dry_runs_hold_without_an_em() {
     assert_eq!(nowhere.reason().as_deref(), Some("NO_EM_MATCHES"));
     register(&rm, 3, 4).await;
     let each_user = Pattern::new(BTreeMap::from([("user".into(), None)]));
-    let rule = Rule { pattern: each_user, max: BTreeMap::from([(Dimension::Instances, 2)]) };
+    let rule = Rule { pattern: each_user, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 2)]) };
     rm.client.set_limit(&rule).await.unwrap();
 
     let dry = rm.client.dry_run(&anywhere("hadoop", load(1, 1, 1))).await.granted();

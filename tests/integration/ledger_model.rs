@@ -7,9 +7,12 @@ use std::{
 };
 
 use linkis_rm::domain::{
+    adopt::Adopt,
+    cap::Cap,
     em::EmInstance,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Limits, Pattern, Rule},
+    limit_mode::LimitMode,
     line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
     name::Name,
     operation::{
@@ -67,11 +70,19 @@ enum Step {
         ttl: u64,
         request_id: Option<u8>,
         wait: bool,
+        cap: Option<i64>,
     },
     /// A request that waits, or has waited, is tried again; perhaps on another EM.
     Retry {
         ago: usize,
         em: Option<usize>,
+    },
+    /// Of an engine that is new, or under the id of a ticket that there is or was.
+    Adopt {
+        em: usize,
+        user: usize,
+        used: i64,
+        again: Option<usize>,
     },
     Inited {
         ago: usize,
@@ -117,7 +128,7 @@ enum Step {
     /// The batch ends, and a user's limit (or that of each user) is set or removed.
     Limit {
         user: Option<usize>,
-        max: Option<i64>,
+        max: Option<(i64, LimitMode)>,
     },
     /// Likewise a queue's.
     QueueLimit {
@@ -132,11 +143,14 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (em.clone(), 0..40i64, 0..10i64)
             .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
         1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
-        8 => (em.clone(), user.clone(), prop::option::of(0..QUEUES), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>())
-            .prop_map(|(em, user, queue, amount, ttl, request_id, wait)| {
-                Step::Request { em, user, queue, amount, ttl, request_id, wait }
+        8 => (em.clone(), user.clone(), prop::option::of(0..QUEUES), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>(),
+            prop::option::weighted(0.4, 0..25i64))
+            .prop_map(|(em, user, queue, amount, ttl, request_id, wait, cap)| {
+                Step::Request { em, user, queue, amount, ttl, request_id, wait, cap }
             }),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
+        3 => (em.clone(), user.clone(), 1..6i64, prop::option::weighted(0.4, ago.clone()))
+            .prop_map(|(em, user, used, again)| Step::Adopt { em, user, used, again }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
         5 => (ago.clone(), prop::option::of(0..15i64), user.clone(), said())
             .prop_map(|(ago, used, user, epoch)| Step::Inited { ago, used, user, epoch }),
@@ -148,11 +162,15 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
         2 => em.prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
-        1 => (prop::option::of(0..USERS), prop::option::weighted(0.8, 0..30i64))
+        2 => (prop::option::of(0..USERS), prop::option::weighted(0.8, (0..30i64, mode())))
             .prop_map(|(user, max)| Step::Limit { user, max }),
         1 => (prop::option::of(0..QUEUES), prop::option::weighted(0.8, 0..30i64))
             .prop_map(|(queue, max)| Step::QueueLimit { queue, max }),
     ]
+}
+
+fn mode() -> impl Strategy<Value = LimitMode> {
+    prop_oneof![3 => Just(LimitMode::Enforced), 1 => Just(LimitMode::Watched), 1 => Just(LimitMode::Off)]
 }
 
 fn instance(number: usize) -> EmInstance {
@@ -183,9 +201,14 @@ fn queue_name(number: usize) -> String {
 #[derive(Debug, PartialEq)]
 enum Answer {
     Done,
-    Granted(Uuid),
-    Refused { available: i64 },
-    Waiting { available: i64 },
+    /// And how much a limit that only watches would have let through, if that was less.
+    Granted(Uuid, Option<i64>),
+    Refused {
+        available: i64,
+    },
+    Waiting {
+        available: i64,
+    },
     Removed,
     Rolled(bool),
     No(&'static str),
@@ -193,8 +216,16 @@ enum Answer {
 
 fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
     match outcome {
-        Ok(Outcome::Registered(_) | Outcome::Inited(_) | Outcome::Reported(_) | Outcome::Released) => Answer::Done,
-        Ok(Outcome::Granted(grant)) => Answer::Granted(grant.ticket_id),
+        Ok(
+            Outcome::Registered(_)
+            | Outcome::Adopted(_)
+            | Outcome::Inited(_)
+            | Outcome::Reported(_)
+            | Outcome::Released,
+        ) => Answer::Done,
+        Ok(Outcome::Granted(grant)) => {
+            Answer::Granted(grant.ticket_id, grant.over_watched.first().map(|over| over.available))
+        }
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
         Ok(Outcome::Unregistered { .. }) => Answer::Removed,
@@ -202,11 +233,13 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Ok(Outcome::Reaped(None)) => Answer::Rolled(false),
         Ok(Outcome::Expired(rolled) | Outcome::Lost(rolled)) => Answer::Rolled(rolled),
         Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
+        Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
         Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
-        Err(Rejection::TicketEnded { .. }) => Answer::No("ended"),
+        Err(Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_)) => Answer::No("ended"),
+        Err(Rejection::TicketExists { .. }) => Answer::No("exists"),
         Err(Rejection::InitedOtherwise { .. }) => Answer::No("other use"),
         Err(Rejection::StaleEpoch { .. }) => Answer::No("older epoch"),
         Err(Rejection::EpochAhead { .. }) => Answer::No("newer epoch"),
@@ -224,9 +257,9 @@ struct Model {
     now: u64,
     ems: BTreeMap<usize, (i64, i64)>,
     tickets: Vec<ModelTicket>,
-    request_ids: BTreeMap<u8, (Asked, Uuid)>,
+    request_ids: BTreeMap<u8, (ModelBody, Uuid)>,
     /// By user; `None` for each user that has none of his own.
-    limits: BTreeMap<Option<usize>, i64>,
+    limits: BTreeMap<Option<usize>, (i64, LimitMode)>,
     /// Likewise by queue.
     queue_limits: BTreeMap<Option<usize>, i64>,
     /// All that ever waited, the first in line first.
@@ -251,6 +284,8 @@ struct ModelWaiting {
     amount: i64,
     ttl: u64,
     request_id: Option<u8>,
+    /// Of what its user holds.
+    cap: Option<i64>,
     in_line: bool,
     /// Which EM it stands at, if any, and whether it is short there.
     at_em: Option<(usize, bool)>,
@@ -260,8 +295,14 @@ struct ModelWaiting {
     at_queue: Option<bool>,
 }
 
-/// What a request id stands for: EM, user, queue, amount, and for how long.
-type Asked = (usize, usize, Option<usize>, i64, u64);
+/// What a request id stands for: EM, user, queue, amount, for how long, and cap.
+type ModelBody = (usize, usize, Option<usize>, i64, u64, Option<i64>);
+
+impl ModelWaiting {
+    fn body(&self) -> ModelBody {
+        (self.em, self.user, self.queue, self.amount, self.ttl, self.cap)
+    }
+}
 
 /// What is available to a request on an EM, of its user's limit and of its queue's, and what there is in all.
 struct Available {
@@ -292,6 +333,8 @@ struct ModelTicket {
     used: bool,
     deadline: u64,
     alive: bool,
+    /// What it used when it was adopted.
+    adopted: Option<i64>,
 }
 
 impl Model {
@@ -311,8 +354,18 @@ impl Model {
 
     /// What a user may still be granted, if a limit is for him.
     fn left_of_user(&self, user: usize) -> Option<i64> {
-        let max = self.limits.get(&Some(user)).or(self.limits.get(&None))?;
+        self.left_in(user, LimitMode::Enforced)
+    }
+
+    /// The same, if the limit that decides for him is of this mode.
+    fn left_in(&self, user: usize, mode: LimitMode) -> Option<i64> {
+        let max = self.max_in(user, mode)?;
         Some(max - self.sum_of_user(user, true) - self.sum_of_user(user, false))
+    }
+
+    fn max_in(&self, user: usize, mode: LimitMode) -> Option<i64> {
+        let (max, of_mode) = self.limits.get(&Some(user)).or(self.limits.get(&None))?;
+        (*of_mode == mode).then_some(*max)
     }
 
     fn sum_of_queue(&self, queue: usize, used: bool) -> i64 {
@@ -331,14 +384,23 @@ impl Model {
     }
 
     /// What a request can get on an EM behind the first `ahead` of those who wait.
-    fn available(&self, em: usize, user: usize, queue: Option<usize>, ahead: usize) -> Option<Available> {
+    fn available(
+        &self,
+        em: usize,
+        user: usize,
+        queue: Option<usize>,
+        cap: Option<i64>,
+        ahead: usize,
+    ) -> Option<Available> {
         let (total, protected) = self.ems.get(&em)?;
         let before = || self.waiting[..ahead].iter().filter(|w| w.in_line);
         let at_em: i64 = before().filter(|w| w.at_em.is_some_and(|(at, _)| at == em)).map(|w| w.amount).sum();
         let at_user: i64 = before().filter(|w| w.user == user && w.at_user.is_some()).map(|w| w.amount).sum();
         let behind = |left: i64, ahead: i64| if left < 0 { left } else { (left - ahead).max(0) };
-        let max = self.limits.get(&Some(user)).or(self.limits.get(&None));
-        let of_user = self.left_of_user(user).map(|left| behind(left, at_user)).zip(max.copied());
+        let held = self.sum_of_user(user, true) + self.sum_of_user(user, false);
+        // The lower of the limit and the cap.
+        let max = self.max_in(user, LimitMode::Enforced).into_iter().chain(cap).min();
+        let of_user = max.map(|max| (behind(max - held, at_user), max));
         let at_queue: i64 = before().filter(|w| w.queue == queue && w.at_queue.is_some()).map(|w| w.amount).sum();
         let max = queue.and_then(|queue| self.max_of_queue(queue));
         let of_queue = self.left_of_queue(queue).map(|left| behind(left, at_queue)).zip(max);
@@ -347,25 +409,31 @@ impl Model {
 
     /// Judges a request; `number` is its position among those who wait, if it has one.
     fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
-        if let Some((asked, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
-            if asked != (ask.em, ask.user, ask.queue, ask.amount, ask.ttl) {
+        if let Some((body, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
+            if body != ask.body() {
                 return Answer::No("request id");
             }
             if !self.tickets.iter().any(|t| t.id == id && t.alive) {
                 return Answer::No("ended");
             }
             self.leave(number);
-            return Answer::Granted(id);
+            return Answer::Granted(id, None);
         }
         if number.is_some_and(|number| !self.waiting[number].in_line) {
             return Answer::No("place");
         }
         let ahead = number.unwrap_or(self.waiting.len());
-        let Some(available) = self.available(ask.em, ask.user, ask.queue, ahead) else { return Answer::No("em") };
+        let Some(available) = self.available(ask.em, ask.user, ask.queue, ask.cap, ahead) else {
+            return Answer::No("em");
+        };
+        if ask.cap.is_some() && self.is_unlimited() {
+            return Answer::No("cap");
+        }
         let Some(short) = available.short(ask.amount) else {
             self.leave(number);
+            let watched = self.left_in(ask.user, LimitMode::Watched).filter(|left| ask.amount > *left);
             self.grant(ask);
-            return Answer::Granted(ask.id);
+            return Answer::Granted(ask.id, watched);
         };
         if !may_wait || available.never_fits(ask.amount) {
             self.leave(number);
@@ -399,9 +467,9 @@ impl Model {
     fn grant(&mut self, ask: &ModelWaiting) {
         let deadline = self.now + ask.ttl;
         let (id, em, user, queue, held) = (ask.id, ask.em, ask.user, ask.queue, ask.amount);
-        self.tickets.push(ModelTicket { id, em, user, queue, held, used: false, deadline, alive: true });
+        self.tickets.push(ModelTicket { id, em, user, queue, held, used: false, deadline, alive: true, adopted: None });
         if let Some(request_id) = ask.request_id {
-            self.request_ids.insert(request_id, ((em, user, queue, held, ask.ttl), id));
+            self.request_ids.insert(request_id, (ask.body(), id));
         }
     }
 
@@ -419,8 +487,10 @@ impl Model {
 
     fn is_servable(&self, number: usize) -> bool {
         let w = &self.waiting[number];
-        let available = self.available(w.em, w.user, w.queue, number);
-        w.in_line && available.is_some_and(|available| available.short(w.amount).is_none())
+        let available = self.available(w.em, w.user, w.queue, w.cap, number);
+        w.in_line
+            && (w.cap.is_none() || !self.is_unlimited())
+            && available.is_some_and(|available| available.short(w.amount).is_none())
     }
 
     /// The number of the request that began to wait so long ago.
@@ -447,6 +517,37 @@ impl Model {
         let ticket = &mut self.tickets[number];
         (ticket.held, ticket.used) = (wanted, true);
         Answer::Done
+    }
+
+    /// An engine is put into the books, whether or not there is room for it.
+    fn adopt(&mut self, adopted: ModelTicket) -> Answer {
+        if let Some(known) = self.tickets.iter().find(|t| t.id == adopted.id) {
+            let is_same = known.used
+                && (known.em, known.user) == (adopted.em, adopted.user)
+                && known.adopted.unwrap_or(known.held) == adopted.held;
+            return match known.alive {
+                false => Answer::No("ended"),
+                true if is_same => Answer::Done,
+                true => Answer::No("exists"),
+            };
+        }
+        if !self.ems.contains_key(&adopted.em) {
+            return Answer::No("em");
+        }
+        self.tickets.push(adopted);
+        Answer::Done
+    }
+
+    /// The ticket that a step adopts.
+    fn adopted(&self, em: usize, user: usize, used: i64, again: Option<usize>, new_id: Uuid) -> ModelTicket {
+        let known = again.and_then(|ago| self.ticket(ago)).map(|number| &self.tickets[number]);
+        let id = known.map_or(new_id, |known| known.id);
+        // Now and then the same once more.
+        let (em, user, used) = match known.filter(|_| used < 4) {
+            Some(known) => (known.em, known.user, known.adopted.unwrap_or(known.held)),
+            None => (em, user, used),
+        };
+        ModelTicket { id, em, user, queue: None, held: used, used: true, deadline: 0, alive: true, adopted: Some(used) }
     }
 
     /// What a caller says of its epoch.
@@ -499,8 +600,9 @@ impl Model {
                 }
                 Answer::Done
             }
-            Step::Request { em, user, queue, amount, ttl, request_id, wait } => {
-                self.request(&ModelWaiting { queue, ..asked(new_id, em, user, amount, ttl, request_id) }, None, wait)
+            Step::Request { em, user, queue, amount, ttl, request_id, wait, cap } => {
+                let ask = asked(new_id, em, user, amount, ttl, request_id);
+                self.request(&ModelWaiting { queue, cap, ..ask }, None, wait)
             }
             Step::Retry { ago, em } => {
                 let Some(number) = self.waiter(ago) else { return Answer::No("place") };
@@ -511,6 +613,7 @@ impl Model {
                 self.leave(self.waiter(ago));
                 Answer::Done
             }
+            Step::Adopt { em, user, used, again } => self.adopt(self.adopted(em, user, used, again, new_id)),
             Step::Inited { ago, used, user, epoch } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
                 let ticket = &self.tickets[number];
@@ -598,15 +701,17 @@ impl Model {
         if self.is_unlimited() {
             return Limits::default();
         }
-        let rule = |key: &str, value: Option<String>, dimension, max: &i64| Rule {
+        let rule = |key: &str, value: Option<String>, dimension, max: i64, mode| Rule {
             pattern: Pattern::new(BTreeMap::from([(key.into(), value)])),
-            max: BTreeMap::from([(dimension, *max)]),
+            mode,
+            max: BTreeMap::from([(dimension, max)]),
         };
-        let of_user = |(number, max): (&Option<usize>, &i64)| {
-            rule("user", number.map(|number| user(number).to_string()), Dimension::Cores, max)
+        let of_user = |(number, (max, mode)): (&Option<usize>, &(i64, LimitMode))| {
+            rule("user", number.map(|number| user(number).to_string()), Dimension::Cores, *max, *mode)
         };
-        let of_queue =
-            |(number, max): (&Option<usize>, &i64)| rule("queue", number.map(queue_name), Dimension::QueueCores, max);
+        let of_queue = |(number, max): (&Option<usize>, &i64)| {
+            rule("queue", number.map(queue_name), Dimension::QueueCores, *max, LimitMode::Enforced)
+        };
         let rules = self.limits.iter().map(of_user).chain(self.queue_limits.iter().map(of_queue));
         let set = |(id, key): (i64, &str)| {
             let counting = Counting::wanted(BTreeSet::from([[key.to_owned()].into()]), &BTreeMap::new());
@@ -628,15 +733,28 @@ impl Model {
             Step::Unregister { em, epoch } => {
                 Operation::Unregister(Unregister { em: instance(em), epoch: self.epoch(em, epoch) })
             }
-            Step::Request { em, user, queue, amount, ttl, request_id, wait } => {
-                let ask = ModelWaiting { queue, ..asked(new_id, em, user, amount, ttl, request_id) };
-                operation(&ask, wait.then_some(None))
+            Step::Request { em, user, queue, amount, ttl, request_id, wait, cap } => {
+                let ask = asked(new_id, em, user, amount, ttl, request_id);
+                operation(&ModelWaiting { queue, cap, ..ask }, wait.then_some(None))
             }
             Step::Retry { ago, em } => {
                 let nobody = asked(Uuid::nil(), 0, 0, 1, 1, None);
                 let before = self.waiter(ago).map_or(nobody, |number| self.waiting[number].clone());
                 let position = QueuePosition::new(0, time_of(before.since), before.id);
                 operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(position)))
+            }
+            Step::Adopt { em, user: number, used, again } => {
+                let ticket = self.adopted(em, number, used, again, new_id);
+                Operation::Adopt(Adopt {
+                    ticket_id: ticket.id,
+                    user: user(ticket.user),
+                    creator: name("IDE"),
+                    engine_type: String::new(),
+                    em: instance(ticket.em),
+                    labels: Default::default(),
+                    engine: engine("e"),
+                    used: amount(ticket.held),
+                })
             }
             Step::Inited { ago, used, user: number, epoch } => {
                 let (ticket_id, em) = named(ago);
@@ -694,8 +812,8 @@ fn fenced(said: Said) -> Option<Answer> {
 /// In no queue.
 fn asked(id: Uuid, em: usize, user: usize, amount: i64, ttl: u64, request_id: Option<u8>) -> ModelWaiting {
     let (at_em, at_user, at_queue) = (None, None, None);
-    let (since, queue, in_line) = (0, None, false);
-    ModelWaiting { id, since, em, user, queue, amount, ttl, request_id, in_line, at_em, at_user, at_queue }
+    let (since, queue, cap, in_line) = (0, None, None, false);
+    ModelWaiting { id, since, em, user, queue, amount, ttl, request_id, cap, in_line, at_em, at_user, at_queue }
 }
 
 impl ModelWaiting {
@@ -722,8 +840,11 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             resource: asked_of(ask.queue, ask.amount),
             labels: Default::default(),
             selector: Default::default(),
+            caps: ask.cap.map(|most| Arc::new(cap_of_user(most))).into_iter().collect(),
             lock_ttl: Duration::from_secs(ask.ttl),
-            request_id: ask.request_id.map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask) }),
+            request_id: ask
+                .request_id
+                .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask.body()) }),
         },
         wait: position.map(|position| Wait {
             instance_id: Uuid::nil(),
@@ -736,13 +857,18 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
     })
 }
 
-fn body_hash(ask: &ModelWaiting) -> [u8; 32] {
+fn cap_of_user(cores: i64) -> Cap {
+    Cap { keys: BTreeSet::from(["user".to_owned()]), max: BTreeMap::from([(Dimension::Cores, cores)]) }
+}
+
+fn body_hash((em, user, queue, cores, ttl, cap): ModelBody) -> [u8; 32] {
     let mut hash = [0; 32];
-    hash[0] = u8::try_from(ask.em).unwrap();
-    hash[1] = u8::try_from(ask.user).unwrap();
-    hash[2..10].copy_from_slice(&ask.amount.to_be_bytes());
-    hash[10..18].copy_from_slice(&ask.ttl.to_be_bytes());
-    hash[18] = ask.queue.map_or(0, |queue| u8::try_from(queue + 1).unwrap());
+    hash[0] = u8::try_from(em).unwrap();
+    hash[1] = u8::try_from(user).unwrap();
+    hash[2..10].copy_from_slice(&cores.to_be_bytes());
+    hash[10..18].copy_from_slice(&ttl.to_be_bytes());
+    hash[18..26].copy_from_slice(&cap.unwrap_or(-1).to_be_bytes());
+    hash[26] = queue.map_or(0, |queue| u8::try_from(queue + 1).unwrap());
     hash
 }
 
@@ -757,6 +883,7 @@ struct Tables {
     scopes: HashMap<Counter, Usage>,
     waiting: HashMap<QueuePosition, (Resource, Spots)>,
     reports: HashMap<EmInstance, ReportNumber>,
+    adopted: HashMap<Uuid, Resource>,
 }
 
 impl Tables {
@@ -770,6 +897,7 @@ impl Tables {
             ended: self.ended.clone(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: self.reports.clone(),
+            adopted: self.adopted.clone(),
             request_ids: self.request_ids.clone(),
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
@@ -856,7 +984,8 @@ impl Tables {
             self.remember(&ended.ticket, ended.end, now);
         }
         self.scopes.extend(deltas.scopes);
-        for ticket in deltas.granted {
+        self.adopted.extend(deltas.adopted.into_iter().map(|(ticket, _)| (ticket.id, ticket.resource().clone())));
+        for ticket in deltas.granted.into_iter().chain(deltas.new_in_use) {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
         for new in deltas.waiting {
@@ -1012,4 +1141,19 @@ proptest! {
     fn the_ledger_answers_and_counts_as_the_model_does(steps in prop::collection::vec(step(), 1..80)) {
         run(steps);
     }
+}
+
+/// A release is told where somebody waits for a cap of his own, also if no limit decides there.
+#[test]
+fn who_waits_for_a_cap_is_woken_where_no_limit_decides() {
+    let request =
+        |wait, cap| Step::Request { em: 0, user: 0, queue: None, amount: 5, ttl: 9, request_id: None, wait, cap };
+    run(vec![
+        Step::Register { em: 0, total: 30, protected: 0 },
+        Step::Limit { user: None, max: Some((0, LimitMode::Off)) },
+        request(false, None),
+        request(true, Some(9)),
+        Step::Commit { seconds: 1 },
+        Step::Released { ago: 0, user: 0 },
+    ]);
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use linkis_rm::domain::{
+    adopt::Adopt,
     em::{Em, EmInstance},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Lacking, Limits, Queues},
@@ -33,6 +34,8 @@ enum Step {
     Unregister(usize),
     /// By which EM, which user, and whether the ticket's id is older than those of others.
     Request(usize, usize, bool),
+    /// The same, of an engine that is adopted.
+    Adopt(usize, usize, bool),
     Inited(usize),
     /// The engine of which ticket, and how much it uses.
     Reported(usize, i64),
@@ -51,6 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => em.clone().prop_map(Step::Register),
         1 => em.clone().prop_map(Step::Unregister),
+        3 => (em.clone(), user.clone(), any::<bool>()).prop_map(|(em, user, is_old)| Step::Adopt(em, user, is_old)),
         10 => (em.clone(), user, any::<bool>()).prop_map(|(em, user, is_old)| Step::Request(em, user, is_old)),
         3 => ago.clone().prop_map(Step::Inited),
         3 => (ago.clone(), 0..4i64).prop_map(|(ago, used)| Step::Reported(ago, used)),
@@ -109,6 +113,7 @@ impl Tables {
             ended: HashMap::new(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: HashMap::new(),
+            adopted: HashMap::new(),
             request_ids: HashMap::new(),
             limits: self.limits(),
             scopes: self.counters.clone(),
@@ -135,7 +140,7 @@ impl Tables {
             assert!(!self.ended.contains(&ended.ticket.id), "a ticket ends once");
             self.ended.push(ended.ticket.id);
         }
-        for ticket in deltas.granted {
+        for ticket in deltas.granted.into_iter().chain(deltas.new_in_use) {
             assert!(self.tickets.insert(ticket.id, ticket).is_none());
         }
         self.counters.extend(deltas.scopes);
@@ -221,11 +226,22 @@ impl Tables {
                     resource: Resource::cpu(1).unwrap(),
                     labels: Default::default(),
                     selector: Default::default(),
+                    caps: Default::default(),
                     lock_ttl: Duration::from_secs(1_000_000),
                     request_id: None,
                 },
                 wait: None,
                 scopes: Default::default(),
+            }),
+            Step::Adopt(em, user, is_old) => Operation::Adopt(Adopt {
+                ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),
+                user: name(&format!("user{user}")),
+                creator: name("IDE"),
+                engine_type: String::new(),
+                em: instance(em),
+                labels: Default::default(),
+                engine: engine("host"),
+                used: Resource::cpu(1).unwrap(),
             }),
             Step::Inited(ago) => {
                 let ticket = named(ago)?;

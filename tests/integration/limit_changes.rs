@@ -254,6 +254,7 @@ async fn a_change_of_one_among_many_rules_decides_at_once_through_every_instance
     first.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
     let of = |user: &str, most| Rule {
         pattern: Pattern::new(BTreeMap::from([("user".to_owned(), Some(user.to_owned()))])),
+        mode: Default::default(),
         max: BTreeMap::from([(Dimension::Instances, most)]),
     };
     for n in 0..30 {
@@ -296,6 +297,7 @@ async fn who_waits_for_a_limit_that_is_deleted_again_waits_no_more() {
     sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
     let of = |n: usize| Rule {
         pattern: Pattern::new(BTreeMap::from([(format!("label{n}"), None)])),
+        mode: Default::default(),
         max: BTreeMap::from([(Dimension::Instances, 9)]),
     };
     let mut setters = JoinSet::new();

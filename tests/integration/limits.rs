@@ -31,7 +31,7 @@ fn pattern(labels: &[(&str, Option<&str>)]) -> Pattern {
 }
 
 fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
-    Rule { pattern: pattern(labels), max: max.iter().cloned().collect() }
+    Rule { pattern: pattern(labels), mode: Default::default(), max: max.iter().cloned().collect() }
 }
 
 async fn register(rm: &Instance, hosts: usize) {

@@ -1,10 +1,12 @@
 //! The service as its callers meet it: a real server on a free port, a real PostgreSQL, the real client.
 
+mod adoption;
 mod ambiguous;
 mod answers;
 mod api;
 mod audit;
 mod bad_input;
+mod caps;
 mod choosing;
 mod conformance;
 mod contention;
@@ -20,6 +22,7 @@ mod ledger_model;
 mod ledger_steps;
 mod lifecycle;
 mod limit_changes;
+mod limit_modes;
 mod limits;
 mod lookups;
 mod metrics;

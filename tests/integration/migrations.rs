@@ -122,7 +122,7 @@ async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let each = Pattern::new(BTreeMap::from([("user".to_owned(), None), ("engine_type".to_owned(), None)]));
-    let rule = Rule { pattern: each, max: BTreeMap::from([(Dimension::Instances, 3)]) };
+    let rule = Rule { pattern: each, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 3)]) };
     rm.client.set_limit(&rule).await.unwrap();
     let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
     rm.client.request_resource(&ask).await.granted();

@@ -14,6 +14,7 @@ use std::{
 use linkis_rm::{
     client::ResourceRequest,
     domain::{
+        adopt::Adopt,
         em::EmInstance,
         limit::{Pattern, Rule},
         resource::Dimension,
@@ -24,6 +25,7 @@ use linkis_rm::{
 
 use sqlx::{ConnectOptions as _, postgres::PgPool};
 use tonic::transport::Channel;
+use uuid::Uuid;
 
 use crate::harness::*;
 
@@ -183,6 +185,18 @@ async fn round(rm: &Instance, number: usize) {
     client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     pages(rm, &grant.ticket_id.to_string()).await;
+    let adopt = Adopt {
+        ticket_id: Uuid::new_v4(),
+        user: name("hadoop"),
+        creator: name("IDE"),
+        engine_type: String::new(),
+        em: host.clone(),
+        labels: Default::default(),
+        engine: engine("adopted"),
+        used: load(1, 1, 1),
+    };
+    client.adopt_ticket(&adopt).await.unwrap();
+    client.adopt_ticket(&adopt).await.unwrap();
     client.unregister(&host).await.unwrap();
 }
 
@@ -340,7 +354,10 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs
     let rm = Instance::start(&database).await;
     rm.client.register(registration(em("template"), load(10, 10_000, 10_000))).await.unwrap();
     let each_user = Pattern::new([("user".to_owned(), None)].into());
-    rm.client.set_limit(&Rule { pattern: each_user, max: [(Dimension::Instances, 100)].into() }).await.unwrap();
+    rm.client
+        .set_limit(&Rule { pattern: each_user, mode: Default::default(), max: [(Dimension::Instances, 100)].into() })
+        .await
+        .unwrap();
     rm.stop().await;
     fill(&database, rows).await;
     fill_ending(&database, rows).await;

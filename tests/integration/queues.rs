@@ -6,6 +6,7 @@ use linkis_rm::{
     client::{ResourceRequest, RmClient},
     domain::{
         limit::{Pattern, Rule},
+        limit_mode::LimitMode,
         name::Labels,
         operation::Grant,
         resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
@@ -20,7 +21,7 @@ const DRIVER: LoadInstanceAmounts = LoadInstanceAmounts { memory: GB, cores: 1, 
 
 fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
-    Rule { pattern: Pattern::new(labels), max: max.iter().cloned().collect() }
+    Rule { pattern: Pattern::new(labels), mode: LimitMode::Enforced, max: max.iter().cloned().collect() }
 }
 
 /// A driver and so many cores of a queue.

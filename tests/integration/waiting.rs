@@ -38,7 +38,7 @@ fn patient(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
 
 fn user_limit(user: &str, instances: i64) -> Rule {
     let pattern = Pattern::new([("user".to_owned(), Some(user.to_owned()))].into());
-    Rule { pattern, max: [(Dimension::Instances, instances)].into() }
+    Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
 }
 
 /// Asks, and waits for the answer in a task.

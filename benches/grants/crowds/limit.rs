@@ -69,5 +69,5 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
 /// A limit that refuses nobody, for each value of a label.
 pub(crate) fn each(label: &str) -> Rule {
     let pattern = Pattern::new(BTreeMap::from([(label.to_owned(), None)]));
-    Rule { pattern, max: BTreeMap::from([(Dimension::Instances, i64::MAX)]) }
+    Rule { pattern, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, i64::MAX)]) }
 }

@@ -99,7 +99,9 @@ async fn change(client: RmClient, users: u64) -> Result<Vec<f64>, Failure> {
         let pattern = Pattern::new([("user".to_owned(), Some(user(number % users)?.to_string()))].into());
         let most = i64::try_from(ROOM + number)?;
         let begun = Instant::now();
-        client.set_limit(&Rule { pattern, max: [(Dimension::Instances, most)].into() }).await?;
+        client
+            .set_limit(&Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, most)].into() })
+            .await?;
         times.push(millis(begun.elapsed()));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use super::{
     super::{
+        judgement::beyond_watched,
         operation::{Inited, Outcome, Rejection, Reported},
         refusal::Refusal,
         resource::Resource,
-        scope::Tally,
+        scope::{Counter, Tally},
         ticket::{Ticket, TicketState},
     },
     Ledger, check_epoch, counters, give_back, owned, registered_em, stored_em,
@@ -90,6 +91,9 @@ impl Ledger {
             let short = if ticket.is_locked() { Rejection::NotEnough } else { Rejection::NoMore };
             return Err(short(Box::new(refusal)));
         }
+        let usage = |counter: &Counter| self.scopes.get(counter).map(|slot| &slot.usage);
+        // What is in use from now on has been locked within them, or goes beyond them.
+        let is_beyond = !beyond_watched(&scopes, usage, held, used).is_empty();
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |at, usage| {
             give_back(at, usage, ticket)?;
@@ -99,6 +103,7 @@ impl Ledger {
         let em = registered_em(&mut self.ems, &ticket.em)?;
         *em.current = after;
         *em.counted = true;
+        self.deltas.over_watched += u64::from(is_beyond);
         if held.amounts().any(|(dimension, amount)| amount > used.get(&dimension)) {
             self.free(&ticket.em, &scopes, 1);
         }

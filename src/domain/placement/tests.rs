@@ -53,6 +53,7 @@ fn ask(memory: i64, cores: i64) -> Ask {
         resource: Resource::load(memory, cores).unwrap(),
         labels: Labels::default(),
         selector: Selector::default(),
+        caps: Default::default(),
         lock_ttl: Duration::from_secs(1),
         request_id: None,
     }

@@ -9,6 +9,7 @@ use crate::{
         audit::{AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray},
         em::EmInstance,
         limit::Limits,
+        limit_mode::LimitMode,
         resource::ResourceError,
         scope::{Counter, Usage},
     },
@@ -118,7 +119,8 @@ async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Resul
                 && over.len() < AuditReport::NOTES_MAX
             {
                 let scope = ScopeUsage::new(limits.of_counter(row.counter.clone()), usage.clone());
-                over.extend(scope.is_over().then_some(scope.scope));
+                let is_short = scope.is_over_in(LimitMode::Enforced);
+                over.extend(scope.is_over().then_some((scope.scope, is_short)));
             }
         },
         |found, _| {
@@ -135,10 +137,11 @@ async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Resul
     for (rule, uncounted) in limits.rules().filter_map(|(rule, _)| Some((rule, rule.check_labels().err()?))) {
         findings.report.note(|| format!("limit {}, of an earlier release, {uncounted}", rule.pattern));
     }
-    for scope in over {
-        findings
-            .report
-            .note(|| format!("scope {scope} holds more than its limit; nothing that is short is granted there"));
+    for (scope, is_short) in over {
+        findings.report.note(|| match is_short {
+            true => format!("scope {scope} holds more than its limit; nothing that is short is granted there"),
+            false => format!("scope {scope} holds more than its limit, which only watches"),
+        });
     }
     match compared {
         Err(error @ StoreError::Inconsistent { .. }) => findings.unreadable("scopes", error),

@@ -46,6 +46,8 @@ pub(super) struct Committed {
     pub freed: FreedSpots,
     /// Whether others may wait in line on other instances.
     pub others_wait: bool,
+    /// How many of its operations went beyond limits that only watch.
+    pub over_watched: u64,
 }
 
 /// Why a batch was not committed.
@@ -172,7 +174,8 @@ async fn prepare(
     let answers: Vec<_> = wanted.iter().map(|(by, operation)| ledger.apply(by, operation)).collect();
     let (deltas, standing) = ledger.finish();
     if deltas.is_empty() {
-        let committed = Committed { answers, standing, freed: FreedSpots::default(), others_wait: true };
+        let committed =
+            Committed { answers, standing, freed: FreedSpots::default(), others_wait: true, over_watched: 0 };
         return Ok(Prepared { to_commit: None, committed });
     }
     let evidence = Evidence::of(&deltas, now);
@@ -182,7 +185,8 @@ async fn prepare(
         let parts: Vec<Freed> = Freed::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
-    let committed = Committed { answers, standing, freed: deltas.freed, others_wait };
+    let Deltas { freed, over_watched, .. } = deltas;
+    let committed = Committed { answers, standing, freed, others_wait, over_watched };
     Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed })
 }
 
@@ -204,6 +208,10 @@ async fn read(
             ended = action_record::read(&mut *connection, &ticket_ids).await?;
         }
     }
+    let adopting = operations.iter().filter_map(|operation| operation.adopts()).map(|op| op.ticket_id);
+    let again: Vec<_> = adopting.filter(|id| tickets.contains_key(id)).collect();
+    let adopted =
+        if again.is_empty() { HashMap::new() } else { action_record::adopted(&mut *connection, &again).await? };
     let mut pages = HashMap::new();
     let steps = steps(operations, &ems);
     if !steps.is_empty() {
@@ -233,7 +241,7 @@ async fn read(
         true => line(&mut *connection, operations, &limits).await?,
         false => LineView::default(),
     };
-    Ok(Snapshot { now, ems, tickets, pages, ended, inhabited, reports, request_ids, limits, scopes, line })
+    Ok(Snapshot { now, ems, tickets, pages, ended, inhabited, reports, adopted, request_ids, limits, scopes, line })
 }
 
 /// The parts of EMs' tickets that operations go through: one for each EM, for the first operation that does.
@@ -271,7 +279,7 @@ async fn line(
     Ok(LineView { line, spots: Some(spots) })
 }
 
-/// All counters that the tickets of a batch may be in, those that live and those that are asked for.
+/// All counters that the tickets of a batch may be in: those that live, that are asked for, and that are adopted.
 fn scopes<'a>(
     limits: &Limits,
     operations: &[&Operation],
@@ -283,7 +291,9 @@ fn scopes<'a>(
     let requests = operations.iter().filter_map(|operation| operation.request());
     let asked = requests.flat_map(|request| request.counters(limits));
     let held = tickets.flat_map(|ticket| limits.scopes(&ticket.ticket_labels())).map(|limited| limited.counter);
-    asked.chain(held).collect()
+    let adopted = operations.iter().filter_map(|operation| operation.adopts());
+    let adopted = adopted.flat_map(|op| limits.scopes(&op.ticket_labels())).map(|limited| limited.counter);
+    asked.chain(held).chain(adopted).collect()
 }
 
 /// Writes what only some batches have to.

@@ -17,7 +17,7 @@ use crate::{
 /// Something that a committed batch has left, and that nobody else writes: as it was committed all or nothing, one will do.
 #[derive(Debug)]
 pub(super) enum Evidence {
-    /// A ticket was granted: it lives, or it is remembered.
+    /// A ticket was granted or adopted: it lives, or it is remembered.
     Granted(Uuid),
     /// A ticket ended: it is remembered.
     Ended(Uuid),
@@ -45,6 +45,7 @@ impl Evidence {
     pub fn of(deltas: &Deltas, now: OffsetDateTime) -> Self {
         let registered = || deltas.ems_updated.iter().chain(&deltas.ems_resized).chain(&deltas.ems_inserted).next();
         None.or_else(|| deltas.granted.first().map(|ticket| Self::Granted(ticket.id)))
+            .or_else(|| deltas.adopted.first().map(|(ticket, _)| Self::Granted(ticket.id)))
             .or_else(|| deltas.ended.first().map(|ended| Self::Ended(ended.ticket.id)))
             .or_else(|| deltas.inited.first().map(|(ticket, _)| Self::Inited(ticket.id)))
             .or_else(|| deltas.reported.first().map(|(ticket, _)| Self::Reported(ticket.id, now)))

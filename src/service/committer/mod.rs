@@ -306,7 +306,7 @@ mod tests {
     fn granted() -> Result<Outcome, Error> {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
-        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at }))
+        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new() }))
     }
 
     #[tokio::test]

@@ -106,7 +106,7 @@ impl Worker {
             }
             let reused = self.session.is_open();
             match self.run(&part.operations).await {
-                Ok(committed) => self.answers.committed(part.operations, committed),
+                Ok(committed) => self.committed(part.operations, committed),
                 Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
                 // Whoever changes them waits for nobody but those before us, and is soon done.
                 Err(BatchError::Fenced) => parts.push(part),
@@ -116,7 +116,7 @@ impl Worker {
                 }
                 Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
                     match self.was_committed(&transaction_id, &evidence).await {
-                        Some(true) => self.answers.committed(part.operations, *committed),
+                        Some(true) => self.committed(part.operations, *committed),
                         Some(false) if part.tries < RETRIES_MAX => parts.push(part.again()),
                         Some(false) => answer_all(part.operations, &Error::lost_connection()),
                         None => answer_all(part.operations, &Error::CommitUnknown),
@@ -141,6 +141,11 @@ impl Worker {
         let committed = batch::run(&mut self.session, &operations, &self.limits, self.own, &self.metrics).await?;
         self.limits = committed.standing.limits.clone();
         Ok(committed)
+    }
+
+    fn committed(&self, part: Vec<Pending>, committed: Committed) {
+        self.metrics.committer.over_watched.inc_by(committed.over_watched);
+        self.answers.committed(part, committed);
     }
 
     /// Whether a transaction was committed whose connection broke meanwhile; `None` if the database does not say in time.

@@ -1,6 +1,6 @@
 //! What callers are told; for the RM client, also back again.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use prost_types::Timestamp;
 use time::OffsetDateTime;
@@ -28,7 +28,7 @@ use crate::{
     transport::proto,
 };
 
-use super::{request, resource};
+use super::{cap, limit, request, resource};
 
 /// An EM as its callers name it.
 pub fn em_message(em: &EmInstance) -> proto::EmInstance {
@@ -158,6 +158,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         waiting_since: Some(timestamp(waiting.waiting_since)),
         wait_until: Some(timestamp(waiting.wait_until)),
         spots: spots.collect(),
+        caps: waiting.caps.iter().map(cap::message).collect(),
     }
 }
 
@@ -173,6 +174,7 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         any_em: message.any_em,
         resource: resource::required("resource", message.resource)?,
         labels: Labels::parse("labels", message.labels)?,
+        caps: cap::caps("caps", &message.caps)?.into_iter().map(Arc::unwrap_or_clone).collect(),
         wait_until: read_time("wait_until", message.wait_until)?,
         ahead: message.spots.into_iter().map(|spot| (spot.scope, spot.ahead)).collect(),
     })
@@ -205,6 +207,7 @@ pub fn action(record: &ActionRecord) -> proto::Action {
         scope,
         each,
         actor: record.actor.clone(),
+        limit_mode: record.limit_mode.map_or(proto::LimitMode::Unspecified, limit::mode_message).into(),
     }
 }
 
@@ -215,6 +218,7 @@ pub fn available(grant: &Grant) -> proto::AvailableResource {
         em: Some(em_message(&grant.em)),
         expire_time: Some(timestamp(grant.expires_at)),
         head_room: vec![],
+        over_watched: grant.over_watched.iter().map(shortfall).collect(),
     }
 }
 
@@ -230,21 +234,22 @@ pub fn head_room(room: HeadRoom) -> proto::HeadRoom {
     }
 }
 
+/// One dimension of one scope that is short.
+pub fn shortfall(short: &Shortfall) -> proto::Shortfall {
+    proto::Shortfall {
+        scope: short.scope.clone(),
+        dimension: short.dimension.to_string(),
+        requested: short.requested,
+        available: short.available,
+        waiting_ahead: short.ahead,
+        max: short.max,
+        rule: short.rule.clone(),
+    }
+}
+
 /// A refusal.
 pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
-    let shortfalls: Vec<_> = refusal
-        .shortfalls
-        .iter()
-        .map(|short| proto::Shortfall {
-            scope: short.scope.clone(),
-            dimension: short.dimension.to_string(),
-            requested: short.requested,
-            available: short.available,
-            waiting_ahead: short.ahead,
-            max: short.max,
-            rule: short.rule.clone(),
-        })
-        .collect();
+    let shortfalls: Vec<_> = refusal.shortfalls.iter().map(shortfall).collect();
     let first = shortfalls.first().cloned().unwrap_or_default();
     proto::NotEnoughResource {
         scope: first.scope,
@@ -346,12 +351,12 @@ pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldE
         },
         em: request::em_instance("em", message.em)?,
         expires_at: message.expire_time.and_then(time).unwrap_or(OffsetDateTime::UNIX_EPOCH),
+        over_watched: message.over_watched.into_iter().map(read_shortfall).collect(),
     })
 }
 
-/// A refusal as the service told it.
-pub fn read_not_enough(message: proto::NotEnoughResource) -> Refusal {
-    let shortfalls = message.shortfalls.into_iter().map(|short| Shortfall {
+fn read_shortfall(short: proto::Shortfall) -> Shortfall {
+    Shortfall {
         scope: short.scope,
         dimension: short.dimension.as_str().into(),
         requested: short.requested,
@@ -359,9 +364,13 @@ pub fn read_not_enough(message: proto::NotEnoughResource) -> Refusal {
         ahead: short.waiting_ahead,
         max: short.max,
         rule: short.rule,
-    });
+    }
+}
+
+/// A refusal as the service told it.
+pub fn read_not_enough(message: proto::NotEnoughResource) -> Refusal {
     Refusal {
-        shortfalls: shortfalls.collect(),
+        shortfalls: message.shortfalls.into_iter().map(read_shortfall).collect(),
         code: message.code,
         reason: message.reason,
         never_fits: message.never_fits,

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::{
     domain::{
         limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule, RuleRecord},
+        limit_mode::LimitMode,
         name::{FieldError, Name},
         policy::{Check, Policy, REQUIRED_MAX},
         resource::Dimension,
@@ -48,13 +49,41 @@ pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError>
 pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
     let limit = limit.ok_or_else(|| FieldError::new(field, "is required"))?;
     let pattern = pattern(field, limit)?;
-    let in_max = format!("{field}.max");
-    if limit.max.is_empty() || limit.max.len() > DIMENSIONS_MAX {
-        let problem = format!("names {} dimensions; must name 1 to {DIMENSIONS_MAX}", limit.max.len());
-        return Err(FieldError::new(in_max, problem));
+    let mode = mode(&format!("{field}.mode"), limit.mode)?;
+    let max = maxima(&format!("{field}.max"), &limit.max, mode != LimitMode::Off)?;
+    Ok(Rule { pattern, mode, max })
+}
+
+/// Maxima that stand in `field`; at least one, if they are needed.
+pub fn maxima(
+    field: &str,
+    maxima: &BTreeMap<String, i64>,
+    needed: bool,
+) -> Result<BTreeMap<Dimension, i64>, FieldError> {
+    if (maxima.is_empty() && needed) || maxima.len() > DIMENSIONS_MAX {
+        let problem = format!("names {} dimensions; must name 1 to {DIMENSIONS_MAX}", maxima.len());
+        return Err(FieldError::new(field, problem));
     }
-    let entry = |(key, max): (&String, &i64)| Ok((dimension(&in_max, key)?, amount(&in_max, key, *max)?));
-    Ok(Rule { pattern, max: limit.max.iter().map(entry).collect::<Result<_, FieldError>>()? })
+    maxima.iter().map(|(key, max)| Ok((dimension(field, key)?, amount(field, key, *max)?))).collect()
+}
+
+/// What a limit does; unset is enforced.
+fn mode(field: &str, number: i32) -> Result<LimitMode, FieldError> {
+    match proto::LimitMode::try_from(number) {
+        Ok(proto::LimitMode::Unspecified | proto::LimitMode::Enforced) => Ok(LimitMode::Enforced),
+        Ok(proto::LimitMode::Watched) => Ok(LimitMode::Watched),
+        Ok(proto::LimitMode::Off) => Ok(LimitMode::Off),
+        Err(_) => Err(FieldError::new(field, format!("is {number}, which stands for nothing"))),
+    }
+}
+
+/// The same, written down.
+pub fn mode_message(mode: LimitMode) -> proto::LimitMode {
+    match mode {
+        LimitMode::Enforced => proto::LimitMode::Enforced,
+        LimitMode::Watched => proto::LimitMode::Watched,
+        LimitMode::Off => proto::LimitMode::Off,
+    }
 }
 
 /// A limit to be set, which stands in `field`.
@@ -150,7 +179,7 @@ pub fn state(decides: bool) -> proto::LimitState {
 
 /// A rule as its administrators write it.
 pub fn limit(rule: &Rule) -> proto::Limit {
-    let mut message = proto::Limit::default();
+    let mut message = proto::Limit { mode: mode_message(rule.mode).into(), ..Default::default() };
     for (key, value) in rule.pattern.labels() {
         match value {
             Some(value) => drop(message.labels.insert(key.clone(), value.clone())),

@@ -2,12 +2,14 @@
 //!
 //! - [`resource`]: amounts, both ways;
 //! - [`limit`]: limits and scopes, both ways;
+//! - [`cap`]: caps, both ways;
 //! - [`audit`]: audits and repairs, both ways;
 //! - [`request`]: what callers send;
 //! - [`answer`]: what callers are told, and, for the RM client, back again.
 
 pub mod answer;
 pub mod audit;
+pub mod cap;
 pub mod limit;
 pub mod request;
 pub mod resource;

@@ -6,8 +6,9 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        adopt::Adopt,
         em::EmInstance,
-        name::{FieldError, Labels, Name},
+        name::{FieldError, Labels, Name, check_text},
         observation::Observations,
         operation::{Inited, Register, Reported, Unregister},
         report::{Health, Load, Report},
@@ -186,6 +187,33 @@ pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldErro
         used: resource::optional("used", request.used)?,
         engine: engine_instance("engine", request.engine)?,
         epoch: epoch(request.epoch)?,
+    })
+}
+
+/// An engine that is put into the books.
+pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
+    let ticket_id = ticket_id("ticket_id", &request.ticket_id)?;
+    if ticket_id.is_nil() {
+        return Err(FieldError::new("ticket_id", "must not be nil; give each engine a UUID of its own"));
+    }
+    check_text("engine_type", &request.engine_type)?;
+    let used = resource::required("used", request.used)?;
+    if used.is_zero() {
+        return Err(FieldError::new("used", "is nothing at all; set an amount above zero"));
+    }
+    if let Some(key) = RESERVED.into_iter().find(|key| request.labels.contains_key(*key)) {
+        let problem = format!("has {key:?}, which a ticket has by fields of its own, or derived from them: set those");
+        return Err(FieldError::new("labels", problem));
+    }
+    Ok(Adopt {
+        ticket_id,
+        user: Name::parse("user", &request.user)?,
+        creator: Name::parse("creator", &request.creator)?,
+        engine_type: request.engine_type,
+        em: em_instance("em", request.em)?,
+        labels: Labels::parse("labels", request.labels)?,
+        engine: engine_instance("engine", request.engine)?,
+        used,
     })
 }
 

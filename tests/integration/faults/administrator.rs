@@ -9,6 +9,7 @@ use linkis_rm::{
     client::RmClient,
     domain::{
         limit::{Pattern, Rule},
+        limit_mode::LimitMode,
         policy::{Check, Policy},
         resource::Dimension,
     },
@@ -93,7 +94,12 @@ impl Administrator {
         let (rm, known) = (self.shared.client(&mut self.random), &mut self.all[number]);
         let (scarce, low, high) = known.scarce.clone();
         let max = [(scarce, self.random.between(low, high)), (Dimension::Memory, self.next_mark)].into();
-        let rule = Rule { pattern: known.pattern.clone(), max };
+        let mode = match self.random.between(0, 9) {
+            0 => LimitMode::Off,
+            1..3 => LimitMode::Watched,
+            _ => LimitMode::Enforced,
+        };
+        let rule = Rule { pattern: known.pattern.clone(), mode, max };
         let set = async { rm.set_limit(&rule).await.map(drop) };
         known.changed(&self.shared.journal.call("set limit", set).await, Some(self.next_mark));
     }

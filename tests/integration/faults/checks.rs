@@ -138,13 +138,15 @@ pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings 
     findings
 }
 
-/// Every ticket is granted once, reports in at most once after that, and only then what else it uses, and ends once, last of all.
+/// Every ticket is granted once, reports in at most once after that, or is adopted instead of both; and only then what else it uses, and ends once, last of all.
 fn once(journal: &Journal, id: Uuid, life: &[&Line]) {
     let actions = Vec::from_iter(life.iter().map(|line| line.action.as_str()));
     let is_end = |line: &&&Line| line.is_end();
     let in_order = match actions.as_slice() {
         ["granted", _] => true,
-        ["granted", "inited", reported @ .., _] => reported.iter().all(|action| *action == "reported"),
+        ["granted", "inited", reported @ .., _] | ["adopted", reported @ .., _] => {
+            reported.iter().all(|action| *action == "reported")
+        }
         _ => false,
     } && life.last().iter().all(is_end);
     journal.check(in_order, || format!("the life of {id} is {life:?}"));
@@ -186,7 +188,7 @@ fn ticket(journal: &Journal, id: Uuid, told: &Life, life: &[&Line]) {
     let is_same =
         granted.em == told.em && granted.user.as_ref() == Some(&told.user) && granted.amounts() == amounts(&told.asked);
     journal.check(is_same, || format!("{id} was granted as {granted:?}, and told as {told:?}"));
-    let was_inited = life.iter().any(|line| line.action == "inited");
+    let was_inited = life.iter().any(|line| ["inited", "adopted"].contains(&line.action.as_str()));
     journal.check(was_inited || !told.inited, || format!("{id} was told to be in use: {told:?} {life:?}"));
     journal.check(told.init_asked || !was_inited, || format!("{id} came in use, and nobody asked: {told:?} {life:?}"));
     let was_reported = |used: &Resource| life.iter().any(|line| !line.is_end() && line.amounts() == amounts(used));
@@ -201,6 +203,10 @@ fn untold(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, fin
     let mut by_user: HashMap<&str, Vec<&Vec<&Line>>> = HashMap::new();
     let mut granted: HashMap<&str, usize> = HashMap::new();
     for (id, life) in lives {
+        if life[0].action == "adopted" {
+            journal.check(book.adopting.contains(id), || format!("{id} was adopted, and nobody asked: {life:?}"));
+            continue;
+        }
         let user = life[0].user.as_deref().unwrap_or_default();
         *granted.entry(user).or_default() += 1;
         if !book.lives.contains_key(id) {

@@ -41,6 +41,8 @@ pub struct Line {
     instances: i64,
     /// Of a limit, its maximum in the same order.
     pub max: Vec<Option<i64>>,
+    /// What it does.
+    pub limit_mode: Option<String>,
     pub at: OffsetDateTime,
 }
 
@@ -65,7 +67,7 @@ pub async fn read(connection: &mut PgConnection) -> Vec<Line> {
             coalesce(em_instance, '') AS em, scope::text AS scope, coalesce((resource ->> 'memory')::bigint, 0) AS memory,
             coalesce((resource ->> 'cores')::bigint, 0) AS cores, coalesce((resource ->> 'instances')::bigint, 0) AS instances,
             ARRAY[(resource -> 'resources' ->> 'memory')::bigint, (resource -> 'resources' ->> 'cores')::bigint,
-                (resource -> 'resources' ->> 'instances')::bigint] AS max, action_time AS at
+                (resource -> 'resources' ->> 'instances')::bigint] AS max, limit_mode, action_time AS at
         FROM linkis_resource_action_record ORDER BY id"#,
     )
     .fetch_all(connection)
@@ -108,7 +110,7 @@ impl EmThen {
     /// Answers what the line's ticket held before.
     fn apply(&mut self, line: &Line) -> Option<Amounts> {
         let before = match (line.ticket_id, line.action.as_str()) {
-            (Some(id), "granted" | "inited" | "reported") => self.held.insert(id, line.amounts()),
+            (Some(id), "granted" | "adopted" | "inited" | "reported") => self.held.insert(id, line.amounts()),
             (Some(id), _) => self.held.remove(&id),
             (None, "registered" | "resized") => {
                 self.total = Some(line.amounts());
@@ -134,8 +136,8 @@ impl EmThen {
                 format!("{em} is not registered, and more live there: {commit:?}")
             });
         };
-        if commit.iter().any(|line| line.ticket_id.is_none()) {
-            // What was granted before a resize in the same transaction, and what after it, cannot be told.
+        if commit.iter().any(|line| line.ticket_id.is_none() || line.action == "adopted") {
+            // What was granted before a resize or an adoption in the same transaction, and what after it, cannot be told.
             return;
         }
         let protected = amounts(&protected());
@@ -161,7 +163,8 @@ impl EmThen {
         goings.count += 1;
         goings.largest = goings.largest.max(self.held.len());
         // What was granted in the same transaction may belong to the registration after.
-        let is_new = |id: &Uuid| commit.iter().any(|line| line.ticket_id == Some(*id) && line.action == "granted");
+        let begins = |line: &Line| ["granted", "adopted"].contains(&line.action.as_str());
+        let is_new = |id: &Uuid| commit.iter().any(|line| line.ticket_id == Some(*id) && begins(line));
         for id in self.held.keys().filter(|id| !is_new(id)) {
             self.leaving.entry(*id).or_insert(gone.at);
         }

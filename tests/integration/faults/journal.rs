@@ -13,7 +13,7 @@ use std::{
 
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
-    domain::{operation::Grant, resource::Resource},
+    domain::{adopt::Adopt, operation::Grant, resource::Resource},
 };
 use time::OffsetDateTime;
 use tonic::Code;
@@ -78,6 +78,8 @@ pub struct Book {
     pub lives: HashMap<Uuid, Life>,
     pub askers: HashMap<String, Asker>,
     pub request_ids: HashMap<String, HashSet<Uuid>>,
+    /// The ids under which engines may have been adopted.
+    pub adopting: HashSet<Uuid>,
     /// The slowest answer that the database is away, by what was broken then.
     pub slowest: BTreeMap<&'static str, Duration>,
     pub violations: Vec<String>,
@@ -227,6 +229,31 @@ impl Journal {
         life.notes.push(note);
     }
 
+    /// An engine is about to be adopted.
+    pub fn adopting(&self, ticket_id: Uuid) {
+        self.book().adopting.insert(ticket_id);
+    }
+
+    /// An engine was adopted.
+    pub fn adopted(&self, adopt: &Adopt) {
+        let note = format!("adopted at {}", self.clock());
+        let life = Life {
+            user: adopt.user.to_string(),
+            em: adopt.em.instance.to_string(),
+            asked: adopt.used.clone(),
+            // It has no deadline.
+            expires_at: OffsetDateTime::UNIX_EPOCH,
+            inited: true,
+            init_asked: true,
+            reported: None,
+            over: false,
+            release_asked: false,
+            engine_gone: false,
+            notes: vec![note],
+        };
+        self.book().lives.insert(adopt.ticket_id, life);
+    }
+
     /// Writes down something about a ticket that was granted.
     pub fn note(&self, ticket_id: Uuid, note: &str, change: impl FnOnce(&mut Life)) {
         let note = format!("{note} at {}", self.clock());
@@ -252,7 +279,10 @@ impl Journal {
 /// For which reasons a call may be rejected.
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
-        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE", "TICKET_ENDED"],
+        // Limits come and go, and with them what caps may be for.
+        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"],
+        "adopt" => &["EM_NOT_REGISTERED", "TICKET_ENDED"],
+        "adopt another" => &["EM_NOT_REGISTERED", "TICKET_ENDED", "TICKET_EXISTS"],
         "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
         "reported" => &["TICKET_NOT_FOUND", "TICKET_NOT_INITED", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
         "release of another's" => &["TICKET_NOT_OWNED"],

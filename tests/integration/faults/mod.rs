@@ -13,7 +13,7 @@
 //! Clocks of instances jump where libfaketime is installed. Not injected: a clock of the database that jumps.
 //!
 //! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `injector`: what breaks them;
-//! - `workload`, `engine`, `ecm`, `crowd`, `administrator`: the callers; `journal`: what they were told;
+//! - `workload`, `engine`, `adopter`, `ecm`, `crowd`, `administrator`: the callers; `journal`: what they were told;
 //! - `probe`: how long an instance does not answer; `watcher`: what is true at every commit, looked at all the while;
 //! - `history`, `rules`, `checks`: what has to be true afterwards; `summary`: what came of it all.
 
@@ -32,6 +32,7 @@ use self::{
 use crate::harness::eventually;
 
 mod administrator;
+mod adopter;
 mod checks;
 mod clock;
 mod cluster;

@@ -46,7 +46,8 @@ struct Set {
 /// The rules as they are at one moment.
 #[derive(Debug, Default)]
 struct Rules {
-    maxima: BTreeMap<Labels, Vec<Option<i64>>>,
+    /// Each with its maxima, and whether it refuses what goes beyond them.
+    maxima: BTreeMap<Labels, (Vec<Option<i64>>, bool)>,
     /// By kind of EM.
     policies: BTreeMap<String, BTreeSet<String>>,
     sets: Vec<Set>,
@@ -58,7 +59,10 @@ impl Rules {
         for line in lines {
             let scope = line.scope.as_deref().unwrap_or("{}");
             match line.action.as_str() {
-                "limit_set" => drop(self.maxima.insert(serde_json::from_str(scope).unwrap(), line.max.clone())),
+                "limit_set" => {
+                    let is_enforced = line.limit_mode.as_deref() == Some("enforced");
+                    self.maxima.insert(serde_json::from_str(scope).unwrap(), (line.max.clone(), is_enforced));
+                }
                 "limit_deleted" => drop(self.maxima.remove(&serde_json::from_str::<Labels>(scope).unwrap())),
                 "policy_set" => {
                     let checks = serde_json::from_str(scope).unwrap();
@@ -116,8 +120,12 @@ impl Rules {
         let has = |labels: &Labels, key: &str| labels.get(key).is_some_and(Option::is_some);
         let mut matching: Vec<_> = matching.collect();
         matching.sort_by_key(|(labels, _)| Reverse((has(labels, "user"), has(labels, "creator"))));
-        let dimensions = matching.first()?.1.len();
-        let max = |dimension: usize| matching.iter().find_map(|(_, max)| max[dimension]);
+        let dimensions = matching.first()?.1.0.len();
+        // Where one decides that only watches, nothing is refused.
+        let max = |dimension: usize| {
+            let decides = matching.iter().find_map(|(_, (max, is_enforced))| Some((max[dimension]?, *is_enforced)));
+            decides.filter(|(_, is_enforced)| *is_enforced).map(|(max, _)| max)
+        };
         Some(((0..dimensions).map(max).collect(), &set.exempt))
     }
 }
@@ -137,6 +145,8 @@ struct Commit {
     /// What its tickets held before, on which kind of EM.
     before: HashMap<Uuid, (String, Option<Amounts>)>,
     last: i64,
+    /// Whether it adopted: what it granted before that, and what after it, cannot be told.
+    adopted: bool,
 }
 
 /// Goes through the history in order.
@@ -166,10 +176,12 @@ impl Replay<'_> {
             if self.open.get(&scope).is_some_and(|open| open.transaction != line.transaction) {
                 self.close(&scope);
             }
-            let commit = Commit { transaction: line.transaction, before: HashMap::new(), last: line.id };
+            let commit =
+                Commit { transaction: line.transaction, before: HashMap::new(), last: line.id, adopted: false };
             let open = self.open.entry(scope.clone()).or_insert(commit);
             open.before.entry(id).or_insert((kind.clone(), before));
             open.last = line.id;
+            open.adopted |= line.action == "adopted";
             let sum = self.sums.entry(scope).or_default().entry(kind.clone()).or_default();
             for (dimension, sum) in sum.iter_mut().enumerate() {
                 *sum += amount(now, dimension) - amount(before, dimension);
@@ -214,7 +226,7 @@ impl Replay<'_> {
     /// A commit is complete: nothing that it left short was granted by it.
     fn close(&mut self, scope: &ScopeKey) {
         let Some(commit) = self.open.remove(scope) else { return };
-        if let Some((max, held)) = self.standing(scope) {
+        if let Some((max, held)) = self.standing(scope).filter(|_| !commit.adopted) {
             let exempt = self.rules.of_scope(&self.keys[scope.0], &scope.1).map(|(_, exempt)| exempt.clone());
             for dimension in 0..3 {
                 let Some(max) = max[dimension] else { continue };

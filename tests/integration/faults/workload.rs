@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::{
     administrator::Administrator,
+    adopter,
     cluster::Cluster,
     crowd,
     ecm::{self, Engines},
@@ -145,6 +146,7 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     for number in 0..CALLERS {
         tasks.spawn(Caller::new(shared.clone(), random.fork(), number).run());
     }
+    tasks.spawn(adopter::run(shared.clone(), random.fork()));
     tasks.spawn(resizer(shared.clone(), random.fork()));
     tasks.spawn(mover(shared.clone(), random.fork()));
     tasks.spawn(onlooker(shared.clone(), random.fork()));

@@ -1,0 +1,50 @@
+//! Engines that are put into the books: counted even where there is no room, because they are there.
+
+use std::collections::HashMap;
+
+use super::{
+    super::{
+        adopt::Adopt,
+        operation::{Outcome, Rejection},
+    },
+    Ledger, TicketSlot, counters, registered_em,
+};
+
+impl Ledger {
+    pub(super) fn adopt(&mut self, op: &Adopt) -> Result<Outcome, Rejection> {
+        if let Some(ended) = self.ended.get(&op.ticket_id) {
+            return Err(Rejection::AdoptedTooLate(Box::new(ended.clone())));
+        }
+        if let Some(slot) = self.tickets.get(&op.ticket_id) {
+            let differs = op.differences(&slot.ticket, self.adopted.get(&op.ticket_id));
+            return match differs.is_empty() {
+                true => Ok(Outcome::Adopted(Box::new(slot.ticket.clone()))),
+                false => Err(Rejection::TicketExists { ticket_id: op.ticket_id, differs: differs.join(", ") }),
+            };
+        }
+        let em = registered_em(&mut self.ems, &op.em)?;
+        let unanswerable = |source| Rejection::Unanswerable { field: "used", em: op.em.clone(), source };
+        let share = em.current.project(&op.used).map_err(unanswerable)?;
+        // Only that it can be compared: on the same queue, in the same namespace.
+        em.current.total.covers(&share).map_err(unanswerable)?;
+        let mut after = em.current.clone();
+        let overflow = |source| Rejection::Overflow { field: "used", source };
+        after.used = after.used.add(&share).map_err(overflow)?;
+        after.used_tickets.insert(op.ticket_id);
+        let is_over = after.left().map_err(overflow)?.is_negative_anywhere();
+        let scopes = counters(&self.limits, after.counted, op.ticket_id, &op.ticket_labels());
+        let mut counted = HashMap::new();
+        self.count(&mut counted, &scopes, |at, usage| usage.used.add(at.share(&op.used), 1))?;
+        self.keep(counted);
+        let ticket = op.ticket(&self.by, after.epoch, self.now);
+        if let Some(slot) = self.ems.get_mut(&op.em) {
+            slot.current = Some(after);
+            slot.counted = true;
+            slot.exceeded |= is_over;
+        }
+        self.adopted.insert(op.ticket_id, op.used.clone());
+        self.deltas.adopted.push((ticket.clone(), self.by.clone()));
+        self.tickets.insert(op.ticket_id, TicketSlot { ticket: ticket.clone(), stored: false, in_use: false });
+        Ok(Outcome::Adopted(Box::new(ticket)))
+    }
+}

@@ -1,0 +1,81 @@
+//! Tickets whose deadline is near.
+
+use std::time::Duration;
+
+use sqlx::{FromRow, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::operation::Released;
+use crate::store::StoreError;
+
+use super::TABLE;
+
+/// The order in which tickets fall due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DueKey {
+    /// Its deadline.
+    pub expires_at: OffsetDateTime,
+    /// Which ticket.
+    pub ticket_id: Uuid,
+}
+
+/// A locked ticket whose deadline is near, by the database's clock, and how to expire it.
+#[derive(Debug)]
+pub struct Due {
+    /// Where it stands among all that fall due; unknown of one that was only just granted.
+    pub key: Option<DueKey>,
+    /// How far off it is; zero if it has passed.
+    pub within: Duration,
+    /// How long ago it passed; zero if it has not.
+    pub late: Duration,
+    /// The ticket, its user and its EM.
+    pub ticket: Released,
+}
+
+/// Up to `limit` locked tickets whose deadline passes within `horizon`, or passed no longer ago than `since` (`None`: however long ago),
+/// nearest first, from behind `after`.
+pub async fn due(
+    executor: impl PgExecutor<'_>,
+    horizon: time::Duration,
+    since: Option<Duration>,
+    after: Option<DueKey>,
+    limit: i64,
+) -> Result<Vec<Due>, StoreError> {
+    #[derive(FromRow)]
+    struct DueRow {
+        seconds: f64,
+        expires_at: OffsetDateTime,
+        ticket_id: Uuid,
+        user: String,
+        em_application_name: String,
+        em_instance: String,
+    }
+    let rows: Vec<DueRow> = sqlx::query_as(
+        r#"-- user_resource::due
+        SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds, expires_at, ticket_id, "user",
+            em_application_name, em_instance
+        FROM linkis_user_resource_meta_data
+        WHERE expires_at IS NOT NULL AND expires_at <= now() + make_interval(secs => $1)
+            AND (expires_at, ticket_id) > (coalesce($2, now() - make_interval(secs => $5), '-infinity'::timestamptz), $3)
+        ORDER BY expires_at, ticket_id LIMIT $4"#,
+    )
+    .bind(horizon.as_seconds_f64())
+    .bind(after.map(|key| key.expires_at))
+    .bind(after.map_or(Uuid::nil(), |key| key.ticket_id))
+    .bind(limit)
+    .bind(since.map(|since| since.as_secs_f64()))
+    .fetch_all(executor)
+    .await?;
+    let due = |row: DueRow| {
+        let user = TABLE.name("user", &row.user)?;
+        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
+        let within = Duration::try_from_secs_f64(row.seconds).unwrap_or_default();
+        let late = Duration::try_from_secs_f64(-row.seconds).unwrap_or_default();
+        let key = DueKey { expires_at: row.expires_at, ticket_id: row.ticket_id };
+        Ok(Due { key: Some(key), within, late, ticket: Released { ticket_id: row.ticket_id, user, em } })
+    };
+    // One row that somebody spoilt must not keep all the others from expiring.
+    let told = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
+    Ok(rows.into_iter().filter_map(|row| due(row).map_err(told).ok()).collect())
+}

@@ -1,0 +1,198 @@
+//! The tickets of EMs: in parts, in steps, and whether there are any.
+
+use std::collections::{HashMap, HashSet};
+
+use sqlx::{PgConnection, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{em::EmInstance, ledger::TicketPage, report::LiveTicket, ticket::Ticket};
+use crate::store::{StoreError, rows::em_columns};
+
+use super::{TABLE, TicketRow};
+
+/// The first tickets of an EM behind one of them.
+#[derive(Debug, Clone, Copy)]
+pub struct PageOf<'a> {
+    /// Which EM.
+    pub em: &'a EmInstance,
+    /// Behind which ticket; nil for the first.
+    pub after: Uuid,
+    /// How many at most.
+    pub limit: usize,
+    /// Only those of registrations up to this one: of an EM that has registered since, very many others may lie between them.
+    pub epoch_max: Option<i64>,
+}
+
+/// How many tickets one part passes over at most, those that it holds included.
+const PASSED_MAX: i64 = 1024;
+
+/// Where the parts end that pass over as many tickets as they may; missing where there are fewer.
+async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<HashMap<EmInstance, Uuid>, StoreError> {
+    let passing = || pages.iter().filter(|page| page.epoch_max.is_some());
+    if passing().next().is_none() {
+        return Ok(HashMap::new());
+    }
+    let (application_names, instances) = em_columns(passing().map(|page| page.em));
+    let rows: Vec<(String, String, Uuid)> = sqlx::query_as(
+        "-- user_resource::ends
+        SELECT k.em_application_name, k.em_instance, t.ticket_id
+        FROM unnest($1::text[], $2::text[], $3::uuid[]) AS k (em_application_name, em_instance, after)
+        CROSS JOIN LATERAL (
+            SELECT ticket_id FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.ticket_id > k.after
+            ORDER BY t.ticket_id OFFSET $4 LIMIT 1) t",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(passing().map(|page| page.after).collect::<Vec<_>>())
+    .bind(PASSED_MAX - 1)
+    .fetch_all(connection)
+    .await?;
+    rows.into_iter().map(|(name, instance, last)| Ok((TABLE.em(&name, &instance)?, last))).collect()
+}
+
+/// Parts of the tickets of EMs, each in the order of their ids; at most one for each EM.
+pub async fn read_pages(
+    connection: &mut PgConnection,
+    pages: &[PageOf<'_>],
+) -> Result<(HashMap<EmInstance, TicketPage>, HashMap<Uuid, Ticket>), StoreError> {
+    let ends = ends(&mut *connection, pages).await?;
+    let end_of = |page: &PageOf<'_>| ends.get(page.em).copied();
+    let (application_names, instances) = em_columns(pages.iter().map(|page| page.em));
+    let rows: Vec<TicketRow> = sqlx::query_as(
+        r#"-- user_resource::read_pages
+        SELECT t.ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
+            engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
+            locked_time, used_time, expires_at, principal, em_epoch
+        FROM unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[])
+            AS k (em_application_name, em_instance, after, up_to, epoch_max, most)
+        CROSS JOIN LATERAL (
+            SELECT * FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance
+                AND t.ticket_id > k.after AND t.ticket_id <= k.up_to AND t.em_epoch <= k.epoch_max
+            ORDER BY t.ticket_id LIMIT k.most) t"#,
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(pages.iter().map(|page| page.after).collect::<Vec<_>>())
+    .bind(pages.iter().map(|page| end_of(page).unwrap_or(Uuid::max())).collect::<Vec<_>>())
+    .bind(pages.iter().map(|page| page.epoch_max.unwrap_or(i64::MAX)).collect::<Vec<_>>())
+    .bind(pages.iter().map(|page| i64::try_from(page.limit).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+    .fetch_all(connection)
+    .await?;
+    let mut tickets = HashMap::with_capacity(rows.len());
+    let mut seen: HashMap<EmInstance, (usize, Uuid)> = HashMap::new();
+    for row in rows {
+        let ticket = Ticket::try_from(row)?;
+        let (count, last) = seen.entry(ticket.em.clone()).or_default();
+        (*count, *last) = (*count + 1, ticket.id.max(*last));
+        tickets.insert(ticket.id, ticket);
+    }
+    let part = |page: &PageOf<'_>| {
+        let full = seen.get(page.em).filter(|(count, _)| *count == page.limit);
+        let last = full.map(|(_, last)| *last).or_else(|| end_of(page));
+        (page.em.clone(), TicketPage { after: page.after, last })
+    };
+    Ok((pages.iter().map(part).collect(), tickets))
+}
+
+/// All tickets on EMs.
+pub async fn read_on<'a>(
+    executor: impl PgExecutor<'_>,
+    ems: impl IntoIterator<Item = &'a EmInstance>,
+) -> Result<HashMap<Uuid, Ticket>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<TicketRow> = sqlx::query_as(
+        r#"-- user_resource::read_on
+        SELECT ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
+            engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
+            locked_time, used_time, expires_at, principal, em_epoch
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
+        JOIN linkis_user_resource_meta_data t
+            ON t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance"#,
+    )
+    .bind(application_names)
+    .bind(instances)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+}
+
+/// How many tickets EMs have, counted up to `most`.
+pub async fn count_on(
+    executor: impl PgExecutor<'_>,
+    ems: &[EmInstance],
+    most: usize,
+) -> Result<Vec<(EmInstance, usize)>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+        "-- user_resource::count_on
+        SELECT k.em_application_name, k.em_instance, (SELECT count(*) FROM (
+            SELECT FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance LIMIT $3) t)
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(i64::try_from(most).unwrap_or(i64::MAX))
+    .fetch_all(executor)
+    .await?;
+    let of = |(application_name, instance, count): (String, String, i64)| {
+        Ok((TABLE.em(&application_name, &instance)?, usize::try_from(count).unwrap_or(most)))
+    };
+    rows.into_iter().map(of).collect()
+}
+
+/// The live tickets of EMs, as far as their reports concern them: of each EM the first `limit` behind the ticket given with it, in
+/// their order. One answer per EM, in theirs.
+pub async fn living(
+    connection: &mut PgConnection,
+    ems: &[(&EmInstance, Uuid)],
+    limit: i64,
+) -> Result<Vec<Vec<LiveTicket>>, StoreError> {
+    let (application_names, instances) = em_columns(ems.iter().map(|(em, _)| *em));
+    let rows: Vec<(i64, Uuid, Option<OffsetDateTime>, i16)> = sqlx::query_as(
+        "-- user_resource::living
+        SELECT k.number, t.ticket_id, t.used_time, t.missed_reports
+        FROM unnest($1::text[], $2::text[], $3::uuid[]) WITH ORDINALITY
+            AS k (em_application_name, em_instance, after, number)
+        CROSS JOIN LATERAL (SELECT ticket_id, used_time, missed_reports FROM linkis_user_resource_meta_data
+            WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance AND ticket_id > k.after
+            ORDER BY ticket_id LIMIT $4) AS t",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .bind(ems.iter().map(|(_, after)| *after).collect::<Vec<_>>())
+    .bind(limit)
+    .fetch_all(connection)
+    .await?;
+    let mut living = vec![Vec::new(); ems.len()];
+    for (number, id, used_time, missed_reports) in rows {
+        let place = usize::try_from(number).ok().and_then(|number| living.get_mut(number.checked_sub(1)?));
+        if let Some(tickets) = place {
+            tickets.push(LiveTicket { id, used_time, missed_reports });
+        }
+    }
+    Ok(living)
+}
+
+/// Those among `ems` that have live tickets.
+pub async fn inhabited<'a>(
+    executor: impl PgExecutor<'_>,
+    ems: impl IntoIterator<Item = &'a EmInstance>,
+) -> Result<HashSet<EmInstance>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- user_resource::inhabited
+        SELECT k.em_application_name, k.em_instance
+        FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
+        WHERE EXISTS (SELECT FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance)",
+    )
+    .bind(application_names)
+    .bind(instances)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+}

@@ -1,0 +1,58 @@
+//! Caps, both ways.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use crate::{
+    domain::{
+        cap::{CAPS_MAX, Cap},
+        limit::LABELS_MAX,
+        name::{FieldError, Name},
+        scope::Uncounted,
+    },
+    transport::proto,
+};
+
+use super::limit;
+
+/// The caps of a request, which stand in `field`.
+pub fn caps(field: &str, caps: &[proto::Cap]) -> Result<Vec<Arc<Cap>>, FieldError> {
+    if caps.len() > CAPS_MAX {
+        return Err(FieldError::new(field, format!("has {} caps; at most {CAPS_MAX} are allowed", caps.len())));
+    }
+    let mut read: Vec<Arc<Cap>> = Vec::with_capacity(caps.len());
+    for (number, message) in caps.iter().enumerate() {
+        let field = format!("{field}[{number}]");
+        let cap = cap(&field, message)?;
+        if read.iter().any(|other| other.keys == cap.keys) {
+            return Err(FieldError::new(format!("{field}.labels"), "are those of another cap; give one for both"));
+        }
+        read.push(Arc::new(cap));
+    }
+    Ok(read)
+}
+
+fn cap(field: &str, cap: &proto::Cap) -> Result<Cap, FieldError> {
+    let in_labels = format!("{field}.labels");
+    if cap.labels.is_empty() || cap.labels.len() > LABELS_MAX {
+        let problem = format!("names {} labels; must name 1 to {LABELS_MAX}", cap.labels.len());
+        return Err(FieldError::new(in_labels, problem));
+    }
+    let mut keys = BTreeSet::new();
+    for key in &cap.labels {
+        Name::parse(&in_labels, key)?;
+        if !keys.insert(key.clone()) {
+            return Err(FieldError::new(in_labels, format!("names {key:?} a second time")));
+        }
+    }
+    let in_max = format!("{field}.max");
+    let max = limit::maxima(&in_max, &cap.max, true)?;
+    Uncounted::check(max.keys(), |label| keys.contains(label))
+        .map_err(|uncounted| FieldError::new(in_max, uncounted.to_string()))?;
+    Ok(Cap { keys, max })
+}
+
+/// A cap as its callers write it.
+pub fn message(cap: &Cap) -> proto::Cap {
+    let max = cap.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
+    proto::Cap { labels: cap.keys.iter().cloned().collect(), max }
+}

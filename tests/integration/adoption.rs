@@ -1,0 +1,282 @@
+//! Engines that run already and are put into the books, from elsewhere or after a database was lost.
+
+use std::time::Duration;
+
+use linkis_rm::{
+    client::ClientError,
+    domain::{
+        adopt::Adopt,
+        em::EmInstance,
+        operation::{Released, Reported},
+        report::{Health, Report},
+        resource::{Dimension, Resource},
+        ticket::TicketState,
+    },
+    transport::proto::{self, usage_service_client::UsageServiceClient},
+};
+use tokio::task::JoinSet;
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn engine_of(host: &str, user: &str, used: Resource) -> Adopt {
+    Adopt {
+        ticket_id: Uuid::new_v4(),
+        user: name(user),
+        creator: name("IDE"),
+        engine_type: "spark-3.2.1".to_owned(),
+        em: em(host),
+        labels: Default::default(),
+        engine: engine(host),
+        used,
+    }
+}
+
+fn released(adopt: &Adopt) -> Released {
+    Released { ticket_id: adopt.ticket_id, user: adopt.user.clone(), em: adopt.em.clone() }
+}
+
+fn told(error: &ClientError) -> (Code, String) {
+    (error.code().unwrap(), error.reason().unwrap())
+}
+
+async fn life(rm: &Instance, ticket_id: Uuid) -> Vec<String> {
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let call = proto::ListActionsRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
+    usage.list_actions(call).await.unwrap().into_inner().actions.into_iter().map(|line| line.action).collect()
+}
+
+fn report(em: EmInstance, epoch: i64, sequence: i64, tickets: Vec<Uuid>) -> Report {
+    Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_runs_is_put_into_the_books_once() {
+    let (database, rm) = start().await;
+    let host = rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let adopt = engine_of("host1", "hadoop", load(2, 2, 1));
+    let reported = |sequence| report(em("host1"), host.epoch, sequence, vec![adopt.ticket_id]);
+    let unknown = rm.client.heartbeat(&reported(1)).await.unwrap().unknown_tickets;
+    assert_eq!(unknown.len(), 1, "its host would be told to stop it");
+
+    let ticket = rm.client.adopt_ticket(&adopt).await.unwrap();
+    let TicketState::Used { resource, engine, .. } = &ticket.state else { panic!("{ticket:?}") };
+    assert_eq!((ticket.id, resource, engine), (adopt.ticket_id, &adopt.used, &adopt.engine));
+    assert_eq!(rm.client.adopt_ticket(&adopt).await.unwrap(), ticket, "the same again is answered the same");
+    assert!(rm.client.heartbeat(&reported(2)).await.unwrap().unknown_tickets.is_empty());
+    let error = rm.client.adopt_ticket(&Adopt { user: name("alice"), used: load(1, 1, 1), ..adopt.clone() }).await;
+    let error = error.unwrap_err();
+    assert_eq!(told(&error), (Code::AlreadyExists, "TICKET_EXISTS".to_owned()));
+    assert!(error.to_string().contains("differs in user, used;"), "{error}");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+
+    // What its engine has reported since is no difference.
+    let Adopt { ticket_id, user, em: at, .. } = adopt.clone();
+    let report = Reported { ticket_id, user, em: at, used: load(3, 3, 1), epoch: None };
+    let after = rm.client.resource_reported(&report).await.unwrap();
+    assert_eq!(rm.client.adopt_ticket(&adopt).await.unwrap(), after);
+    rm.client.resource_released(&released(&adopt)).await.unwrap();
+    let error = rm.client.adopt_ticket(&adopt).await.unwrap_err();
+    assert_eq!(told(&error), (Code::FailedPrecondition, "TICKET_ENDED".to_owned()));
+    assert_eq!(life(&rm, adopt.ticket_id).await, ["adopted", "reported", "released"]);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_adopted_is_told_why() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let adopt = engine_of("host1", "hadoop", load(1, 1, 1));
+    let gpus = Resource::special([("gpu".to_owned(), 1)].into()).unwrap();
+    let cases = [
+        (Adopt { em: em("nowhere"), ..adopt.clone() }, Code::NotFound, "EM_NOT_REGISTERED", None),
+        (Adopt { ticket_id: Uuid::nil(), ..adopt.clone() }, Code::InvalidArgument, "INVALID_FIELD", Some("ticket_id")),
+        (Adopt { used: load(0, 0, 0), ..adopt.clone() }, Code::InvalidArgument, "INVALID_FIELD", Some("used")),
+        (Adopt { used: gpus, ..adopt.clone() }, Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Some("used")),
+    ];
+    for (adopt, code, reason, field) in cases {
+        let error = rm.client.adopt_ticket(&adopt).await.unwrap_err();
+        assert_eq!((told(&error), error.field().as_deref()), ((code, reason.to_owned()), field));
+    }
+    // A ticket that was granted is no engine that runs, until it reports in.
+    let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    let granted = Adopt { ticket_id: grant.ticket_id, engine: engine("host1"), ..adopt };
+    assert_eq!(told(&rm.client.adopt_ticket(&granted).await.unwrap_err()).0, Code::AlreadyExists);
+    rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+    rm.client.adopt_ticket(&granted).await.unwrap();
+    assert_eq!(life(&rm, grant.ticket_id).await, ["granted", "inited"]);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_adopted_is_counted_even_where_there_is_no_room_and_then_drains() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 3))).await.unwrap();
+    rm.client.set_limit(&each_user(2)).await.unwrap();
+    let locked = rm.client.request_resource(&request(&em("host1"), "alice", load(1, 1, 1))).await.granted();
+    let engines: Vec<Adopt> = (0..4).map(|_| engine_of("host1", "hadoop", load(1, 1, 1))).collect();
+    for engine in &engines {
+        rm.client.adopt_ticket(engine).await.unwrap();
+    }
+    let left = rm.client.em(&em("host1")).await.unwrap().left().unwrap();
+    assert_eq!(left.get(&Dimension::Instances), -2);
+    let (tickets, notes) = assert_books(&database, &rm.client).await;
+    assert_eq!((tickets, notes.len()), (5, 2), "the EM's and the scope's: {notes:?}");
+    assert!(notes.iter().all(|note| note.contains("nothing that is short is granted there")), "{notes:?}");
+
+    // What lives stays, and may report in; nothing that is short is granted until it has drained.
+    rm.client.resource_inited(&inited(&locked, "alice", None)).await.unwrap();
+    for (number, engine) in engines.iter().enumerate() {
+        let refusal = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.refused();
+        let available: Vec<i64> = refusal.shortfalls.iter().map(|short| short.available).collect();
+        let (on_em, of_user) = (i64::try_from(number).unwrap() - 2, i64::try_from(number).unwrap() - 2);
+        assert_eq!(available, [on_em, of_user], "after {number} have ended");
+        rm.client.resource_released(&released(engine)).await.unwrap();
+        if number == 2 {
+            break;
+        }
+    }
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.refused();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}
+
+/// As a tool does that moves a cluster here, and types everything twice because it is not sure.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_are_adopted_over_a_few_connections() {
+    const CONNECTIONS: usize = 10;
+    const ENGINES: usize = 300;
+    let (database, rm) = start().await;
+    for host in 0..5 {
+        rm.client.register(registration(em(&format!("host{host}")), load(100, 100, 100))).await.unwrap();
+    }
+    rm.client.set_limit(&each_user(1)).await.unwrap();
+    let mut connections = JoinSet::new();
+    for number in 0..CONNECTIONS {
+        let client = client(&rm.address);
+        connections.spawn(async move {
+            let mut calls = JoinSet::new();
+            for engine in 0..ENGINES {
+                let adopt = engine_of(&format!("host{}", engine % 5), &format!("user{number}"), load(1, 1, 1));
+                let client = client.clone();
+                calls.spawn(async move {
+                    let (first, second) = tokio::join!(client.adopt_ticket(&adopt), client.adopt_ticket(&adopt));
+                    assert_eq!(first.unwrap(), second.unwrap());
+                });
+            }
+            calls.join_all().await;
+        });
+    }
+    connections.join_all().await;
+    let (tickets, notes) = assert_books(&database, &rm.client).await;
+    assert_eq!((tickets, notes.len()), (CONNECTIONS * ENGINES, 5 + CONNECTIONS));
+    let batches = rm.metrics.text().unwrap();
+    let batches = batches.lines().find_map(|line| line.strip_prefix("linkis_rm_batch_operations_count ")).unwrap();
+    assert!(batches.parse::<f64>().unwrap() < 3000.0, "they are committed together: {batches} batches");
+    let lines = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'adopted'";
+    assert_eq!(database.count(lines).await, i64::try_from(CONNECTIONS * ENGINES).unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_an_em_that_goes_nothing_is_adopted_and_what_was_ends() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let engines: Vec<Adopt> = (0..400).map(|_| engine_of("host1", "hadoop", load(1, 1, 1))).collect();
+    let mut calls = JoinSet::new();
+    for (number, engine) in engines.iter().cloned().enumerate() {
+        let client = rm.client.clone();
+        calls.spawn(async move {
+            if number == 200 {
+                client.unregister(&em("host1")).await.unwrap();
+            }
+            (engine.ticket_id, client.adopt_ticket(&engine).await.map_err(|error| told(&error).1))
+        });
+    }
+    let answers = calls.join_all().await;
+    eventually("nothing is left", LONG, || async {
+        database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await == 0
+    })
+    .await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let mut again = 0;
+    for (ticket_id, answer) in answers {
+        let engine = engines.iter().find(|engine| engine.ticket_id == ticket_id).unwrap();
+        match answer {
+            Ok(_) => {
+                assert_eq!(life(&rm, ticket_id).await, ["adopted", "unregistered"]);
+                assert_eq!(told(&rm.client.adopt_ticket(engine).await.unwrap_err()).1, "TICKET_ENDED");
+            }
+            Err(reason) => {
+                assert_eq!(reason, "EM_NOT_REGISTERED");
+                rm.client.adopt_ticket(engine).await.unwrap();
+                again += 1;
+            }
+        }
+    }
+    assert!(again > 0, "some came after it went");
+    assert_eq!(assert_invariants(&database, &rm.client).await, again);
+}
+
+/// All in one batch: adopted, released, and adopted once more under the same id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    rm.client.set_limit(&each_user(5)).await.unwrap();
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let adopt = engine_of("host1", "hadoop", load(1, 1, 1));
+    let mut calls = Vec::new();
+    for number in 0..3 {
+        let (client, adopt) = (rm.client.clone(), adopt.clone());
+        calls.push(tokio::spawn(async move {
+            match number {
+                1 => client.resource_released(&released(&adopt)).await,
+                _ => client.adopt_ticket(&adopt).await.map(drop),
+            }
+        }));
+        eventually("it is set aside", LONG, || async {
+            let text = rm.metrics.text().unwrap();
+            text.lines().any(|line| line == format!("linkis_rm_set_aside_operations {}", number + 1))
+        })
+        .await;
+    }
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    let mut answers = Vec::new();
+    for call in calls {
+        answers.push(call.await.unwrap().map_err(|error| told(&error).1));
+    }
+    assert_eq!(answers, [Ok(()), Ok(()), Err("TICKET_ENDED".to_owned())]);
+    assert_eq!(life(&rm, adopt.ticket_id).await, ["adopted", "released"]);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+/// Wherever and through whatever instance it is said: an id is one engine's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_is_given_to_two_engines_at_once_is_one_s() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    for host in ["host0", "host1"] {
+        first.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
+    }
+    let mut calls = JoinSet::new();
+    for _ in 0..100 {
+        let (one, other) = (first.client.clone(), second.client.clone());
+        calls.spawn(async move {
+            let adopt = engine_of("host0", "hadoop", load(1, 1, 1));
+            let elsewhere = Adopt { em: em("host1"), ..adopt.clone() };
+            let (one, other) = tokio::join!(one.adopt_ticket(&adopt), other.adopt_ticket(&elsewhere));
+            let refused = one.as_ref().err().or(other.as_ref().err()).map(|error| told(error).1);
+            (one.is_ok() != other.is_ok(), refused)
+        });
+    }
+    for (is_one_s, refused) in calls.join_all().await {
+        assert_eq!((is_one_s, refused.as_deref()), (true, Some("TICKET_EXISTS")));
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, 100);
+}

@@ -1,0 +1,162 @@
+//! What a request allows itself: the lower of its caps and the limits decides.
+
+use std::time::Duration;
+
+use linkis_rm::{
+    client::{ClientError, ResourceRequest},
+    domain::{
+        cap::Cap,
+        limit::{Pattern, Rule},
+        limit_mode::LimitMode,
+        policy::Policy,
+        resource::Dimension,
+    },
+};
+use tonic::Code;
+
+use crate::harness::*;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn cap(labels: &[&str], max: &[(Dimension, i64)]) -> Cap {
+    Cap { keys: labels.iter().map(|label| (*label).to_owned()).collect(), max: max.iter().cloned().collect() }
+}
+
+/// At most so many instances of the user.
+fn of_user(instances: i64) -> Cap {
+    cap(&["user"], &[(Dimension::Instances, instances)])
+}
+
+fn capped(user: &str, caps: &[Cap]) -> ResourceRequest {
+    ResourceRequest { caps: caps.to_vec(), ..request(&em("host1"), user, load(1, 1, 1)) }
+}
+
+fn in_mode(labels: &[&str], mode: LimitMode) -> Rule {
+    let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
+    Rule { pattern: Pattern::new(labels), mode, max: Default::default() }
+}
+
+fn told(error: &ClientError) -> (Code, String) {
+    (error.code().unwrap(), error.reason().unwrap())
+}
+
+async fn registered() -> (Database, Instance) {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
+    (database, rm)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lower_of_a_request_s_cap_and_the_limit_decides() {
+    let (database, rm) = registered().await;
+    rm.client.set_limit(&each_user(3)).await.unwrap();
+    rm.client.request_resource(&capped("hadoop", &[of_user(1)])).await.granted();
+    let answers = [
+        rm.client.request_resource(&capped("hadoop", &[of_user(1)])).await,
+        rm.client.dry_run(&capped("hadoop", &[of_user(1)])).await,
+    ];
+    for refusal in answers.map(Expect::refused) {
+        let [short] = refusal.shortfalls.as_slice() else { panic!("{refusal:?}") };
+        assert_eq!((short.scope.as_str(), short.requested, short.available, short.max), ("user=hadoop", 1, 0, 1));
+        assert_eq!(short.rule, "the request's own cap for user: at most 1 instances");
+    }
+    // It is the request's, and not its ticket's; nor another user's.
+    rm.client.request_resource(&capped("alice", &[of_user(1)])).await.granted();
+    rm.client.request_resource(&capped("hadoop", &[])).await.granted();
+    rm.client.request_resource(&capped("hadoop", &[of_user(9)])).await.granted();
+    let refusal = rm.client.request_resource(&capped("hadoop", &[of_user(9)])).await.refused();
+    assert_eq!((refusal.shortfalls[0].max, refusal.shortfalls[0].rule.as_str()), (3, "each user: at most 3 instances"));
+    // In dimensions that no limit names, too.
+    let cores = cap(&["user"], &[(Dimension::Cores, 1)]);
+    let refusal = rm.client.request_resource(&capped("alice", &[cores])).await.refused();
+    assert_eq!((&refusal.shortfalls[0].dimension, refusal.shortfalls[0].max), (&Dimension::Cores, 1));
+    // What it could never have, it does not wait for.
+    let never = ResourceRequest { wait_timeout: LONG * 3, ..capped("bob", &[of_user(0)]) };
+    assert!(rm.client.request_resource(&never).await.refused().never_fits);
+    // Another cap is another request.
+    let named = |most| ResourceRequest { request_id: Some("one".to_owned()), ..capped("carol", &[of_user(most)]) };
+    let grant = rm.client.request_resource(&named(1)).await.granted();
+    assert_eq!(rm.client.request_resource(&named(1)).await.granted(), grant);
+    let error = rm.client.request_resource(&named(2)).await.unwrap_err();
+    assert_eq!(told(&error), (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_served() {
+    let (database, first) = registered().await;
+    let second = Instance::start(&database).await;
+    let watched = Rule { max: [(Dimension::Instances, 0)].into(), ..in_mode(&["user"], LimitMode::Watched) };
+    for rule in [in_mode(&["user"], LimitMode::Off), watched] {
+        first.client.set_limit(&rule).await.unwrap();
+        let held = first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.granted();
+        first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.refused();
+        let patient = ResourceRequest { wait_timeout: LONG * 3, ..capped("hadoop", &[of_user(1)]) };
+        let client = second.client.clone();
+        let call = tokio::spawn(async move { client.request_resource(&patient).await });
+        eventually("it stands in line", LONG, || async { first.client.waiting().await.unwrap().len() == 1 }).await;
+        let waiting = first.client.waiting().await.unwrap().remove(0);
+        assert_eq!((waiting.caps, waiting.ahead), (vec![of_user(1)], [("user=hadoop".to_owned(), 0)].into()));
+        // Others are not kept from what it waits for.
+        let other = first.client.request_resource(&capped("hadoop", &[])).await.granted();
+        first.client.resource_released(&release(&other, "hadoop")).await.unwrap();
+        first.client.resource_released(&release(&held, "hadoop")).await.unwrap();
+        let granted = tokio::time::timeout(LONG, call).await.expect("there is room now").unwrap().granted();
+        first.client.resource_released(&release(&granted, "hadoop")).await.unwrap();
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cap_for_labels_by_which_nothing_is_counted_tells_what_to_type() {
+    let (_database, rm) = registered().await;
+    rm.client.set_limit(&each_user(3)).await.unwrap();
+    let asks = capped("hadoop", &[of_user(1), cap(&["user", "creator"], &[(Dimension::Cores, 1)])]);
+    let anywhere = ResourceRequest { em: None, ..asks.clone() };
+    let patient = ResourceRequest { wait_timeout: LONG * 3, ..asks.clone() };
+    let all = async || {
+        [
+            rm.client.request_resource(&asks).await,
+            rm.client.dry_run(&asks).await,
+            rm.client.request_resource(&anywhere).await,
+            rm.client.request_resource(&patient).await,
+        ]
+    };
+    for error in all().await.map(Result::unwrap_err) {
+        assert_eq!(told(&error), (Code::FailedPrecondition, "CAP_NOT_COUNTED".to_owned()));
+        assert_eq!(error.field().as_deref(), Some("caps"));
+        let text = error.to_string();
+        assert!(text.contains("counted by creator,user;") && text.contains("SetLimit"), "{text}");
+    }
+    // As it says.
+    rm.client.set_limit(&in_mode(&["user", "creator"], LimitMode::Off)).await.unwrap();
+    rm.client.request_resource(&asks).await.granted();
+    rm.client.request_resource(&asks).await.refused();
+    // On EMs whose policy leaves these labels out, nothing counts by them, either.
+    let (kind, policy) = (em("host1").application_name, Policy::new([]));
+    rm.client.set_policy(&kind, &policy).await.unwrap();
+    let error = rm.client.request_resource(&asks).await.unwrap_err();
+    assert_eq!(told(&error).1, "CAP_NOT_COUNTED");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn caps_are_few_and_each_is_for_other_labels() {
+    let (_database, rm) = registered().await;
+    let some = |labels: &[&str]| cap(labels, &[(Dimension::Cores, 1)]);
+    let five: Vec<Cap> = ["a", "b", "c", "d", "e"].iter().map(|label| some(&[label])).collect();
+    let cases = [
+        (five, "caps"),
+        (vec![some(&["user"]), of_user(1)], "caps[1].labels"),
+        (vec![some(&[])], "caps[0].labels"),
+        (vec![some(&[""])], "caps[0].labels"),
+        (vec![cap(&["user"], &[])], "caps[0].max"),
+        (vec![of_user(-1)], "caps[0].max"),
+    ];
+    for (caps, field) in cases {
+        let error = rm.client.request_resource(&capped("hadoop", &caps)).await.unwrap_err();
+        assert_eq!(
+            (told(&error), error.field().as_deref()),
+            ((Code::InvalidArgument, "INVALID_FIELD".into()), Some(field))
+        );
+    }
+}

@@ -1,0 +1,161 @@
+//! What limits do where they decide: refuse, watch, or only have their labels counted.
+
+use std::time::Duration;
+
+use linkis_rm::{
+    client::{ResourceRequest, ResultResource},
+    domain::{
+        limit::{Pattern, Rule},
+        limit_mode::LimitMode,
+        resource::Dimension,
+        scope::Tally,
+    },
+    transport::proto::{self, limit_service_client::LimitServiceClient},
+};
+use tonic::Code;
+
+use crate::harness::*;
+
+fn rule(labels: &[(&str, Option<&str>)], mode: LimitMode, instances: Option<i64>) -> Rule {
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
+    let max = instances.map(|instances| (Dimension::Instances, instances)).into_iter().collect();
+    Rule { pattern: Pattern::new(labels.collect()), mode, max }
+}
+
+async fn registered() -> (Database, Instance) {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
+    (database, rm)
+}
+
+fn ask(user: &str) -> ResourceRequest {
+    request(&em("host1"), user, load(1, 1, 1))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_goes_beyond_a_watched_limit_is_granted_told_and_counted() {
+    let (database, rm) = registered().await;
+    rm.client.set_limit(&rule(&[("user", None)], LimitMode::Watched, Some(1))).await.unwrap();
+    let within = rm.client.request_resource(&ask("hadoop")).await.granted();
+    assert_eq!(within.over_watched, []);
+    // It does not wait for what is only watched; and it is told what it would be told if it were refused.
+    let patient = ResourceRequest { wait_timeout: Duration::from_secs(60), ..ask("hadoop") };
+    let dry = rm.client.dry_run(&patient).await.granted();
+    let beyond = rm.client.request_resource(&patient).await.granted();
+    for told in [&dry.over_watched, &beyond.over_watched] {
+        let [over] = told.as_slice() else { panic!("{told:?}") };
+        assert_eq!((over.scope.as_str(), &over.dimension), ("user=hadoop", &Dimension::Instances));
+        assert_eq!((over.requested, over.available, over.max), (1, 0, 1));
+        assert_eq!(over.rule, "each user (watched): at most 1 instances");
+    }
+    assert_eq!(rm.metrics.committer.over_watched.get(), 1);
+    // So is what an engine uses more than it was granted.
+    rm.client.set_limit(&rule(&[("user", None)], LimitMode::Watched, Some(2))).await.unwrap();
+    rm.client.resource_inited(&inited(&beyond, "hadoop", Some(load(1, 1, 2)))).await.unwrap();
+    assert_eq!(rm.metrics.committer.over_watched.get(), 2);
+    assert_eq!(rm.client.request_resource(&ask("alice")).await.granted().over_watched, []);
+
+    let scopes = rm.client.scopes().await.unwrap();
+    let over: Vec<_> = scopes.iter().filter(|scope| scope.is_over()).map(|scope| scope.scope.to_string()).collect();
+    assert_eq!(over, ["user=hadoop"]);
+    assert!(scopes.iter().all(|scope| scope.rules[0].mode == LimitMode::Watched));
+    let report = rm.client.audit().await.unwrap();
+    assert!(report.differences.is_empty(), "{report:?}");
+    assert_eq!(report.notes, ["scope user=hadoop holds more than its limit, which only watches"]);
+
+    // What was held beyond it drains when it is enforced.
+    let over = rm.client.set_limit(&rule(&[("user", None)], LimitMode::Enforced, Some(2))).await.unwrap();
+    assert_eq!(over.len(), 1);
+    rm.client.request_resource(&ask("hadoop")).await.refused();
+    rm.client.resource_released(&release(&beyond, "hadoop")).await.unwrap();
+    rm.client.request_resource(&ask("hadoop")).await.granted();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_is_off_has_use_counted_and_refuses_nothing() {
+    let (database, rm) = registered().await;
+    rm.client.set_limit(&rule(&[("user", None), ("creator", None)], LimitMode::Off, None)).await.unwrap();
+    for user in ["hadoop", "hadoop", "alice"] {
+        assert_eq!(rm.client.request_resource(&ask(user)).await.granted().over_watched, []);
+    }
+    let mut counted: Vec<_> = (rm.client.scopes().await.unwrap().into_iter())
+        .map(|scope| (scope.scope.to_string(), scope.usage.locked.get(&Dimension::Instances), scope.is_over()))
+        .collect();
+    counted.sort();
+    let expected = [("creator=IDE,user=alice", 1, false), ("creator=IDE,user=hadoop", 2, false)];
+    assert_eq!(counted, expected.map(|(scope, held, over)| (scope.to_owned(), held, over)));
+    // Only such a limit needs no maximum.
+    for mode in [LimitMode::Enforced, LimitMode::Watched] {
+        let error = rm.client.set_limit(&rule(&[("user", None)], mode, None)).await.unwrap_err();
+        assert_eq!((error.code(), error.field().as_deref()), (Some(Code::InvalidArgument), Some("limit.max")));
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}
+
+/// In each dimension the most specific limit decides, whatever it does there; what it does not name falls to the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_mode_of_the_most_specific_limit_decides_its_dimensions_on_every_instance() {
+    let (database, first) = registered().await;
+    let second = Instance::start(&database).await;
+    let each = Rule {
+        max: [(Dimension::Instances, 1), (Dimension::Cores, 3)].into(),
+        ..rule(&[("user", None)], LimitMode::Enforced, None)
+    };
+    first.client.set_limit(&each).await.unwrap();
+    second.client.request_resource(&ask("hadoop")).await.granted();
+    second.client.request_resource(&ask("hadoop")).await.refused();
+    // The other instance is told what has changed, and reads no more.
+    for mode in [LimitMode::Off, LimitMode::Watched] {
+        first.client.set_limit(&rule(&[("user", Some("hadoop"))], mode, Some(0))).await.unwrap();
+        let granted = second.client.request_resource(&ask("hadoop")).await.granted();
+        assert_eq!(granted.over_watched.len(), usize::from(mode == LimitMode::Watched));
+    }
+    let refusal = second.client.request_resource(&ask("hadoop")).await.refused();
+    let short: Vec<_> = refusal.shortfalls.iter().map(|short| &short.dimension).collect();
+    assert_eq!(short, [&Dimension::Cores], "each user's cores are limited as before");
+    let ResultResource::NotEnough(_) =
+        second.client.request_resource(&request(&em("host1"), "alice", load(1, 1, 2))).await.unwrap()
+    else {
+        panic!("the limit of each other user holds");
+    };
+    let modes: Vec<_> = second.client.limits().await.unwrap().iter().map(|rule| rule.mode).collect();
+    assert_eq!(modes, [LimitMode::Watched, LimitMode::Enforced]);
+    assert_eq!(assert_invariants(&database, &first.client).await, 3);
+}
+
+/// A limit that only watches from now on serves those who waited for it; and is told as changed, in the history, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_a_limit_that_only_watches_from_now_on_is_served() {
+    let (database, rm) = registered().await;
+    rm.client.set_limit(&rule(&[("user", None)], LimitMode::Enforced, Some(1))).await.unwrap();
+    rm.client.request_resource(&ask("hadoop")).await.granted();
+    let (client, patient) =
+        (rm.client.clone(), ResourceRequest { wait_timeout: Duration::from_secs(60), ..ask("hadoop") });
+    let call = tokio::spawn(async move { client.request_resource(&patient).await });
+    eventually("it stands in line", Duration::from_secs(20), || async {
+        rm.client.waiting().await.unwrap().len() == 1
+    })
+    .await;
+    let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
+    let watched = proto::Limit {
+        each: vec!["user".into()],
+        max: [("instances".to_owned(), 1)].into(),
+        mode: proto::LimitMode::Watched.into(),
+        ..Default::default()
+    };
+    let replace = |dry_run| proto::ReplaceLimitsRequest { limits: vec![watched.clone()], dry_run };
+    for dry_run in [true, false] {
+        let told = limits.replace_limits(replace(dry_run)).await.unwrap().into_inner();
+        let modes =
+            told.changed.iter().map(|change| [&change.before, &change.after].map(|l| l.as_ref().unwrap().mode()));
+        assert_eq!(modes.collect::<Vec<_>>(), [[proto::LimitMode::Enforced, proto::LimitMode::Watched]]);
+    }
+    assert_eq!(call.await.unwrap().granted().over_watched.len(), 1);
+    let modes = "SELECT array_to_string(array_agg(limit_mode ORDER BY id), ',') FROM linkis_resource_action_record
+        WHERE action = 'limit_set'";
+    let modes: String = sqlx::query_scalar(modes).fetch_one(&database.pool).await.unwrap();
+    assert_eq!(modes, "enforced,watched");
+    assert_eq!(rm.client.scopes().await.unwrap()[0].usage.used, Tally::default());
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
