@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use sqlx::{FromRow, PgExecutor, Row as _};
+use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
-use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
 use crate::domain::{
