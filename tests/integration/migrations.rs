@@ -141,3 +141,17 @@ async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_
     // An earlier release, which would count them as before, may only read.
     assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 3);
 }
+
+/// To shorten a table, a vacuum locks everybody out: where very much comes and goes, that would be all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_vacuum_locks_out_who_writes() {
+    let (database, _rm) = start().await;
+    let shortened: Vec<String> = sqlx::query_scalar(
+        "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relname LIKE 'linkis%' AND reloptions::text LIKE '%autovacuum%'
+            AND reloptions::text NOT LIKE '%vacuum_truncate=off%'",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert!(shortened.is_empty(), "add vacuum_truncate = off: {shortened:?}");
+}
