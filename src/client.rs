@@ -203,7 +203,7 @@ impl RmClient {
         let message = proto::RegisterRequest {
             em: Some(answer::em_message(&registration.em)),
             total: Some(resource::message(registration.total.parts())),
-            protected: Some(resource::message(registration.protected.parts())),
+            protected_resource: Some(resource::message(registration.protected.parts())),
             labels: registration.labels.as_map().clone(),
             reserved_labels: registration.reserved.as_map().clone(),
         };

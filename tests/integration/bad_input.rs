@@ -53,7 +53,7 @@ fn good_registration() -> proto::RegisterRequest {
     proto::RegisterRequest {
         em: host(),
         total: load_of(100, 10, 10),
-        protected: load_of(10, 1, 0),
+        protected_resource: load_of(10, 1, 0),
         ..Default::default()
     }
 }
@@ -179,10 +179,13 @@ async fn registrations() {
         (change(|r| r.em = None), bad_field("em")),
         (change(|r| r.total = None), bad_field("total")),
         (change(|r| r.total = load_of(1, -1, 1)), bad_field("total")),
-        (change(|r| r.protected = load_of(101, 0, 0)), bad_field("protected")),
-        (change(|r| r.protected = special("gpu", 1)), bad_field("protected")),
-        (change(|r| r.protected = load_of(1, -5, 1)), bad_field("protected")),
-        (change(|r| (r.total, r.protected) = (special("gpu", 1), special("fpga", 1))), bad_field("protected")),
+        (change(|r| r.protected_resource = load_of(101, 0, 0)), bad_field("protected_resource")),
+        (change(|r| r.protected_resource = special("gpu", 1)), bad_field("protected_resource")),
+        (change(|r| r.protected_resource = load_of(1, -5, 1)), bad_field("protected_resource")),
+        (
+            change(|r| (r.total, r.protected_resource) = (special("gpu", 1), special("fpga", 1))),
+            bad_field("protected_resource"),
+        ),
         (change(|r| r.labels = BTreeMap::from([("k".into(), "v".repeat(256))])), bad_field("labels[\"k\"]")),
         (change(|r| r.total = json("Memory", r#"{"memory":"20g"}"#)), bad_field("total.json.document")),
     ];

@@ -36,3 +36,4 @@ mod queues;
 mod reported;
 mod traps;
 mod waiting;
+mod wire;

@@ -93,7 +93,7 @@ pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResour
     Ok(proto::EmResource {
         em: Some(em_message(&em.instance)),
         total: Some(resource::message(em.total.parts())),
-        protected: Some(resource::message(em.protected.parts())),
+        protected_resource: Some(resource::message(em.protected.parts())),
         used: Some(resource::message(em.used.parts())),
         locked: Some(resource::message(em.locked.parts())),
         left: Some(resource::message(left.parts())),
@@ -275,7 +275,7 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
     Ok(Em {
         instance: request::em_instance("em", message.em)?,
         total: resource::required("total", message.total)?,
-        protected: resource::required("protected", message.protected)?,
+        protected: resource::required("protected_resource", message.protected_resource)?,
         used: resource::required("used", message.used)?,
         locked: resource::required("locked", message.locked)?,
         used_tickets: TicketDigest::default(),

@@ -63,24 +63,24 @@ pub fn duration(field: &str, duration: prost_types::Duration) -> Result<Duration
 pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError> {
     let em = em_instance("em", request.em)?;
     let total = resource::required("total", request.total)?;
-    let protected = match resource::optional("protected", request.protected)? {
+    let protected = match resource::optional("protected_resource", request.protected_resource)? {
         None => total.zero_like(),
         Some(protected) => protected.project(total.resource_type()).map_err(|_| {
             let (got, wanted) = (protected.resource_type(), total.resource_type());
-            FieldError::new("protected", format!("is {got}, while total is {wanted}; give both as the same type"))
+            FieldError::new("protected_resource", format!("is {got}, while total is {wanted}; give both as the same type"))
         })?,
     };
     for (dimension, amount) in protected.amounts() {
         let most = total.get(&dimension);
         if amount > most {
             return Err(FieldError::new(
-                "protected",
+                "protected_resource",
                 format!("has {amount} of {dimension}, but total has only {most}"),
             ));
         }
     }
     if let Err(error) = protected.not_more_than(&total) {
-        return Err(FieldError::new("protected", error.to_string()));
+        return Err(FieldError::new("protected_resource", error.to_string()));
     }
     let labels = Labels::parse("labels", request.labels)?;
     let reserved = Labels::parse("reserved_labels", request.reserved_labels)?;
