@@ -214,7 +214,7 @@ fn limit_code(dimension: &Dimension) -> (i32, &'static str) {
 fn shortage_text(short: &Shortfall) -> String {
     let (name, unit): (&str, &str) = match &short.dimension {
         Dimension::Memory | Dimension::QueueMemory | Dimension::KubernetesMemory => ("Memory", "GB"),
-        Dimension::Cores | Dimension::QueueCores | Dimension::KubernetesCores => ("CPU", "cores"),
+        Dimension::Cores | Dimension::QueueCores | Dimension::KubernetesMillicores => ("CPU", "cores"),
         Dimension::Instances | Dimension::QueueInstances => ("Instance", ""),
         Dimension::Custom(name) => (name, ""),
     };

@@ -35,7 +35,7 @@ pub const RESERVED: [&str; 8] = [USER, CREATOR, ENGINE_TYPE, ENGINE_FAMILY, EM_A
 pub fn label_of(dimension: &Dimension) -> Option<&'static str> {
     match dimension {
         Dimension::QueueMemory | Dimension::QueueCores | Dimension::QueueInstances => Some(QUEUE),
-        Dimension::KubernetesMemory | Dimension::KubernetesCores => Some(NAMESPACE),
+        Dimension::KubernetesMemory | Dimension::KubernetesMillicores => Some(NAMESPACE),
         Dimension::Memory | Dimension::Cores | Dimension::Instances | Dimension::Custom(_) => None,
     }
 }

@@ -7,13 +7,12 @@ use tokio_stream::StreamExt as _;
 
 use crate::domain::{
     audit::ScopeBooks,
-    resource::Dimension,
     scope::{Counter, Scope, Tally, Usage},
 };
 
 use super::{
     StoreError, expect_rows,
-    rows::{hash, tally_json},
+    rows::{dimension, hash, tally_json},
 };
 
 const TABLE: &str = "linkis_label_resource";
@@ -40,9 +39,8 @@ impl ScopeRow {
 fn tally(json: &str) -> Result<Tally, StoreError> {
     let amounts: HashMap<String, i64> =
         serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?;
-    let dimension = |key: String| Dimension::parse_key(&key).ok_or_else(|| StoreError::inconsistent(TABLE, key));
     let amounts: Result<Vec<_>, StoreError> =
-        amounts.into_iter().map(|(key, amount)| Ok((dimension(key)?, amount))).collect();
+        amounts.into_iter().map(|(key, amount)| Ok((dimension(TABLE, &key)?, amount))).collect();
     Ok(Tally::new(amounts?))
 }
 

@@ -14,12 +14,11 @@ use crate::domain::{
     limit::{Limits, Pattern, Rule, RuleRecord},
     limit_mode::LimitMode,
     principal::Principal,
-    resource::Dimension,
 };
 
 use super::{
     StoreError, expect_rows, label_set, limit_change, policy,
-    rows::{hash, tally_json},
+    rows::{dimension, hash, tally_json},
 };
 
 const TABLE: &str = "linkis_resource_limit";
@@ -39,7 +38,7 @@ pub struct InForce {
 }
 
 /// What this release can count by: raised by one that counts otherwise.
-pub const WRITER: i32 = 3;
+pub const WRITER: i32 = 4;
 
 /// Fails if this release is too old to write.
 ///
@@ -112,8 +111,10 @@ pub(super) fn pattern(json: &str) -> Result<Pattern, StoreError> {
 pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, StoreError> {
     let max: BTreeMap<String, i64> =
         serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE, error))?;
-    let dimension = |key: String| Dimension::parse_key(&key).ok_or_else(|| StoreError::inconsistent(TABLE, key));
-    let max = max.into_iter().map(|(key, amount)| Ok((dimension(key)?, amount))).collect::<Result<_, StoreError>>()?;
+    let max = max
+        .into_iter()
+        .map(|(key, amount)| Ok((dimension(TABLE, &key)?, amount)))
+        .collect::<Result<_, StoreError>>()?;
     let mode = LimitMode::parse(mode).ok_or_else(|| StoreError::inconsistent(TABLE, format!("mode {mode}")))?;
     Ok(Rule { pattern: pattern(pattern_json)?, mode, max })
 }

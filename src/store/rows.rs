@@ -61,6 +61,18 @@ pub(super) fn tally_json<'a>(amounts: impl Iterator<Item = (&'a Dimension, i64)>
     serde_json::Value::Object(pairs.collect()).to_string()
 }
 
+/// The dimension that stands for `key` in `table`.
+pub(super) fn dimension(table: &'static str, key: &str) -> Result<Dimension, StoreError> {
+    let known = match key {
+        MILLICORES_BEFORE => Some(Dimension::KubernetesMillicores),
+        key => Dimension::parse_key(key),
+    };
+    known.ok_or_else(|| StoreError::inconsistent(table, key))
+}
+
+/// What the thousandths of cores in Kubernetes were stored as before they were called so; read, and never written.
+const MILLICORES_BEFORE: &str = "kubernetes_cores";
+
 /// SHA-256, for keys that may be longer than an index takes.
 pub(super) fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text).into()

@@ -22,7 +22,7 @@ use crate::domain::{
 
 use super::{
     StoreError, expect_rows,
-    rows::{Table, em_columns, hash, labels_json},
+    rows::{Table, dimension, em_columns, hash, labels_json},
 };
 
 mod freed;
@@ -447,9 +447,8 @@ fn caps_json(caps: &[Arc<Cap>]) -> String {
 
 fn parse_caps(json: &str) -> Result<Vec<Cap>, StoreError> {
     let caps: Vec<CapJson> = serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-    let dimension = |key: String| Dimension::parse_key(&key).ok_or_else(|| StoreError::inconsistent(TABLE.0, key));
     let max = |max: BTreeMap<String, i64>| -> Result<BTreeMap<Dimension, i64>, StoreError> {
-        max.into_iter().map(|(key, max)| Ok((dimension(key)?, max))).collect()
+        max.into_iter().map(|(key, max)| Ok((dimension(TABLE.0, &key)?, max))).collect()
     };
     caps.into_iter().map(|cap| Ok(Cap { keys: cap.keys, max: max(cap.max)? })).collect()
 }

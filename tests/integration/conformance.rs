@@ -144,8 +144,8 @@ fn dy_without_yarn() -> Resource {
     Resource::from_parts(Parts::DriverAndYarn(driver, yarn(0, 0, 0, "q", ""))).unwrap()
 }
 
-fn kubernetes(memory: i64, cores: i64, namespace: &str) -> KubernetesAmounts {
-    KubernetesAmounts { memory, cores, namespace: namespace.into() }
+fn kubernetes(memory: i64, millicores: i64, namespace: &str) -> KubernetesAmounts {
+    KubernetesAmounts { memory, millicores, namespace: namespace.into() }
 }
 
 fn k() -> Resource {

@@ -30,8 +30,8 @@ fn in_queue(queue: &str, queue_cores: i64) -> Resource {
     Resource::from_parts(Parts::DriverAndYarn(DRIVER, queue)).unwrap()
 }
 
-fn in_namespace(namespace: &str, cores: i64) -> Resource {
-    let namespace = KubernetesAmounts { memory: 0, cores, namespace: namespace.into() };
+fn in_namespace(namespace: &str, millicores: i64) -> Resource {
+    let namespace = KubernetesAmounts { memory: 0, millicores, namespace: namespace.into() };
     Resource::from_parts(Parts::DriverAndKubernetes(DRIVER, namespace)).unwrap()
 }
 
@@ -95,8 +95,8 @@ async fn each_queue_has_a_maximum_of_its_own_and_so_has_each_user_in_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_namespace_has_a_maximum_of_its_own() {
     let (database, rm) = with_limits(&[
-        rule(&[("namespace", None)], &[(Dimension::KubernetesCores, 4000)]),
-        rule(&[("namespace", Some("big"))], &[(Dimension::KubernetesCores, 8000)]),
+        rule(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)]),
+        rule(&[("namespace", Some("big"))], &[(Dimension::KubernetesMillicores, 8000)]),
     ])
     .await;
     grant(&rm.client, "hadoop", in_namespace("a", 4000)).await;
@@ -104,8 +104,34 @@ async fn each_namespace_has_a_maximum_of_its_own() {
     grant(&rm.client, "hadoop", in_namespace("big", 5000)).await;
     grant(&rm.client, "hadoop", in_queue("a", 4000)).await;
     let told = short(&rm.client, "hadoop", in_namespace("a", 1)).await;
-    assert_eq!(told, ("namespace=a".to_owned(), Dimension::KubernetesCores, 0));
+    assert_eq!(told, ("namespace=a".to_owned(), Dimension::KubernetesMillicores, 0));
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
+}
+
+/// An earlier build called thousandths of cores just cores, in limits and counters.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_and_counters_that_an_earlier_build_stored_are_read() {
+    const TABLES: &str = r#"
+        UPDATE linkis_label_resource SET
+            used_resource = replace(used_resource::text, 'kubernetes_millicores', 'kubernetes_cores')::jsonb,
+            locked_resource = replace(locked_resource::text, 'kubernetes_millicores', 'kubernetes_cores')::jsonb;
+        UPDATE linkis_resource_limit SET
+            max_resource = replace(max_resource::text, 'kubernetes_millicores', 'kubernetes_cores')::jsonb;
+        UPDATE linkis_resource_limit_version SET version = gen_random_uuid()"#;
+    let (database, rm) = with_limits(&[rule(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)])]).await;
+    let grant_before = grant(&rm.client, "hadoop", in_namespace("a", 3000)).await;
+    let stored = "SELECT count(*) FROM linkis_label_resource WHERE locked_resource ? 'kubernetes_millicores'";
+    assert_eq!(database.count(stored).await, 1);
+    sqlx::raw_sql(TABLES).execute(&database.pool).await.unwrap();
+    assert_eq!(database.count(stored).await, 0);
+
+    assert_eq!(rm.client.limits().await.unwrap()[0].max, [(Dimension::KubernetesMillicores, 4000)].into());
+    let told = short(&rm.client, "hadoop", in_namespace("a", 1001)).await;
+    assert_eq!(told, ("namespace=a".to_owned(), Dimension::KubernetesMillicores, 1000));
+    rm.client.resource_released(&release(&grant_before, "hadoop")).await.unwrap();
+    grant(&rm.client, "hadoop", in_namespace("a", 4000)).await;
+    assert_eq!(database.count(stored).await, 1, "it is stored under its name");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,7 +142,7 @@ async fn a_limit_on_what_queues_have_needs_the_label() {
         (Dimension::QueueCores, "queue"),
         (Dimension::QueueInstances, "queue"),
         (Dimension::KubernetesMemory, "namespace"),
-        (Dimension::KubernetesCores, "namespace"),
+        (Dimension::KubernetesMillicores, "namespace"),
     ] {
         let other = if label == "queue" { "namespace" } else { "queue" };
         let max = [(Dimension::Cores, 1), (dimension.clone(), 1)];
@@ -297,5 +323,5 @@ async fn what_an_earlier_release_counted_as_one_sum_is_counted_anew_for_each_que
     // The limit of before, for both queues together, is none any more, until it is said for each of them.
     rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Cores, 50)])).await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
-    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 3);
+    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 4);
 }

@@ -41,3 +41,13 @@ fn no_field_is_named_by_a_keyword() {
         }
     }
 }
+
+/// An amount whose unit differs from that of its namesakes says so in its name.
+#[test]
+fn thousandths_of_cores_are_not_called_cores() {
+    let files = files(proto::DESCRIPTORS);
+    let messages = || files.iter().flat_map(|file| &file.message_type);
+    let kubernetes = messages().find(|message| message.name() == "KubernetesResource").unwrap();
+    let names: Vec<_> = kubernetes.field.iter().map(|field| (field.number(), field.name())).collect();
+    assert_eq!(names, [(1, "memory"), (2, "millicores"), (3, "namespace")]);
+}

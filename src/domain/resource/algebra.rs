@@ -129,7 +129,7 @@ impl ResourceType {
     const fn rounding(self, dimension: &Dimension) -> Rounding {
         match dimension {
             Dimension::Cores if !matches!(self, Self::Cpu) => Rounding::Nearest,
-            Dimension::KubernetesCores => Rounding::Nearest,
+            Dimension::KubernetesMillicores => Rounding::Nearest,
             _ => Rounding::Truncate,
         }
     }
@@ -247,8 +247,8 @@ mod tests {
         assert_eq!(Resource::cpu(10).unwrap().multiply_by(0.7), Resource::cpu(7));
         assert_eq!(Resource::load(5, 5).unwrap().multiply_by(0.5), Resource::load(2, 3));
         assert_eq!(Resource::load(5, 5).unwrap().divide_by(2), Resource::load(2, 2));
-        let kubernetes = |memory, cores| {
-            Resource::from_parts(Parts::Kubernetes(KubernetesAmounts { memory, cores, namespace: "n".into() }))
+        let kubernetes = |memory, millicores| {
+            Resource::from_parts(Parts::Kubernetes(KubernetesAmounts { memory, millicores, namespace: "n".into() }))
         };
         assert_eq!(kubernetes(5, 5).unwrap().multiply_by(0.5), kubernetes(2, 3));
         for rate in [-0.1, f32::NAN, f32::INFINITY] {

@@ -22,8 +22,8 @@ pub enum Dimension {
     QueueInstances,
     /// Memory of a Kubernetes namespace, in bytes.
     KubernetesMemory,
-    /// Processor time of a Kubernetes namespace, in millicores (Linkis calls it cores).
-    KubernetesCores,
+    /// Processor time of a Kubernetes namespace, in thousandths of a core (Linkis calls them cores).
+    KubernetesMillicores,
     /// A custom dimension of a Special; its unit is its owner's business.
     Custom(Arc<str>),
 }
@@ -42,7 +42,7 @@ impl Dimension {
             Self::QueueCores => Some(4),
             Self::QueueInstances => Some(5),
             Self::KubernetesMemory => Some(6),
-            Self::KubernetesCores => Some(7),
+            Self::KubernetesMillicores => Some(7),
             Self::Custom(_) => None,
         }
     }
@@ -55,7 +55,7 @@ impl Dimension {
                 | Self::QueueCores
                 | Self::QueueInstances
                 | Self::KubernetesMemory
-                | Self::KubernetesCores
+                | Self::KubernetesMillicores
         )
     }
 
@@ -68,7 +68,7 @@ impl Dimension {
             Self::QueueCores => 3,
             Self::QueueMemory => 4,
             Self::QueueInstances => 5,
-            Self::KubernetesCores => 6,
+            Self::KubernetesMillicores => 6,
             Self::KubernetesMemory => 7,
             Self::Custom(_) => 8,
         }
@@ -107,7 +107,7 @@ impl Dimension {
             Self::QueueCores => "queue_cores",
             Self::QueueInstances => "queue_instances",
             Self::KubernetesMemory => "kubernetes_memory",
-            Self::KubernetesCores => "kubernetes_cores",
+            Self::KubernetesMillicores => "kubernetes_millicores",
             Self::Custom(name) => name,
         }
     }
@@ -124,7 +124,7 @@ impl From<&str> for Dimension {
             Self::QueueCores,
             Self::QueueInstances,
             Self::KubernetesMemory,
-            Self::KubernetesCores,
+            Self::KubernetesMillicores,
         ];
         fixed.into_iter().find(|dimension| dimension.name() == name).unwrap_or_else(|| Self::Custom(name.into()))
     }

@@ -51,8 +51,8 @@ fn yarn(amounts: &YarnAmounts) -> String {
 }
 
 fn kubernetes(amounts: &KubernetesAmounts) -> String {
-    let KubernetesAmounts { memory, cores, namespace } = amounts;
-    format!(r#"{{"memory":{memory},"cores":{cores},"namespace":{}}}"#, quoted(namespace))
+    let KubernetesAmounts { memory, millicores, namespace } = amounts;
+    format!(r#"{{"memory":{memory},"cores":{millicores},"namespace":{}}}"#, quoted(namespace))
 }
 
 fn special(custom: &BTreeMap<String, i64>) -> String {

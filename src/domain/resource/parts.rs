@@ -80,8 +80,8 @@ pub struct YarnAmounts {
 pub struct KubernetesAmounts {
     /// Bytes.
     pub memory: i64,
-    /// Millicores.
-    pub cores: i64,
+    /// Thousandths of a core; Linkis calls them cores.
+    pub millicores: i64,
     /// The namespace; empty means [`DEFAULT_PLACE`].
     pub namespace: String,
 }
@@ -152,7 +152,7 @@ impl Resource {
 
     fn put_kubernetes(&mut self, kubernetes: &KubernetesAmounts) -> Result<(), ResourceError> {
         self.put(Dimension::KubernetesMemory, kubernetes.memory)?;
-        self.put(Dimension::KubernetesCores, kubernetes.cores)?;
+        self.put(Dimension::KubernetesMillicores, kubernetes.millicores)?;
         self.place = checked_place("namespace", &kubernetes.namespace)?;
         Ok(())
     }
@@ -208,7 +208,7 @@ impl Parts {
         };
         let kubernetes = || KubernetesAmounts {
             memory: get(Dimension::KubernetesMemory),
-            cores: get(Dimension::KubernetesCores),
+            millicores: get(Dimension::KubernetesMillicores),
             namespace: place_name(place).to_owned(),
         };
         match resource_type {

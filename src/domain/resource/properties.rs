@@ -36,7 +36,11 @@ fn yarn() -> impl Strategy<Value = YarnAmounts> {
 }
 
 fn kubernetes() -> impl Strategy<Value = KubernetesAmounts> {
-    (amount(), amount(), name()).prop_map(|(memory, cores, namespace)| KubernetesAmounts { memory, cores, namespace })
+    (amount(), amount(), name()).prop_map(|(memory, millicores, namespace)| KubernetesAmounts {
+        memory,
+        millicores,
+        namespace,
+    })
 }
 
 fn custom() -> impl Strategy<Value = BTreeMap<String, i64>> {

@@ -46,13 +46,13 @@ const DRIVER_AND_YARN: &[Dimension] = &[
     Dimension::QueueCores,
     Dimension::QueueInstances,
 ];
-const KUBERNETES: &[Dimension] = &[Dimension::KubernetesMemory, Dimension::KubernetesCores];
+const KUBERNETES: &[Dimension] = &[Dimension::KubernetesMemory, Dimension::KubernetesMillicores];
 const DRIVER_AND_KUBERNETES: &[Dimension] = &[
     Dimension::Memory,
     Dimension::Cores,
     Dimension::Instances,
     Dimension::KubernetesMemory,
-    Dimension::KubernetesCores,
+    Dimension::KubernetesMillicores,
 ];
 
 impl ResourceType {

@@ -77,7 +77,7 @@ fn yarn(r: proto::YarnResource) -> YarnAmounts {
 }
 
 fn kubernetes(r: proto::KubernetesResource) -> KubernetesAmounts {
-    KubernetesAmounts { memory: r.memory, cores: r.cores, namespace: r.namespace }
+    KubernetesAmounts { memory: r.memory, millicores: r.millicores, namespace: r.namespace }
 }
 
 /// An amount as protobuf.
@@ -94,8 +94,11 @@ pub fn message(parts: Parts) -> proto::Resource {
         queue_instances: r.queue_instances,
         application_id: r.application_id,
     };
-    let kubernetes =
-        |r: KubernetesAmounts| proto::KubernetesResource { memory: r.memory, cores: r.cores, namespace: r.namespace };
+    let kubernetes = |r: KubernetesAmounts| proto::KubernetesResource {
+        memory: r.memory,
+        millicores: r.millicores,
+        namespace: r.namespace,
+    };
     let kind = match parts {
         Parts::Memory { memory } => Kind::Memory(proto::MemoryResource { memory }),
         Parts::Cpu { cores } => Kind::Cpu(proto::CpuResource { cores }),

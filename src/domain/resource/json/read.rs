@@ -141,7 +141,7 @@ fn kubernetes(node: &Node, path: &str) -> Result<KubernetesAmounts, ResourceErro
     let fields = Fields::open(node, path, &["memory", "cores", "namespace"])?;
     Ok(KubernetesAmounts {
         memory: fields.amount("memory")?,
-        cores: fields.amount("cores")?,
+        millicores: fields.amount("cores")?,
         namespace: fields.text("namespace")?,
     })
 }
