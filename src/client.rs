@@ -152,6 +152,14 @@ impl ClientError {
         }
     }
 
+    /// What the service says in fields besides the reason, as the API documents it: "ended" with `TICKET_NOT_FOUND`, for one.
+    pub fn fact(&self, field: &str) -> Option<String> {
+        match self {
+            Self::Status(status) => status.get_details_error_info()?.metadata.remove(field),
+            _ => None,
+        }
+    }
+
     /// How long to wait before the call is worth repeating; `None` if repeating it does not help.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

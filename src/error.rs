@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use uuid::Uuid;
+
 use crate::{
     domain::{name::FieldError, operation::Rejection},
     store::StoreError,
@@ -36,6 +38,15 @@ pub enum Error {
     /// The database went away while it committed: it is not known whether something was changed.
     #[error("the database went away while it committed, and has not said how that ended; repeat the call to learn it")]
     CommitUnknown,
+    /// The same, of a request that nobody can repeat without being granted twice.
+    #[error(
+        "the database went away while it committed, and has not said whether the ticket {ticket_id} was granted: GetTicket tells; a \
+         request with a request_id may be repeated"
+    )]
+    GrantUnknown {
+        /// The ticket that it was granted, if it was.
+        ticket_id: Uuid,
+    },
     /// A later release has changed how is counted: this one only reads.
     #[error("{0}")]
     Outdated(Arc<StoreError>),

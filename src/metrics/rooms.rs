@@ -62,7 +62,7 @@ fn class(error: &Error) -> Class {
         Error::LockTimeout => "lock_timeout",
         Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
         Error::Unavailable(_) => "unavailable",
-        Error::CommitUnknown => "commit_unknown",
+        Error::CommitUnknown | Error::GrantUnknown { .. } => "commit_unknown",
         Error::Outdated(_) => "outdated",
         Error::ShuttingDown => "shutting_down",
         Error::Internal(_) => "internal",

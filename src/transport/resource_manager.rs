@@ -203,7 +203,12 @@ impl ResourceManagerService for ResourceManager {
                 (_, Verdict::Refused(short), _) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
             }
         } else {
-            match self.request_resource.request(em, ask, deadlines).await? {
+            let (ticket_id, is_repeatable) = (ask.ticket_id, ask.request_id.is_some());
+            let answer = self.request_resource.request(em, ask, deadlines).await.map_err(|error| match error {
+                Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
+                error => error,
+            });
+            match answer? {
                 Outcome::Granted(grant) => Answer::Available(convert::answer::available(&grant)),
                 Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
                 other => return Err(unexpected(&other)),

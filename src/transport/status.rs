@@ -2,7 +2,7 @@
 //!
 //! A status travels in headers, of which clients take 8 KB: all that it says has a bound.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -11,6 +11,8 @@ use crate::{
     domain::{operation::Rejection, refusal::Shortfall},
     error::Error,
 };
+
+mod facts;
 
 /// The domain of all reasons.
 const DOMAIN: &str = "linkis.rm";
@@ -33,6 +35,11 @@ const DETAIL_BYTES_MAX: usize = 512;
 /// How many bytes of the details are for the reason, and for what stands around it and the text.
 const FRAME_BYTES: usize = 256;
 
+/// How many fields `ErrorInfo.metadata` may have, how long each may be in bytes, and how many bytes stand around it.
+const FACTS_MAX: usize = 16;
+const FACT_BYTES_MAX: usize = 256;
+const FACT_FRAME_BYTES: usize = 16;
+
 /// How many bytes stand around each shortfall.
 const SHORTFALL_FRAME_BYTES: usize = 16;
 
@@ -51,18 +58,20 @@ impl From<Error> for Status {
     fn from(error: Error) -> Self {
         let (code, reason, hint) = classify(&error);
         let text = cut(error.to_string(), TEXT_BYTES_MAX);
+        let mut left = DETAILS_BYTES_MAX - FRAME_BYTES - text.len();
         let mut details = ErrorDetails::new();
-        details.set_error_info(reason, DOMAIN, []);
+        if let Hint::Field(field, problem) = &hint {
+            let (field, problem) = (cut(field.clone(), DETAIL_BYTES_MAX), cut(problem.clone(), DETAIL_BYTES_MAX));
+            left = left.saturating_sub(field.len() + problem.len());
+            details.add_bad_request_violation(field, problem);
+        }
+        details.set_error_info(reason, DOMAIN, metadata(&error, &mut left));
         match hint {
-            Hint::None => {}
-            Hint::Field(field, problem) => {
-                details.add_bad_request_violation(cut(field, DETAIL_BYTES_MAX), cut(problem, DETAIL_BYTES_MAX));
-            }
+            Hint::None | Hint::Field(..) => {}
             Hint::Retry(after) => {
                 details.set_retry_info(Some(after));
             }
             Hint::Shortfalls(shortfalls) => {
-                let mut left = DETAILS_BYTES_MAX - FRAME_BYTES - text.len();
                 for (scope, told) in shortfalls.into_iter().map(violation) {
                     // The first ones; who wants them all asks for as much, and gets them in an answer.
                     let Some(rest) = left.checked_sub(scope.len() + told.len() + SHORTFALL_FRAME_BYTES) else { break };
@@ -77,6 +86,19 @@ impl From<Error> for Status {
         }
         status
     }
+}
+
+/// What the error says in fields, as far as there are bytes left for it.
+fn metadata(error: &Error, left: &mut usize) -> HashMap<String, String> {
+    let mut metadata = HashMap::new();
+    for (field, value) in facts::of(error).into_iter().take(FACTS_MAX) {
+        let value = cut(value, FACT_BYTES_MAX);
+        if let Some(rest) = left.checked_sub(field.len() + value.len() + FACT_FRAME_BYTES) {
+            metadata.insert(field.to_owned(), value);
+            *left = rest;
+        }
+    }
+    metadata
 }
 
 /// What is short, and how much.
@@ -105,6 +127,8 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::BodyTimeout(_) => (Code::DeadlineExceeded, "BODY_TIMEOUT", Hint::None),
         Error::Unavailable(_) => (Code::Unavailable, "DATABASE_UNAVAILABLE", Hint::Retry(RETRY_LATER)),
         Error::CommitUnknown => (Code::Unavailable, "COMMIT_UNKNOWN", Hint::Retry(RETRY_LATER)),
+        // Of the codes that no client repeats by itself: a repetition would be a second grant.
+        Error::GrantUnknown { .. } => (Code::Unknown, "COMMIT_UNKNOWN", Hint::None),
         // Another instance may be of a later release.
         Error::Outdated(_) => (Code::Unavailable, "OUTDATED_RELEASE", Hint::Retry(RETRY_LATER)),
         Error::ShuttingDown => (Code::Unavailable, "SHUTTING_DOWN", Hint::Retry(RETRY_SOON)),
@@ -173,7 +197,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{name::FieldError, refusal::Refusal, resource::Dimension};
+    use crate::domain::{em::EmInstance, name::FieldError, refusal::Refusal, resource::Dimension};
 
     #[test]
     fn texts_are_cut_at_the_end_of_a_character() {
@@ -216,6 +240,31 @@ mod tests {
                 || status.code() == Code::AlreadyExists;
             assert!(names_what && status.get_details_error_info().is_some(), "{status:?}");
         }
+    }
+
+    #[test]
+    fn what_it_says_in_fields_fits_too() {
+        let em = EmInstance::parse("em", &"用".repeat(255), &"h".repeat(255)).unwrap();
+        let rejection = Rejection::LabelMissing { em, key: "用".repeat(255) };
+        let status = Status::from(Error::from(rejection));
+        assert!(status.details().len() <= DETAILS_BYTES_MAX, "{}", status.details().len());
+        let metadata = status.get_details_error_info().unwrap().metadata;
+        assert!(metadata["label"].ends_with('…') && metadata.values().all(|value| value.len() <= FACT_BYTES_MAX));
+        let em = EmInstance::parse("em", "ecm", &"h".repeat(255)).unwrap();
+        let status = Status::from(Error::from(Rejection::EmNotRegistered(em)));
+        let metadata = status.get_details_error_info().unwrap().metadata;
+        assert_eq!((metadata["em_application_name"].as_str(), metadata["em_instance"].len()), ("ecm", 255));
+    }
+
+    #[test]
+    fn what_may_have_been_granted_is_not_asked_for_again_by_itself() {
+        let ticket_id = uuid::Uuid::from_u128(7);
+        let status = Status::from(Error::GrantUnknown { ticket_id });
+        assert!(status.code() == Code::Unknown && status.get_details_retry_info().is_none(), "{status:?}");
+        let info = status.get_details_error_info().unwrap();
+        assert_eq!((info.reason.as_str(), &info.metadata["ticket_id"]), ("COMMIT_UNKNOWN", &ticket_id.to_string()));
+        let status = Status::from(Error::CommitUnknown);
+        assert!(status.code() == Code::Unavailable && status.get_details_retry_info().is_some());
     }
 
     #[test]

@@ -1,9 +1,15 @@
 //! A connection that breaks while it commits: what holds is found out, never guessed.
 
-use linkis_rm::domain::{
-    limit::{Pattern, Rule},
-    resource::Dimension,
+use std::time::Duration;
+
+use linkis_rm::{
+    client::ResourceRequest,
+    domain::{
+        limit::{Pattern, Rule},
+        resource::Dimension,
+    },
 };
+use tonic::Code;
 
 use crate::{harness::*, proxy::Cut};
 
@@ -58,4 +64,45 @@ async fn nobody_claims_to_know_of_a_limit_whose_commit_was_cut() {
         rm.client.set_limit(&rule).await.unwrap();
         rm.client.delete_limit(&pattern).await.unwrap();
     }
+}
+
+/// Nobody may repeat by himself what may have been granted, unless that is no second grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_in_doubt_is_repeated_by_itself_only_where_that_is_harmless() {
+    let (database, direct) = start().await;
+    let host = em("host1");
+    direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let (proxy, proxied) = database.behind_proxy("doubt");
+    let rm = Instance::start(&proxied).await;
+    for (round, request_id) in [(1, None), (2, Some("r1".to_owned()))] {
+        let request = ResourceRequest { request_id, ..request(&host, "hadoop", load(1, 1, 1)) };
+        let warm = rm.client.request_resource(&request_without_id(&request)).await.granted();
+        rm.client.ticket_released(warm.ticket_id).await.unwrap();
+        // It commits, nobody hears of it, and there is no way back.
+        proxy.cut_commits(Cut::AfterCommit, 1);
+        proxy.close();
+        let error = rm.client.request_resource(&request).await.unwrap_err();
+        assert_eq!((error.reason().as_deref(), proxy.cuts_left()), (Some("COMMIT_UNKNOWN"), 0), "{error}");
+        match &request.request_id {
+            None => {
+                assert_eq!((error.code(), error.retry_after()), (Some(Code::Unknown), None));
+                let ticket_id = error.fact("ticket_id").unwrap().parse().unwrap();
+                assert!(lives(&direct.client, ticket_id).await, "what was granted is told");
+            }
+            Some(_) => {
+                assert!(error.code() == Some(Code::Unavailable) && error.retry_after().is_some(), "{error}");
+                direct.client.request_resource(&request).await.granted();
+            }
+        }
+        assert_eq!(assert_invariants(&database, &direct.client).await, round, "granted once");
+        proxy.open();
+        eventually("it serves again", Duration::from_secs(20), || async {
+            rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.is_ok()
+        })
+        .await;
+    }
+}
+
+fn request_without_id(request: &ResourceRequest) -> ResourceRequest {
+    ResourceRequest { request_id: None, ..request.clone() }
 }

@@ -102,6 +102,16 @@ impl Proxy {
         self.way.cuts.lock().unwrap().map_or(0, |(_, count)| count)
     }
 
+    /// Takes no more connections; those that there are stay.
+    pub fn close(&self) {
+        std::fs::rename(self.folder.join(SOCKET), self.folder.join("closed")).unwrap();
+    }
+
+    /// Takes connections again.
+    pub fn open(&self) {
+        std::fs::rename(self.folder.join("closed"), self.folder.join(SOCKET)).unwrap();
+    }
+
     /// Closes all connections that there are.
     pub fn cut_all(&self) {
         self.way.generations.send_modify(|generations| {

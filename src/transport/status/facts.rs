@@ -1,0 +1,139 @@
+//! What an error says in fields, `ErrorInfo.metadata`: what its text says in words, so that no program has to take texts apart.
+
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        operation::Rejection,
+        refusal::Refusal,
+        report::ReportNumber,
+        ticket::{EndedTicket, EngineInstance},
+    },
+    error::Error,
+};
+
+/// A field and its value.
+pub type Fact = (&'static str, String);
+
+/// What `error` says, the most telling first; unbounded.
+pub fn of(error: &Error) -> Vec<Fact> {
+    match error {
+        Error::Rejected(rejection) => of_rejection(rejection),
+        Error::GrantUnknown { ticket_id } => vec![ticket(*ticket_id)],
+        Error::BodyTimeout(longest) => vec![("timeout", humantime::format_duration(*longest).to_string())],
+        // Of a field, BadRequest says it; of the rest, there is nothing but the reason.
+        Error::InvalidField(_)
+        | Error::LockTimeout
+        | Error::Overloaded
+        | Error::TooManyBytes
+        | Error::Unavailable(_)
+        | Error::CommitUnknown
+        | Error::Outdated(_)
+        | Error::ShuttingDown
+        | Error::Internal(_) => vec![],
+    }
+}
+
+fn of_rejection(rejection: &Rejection) -> Vec<Fact> {
+    match rejection {
+        Rejection::EmNotRegistered(em) | Rejection::Unanswerable { em, .. } => em_names(em).into(),
+        Rejection::NoEmMatches(wanted) => vec![("wanted", wanted.clone())],
+        Rejection::NoEmAvailable { matching } => vec![("matching", matching.to_string())],
+        Rejection::StaleReport { em, registered, last } => of_em(em, stale_report(*registered, *last)),
+        Rejection::StaleEpoch { em, told, registered } => {
+            of_em(em, [("epoch", told.to_string()), ("current_epoch", registered.to_string())])
+        }
+        Rejection::EpochAhead { registered } => vec![("current_epoch", registered.to_string())],
+        Rejection::EmHasTickets { em, current, wanted } => {
+            of_em(em, [("current_type", current.to_string()), ("wanted_type", wanted.to_string())])
+        }
+        Rejection::LabelRequired { em, key, value } | Rejection::EmReserved { em, key, value } => {
+            of_em(em, [("label", key.clone()), ("value", value.clone())])
+        }
+        Rejection::LabelMissing { em, key } => of_em(em, [("label", key.clone())]),
+        Rejection::CapNotCounted { em, keys } => of_em(em, [("labels", keys.clone())]),
+        Rejection::OtherQueue { em, provided, asked } => {
+            of_em(em, [("provided", provided.clone()), ("asked", asked.clone())])
+        }
+        Rejection::RequestIdReused(request_id) => vec![("request_id", request_id.clone())],
+        Rejection::TicketEnded { request_id, ended } => {
+            let mut facts = how_it_ended(ended);
+            facts.push(("request_id", request_id.clone()));
+            facts
+        }
+        Rejection::AdoptedTooLate(ended) | Rejection::TicketNotFound { ended: Some(ended), .. } => how_it_ended(ended),
+        Rejection::TicketExists { ticket_id, differs } => vec![ticket(*ticket_id), ("differs", differs.clone())],
+        Rejection::NoTicketOfEngine(engine) | Rejection::ManyTicketsOfEngine(engine) => engine_names(engine).into(),
+        Rejection::TicketNotOwned { ticket_id, what } => {
+            vec![ticket(*ticket_id), ("belongs_to_another", what.to_lowercase())]
+        }
+        Rejection::AlreadyInited { ticket_id, engine } => {
+            [ticket(*ticket_id)].into_iter().chain(engine_names(engine)).collect()
+        }
+        Rejection::TicketNotFound { ticket_id, ended: None }
+        | Rejection::InitedOtherwise { ticket_id }
+        | Rejection::NotInited { ticket_id } => vec![ticket(*ticket_id)],
+        Rejection::NotEnough(refusal) | Rejection::NoMore(refusal) => shortfall(refusal),
+        Rejection::NoSuchLimit(limit) => vec![("limit", limit.clone())],
+        Rejection::TooManyLabelSets { most } => vec![("max", most.to_string())],
+        Rejection::LimitChanged { limit, last } => limit_changed(limit, last.as_ref()),
+        Rejection::OtherUse { .. }
+        | Rejection::PlaceLost
+        | Rejection::Overflow { .. }
+        | Rejection::Inconsistent { .. } => vec![],
+    }
+}
+
+fn ticket(ticket_id: Uuid) -> Fact {
+    ("ticket_id", ticket_id.to_string())
+}
+
+fn em_names(em: &EmInstance) -> [Fact; 2] {
+    [("em_application_name", em.application_name.to_string()), ("em_instance", em.instance.to_string())]
+}
+
+/// More about an EM, and which.
+fn of_em(em: &EmInstance, more: impl IntoIterator<Item = Fact>) -> Vec<Fact> {
+    more.into_iter().chain(em_names(em)).collect()
+}
+
+fn engine_names(engine: &EngineInstance) -> [Fact; 2] {
+    [("engine_application_name", engine.application_name.to_string()), ("engine_instance", engine.instance.to_string())]
+}
+
+fn time(at: OffsetDateTime) -> String {
+    at.format(&Rfc3339).unwrap_or_else(|_| at.to_string())
+}
+
+fn how_it_ended(ended: &EndedTicket) -> Vec<Fact> {
+    vec![ticket(ended.id), ("ended", ended.end.as_str().to_owned()), ("end_time", time(ended.at))]
+}
+
+fn stale_report(registered: i64, last: Option<ReportNumber>) -> Vec<Fact> {
+    let last = last.filter(|last| last.epoch == registered);
+    let sequence = last.map(|last| ("last_sequence", last.sequence.to_string()));
+    [("current_epoch", registered.to_string())].into_iter().chain(sequence).collect()
+}
+
+/// The first shortfall, as `NotEnoughResource` tells it; `QuotaFailure` tells all of them.
+fn shortfall(refusal: &Refusal) -> Vec<Fact> {
+    let Some(short) = refusal.shortfalls.first() else { return vec![] };
+    vec![
+        ("dimension", short.dimension.to_string()),
+        ("requested", short.requested.to_string()),
+        ("available", short.available.to_string()),
+        ("max", short.max.to_string()),
+        ("never_fits", refusal.never_fits.to_string()),
+        ("scope", short.scope.clone()),
+    ]
+}
+
+fn limit_changed(limit: &str, last: Option<&(String, OffsetDateTime)>) -> Vec<Fact> {
+    let mut facts = vec![("limit", limit.to_owned())];
+    if let Some((by, at)) = last {
+        facts.extend([("updated_by", by.clone()), ("update_time", time(*at))]);
+    }
+    facts
+}
