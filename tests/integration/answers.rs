@@ -1,6 +1,7 @@
 //! What answers say beyond yes and no.
 
 use linkis_rm::{
+    client::ClientError,
     domain::{
         limit::{Pattern, Rule},
         resource::{Dimension, Parts, Resource, YarnAmounts},
@@ -11,6 +12,7 @@ use linkis_rm::{
     },
 };
 use tonic::Code;
+use uuid::Uuid;
 
 use crate::harness::*;
 
@@ -115,4 +117,44 @@ async fn a_request_for_another_queue_is_told_which_queue_it_is() {
     let full = request(&host, "hadoop", on_queue("root.etl", 10));
     rm.client.request_resource(&full).await.granted();
     assert_eq!(rm.client.request_resource(&full).await.refused().shortfalls[0].available, 0);
+}
+
+/// No program has to take texts apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_error_says_in_words_it_says_in_fields() {
+    let (_database, rm) = start().await;
+    let host = em("host1");
+    let check = |error: &ClientError, reason: &str, facts: &[(&str, &str)]| {
+        assert_eq!(error.reason().as_deref(), Some(reason), "{error}");
+        for (field, value) in facts {
+            assert_eq!(error.fact(field).as_deref(), Some(*value), "{field} of {error}");
+            assert!(error.to_string().contains(value), "{value} in {error}");
+        }
+    };
+    let of_em = [("em_application_name", "linkis-cg-engineconnmanager"), ("em_instance", "host1:9102")];
+    check(&rm.client.unregister(&host).await.unwrap_err(), "EM_NOT_REGISTERED", &of_em);
+    let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let new = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (old, new) = (old.epoch.to_string(), new.epoch.to_string());
+    let error = rm.client.unregister_fenced(&host, old.parse().unwrap()).await.unwrap_err();
+    check(&error, "STALE_EPOCH", &[("epoch", &old), ("current_epoch", &new)]);
+    check(&error, "STALE_EPOCH", &of_em);
+
+    let grant = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let id = grant.ticket_id.to_string();
+    let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(load(1, 20, 1)))).await.unwrap_err();
+    check(&error, "NOT_ENOUGH_RESOURCE", &[("requested", "20"), ("available", "10"), ("max", "10")]);
+    let told = (error.fact("scope"), error.fact("dimension"), error.fact("never_fits"));
+    let scope = "em=linkis-cg-engineconnmanager/host1:9102".to_owned();
+    assert_eq!(told, (Some(scope), Some("cores".to_owned()), Some("true".to_owned())));
+    let error = rm.client.resource_inited(&inited(&grant, "alice", None)).await.unwrap_err();
+    check(&error, "TICKET_NOT_OWNED", &[("ticket_id", &id), ("belongs_to_another", "user")]);
+    rm.client.ticket_released(grant.ticket_id).await.unwrap();
+    let error = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap_err();
+    check(&error, "TICKET_NOT_FOUND", &[("ticket_id", &id), ("ended", "released")]);
+    assert!(error.to_string().contains(&error.fact("end_time").unwrap()), "{error}");
+    let never = Uuid::from_u128(7);
+    let error = rm.client.ticket_released(never).await.unwrap_err();
+    check(&error, "TICKET_NOT_FOUND", &[("ticket_id", &never.to_string())]);
+    assert_eq!(error.fact("ended"), None);
 }
