@@ -5,6 +5,7 @@
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
 //! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
+//! - [`history`]: what was done, read to its live end;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
 //! - [`background`]: what is done although nobody waits for it: expiry, lost EMs, jobs in steps, retention;
 //! - [`shared_try`]: one try for all who want the same at the same time;
@@ -17,6 +18,7 @@ pub mod audit;
 pub mod background;
 pub mod committer;
 pub mod heartbeat;
+pub mod history;
 pub mod judge;
 pub mod limits;
 pub mod request_resource;

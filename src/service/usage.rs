@@ -23,17 +23,20 @@ use crate::{
     },
 };
 
+use super::history::History;
+
 /// Answers operators' questions.
 #[derive(Clone, Debug)]
 pub struct Usage {
     store: Store,
     silent_after: Duration,
+    history: History,
 }
 
 impl Usage {
     /// On top of the store. EMs that report are silent after `silent_after`.
     pub fn new(store: Store, silent_after: Duration) -> Self {
-        Self { store, silent_after }
+        Self { store, silent_after, history: History::default() }
     }
 
     /// One EM, and what is known of it by its reports.
@@ -127,10 +130,11 @@ impl Usage {
         Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, after, limit)).await?)
     }
 
-    /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all.
+    /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all. Nothing comes between
+    /// them later.
     pub async fn actions(&self, ticket_id: Option<Uuid>, after: i64, limit: i64) -> Result<Vec<ActionRecord>, Error> {
-        Ok(answered(action_record::list(&mut *self.store.operators().acquire().await?, ticket_id, after, limit))
-            .await?)
+        let mut connection = self.store.operators().acquire().await?;
+        self.history.read(&mut connection, ticket_id, after, limit).await
     }
 
     /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first), and what is observed of

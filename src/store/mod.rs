@@ -22,6 +22,7 @@ pub mod em_observed;
 pub mod em_report;
 pub mod em_resource;
 pub mod embedded;
+pub mod history_end;
 pub mod history_part;
 pub mod label_resource;
 pub mod label_set;

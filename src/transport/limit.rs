@@ -13,8 +13,8 @@ use crate::{
 
 use super::{
     convert, deadline, identity,
+    page::{Page, bad_token},
     proto::{self, limit_service_server::LimitService},
-    usage::{bad_token, page_size},
 };
 
 /// Changes and tells the limits.
@@ -36,16 +36,13 @@ impl Limit {
     }
 }
 
-/// Tokens of pages of limits: the last pattern, as JSON.
-fn pattern_token(pattern: &Pattern) -> String {
+/// Keys of pages of limits: the pattern, as JSON.
+fn pattern_key(pattern: &Pattern) -> String {
     serde_json::json!(pattern.labels()).to_string()
 }
 
-fn parse_pattern_token(token: &str) -> Result<Option<Pattern>, FieldError> {
-    match token {
-        "" => Ok(None),
-        token => serde_json::from_str(token).map(|labels| Some(Pattern::new(labels))).map_err(|_| bad_token()),
-    }
+fn parse_pattern_key(key: &str) -> Result<Pattern, FieldError> {
+    serde_json::from_str(key).map(Pattern::new).map_err(|_| bad_token())
 }
 
 #[tonic::async_trait]
@@ -94,11 +91,13 @@ impl LimitService for Limit {
         &self,
         call: Request<proto::ListLimitsRequest>,
     ) -> Result<Response<proto::ListLimitsResponse>, Status> {
-        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
-        let after = parse_pattern_token(&call.get_ref().page_token).map_err(Error::from)?;
-        let (page, last) = self.limits.list(after.as_ref(), usize::try_from(limit).unwrap_or(usize::MAX)).await?;
-        let limits = page.iter().map(|(record, decides)| convert::limit::limit_record(record, *decides)).collect();
-        let next_page_token = last.as_ref().map(pattern_token).unwrap_or_default();
+        let proto::ListLimitsRequest { page_size, page_token } = call.get_ref();
+        let page = Page::new("ListLimits", *page_size, &()).map_err(Error::from)?;
+        let key = page.key(page_token).map_err(Error::from)?;
+        let after = key.map(parse_pattern_key).transpose().map_err(Error::from)?;
+        let (found, last) = self.limits.list(after.as_ref(), usize::try_from(page.size).unwrap_or(usize::MAX)).await?;
+        let limits = found.iter().map(|(record, decides)| convert::limit::limit_record(record, *decides)).collect();
+        let next_page_token = last.map(|last| page.token(&pattern_key(&last))).unwrap_or_default();
         Ok(Response::new(proto::ListLimitsResponse { limits, next_page_token }))
     }
 

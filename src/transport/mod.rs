@@ -7,6 +7,7 @@
 //! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
 //! - [`identity`]: who calls;
 //! - [`observe`]: counts every call;
+//! - [`page`]: the pages of what is listed;
 //! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
 pub mod admin;
@@ -17,6 +18,7 @@ pub mod identity;
 pub mod limit;
 pub mod message_size;
 pub mod observe;
+pub mod page;
 pub mod resource_manager;
 pub mod status;
 pub mod usage;

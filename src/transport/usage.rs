@@ -18,14 +18,9 @@ use crate::{
 
 use super::{
     convert,
+    page::{Page, bad_token, hex, parse_hex},
     proto::{self, usage_service_server::UsageService},
 };
-
-/// How many entries a page has if the caller does not say.
-const PAGE_SIZE: i32 = 100;
-
-/// How many entries a page may have.
-const PAGE_SIZE_MAX: i32 = 1000;
 
 /// How many one call may get by their keys: as many as a page may have.
 const GET_MAX: usize = 1000;
@@ -44,14 +39,6 @@ impl Usage {
     }
 }
 
-pub(super) fn page_size(asked: i32) -> Result<i64, FieldError> {
-    match asked {
-        0 => Ok(PAGE_SIZE.into()),
-        1..=PAGE_SIZE_MAX => Ok(asked.into()),
-        _ => Err(FieldError::new("page_size", format!("must be between 1 and {PAGE_SIZE_MAX}, or 0 for {PAGE_SIZE}"))),
-    }
-}
-
 /// Checks that no more are named in `field` than one call may get.
 fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     match named > GET_MAX {
@@ -63,40 +50,14 @@ fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     }
 }
 
-pub(super) fn bad_token() -> FieldError {
-    FieldError::new("page_token", "is none that this service gave; leave it empty for the first page")
-}
-
-/// Tokens of EM pages: the last key, as JSON, because names may hold any separator.
-fn em_token(em: &EmInstance) -> String {
+/// Keys of EM pages: the names, as JSON, because they may hold any separator.
+fn em_key(em: &EmInstance) -> String {
     serde_json::json!([em.application_name.as_str(), em.instance.as_str()]).to_string()
 }
 
-fn parse_em_token(token: &str) -> Result<Option<EmInstance>, FieldError> {
-    if token.is_empty() {
-        return Ok(None);
-    }
-    let (application_name, instance): (String, String) = serde_json::from_str(token).map_err(|_| bad_token())?;
-    EmInstance::parse("page_token", &application_name, &instance).map(Some).map_err(|_| bad_token())
-}
-
-/// Tokens of scope pages: the last hash, in hexadecimal digits.
-fn scope_token(hash: &[u8]) -> String {
-    hash.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn parse_hex(token: &str) -> Option<Vec<u8>> {
-    let is_hex = token.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let byte = |at| u8::from_str_radix(token.get(at..at + 2)?, 16).ok();
-    if is_hex { (0..token.len()).step_by(2).map(byte).collect() } else { None }
-}
-
-fn parse_position_token(token: &str) -> Result<Option<QueuePosition>, FieldError> {
-    if token.is_empty() {
-        return Ok(None);
-    }
-    let position = parse_hex(token).and_then(|bytes| QueuePosition::from_bytes(&bytes));
-    position.map(Some).ok_or_else(bad_token)
+fn parse_em_key(key: &str) -> Result<EmInstance, FieldError> {
+    let (application_name, instance): (String, String) = serde_json::from_str(key).map_err(|_| bad_token())?;
+    EmInstance::parse("page_token", &application_name, &instance).map_err(|_| bad_token())
 }
 
 fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
@@ -149,11 +110,14 @@ impl UsageService for Usage {
     }
 
     async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
-        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
-        let after = parse_em_token(&call.get_ref().page_token).map_err(Error::from)?;
-        let mut ems = self.usage.ems(after.as_ref(), limit + 1).await?;
-        let more = cut_page(&mut ems, limit);
-        let next_page_token = ems.last().filter(|_| more).map(|(em, _)| em_token(&em.instance)).unwrap_or_default();
+        let proto::ListEmsRequest { page_size, page_token } = call.get_ref();
+        let page = Page::new("ListEms", *page_size, &()).map_err(Error::from)?;
+        let key = page.key(page_token).map_err(Error::from)?;
+        let after = key.map(parse_em_key).transpose().map_err(Error::from)?;
+        let mut ems = self.usage.ems(after.as_ref(), page.size + 1).await?;
+        let more = page.cut(&mut ems);
+        let last = ems.last().filter(|_| more);
+        let next_page_token = last.map(|(em, _)| page.token(&em_key(&em.instance))).unwrap_or_default();
         let message = |(em, status): &(Em, Option<EmStatus>)| convert::answer::em_resource(em, status.as_ref());
         let ems = ems.iter().map(message).collect::<Result<_, _>>()?;
         Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
@@ -209,16 +173,17 @@ impl UsageService for Usage {
         call: Request<proto::ListTicketsRequest>,
     ) -> Result<Response<proto::ListTicketsResponse>, Status> {
         let message = call.get_ref();
-        let limit = page_size(message.page_size).map_err(Error::from)?;
-        let after = match message.page_token.as_str() {
-            "" => Uuid::nil(),
-            token => Uuid::parse_str(token).map_err(|_| Error::from(bad_token()))?,
+        let filters = proto::ListTicketsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = Page::new("ListTickets", message.page_size, &filters).map_err(Error::from)?;
+        let after = match page.key(&message.page_token).map_err(Error::from)? {
+            None => Uuid::nil(),
+            Some(key) => Uuid::parse_str(key).map_err(|_| Error::from(bad_token()))?,
         };
         let filter = filter(message).map_err(Error::from)?;
-        let (page, observed) = self.usage.tickets(&filter, after, limit).await?;
-        let next_page_token = page.next.map(|ticket_id| ticket_id.to_string()).unwrap_or_default();
+        let (found, observed) = self.usage.tickets(&filter, after, page.size).await?;
+        let next_page_token = found.next.map(|ticket_id| page.token(&ticket_id.to_string())).unwrap_or_default();
         let with_observed = |ticket: &Ticket| convert::answer::observed_ticket(ticket, observed.get(&ticket.id));
-        let tickets = page.tickets.iter().map(with_observed).collect();
+        let tickets = found.tickets.iter().map(with_observed).collect();
         Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
     }
 
@@ -227,32 +192,39 @@ impl UsageService for Usage {
         call: Request<proto::ListActionsRequest>,
     ) -> Result<Response<proto::ListActionsResponse>, Status> {
         let message = call.get_ref();
-        let limit = page_size(message.page_size).map_err(Error::from)?;
-        let after = match message.page_token.as_str() {
-            "" => 0,
-            token => token.parse().map_err(|_| Error::from(bad_token()))?,
+        let filters = proto::ListActionsRequest { ticket_id: message.ticket_id.clone(), ..Default::default() };
+        let page = Page::new("ListActions", message.page_size, &filters).map_err(Error::from)?;
+        let after = match page.key(&message.page_token).map_err(Error::from)? {
+            None => 0,
+            Some(key) => key.parse().map_err(|_| Error::from(bad_token()))?,
         };
         let ticket_id = match message.ticket_id.as_str() {
             "" => None,
             id => Some(convert::request::ticket_id("ticket_id", id).map_err(Error::from)?),
         };
-        let mut actions = self.usage.actions(ticket_id, after, limit + 1).await?;
-        let more = cut_page(&mut actions, limit);
-        let next_page_token = actions.last().filter(|_| more).map(|last| last.number.to_string()).unwrap_or_default();
+        let mut actions = self.usage.actions(ticket_id, after, page.size + 1).await?;
+        let more = page.cut(&mut actions);
+        let follow_token = page.token(&actions.last().map_or(after, |last| last.number).to_string());
+        let next_page_token = if more { follow_token.clone() } else { String::new() };
         let actions = actions.iter().map(convert::answer::action).collect();
-        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token }))
+        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token }))
     }
 
     async fn list_waiting(
         &self,
         call: Request<proto::ListWaitingRequest>,
     ) -> Result<Response<proto::ListWaitingResponse>, Status> {
-        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
-        let after = parse_position_token(&call.get_ref().page_token).map_err(Error::from)?;
-        let mut waiting = self.usage.waiting(after, limit + 1).await?;
-        let more = cut_page(&mut waiting, limit);
-        let next_page_token =
-            waiting.last().filter(|_| more).map(|(position, _)| position.to_string()).unwrap_or_default();
+        let proto::ListWaitingRequest { page_size, page_token } = call.get_ref();
+        let page = Page::new("ListWaiting", *page_size, &()).map_err(Error::from)?;
+        let position = |key: &str| parse_hex(key).and_then(|bytes| QueuePosition::from_bytes(&bytes));
+        let after = match page.key(page_token).map_err(Error::from)? {
+            None => None,
+            Some(key) => Some(position(key).ok_or_else(|| Error::from(bad_token()))?),
+        };
+        let mut waiting = self.usage.waiting(after, page.size + 1).await?;
+        let more = page.cut(&mut waiting);
+        let last = waiting.last().filter(|_| more);
+        let next_page_token = last.map(|(position, _)| page.token(&position.to_string())).unwrap_or_default();
         let waiting = waiting.iter().map(|(_, waiting)| convert::answer::waiting(waiting)).collect();
         Ok(Response::new(proto::ListWaitingResponse { waiting, next_page_token }))
     }
@@ -261,20 +233,16 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::ListScopesRequest>,
     ) -> Result<Response<proto::ListScopesResponse>, Status> {
-        let limit = page_size(call.get_ref().page_size).map_err(Error::from)?;
-        let after = parse_hex(&call.get_ref().page_token).ok_or_else(|| Error::from(bad_token()))?;
-        let mut scopes = self.limits.scopes(&after, limit + 1).await?;
-        let more = cut_page(&mut scopes, limit);
-        let next_page_token = scopes.last().filter(|_| more).map(|(hash, _)| scope_token(hash)).unwrap_or_default();
+        let proto::ListScopesRequest { page_size, page_token } = call.get_ref();
+        let page = Page::new("ListScopes", *page_size, &()).map_err(Error::from)?;
+        // The hash of the last scope; behind nothing, all of them.
+        let key = page.key(page_token).map_err(Error::from)?.unwrap_or_default();
+        let after = parse_hex(key).ok_or_else(|| Error::from(bad_token()))?;
+        let mut scopes = self.limits.scopes(&after, page.size + 1).await?;
+        let more = page.cut(&mut scopes);
+        let next_page_token =
+            scopes.last().filter(|_| more).map(|(hash, _)| page.token(&hex(hash))).unwrap_or_default();
         let scopes = scopes.iter().map(|(_, scope)| convert::limit::scope_usage(scope)).collect();
         Ok(Response::new(proto::ListScopesResponse { scopes, next_page_token }))
     }
-}
-
-/// Cuts what was read to a page; true if there is more behind it.
-fn cut_page<T>(entries: &mut Vec<T>, limit: i64) -> bool {
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let more = entries.len() > limit;
-    entries.truncate(limit);
-    more
 }

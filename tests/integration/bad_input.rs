@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::transport::proto::{
-    self, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
-    usage_service_client::UsageServiceClient,
+use linkis_rm::transport::{
+    page::Page,
+    proto::{
+        self, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
+        usage_service_client::UsageServiceClient,
+    },
 };
 use prost::Message as _;
 use tonic::{Code, Status, transport::Channel};
@@ -359,23 +362,32 @@ async fn a_heartbeat_of_many_tickets_is_taken() {
 async fn questions() {
     let (_database, rm) = start().await;
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
-    for page_size in [-1, 1001] {
+    for page_size in [-1, i32::MIN] {
         let call = proto::ListEmsRequest { page_size, ..Default::default() };
         assert_eq!(told(usage.list_ems(call).await), bad_field("page_size"));
     }
-    for token in ["x", "[1]", r#"["a"]"#, r#"["",""]"#] {
-        let call = proto::ListEmsRequest { page_token: token.into(), ..Default::default() };
-        assert_eq!(told(usage.list_ems(call).await), bad_field("page_token"));
-        let call = proto::ListTicketsRequest { page_token: token.into(), ..Default::default() };
-        assert_eq!(told(usage.list_tickets(call).await), bad_field("page_token"));
+    let token = |method: &str, key: &str| Page::new(method, 1, &()).unwrap().token(key);
+    for key in ["x", "[1]", r#"["a"]"#, r#"["",""]"#] {
+        for page_token in [key.to_owned(), token("ListEms", key)] {
+            let call = proto::ListEmsRequest { page_token, ..Default::default() };
+            assert_eq!(told(usage.list_ems(call).await), bad_field("page_token"));
+        }
+        for page_token in [key.to_owned(), token("ListTickets", key)] {
+            let call = proto::ListTicketsRequest { page_token, ..Default::default() };
+            assert_eq!(told(usage.list_tickets(call).await), bad_field("page_token"));
+        }
     }
-    for token in ["x", "00", "zz", "ü", &"0".repeat(51), &"0".repeat(1000), &"é".repeat(26)] {
-        let call = proto::ListWaitingRequest { page_token: token.into(), ..Default::default() };
-        assert_eq!(told(usage.list_waiting(call).await), bad_field("page_token"), "{token}");
+    for key in ["x", "00", "zz", "ü", &"0".repeat(51), &"0".repeat(1000), &"é".repeat(26)] {
+        for page_token in [key.to_owned(), token("ListWaiting", key)] {
+            let call = proto::ListWaitingRequest { page_token, ..Default::default() };
+            assert_eq!(told(usage.list_waiting(call).await), bad_field("page_token"), "{key}");
+        }
     }
-    for token in [i64::MIN, i64::MAX] {
-        let call = proto::ListActionsRequest { page_token: token.to_string(), ..Default::default() };
-        usage.list_actions(call).await.unwrap();
+    for key in [i64::MIN, i64::MAX] {
+        let page_token = token("ListActions", &key.to_string());
+        usage.list_actions(proto::ListActionsRequest { page_token, ..Default::default() }).await.unwrap();
+        let call = proto::ListActionsRequest { page_token: key.to_string(), ..Default::default() };
+        assert_eq!(told(usage.list_actions(call).await), bad_field("page_token"));
     }
     let call = proto::ListTicketsRequest { state: "LOCKED".into(), ..Default::default() };
     assert_eq!(told(usage.list_tickets(call).await), bad_field("state"));

@@ -8,7 +8,10 @@ use linkis_rm::{
         limit::{Pattern, Rule},
         resource::Dimension,
     },
-    transport::proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
+    transport::{
+        page::Page,
+        proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
+    },
 };
 use tokio::task::JoinSet;
 use tonic::{Code, Status, transport::Channel};
@@ -97,13 +100,16 @@ async fn limits_come_in_pages_and_tell_who_set_them_and_when() {
     let elsewhere = Limits::connect(second.address.clone()).await.unwrap();
     assert_eq!(all(&elsewhere, 3).await, told);
     set(&limits, limit(Some("c"), 9), None).await.unwrap();
-    let page_token = r#"{"user":"b"}"#.to_owned();
+    let token = |key| Page::new("ListLimits", 1, &()).unwrap().token(key);
+    let page_token = token(r#"{"user":"b"}"#);
     let call = proto::ListLimitsRequest { page_size: 1, page_token };
     let page = elsewhere.clone().list_limits(call).await.unwrap().into_inner();
     assert_eq!(as_set(&page.limits), [limit(Some("c"), 9)]);
     assert_ne!(page.limits[0].etag, told[3].etag);
-    for (page_size, page_token, field) in [(-1, "", "page_size"), (1001, "", "page_size"), (1, "x", "page_token")] {
-        let call = proto::ListLimitsRequest { page_size, page_token: page_token.to_owned() };
+    for (page_size, page_token, field) in
+        [(-1, String::new(), "page_size"), (1, "x".to_owned(), "page_token"), (1, token("x"), "page_token")]
+    {
+        let call = proto::ListLimitsRequest { page_size, page_token };
         let status = limits.clone().list_limits(call).await.unwrap_err();
         assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
     }

@@ -18,7 +18,10 @@ use linkis_rm::{
         policy::{Check, Policy},
         resource::{Dimension, Resource},
     },
-    transport::proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
+    transport::{
+        page::Page,
+        proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
+    },
 };
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -254,9 +257,11 @@ async fn bad_limits_are_refused_by_field() {
         limits.delete_limit(proto::DeleteLimitRequest { limit: Some(good), ..Default::default() }).await.unwrap_err();
     assert_eq!(status.code(), Code::NotFound);
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
-    for token in ["x", "abc", "é1"] {
-        let call = proto::ListScopesRequest { page_token: token.into(), ..Default::default() };
-        assert_eq!(usage.list_scopes(call).await.unwrap_err().code(), Code::InvalidArgument, "{token}");
+    for key in ["x", "abc", "é1"] {
+        for page_token in [key.to_owned(), Page::new("ListScopes", 1, &()).unwrap().token(key)] {
+            let call = proto::ListScopesRequest { page_token, ..Default::default() };
+            assert_eq!(usage.list_scopes(call).await.unwrap_err().code(), Code::InvalidArgument, "{key}");
+        }
     }
 }
 

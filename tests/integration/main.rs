@@ -29,6 +29,7 @@ mod metrics;
 mod migrations;
 mod observed;
 mod operators;
+mod pages;
 mod plans;
 mod private_database;
 mod proxy;

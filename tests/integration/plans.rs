@@ -20,7 +20,10 @@ use linkis_rm::{
         resource::Dimension,
     },
     store::embedded::{Embedded, Settings},
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+    transport::{
+        page::Page,
+        proto::{self, usage_service_client::UsageServiceClient},
+    },
 };
 
 use sqlx::{ConnectOptions as _, postgres::PgPool};
@@ -217,9 +220,11 @@ async fn pages(rm: &Instance, ticket_id: &str) {
         assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 10);
     }
     // From behind the first that are locked, and all that are used.
-    for (state, page_token) in [("used", ""), ("locked", "6fffffff-ffff-ffff-ffff-ffffffffffff")] {
-        let (state, page_token) = (state.into(), page_token.into());
-        let call = proto::ListTicketsRequest { state, page_token, page_size, ..Default::default() };
+    for (state, from) in [("used", None), ("locked", Some("6fffffff-ffff-ffff-ffff-ffffffffffff"))] {
+        let all = proto::ListTicketsRequest { state: state.into(), ..Default::default() };
+        let token = |key| Page::new("ListTickets", page_size, &all).unwrap().token(key);
+        let page_token = from.map(token).unwrap_or_default();
+        let call = proto::ListTicketsRequest { page_token, page_size, ..all };
         assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 10);
     }
     let engine = Some(proto::EngineInstance { application_name: "engine".into(), instance: "e7".into() });
