@@ -48,7 +48,7 @@ use crate::{
         self,
         admin::Admin,
         edge::{self, Bounds, Calls, Edge},
-        message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX},
+        message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
         observe::{self, Observe},
         proto,
         proto::{
@@ -226,7 +226,7 @@ impl Server {
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
         let routes = assemble(&store, &options, &metrics, &tasks, &stopping)?
-            .add_service(health_service.max_decoding_message_size(QUESTION_BYTES_MAX));
+            .add_service(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
         let incoming = accepted(listener, &edge, &tasks, &stopping);
@@ -312,6 +312,7 @@ fn assemble(
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
+    let limits = transport::limit::Limit::new(limits, options.times.request_timeout);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
@@ -320,14 +321,11 @@ fn assemble(
             .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
     };
     Ok(Routes::new(Limited::new(manager))
-        .add_service(
-            LimitServiceServer::new(transport::limit::Limit::new(limits, options.times.request_timeout))
-                .max_decoding_message_size(LIMITS_BYTES_MAX),
-        )
-        .add_service(UsageServiceServer::new(usage).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(AdminServiceServer::new(admin).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(reflection().build_v1()?.max_decoding_message_size(QUESTION_BYTES_MAX))
-        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(QUESTION_BYTES_MAX)))
+        .add_service(compressible!(LimitServiceServer::new(limits)).max_decoding_message_size(LIMITS_BYTES_MAX))
+        .add_service(compressible!(UsageServiceServer::new(usage)).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(compressible!(AdminServiceServer::new(admin)).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(compressible!(reflection().build_v1()?).max_decoding_message_size(QUESTION_BYTES_MAX))
+        .add_service(compressible!(reflection().build_v1alpha()?).max_decoding_message_size(QUESTION_BYTES_MAX)))
 }
 
 /// The connections of callers that were let in, until the server stops.

@@ -1,4 +1,4 @@
-//! How large a message may be that is read: a heartbeat names all tickets of a host, and limits may be many; every other call has some
+//! How large a message may be that is read, once it is unpacked: a heartbeat names all tickets of a host, and limits may be many; every other call has some
 //! dozen short fields.
 
 use std::{
@@ -30,6 +30,17 @@ pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * TICKET_BYTES + MESSAGE_BYTE
 /// The largest message about limits that is read, in bytes: with all of them it is as large as any may be.
 pub const LIMITS_BYTES_MAX: usize = HEARTBEAT_BYTES_MAX;
 
+/// A service that takes what is compressed, and answers so. A macro, because what is generated shares no trait.
+macro_rules! compressible {
+    ($service:expr) => {
+        $service
+            .accept_compressed(tonic::codec::CompressionEncoding::Gzip)
+            .send_compressed(tonic::codec::CompressionEncoding::Gzip)
+    };
+}
+
+pub(crate) use compressible;
+
 /// Serves `ResourceManagerService`, each call with the limit that is right for it: before it is read, and not only after.
 #[derive(Debug)]
 pub struct Limited<T> {
@@ -41,7 +52,9 @@ impl<T: ResourceManagerService> Limited<T> {
     /// In front of `manager`.
     pub fn new(manager: T) -> Self {
         let manager = Arc::new(manager);
-        let with = |bytes| ResourceManagerServiceServer::from_arc(manager.clone()).max_decoding_message_size(bytes);
+        let with = |bytes| {
+            compressible!(ResourceManagerServiceServer::from_arc(manager.clone())).max_decoding_message_size(bytes)
+        };
         Self { heartbeats: with(HEARTBEAT_BYTES_MAX), others: with(MESSAGE_BYTES_MAX) }
     }
 }

@@ -50,7 +50,11 @@ impl Service<http::Request<Body>> for Calls {
         Service::<http::Request<Received>>::poll_ready(&mut self.routes, cx)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Answering {
+    fn call(&mut self, mut request: http::Request<Body>) -> Answering {
+        // Many clients say of themselves that they accept it: compressing small answers would cost everybody more than it saves.
+        if request.headers().get(ENCODING).is_none_or(|encoding| encoding != "gzip") {
+            request.headers_mut().remove(ACCEPT_ENCODING);
+        }
         let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
         let uri = request.uri().clone();
         let is_reflection = uri.path().starts_with("/grpc.reflection.");
@@ -61,13 +65,17 @@ impl Service<http::Request<Body>> for Calls {
         let closing = || Box::pin(self.edge.closing.clone().cancelled_owned());
         let kind = match is_reflection {
             true => Kind::Stream { closing: closing() },
-            false => Kind::Whole { call: call.clone(), prefix: Prefix::default(), received: 0, late: None },
+            false => Kind::whole(call.clone()),
         };
         let answer = Ok(self.routes.call(request.map(|body| Received { body, kind })));
         let closing = (is_reflection || uri.path() == HEALTH_WATCH).then(closing);
         Answering { answer, uri, closing, call: Some(call) }
     }
 }
+
+/// How a message is compressed, and how its answer may be: as it is itself, and only then.
+const ENCODING: &str = "grpc-encoding";
+const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 
 /// Beside reflection, the call whose answer goes on until somebody ends it.
 const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
@@ -179,6 +187,34 @@ impl Prefix {
         let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
         (self.known == PREFIX_BYTES).then(|| length.saturating_add(PREFIX_BYTES))
     }
+
+    /// Whether the message is compressed, if that is known by now.
+    fn is_compressed(&self) -> bool {
+        let [flag, ..] = self.bytes;
+        self.known > 0 && flag == 1
+    }
+}
+
+/// The last bytes of a compressed message, which tell how long it is without that (RFC 1952). One that lies is no message: that is
+/// found when it is unpacked, and all of it is given back at once.
+#[derive(Debug, Default)]
+struct Unpacked {
+    bytes: [u8; 4],
+}
+
+impl Unpacked {
+    /// Reads on where `at` bytes of a body are known whose message ends after `end`: how long the message says to be, if that is known
+    /// by now.
+    fn read(&mut self, at: usize, data: &[u8], end: usize) -> Option<usize> {
+        let first = end.checked_sub(self.bytes.len())?;
+        for (place, byte) in (at..end).zip(data).skip(first.saturating_sub(at)) {
+            if let Some(known) = place.checked_sub(first).and_then(|place| self.bytes.get_mut(place)) {
+                *known = *byte;
+            }
+        }
+        let length = usize::try_from(u32::from_le_bytes(self.bytes)).unwrap_or(usize::MAX);
+        (at.saturating_add(data.len()) >= end).then_some(length)
+    }
 }
 
 /// The body of a call, as it arrives.
@@ -192,21 +228,30 @@ pub(super) type Closing = Pin<Box<WaitForCancellationFutureOwned>>;
 
 #[derive(Debug)]
 enum Kind {
-    /// One message. Its room is taken when it is announced, because that much is laid out for it then.
-    Whole { call: Arc<Call>, prefix: Prefix, received: usize, late: Option<Pin<Box<Sleep>>> },
+    /// One message. Its room is taken when it is announced, because that much is laid out for it then; that of what a compressed one
+    /// holds, before it is unpacked.
+    Whole { call: Arc<Call>, prefix: Prefix, unpacked: Unpacked, received: usize, late: Option<Pin<Box<Sleep>>> },
     /// Questions of some bytes each, as long as the caller likes, or until the server closes.
     Stream { closing: Closing },
 }
 
 impl Kind {
+    fn whole(call: Arc<Call>) -> Self {
+        Self::Whole { call, prefix: Prefix::default(), unpacked: Unpacked::default(), received: 0, late: None }
+    }
+
     /// Takes room for `data`.
     fn take(&mut self, data: &[u8]) -> Result<(), Error> {
-        let Self::Whole { call, prefix, received, .. } = self else { return Ok(()) };
-        *received = received.saturating_add(data.len());
+        let Self::Whole { call, prefix, unpacked, received, .. } = self else { return Ok(()) };
+        let before = *received;
+        *received = before.saturating_add(data.len());
         let announced = prefix.read(data).unwrap_or_default();
-        // What is announced beyond the largest message is refused unread.
+        // What is announced beyond the largest message is refused unread, and what is unpacked beyond it where it gets there.
         let announced = if announced > BODY_BYTES_MAX { 0 } else { announced };
-        if call.take(announced.max(*received)) {
+        let length =
+            if prefix.is_compressed() { unpacked.read(before, data, announced).unwrap_or_default() } else { 0 };
+        let length = if length > BODY_BYTES_MAX { 0 } else { length };
+        if call.take(announced.max(*received).saturating_add(length)) {
             return Ok(());
         }
         call.edge.gauges.shed.add();
@@ -313,6 +358,35 @@ mod tests {
             let told = [prefix.read(first), prefix.read(second)];
             assert_eq!(told, [(cut >= PREFIX_BYTES).then_some(263), Some(263)], "cut at {cut}");
         }
+    }
+
+    /// A message of few bytes that says to be of many has room for those before anybody unpacks it.
+    #[test]
+    fn what_is_compressed_takes_the_room_of_what_it_holds() {
+        let length: u32 = 1 << 20;
+        let message = [[1, 0, 0, 0, 20].as_slice(), &[9; 16], &length.to_le_bytes()].concat();
+        let bytes = u64::try_from(message.len()).unwrap() + u64::from(length);
+        for cut in 0..message.len() {
+            let edge = Edge::new(Bounds::DEFAULT);
+            let peer = Arc::new(Peer::new(&edge));
+            let mut body = Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
+            let (first, second) = message.split_at(cut);
+            body.take(first).unwrap();
+            assert!(edge.gauges().bytes_in_flight() < 100, "not known yet");
+            body.take(second).unwrap();
+            assert_eq!(edge.gauges().bytes_in_flight(), bytes, "cut at {cut}");
+            body.take(&[7]).unwrap();
+            assert_eq!(edge.gauges().bytes_in_flight(), bytes + 1);
+        }
+        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT });
+        let peer = Arc::new(Peer::new(&edge));
+        let call = || Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
+        let mut bodies: Vec<_> = (0..5).map(|_| call()).collect();
+        assert_eq!(
+            bodies.iter_mut().filter_map(|body| body.take(&message).ok()).count(),
+            3,
+            "its connection has a quarter"
+        );
     }
 
     #[test]
