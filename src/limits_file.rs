@@ -235,7 +235,7 @@ impl Reader {
 }
 
 fn amount(dimension: &Dimension, value: &DeValue<'_>) -> Result<i64, String> {
-    let is_size = matches!(dimension, Dimension::Memory | Dimension::QueueMemory | Dimension::KubernetesMemory);
+    let is_size = dimension.is_size();
     match value {
         DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
             Ok(amount) if amount >= 0 => Ok(amount),

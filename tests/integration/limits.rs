@@ -221,6 +221,37 @@ async fn any_label_can_be_limited_in_any_dimension() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
 }
 
+/// Beside what programs count, in the same limit or alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_person_writes_sizes_as_text() {
+    let (_database, rm) = start().await;
+    let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
+    let text = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, max)| ((*key).into(), (*max).into())).collect();
+    let written = proto::Limit {
+        labels: text(&[("user", "hadoop")]),
+        max_text: text(&[("memory", "1.5 TB"), ("cores", " 40 "), ("special.gpu", "0")]),
+        ..Default::default()
+    };
+    let counted = proto::Limit {
+        each: vec!["user".into()],
+        max: BTreeMap::from([("instances".into(), 10)]),
+        max_text: text(&[("memory", "20g")]),
+        ..Default::default()
+    };
+    for limit in [&written, &counted] {
+        let call = proto::SetLimitRequest { limit: Some(limit.clone()), ..Default::default() };
+        limits.set_limit(call).await.unwrap();
+    }
+    let told = limits.list_limits(proto::ListLimitsRequest::default()).await.unwrap().into_inner().limits;
+    assert!(told.iter().all(|limit| limit.max_text.is_empty()), "{told:?}");
+    let max = |n: usize| told[n].max.iter().map(|(key, max)| (key.as_str(), *max)).collect::<Vec<_>>();
+    assert_eq!(max(0), [("cores", 40), ("memory", 1536 * GB), ("special.gpu", 0)]);
+    assert_eq!(max(1), [("instances", 10), ("memory", 20 * GB)]);
+    let replace = proto::ReplaceLimitsRequest { limits: vec![written, counted], dry_run: true };
+    let replaced = limits.replace_limits(replace).await.unwrap().into_inner();
+    assert_eq!((replaced.added_count, replaced.changed_count, replaced.removed_count), (0, 0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_limits_are_refused_by_field() {
     let (_database, rm) = start().await;
@@ -231,6 +262,10 @@ async fn bad_limits_are_refused_by_field() {
         ..Default::default()
     };
     let text = |text: &str| text.to_owned();
+    let written = |max: &[(&str, &str)]| proto::Limit {
+        max_text: max.iter().map(|(key, size)| (text(key), text(size))).collect(),
+        ..good.clone()
+    };
     let cases = [
         (None, "limit"),
         (Some(proto::Limit { labels: BTreeMap::new(), ..good.clone() }), "limit.labels"),
@@ -245,6 +280,13 @@ async fn bad_limits_are_refused_by_field() {
         (Some(proto::Limit { max: BTreeMap::from([(text("memry"), 1)]), ..good.clone() }), "limit.max"),
         (Some(proto::Limit { max: BTreeMap::from([(text("special."), 1)]), ..good.clone() }), "limit.max"),
         (Some(proto::Limit { max: BTreeMap::from([(text("cores"), -1)]), ..good.clone() }), "limit.max"),
+        (Some(written(&[("memry", "1g")])), "limit.max_text"),
+        (Some(written(&[("instances", "5")])), "limit.max_text"),
+        (Some(written(&[("memory", "20x")])), "limit.max_text[\"memory\"]"),
+        (Some(written(&[("memory", "-1g")])), "limit.max_text[\"memory\"]"),
+        (Some(written(&[("cores", "2g")])), "limit.max_text[\"cores\"]"),
+        (Some(written(&[("cores", "")])), "limit.max_text[\"cores\"]"),
+        (Some(written(&[("special.gpu", "9223372036854775808")])), "limit.max_text[\"special.gpu\"]"),
     ];
     for (limit, field) in cases {
         let shown = format!("{limit:?}");

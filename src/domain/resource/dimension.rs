@@ -59,6 +59,12 @@ impl Dimension {
         )
     }
 
+    /// Whether it is counted in bytes, and may be written as a size such as `20g`.
+    #[must_use]
+    pub const fn is_size(&self) -> bool {
+        matches!(self, Self::Memory | Self::QueueMemory | Self::KubernetesMemory)
+    }
+
     /// The place in messages about shortages: Linkis speaks of cores first, then memory, then instances.
     pub(crate) const fn precedence(&self) -> u8 {
         match self {

@@ -8,7 +8,7 @@ use crate::{
         limit_mode::LimitMode,
         name::{FieldError, Name},
         policy::{Check, Policy, REQUIRED_MAX},
-        resource::Dimension,
+        resource::{Dimension, parse_size},
         scope::{Scope, Tally, Usage},
     },
     service::limits::{Expected, Replaced, ScopeUsage},
@@ -50,8 +50,41 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
     let limit = limit.ok_or_else(|| FieldError::new(field, "is required"))?;
     let pattern = pattern(field, limit)?;
     let mode = mode(&format!("{field}.mode"), limit.mode)?;
-    let max = maxima(&format!("{field}.max"), &limit.max, mode != LimitMode::Off)?;
+    let written = written_maxima(&format!("{field}.max_text"), &limit.max_text)?;
+    let mut max = maxima(&format!("{field}.max"), &limit.max, written.is_empty() && mode != LimitMode::Off)?;
+    for (dimension, amount) in written {
+        if max.contains_key(&dimension) {
+            let problem = format!("names {:?}, which max names, too; give it once", dimension.key());
+            return Err(FieldError::new(format!("{field}.max_text"), problem));
+        }
+        max.insert(dimension, amount);
+    }
+    if max.len() > DIMENSIONS_MAX {
+        let problem = format!("names {} dimensions with max; at most {DIMENSIONS_MAX} are allowed", max.len());
+        return Err(FieldError::new(format!("{field}.max_text"), problem));
+    }
     Ok(Rule { pattern, mode, max })
+}
+
+/// Maxima as people write them, which stand in `field`.
+fn written_maxima(field: &str, maxima: &BTreeMap<String, String>) -> Result<BTreeMap<Dimension, i64>, FieldError> {
+    if maxima.len() > DIMENSIONS_MAX {
+        let problem = format!("names {} dimensions; at most {DIMENSIONS_MAX} are allowed", maxima.len());
+        return Err(FieldError::new(field, problem));
+    }
+    let maximum = |(key, text): (&String, &String)| {
+        let dimension = dimension(field, key)?;
+        let amount = if dimension.is_size() {
+            parse_size(text).map_err(|error| error.to_string())
+        } else {
+            let digits = Some(text.trim()).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+            let number = digits.and_then(|digits| digits.parse().ok());
+            number.ok_or_else(|| format!("must be a whole number of at most {}; sizes are for memory", i64::MAX))
+        };
+        let in_key = format!("{field}[{key:?}]");
+        amount.map(|amount| (dimension, amount)).map_err(|problem| FieldError::new(in_key, problem))
+    };
+    maxima.iter().map(maximum).collect()
 }
 
 /// Maxima that stand in `field`; at least one, if they are needed.
