@@ -269,6 +269,7 @@ impl RmClient {
             preferred_labels: selector.preferred.iter().map(preference).collect(),
             placement: selector.placement.map_or(proto::Placement::Unspecified, request::placement_message).into(),
             caps: request.caps.iter().map(cap::message).collect(),
+            ..Default::default()
         };
         let mut call = self.call(message);
         call.set_timeout(self.timeout.saturating_add(request.wait_timeout));
@@ -436,6 +437,12 @@ impl RmClient {
                 return Ok(waiting);
             }
         }
+    }
+
+    /// What the instance that answers is, and what it lets its callers do.
+    pub async fn server_info(&self) -> Result<proto::GetServerInfoResponse> {
+        let call = self.call(proto::GetServerInfoRequest {});
+        Ok(self.usage.clone().get_server_info(call).await?.into_inner())
     }
 
     /// One EM.

@@ -56,6 +56,7 @@ use crate::{
             resource_manager_service_server::ResourceManagerServiceServer, usage_service_server::UsageServiceServer,
         },
         resource_manager::{ResourceManager, Times},
+        server_info::ServerInfo,
     },
 };
 
@@ -285,6 +286,12 @@ fn assemble(
         abandoned: line.leaving(),
         line: line.clone(),
     };
+    let info = ServerInfo {
+        instance_id: line.instance_id(),
+        times: options.times,
+        patience: options.patience,
+        history: options.history,
+    };
     let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
     let committer = committer.map_err(ServerError::Thread)?;
     let judge = Judge::start(store, seen.clone(), options.patience.silent_after, tasks);
@@ -311,7 +318,8 @@ fn assemble(
     let tickets = TicketLookup::start(store, tasks);
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
-    let usage = transport::usage::Usage::new(Usage::new(store.clone(), options.patience.silent_after), limits.clone());
+    let usage = Usage::new(store.clone(), options.patience.silent_after);
+    let usage = transport::usage::Usage::new(usage, limits.clone(), info);
     let limits = transport::limit::Limit::new(limits, options.times.request_timeout);
     let reflection = || {
         tonic_reflection::server::Builder::configure()

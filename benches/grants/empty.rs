@@ -45,6 +45,7 @@ impl ResourceManagerService for Empty {
             expire_time: Some(SystemTime::now().into()),
             head_room: vec![],
             over_watched: vec![],
+            queue_name: String::new(),
         };
         Ok(Response::new(proto::RequestResourceResponse { result: Some(Answer::Available(available)) }))
     }

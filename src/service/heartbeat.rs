@@ -62,6 +62,11 @@ impl Patience {
     /// What holds if nothing else is set.
     pub const DEFAULT: Self =
         Self { silent_after: Duration::from_secs(30), lost_after: Duration::from_secs(300), lost_after_reports: 3 };
+
+    /// How often an EM should report: so that one report may get lost before it falls silent.
+    pub fn report_interval(&self) -> Duration {
+        self.silent_after / 3
+    }
 }
 
 /// A ticket that an EM reported although it does not live there: its engine has to stop.
@@ -134,9 +139,9 @@ impl HeartbeatService {
         Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, patience }
     }
 
-    /// How often an EM should report: so that one report may get lost before it falls silent.
+    /// How often an EM should report.
     pub fn interval(&self) -> Duration {
-        self.patience.silent_after / 3
+        self.patience.report_interval()
     }
 
     /// Takes a report, gives up the tickets that are lost by it, and names those that are unknown.

@@ -8,6 +8,7 @@
 //! - [`identity`]: who calls;
 //! - [`observe`]: counts every call;
 //! - [`page`]: the pages of what is listed;
+//! - [`server_info`]: what an instance tells of itself;
 //! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
 pub mod admin;
@@ -20,6 +21,7 @@ pub mod message_size;
 pub mod observe;
 pub mod page;
 pub mod resource_manager;
+pub mod server_info;
 pub mod status;
 pub mod usage;
 

@@ -33,7 +33,7 @@ use super::{
 };
 
 /// The longest that a grant may stay locked.
-const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+pub const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How many tickets one heartbeat may name.
 pub const TICKETS_MAX: usize = 100_000;
@@ -84,6 +84,7 @@ impl ResourceManager {
 
     fn parse_request(&self, call: &Request<proto::RequestResourceRequest>) -> Result<(Option<EmInstance>, Ask), Error> {
         let message = call.get_ref();
+        convert::request::check_planned(message)?;
         let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
         check_text("engine_type", &message.engine_type)?;
         let resource = convert::resource::required("resource", message.resource.clone())?;

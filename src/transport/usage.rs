@@ -20,22 +20,24 @@ use super::{
     convert,
     page::{Page, bad_token, hex, parse_hex},
     proto::{self, usage_service_server::UsageService},
+    server_info::ServerInfo,
 };
 
 /// How many one call may get by their keys: as many as a page may have.
-const GET_MAX: usize = 1000;
+pub const GET_MAX: usize = 1000;
 
 /// Answers operators' questions.
 #[derive(Debug)]
 pub struct Usage {
     usage: usage::Usage,
     limits: LimitService,
+    info: proto::GetServerInfoResponse,
 }
 
 impl Usage {
     /// On top of the services.
-    pub fn new(usage: usage::Usage, limits: LimitService) -> Self {
-        Self { usage, limits }
+    pub fn new(usage: usage::Usage, limits: LimitService, info: ServerInfo) -> Self {
+        Self { usage, limits, info: info.message() }
     }
 }
 
@@ -83,6 +85,13 @@ fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
 
 #[tonic::async_trait]
 impl UsageService for Usage {
+    async fn get_server_info(
+        &self,
+        _: Request<proto::GetServerInfoRequest>,
+    ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
+        Ok(Response::new(self.info.clone()))
+    }
+
     async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
         let em = convert::request::em_instance("em", call.into_inner().em).map_err(Error::from)?;
         let (em, status) = self.usage.em(&em).await?;

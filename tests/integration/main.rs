@@ -36,6 +36,7 @@ mod private_database;
 mod proxy;
 mod queues;
 mod reported;
+mod server_info;
 mod traps;
 mod waiting;
 mod wire;

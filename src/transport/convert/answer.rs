@@ -119,6 +119,7 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
         em: Some(em_message(&ticket.em)),
         locked_time: Some(timestamp(ticket.locked_time)),
         labels: ticket.labels.as_map().clone(),
+        principal: ticket.principal.to_string(),
         ..Default::default()
     };
     match &ticket.state {
@@ -219,6 +220,7 @@ pub fn available(grant: &Grant) -> proto::AvailableResource {
         expire_time: Some(timestamp(grant.expires_at)),
         head_room: vec![],
         over_watched: grant.over_watched.iter().map(shortfall).collect(),
+        ..Default::default()
     }
 }
 
@@ -337,7 +339,10 @@ pub fn read_ticket(message: proto::Ticket) -> Result<Ticket, FieldError> {
         labels: Labels::parse("labels", message.labels)?,
         locked_time: read_time("locked_time", message.locked_time)?,
         state,
-        principal: Principal::Anonymous,
+        principal: match message.principal.as_str() {
+            "" => Principal::Anonymous,
+            name => Principal::parse("principal", name)?,
+        },
         em_epoch: 0,
     })
 }

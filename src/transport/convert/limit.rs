@@ -18,7 +18,7 @@ use crate::{
 use super::{answer::timestamp, request};
 
 /// How many limits one call may bring.
-const LIMITS_MAX: usize = 10_000;
+pub const LIMITS_MAX: usize = 10_000;
 
 /// How many limits of a kind an answer names.
 const NAMED_MAX: usize = 1000;
@@ -212,7 +212,8 @@ pub fn state(decides: bool) -> proto::LimitState {
 
 /// A rule as its administrators write it.
 pub fn limit(rule: &Rule) -> proto::Limit {
-    let mut message = proto::Limit { mode: mode_message(rule.mode).into(), ..Default::default() };
+    let (mode, name) = (mode_message(rule.mode).into(), rule.pattern.to_string());
+    let mut message = proto::Limit { mode, name, ..Default::default() };
     for (key, value) in rule.pattern.labels() {
         match value {
             Some(value) => drop(message.labels.insert(key.clone(), value.clone())),
@@ -250,14 +251,22 @@ pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Poli
     Ok((em_kind, Policy::new(checks).with(policy.required_labels.iter().cloned().collect(), placement)))
 }
 
-/// A policy as its administrators write it.
-pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
-    let check = |check| match check {
+fn check_message(check: Check) -> proto::Check {
+    match check {
         Check::Creator => proto::Check::Creator,
         Check::User => proto::Check::User,
         Check::Labels => proto::Check::Labels,
-    };
-    let checks = policy.checks().map(|kind| check(kind).into()).collect();
+    }
+}
+
+/// All checks that there are, which hold for kinds of EMs without a policy.
+pub fn checks() -> Vec<i32> {
+    Policy::default().checks().map(|kind| check_message(kind).into()).collect()
+}
+
+/// A policy as its administrators write it.
+pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
+    let checks = policy.checks().map(|kind| check_message(kind).into()).collect();
     proto::Policy {
         em_application_name: em_kind.to_string(),
         checks,

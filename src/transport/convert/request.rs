@@ -26,7 +26,7 @@ use crate::{
 use super::resource;
 
 /// For how many labels an EM may be reserved.
-const RESERVED_MAX: usize = 8;
+pub const RESERVED_MAX: usize = 8;
 
 fn missing(field: &str) -> FieldError {
     FieldError::new(field, "is required")
@@ -67,7 +67,10 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
         None => total.zero_like(),
         Some(protected) => protected.project(total.resource_type()).map_err(|_| {
             let (got, wanted) = (protected.resource_type(), total.resource_type());
-            FieldError::new("protected_resource", format!("is {got}, while total is {wanted}; give both as the same type"))
+            FieldError::new(
+                "protected_resource",
+                format!("is {got}, while total is {wanted}; give both as the same type"),
+            )
         })?,
     };
     for (dimension, amount) in protected.amounts() {
@@ -93,6 +96,21 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
         return Err(FieldError::new("reserved_labels", format!("has {key:?}, which is among labels; give it once")));
     }
     Ok(Register { em, total, protected, labels, reserved })
+}
+
+/// Checks that a request asks for nothing that has only a name yet: who set it would be told that he has what he has not.
+pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), FieldError> {
+    let planned = [
+        ("priority", request.priority != 0),
+        ("group_id", !request.group_id.is_empty()),
+        ("queue_names", !request.queue_names.is_empty()),
+    ];
+    match planned.into_iter().find(|(_, is_set)| *is_set) {
+        Some((field, _)) => {
+            Err(FieldError::new(field, "is for a later release, and means nothing in this one; leave it out"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Which EMs a request may go to; and all labels that it carries, those for this included.

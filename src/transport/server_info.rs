@@ -1,0 +1,85 @@
+//! What an instance tells of itself, so that nobody who calls it need guess.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::{
+    domain::{cap::CAPS_MAX, limit, name, selector::PREFERENCES_MAX},
+    service::heartbeat::Patience,
+};
+
+use super::{
+    convert::{self, request::RESERVED_MAX},
+    message_size::{HEARTBEAT_BYTES_MAX, LIMITS_BYTES_MAX, MESSAGE_BYTES_MAX},
+    page::{PAGE_SIZE, PAGE_SIZE_MAX},
+    proto,
+    resource_manager::{LOCK_TTL_MAX, TICKETS_MAX, Times},
+    usage::GET_MAX,
+};
+
+/// What an instance was told at its start.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerInfo {
+    /// Which it is: another whenever it starts.
+    pub instance_id: Uuid,
+    /// What its callers may wait for.
+    pub times: Times,
+    /// How long signs of life may be missing.
+    pub patience: Patience,
+    /// How long ended tickets and request ids are remembered.
+    pub history: Duration,
+}
+
+impl ServerInfo {
+    /// As callers are told.
+    pub fn message(&self) -> proto::GetServerInfoResponse {
+        let Self { instance_id, times, patience, history } = self;
+        proto::GetServerInfoResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            instance_id: instance_id.to_string(),
+            bounds: Some(bounds(times)),
+            report_interval: duration(patience.report_interval()),
+            em_silent_after: duration(patience.silent_after),
+            em_lost_after: duration(patience.lost_after),
+            lost_after_reports: patience.lost_after_reports.into(),
+            history: duration(*history),
+            tls: false,
+            authentication: false,
+            checks: convert::limit::checks(),
+        }
+    }
+}
+
+fn bounds(times: &Times) -> proto::ServerBounds {
+    let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
+    let bytes = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+    let size = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);
+    proto::ServerBounds {
+        max_wait: duration(times.max_wait),
+        request_timeout: duration(times.request_timeout),
+        default_lock_ttl: duration(times.lock_ttl),
+        max_lock_ttl: duration(LOCK_TTL_MAX),
+        max_message_bytes: bytes(MESSAGE_BYTES_MAX),
+        max_heartbeat_bytes: bytes(HEARTBEAT_BYTES_MAX),
+        max_limits_bytes: bytes(LIMITS_BYTES_MAX),
+        default_page_size: size(PAGE_SIZE),
+        max_page_size: size(PAGE_SIZE_MAX),
+        max_batch_get: count(GET_MAX),
+        max_name_chars: count(name::NAME_CHARS_MAX),
+        max_labels: count(name::LABELS_MAX),
+        max_labels_bytes: count(name::LABELS_BYTES_MAX),
+        max_reserved_labels: count(RESERVED_MAX),
+        max_preferred_labels: count(PREFERENCES_MAX),
+        max_caps: count(CAPS_MAX),
+        max_heartbeat_tickets: count(TICKETS_MAX),
+        max_limits: count(convert::limit::LIMITS_MAX),
+        max_limit_labels: count(limit::LABELS_MAX),
+        max_limit_dimensions: count(limit::DIMENSIONS_MAX),
+        max_label_sets: count(limit::LABEL_SETS_MAX),
+    }
+}
+
+fn duration(duration: Duration) -> Option<prost_types::Duration> {
+    prost_types::Duration::try_from(duration).ok()
+}
