@@ -18,7 +18,7 @@ mod rejection;
 mod request;
 
 pub use rejection::{Rejection, ended_at};
-pub use request::{Ask, Request, RequestId, RequestRecord, RequestScopes, Wait};
+pub use request::{Request, RequestId, RequestRecord, RequestScopes, RequestSpec, Wait};
 
 /// One change that somebody wants.
 #[derive(Debug, Clone, PartialEq)]

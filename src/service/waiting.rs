@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         line::{FreedSpots, QueuePosition, Spot, Spots},
-        operation::{Ask, Operation, Wait, Waiting},
+        operation::{Operation, RequestSpec, Wait, Waiting},
     },
     error::Error,
     metrics::{Held, Metrics},
@@ -126,7 +126,7 @@ impl WaitingLine {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many wait here.
-    pub fn enter(&self, any_em: bool, ask: &Ask, until: Instant) -> Result<Caller, Error> {
+    pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<Caller, Error> {
         let mut index = self.index();
         if index.callers >= WAITERS_MAX {
             return Err(Error::Overloaded);

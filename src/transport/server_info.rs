@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{cap::CAPS_MAX, limit, name, selector::PREFERENCES_MAX},
-    service::heartbeat::Patience,
+    service::heartbeat::LivenessTimeouts,
 };
 
 use super::{
@@ -14,7 +14,7 @@ use super::{
     message_size::{HEARTBEAT_BYTES_MAX, LIMITS_BYTES_MAX, MESSAGE_BYTES_MAX},
     page::{PAGE_SIZE, PAGE_SIZE_MAX},
     proto,
-    resource_manager::{LOCK_TTL_MAX, TICKETS_MAX, Times},
+    resource_manager::{LOCK_TTL_MAX, RequestTimeouts, TICKETS_MAX},
     usage::GET_MAX,
 };
 
@@ -24,9 +24,9 @@ pub struct ServerInfo {
     /// Which it is: another whenever it starts.
     pub instance_id: Uuid,
     /// What its callers may wait for.
-    pub times: Times,
+    pub times: RequestTimeouts,
     /// How long signs of life may be missing.
-    pub patience: Patience,
+    pub patience: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
 }
@@ -51,7 +51,7 @@ impl ServerInfo {
     }
 }
 
-fn bounds(times: &Times) -> proto::ServerBounds {
+fn bounds(times: &RequestTimeouts) -> proto::ServerBounds {
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let bytes = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
     let size = |number: i64| i32::try_from(number).unwrap_or(i32::MAX);

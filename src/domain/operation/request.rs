@@ -28,7 +28,7 @@ pub struct Request {
     /// Where.
     pub em: EmInstance,
     /// What.
-    pub ask: Ask,
+    pub ask: RequestSpec,
     /// How it waits in line if it does not fit; `None` to be refused then.
     pub wait: Option<Wait>,
     /// The counters that it would belong to.
@@ -94,7 +94,7 @@ pub struct Wait {
 
 /// Resources are asked for, wherever they may be.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ask {
+pub struct RequestSpec {
     /// Who asks.
     pub principal: Principal,
     /// The name that the ticket will have if it is granted.
@@ -119,7 +119,7 @@ pub struct Ask {
     pub request_id: Option<RequestId>,
 }
 
-impl Ask {
+impl RequestSpec {
     /// The labels that decide in which scopes it counts on `em`.
     pub fn ticket_labels<'a>(&'a self, em: &'a EmInstance) -> TicketLabels<'a> {
         let (user, creator) = (self.user.as_str(), self.creator.as_str());

@@ -13,7 +13,7 @@ use std::{
 use super::{
     em::{Em, EmInstance},
     name::Name,
-    operation::Ask,
+    operation::RequestSpec,
     policy::Policy,
     report::Condition,
     resource::{Resource, ResourceType},
@@ -199,7 +199,7 @@ impl View {
 
     /// The best EM on which the request fits, but for those in `except`; of those whose labels it prefers the most, where it prefers
     /// any. What it takes there counts as taken, until the EM is seen anew or [`View::settle`]d.
-    pub fn choose(&mut self, ask: &Ask, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
+    pub fn choose(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         let (em, share) = self.find(ask, policies, except)?;
         let (touched, survey) = (self.touch(), self.survey);
         self.change(&em, |host| host.assume(&share, touched, survey));
@@ -207,7 +207,7 @@ impl View {
     }
 
     /// The same, without taking anything.
-    pub fn best(&mut self, ask: &Ask, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
+    pub fn best(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         self.find(ask, policies, except).map(|(em, _)| em)
     }
 
@@ -219,7 +219,7 @@ impl View {
     /// The EM that tells best why the request fits nowhere: of those that match it, one that could answer for it, with the largest
     /// free share; rather one that is only full than one that is too small for ever. `None` if no EM matches that is neither silent nor
     /// unhealthy.
-    pub fn closest(&mut self, ask: &Ask, policies: &Policies) -> Option<EmInstance> {
+    pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = Search::new(ask, policies, Vec::new(), &[]);
         let mut shares = Shares::of(ask);
         let mut best: Option<(bool, Rank)> = None;
@@ -238,7 +238,7 @@ impl View {
     }
 
     /// How many EMs match the request, also if they are silent or unhealthy.
-    pub fn matching(&mut self, ask: &Ask, policies: &Policies) -> usize {
+    pub fn matching(&mut self, ask: &RequestSpec, policies: &Policies) -> usize {
         let search = Search::new(ask, policies, Vec::new(), &[]);
         let mut matching = 0;
         for_each_group(self, &search, |_, group, hosts, only| {
@@ -278,7 +278,12 @@ impl View {
         pool.for_each_of(&host.em, |group| group.rank(id, host));
     }
 
-    fn find(&mut self, ask: &Ask, policies: &Policies, except: &[EmInstance]) -> Option<(EmInstance, Resource)> {
+    fn find(
+        &mut self,
+        ask: &RequestSpec,
+        policies: &Policies,
+        except: &[EmInstance],
+    ) -> Option<(EmInstance, Resource)> {
         let mut shares = Shares::of(ask);
         for preferred in preferences(ask) {
             let search = Search::new(ask, policies, preferred, except);

@@ -13,7 +13,7 @@ use crate::{
     domain::{
         em::{Em, EmInstance},
         judgement,
-        ledger::{Deltas, Ledger, LineView, Snapshot, Standing},
+        ledger::{Deltas, Ledger, LineView, PostCommitState, Snapshot},
         limit::Limits,
         line::{Extent, FreedSpots, Line, viewed_spots},
         operation::{LockKey, Operation, Outcome, Rejection, StepFrom},
@@ -41,7 +41,7 @@ pub(super) struct Committed {
     /// One answer per operation, in their order.
     pub answers: Vec<Result<Outcome, Rejection>>,
     /// How what it read or wrote stands.
-    pub standing: Standing,
+    pub standing: PostCommitState,
     /// Where it made room.
     pub freed: FreedSpots,
     /// Whether others may wait in line on other instances.

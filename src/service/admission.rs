@@ -23,11 +23,11 @@ use crate::{
     domain::{
         em::{Em, EmInstance},
         judgement::{self, Room, Short, judge},
-        ledger::{LineView, Standing},
+        ledger::{LineView, PostCommitState},
         limit::Limits,
         line::{Extent, viewed_spots},
         name::Name,
-        operation::{Ask, Rejection, Request, RequestRecord},
+        operation::{Rejection, Request, RequestRecord, RequestSpec},
         scope::{Counter, Usage},
         ticket::EndedTicket,
     },
@@ -42,9 +42,9 @@ use crate::{
     },
 };
 
-mod seen;
+mod cache;
 
-pub use seen::Seen;
+pub use cache::StateCache;
 
 /// How many looks may wait.
 const QUEUE_MAX: usize = 16_384;
@@ -69,9 +69,9 @@ pub enum Verdict {
 
 /// The way to have requests looked at.
 #[derive(Clone, Debug)]
-pub struct Judge {
+pub struct Admission {
     queue: mpsc::Sender<Look>,
-    seen: Seen,
+    seen: StateCache,
     store: Store,
     silent_after: Duration,
     surveyed: SharedTry,
@@ -87,7 +87,7 @@ struct Look {
     reply: oneshot::Sender<Result<Verdict, Error>>,
 }
 
-impl Judge {
+impl Admission {
     /// Surveys all EMs, so that what they are chosen by is no older than a second, as far as it is not newer by what came through this
     /// instance. All who ask at once share one survey, or its failure.
     ///
@@ -115,13 +115,13 @@ impl Judge {
     }
 
     /// The best EM on which the request fitted when it was last seen, but for those in `except`; what it takes there is counted as
-    /// taken, until the EM is seen anew or [`Judge::settle`]d.
-    pub fn choose(&self, ask: &Ask, except: &[EmInstance]) -> Option<EmInstance> {
+    /// taken, until the EM is seen anew or [`Admission::settle`]d.
+    pub fn choose(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.choose(ask, policies, except))
     }
 
     /// The same, without counting anything as taken.
-    pub fn best(&self, ask: &Ask, except: &[EmInstance]) -> Option<EmInstance> {
+    pub fn best(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.best(ask, policies, except))
     }
 
@@ -131,12 +131,12 @@ impl Judge {
     }
 
     /// The EM that tells best why the request fits nowhere.
-    pub fn closest(&self, ask: &Ask) -> Option<EmInstance> {
+    pub fn closest(&self, ask: &RequestSpec) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.closest(ask, policies))
     }
 
     /// Why no EM can be chosen for the request.
-    pub fn none_for(&self, ask: &Ask) -> Rejection {
+    pub fn none_for(&self, ask: &RequestSpec) -> Rejection {
         match self.seen.choose(|view, policies| view.matching(ask, policies)) {
             0 => Rejection::NoEmMatches(ask.selector.to_string()),
             matching => Rejection::NoEmAvailable { matching },
@@ -144,7 +144,7 @@ impl Judge {
     }
 
     /// Starts the task that looks; it ends when all clones of the judge are gone. EMs that report are silent after `silent_after`.
-    pub fn start(store: &Store, seen: Seen, silent_after: Duration, tasks: &Tasks) -> Self {
+    pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
         tasks.spawn(run(inbox, seen.clone(), store.session(), fenced.clone()));
@@ -173,7 +173,7 @@ impl Judge {
     /// The same, and how much there was room for then, wherever the request is judged.
     ///
     /// # Errors
-    /// As of [`Judge::look`].
+    /// As of [`Admission::look`].
     pub async fn look_closely(&self, request: Request, deadline: Instant) -> Result<(Verdict, Room), Error> {
         let (room, mut told) = oneshot::channel();
         let verdict = self.ask(request, Some(room), deadline).await?;
@@ -200,7 +200,7 @@ impl Judge {
 }
 
 /// Looks which EMs there are, how well they are, and which have changed; and reads those.
-async fn survey(store: Store, seen: Seen, silent_after: Duration) -> Result<(), Error> {
+async fn survey(store: Store, seen: StateCache, silent_after: Duration) -> Result<(), Error> {
     let number = seen.choose(|view, _| view.begin_survey());
     let mut after = None;
     loop {
@@ -222,7 +222,7 @@ async fn survey(store: Store, seen: Seen, silent_after: Duration) -> Result<(), 
     Ok(())
 }
 
-async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, fenced: Arc<AtomicBool>) {
+async fn run(mut inbox: mpsc::Receiver<Look>, seen: StateCache, mut session: Session, fenced: Arc<AtomicBool>) {
     let mut looks = Vec::with_capacity(BATCH_MAX);
     let mut limits = Arc::default();
     while inbox.recv_many(&mut looks, BATCH_MAX).await > 0 {
@@ -259,7 +259,7 @@ async fn run(mut inbox: mpsc::Receiver<Look>, seen: Seen, mut session: Session, 
                 };
                 let answers: Vec<_> = looks.drain(..).map(answer).collect();
                 // Before anybody is told: what follows may depend on it.
-                seen.update_by_look(state.into_standing(), commits);
+                seen.update_by_look(state.into_post_commit_state(), commits);
                 for (answer, reply) in answers {
                     // A caller that is gone needs no answer.
                     let _ = reply.send(answer);
@@ -345,9 +345,9 @@ impl State {
         }
     }
 
-    fn into_standing(self) -> Standing {
+    fn into_post_commit_state(self) -> PostCommitState {
         let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
-        Standing { ems, gone: vec![], scopes, limits: self.limits, line: self.line }
+        PostCommitState { ems, gone: vec![], scopes, limits: self.limits, line: self.line }
     }
 }
 
