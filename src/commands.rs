@@ -171,7 +171,7 @@ mod tests {
             from_tickets: amounts(7),
             problem: String::new(),
         };
-        report.differences.extend([used, Difference::told("scope user=x", "row", "there is no row")]);
+        report.differences.extend([used, Difference::in_words("scope user=x", "row", "there is no row")]);
         assert_eq!(
             report_text(&report),
             "what          counter  stored                  true\n\

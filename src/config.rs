@@ -15,7 +15,7 @@ use crate::{
     commands::Command,
     domain::{limit::Rule, resource::parse_size},
     limits_file,
-    service::heartbeat::Patience,
+    service::heartbeat::LivenessTimeouts,
     transport::edge::{BODY_BYTES_LEAST, Bounds},
 };
 
@@ -108,19 +108,19 @@ struct Arguments {
 
 /// What the process was started for.
 #[derive(Debug)]
-pub enum Purpose {
+pub enum Mode {
     /// To serve, with these settings.
     Serve(Box<Config>),
     /// To ask a service that runs.
-    Ask(Command),
+    Command(Command),
 }
 
-impl Purpose {
+impl Mode {
     /// From the command line and the environment. Ends the process after `--help`, `--version` or an unknown flag.
     pub fn from_command_line() -> Result<Self, ConfigError> {
         let mut arguments = Arguments::parse();
         match arguments.command.take() {
-            Some(command) => Ok(Self::Ask(command)),
+            Some(command) => Ok(Self::Command(command)),
             None => Ok(Self::Serve(Box::new(arguments.check()?))),
         }
     }
@@ -144,7 +144,7 @@ pub struct Config {
     /// How long a request may wait in line for resources.
     pub max_wait: Duration,
     /// How long signs of life of EMs may be missing.
-    pub patience: Patience,
+    pub patience: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when the server stops.
@@ -170,20 +170,20 @@ pub struct ConfigError(Vec<String>);
 impl Arguments {
     fn check(self) -> Result<Config, ConfigError> {
         let mut mistakes = Vec::new();
-        let listen = keep(&mut mistakes, parse_listen(LISTEN, &self.listen, self.insecure));
+        let listen = ok_or_record(&mut mistakes, parse_listen(LISTEN, &self.listen, self.insecure));
         let http_listen = match &self.http_listen {
             None => Some(listen.map(http_default)),
             Some(text) if text.is_empty() => Some(None),
-            Some(text) => keep(&mut mistakes, parse_listen(HTTP_LISTEN, text, self.insecure)).map(Some),
+            Some(text) => ok_or_record(&mut mistakes, parse_listen(HTTP_LISTEN, text, self.insecure)).map(Some),
         };
         let database = match self.database_url.as_deref().filter(|url| !url.is_empty()) {
             None => Some(Database::Embedded(self.data_dir.clone())),
-            Some(url) => keep(&mut mistakes, parse_database(url, self.data_dir.is_some())),
+            Some(url) => ok_or_record(&mut mistakes, parse_database(url, self.data_dir.is_some())),
         };
         let limits = self.limits.as_deref().map(read_limits).transpose();
-        let limits = keep(&mut mistakes, limits);
+        let limits = ok_or_record(&mut mistakes, limits);
         let mut duration = |name: &str, text: &str, least: &str, most: &str| {
-            keep(&mut mistakes, parse_duration(name, text, least, most))
+            ok_or_record(&mut mistakes, parse_duration(name, text, least, most))
         };
         let lock_ttl = duration("--lock-ttl (LINKIS_RM_LOCK_TTL)", &self.lock_ttl, "1ms", "24h");
         let request_timeout =
@@ -238,15 +238,15 @@ impl Arguments {
 
     fn bounds(&self, mistakes: &mut Vec<String>) -> Option<Bounds> {
         let name = "--max-connections (LINKIS_RM_MAX_CONNECTIONS)";
-        let connections = keep(mistakes, parse_number(name, &self.max_connections, 1, 1_000_000));
+        let connections = ok_or_record(mistakes, parse_number(name, &self.max_connections, 1, 1_000_000));
         let name = "--max-connection-calls (LINKIS_RM_MAX_CONNECTION_CALLS)";
-        let connection_streams = keep(mistakes, parse_number(name, &self.max_connection_calls, 1, 65_536));
+        let connection_streams = ok_or_record(mistakes, parse_number(name, &self.max_connection_calls, 1, 65_536));
         let name = "--handshake-timeout (LINKIS_RM_HANDSHAKE_TIMEOUT)";
-        let handshake_timeout = keep(mistakes, parse_duration(name, &self.handshake_timeout, "100ms", "1h"));
+        let handshake_timeout = ok_or_record(mistakes, parse_duration(name, &self.handshake_timeout, "100ms", "1h"));
         let name = "--body-timeout (LINKIS_RM_BODY_TIMEOUT)";
-        let body_timeout = keep(mistakes, parse_duration(name, &self.body_timeout, "100ms", "1h"));
+        let body_timeout = ok_or_record(mistakes, parse_duration(name, &self.body_timeout, "100ms", "1h"));
         let name = "--max-body-bytes (LINKIS_RM_MAX_BODY_BYTES)";
-        let body_bytes = keep(mistakes, parse_bytes(name, &self.max_body_bytes, BODY_BYTES_LEAST));
+        let body_bytes = ok_or_record(mistakes, parse_bytes(name, &self.max_body_bytes, BODY_BYTES_LEAST));
         Some(Bounds {
             connections: connections?,
             connection_streams: connection_streams?,
@@ -256,13 +256,13 @@ impl Arguments {
         })
     }
 
-    fn patience(&self, mistakes: &mut Vec<String>) -> Option<Patience> {
+    fn patience(&self, mistakes: &mut Vec<String>) -> Option<LivenessTimeouts> {
         let silent = "--em-silent-after (LINKIS_RM_EM_SILENT_AFTER)";
-        let silent_after = keep(mistakes, parse_duration(silent, &self.em_silent_after, "1s", "1d"));
+        let silent_after = ok_or_record(mistakes, parse_duration(silent, &self.em_silent_after, "1s", "1d"));
         let lost = "--em-lost-after (LINKIS_RM_EM_LOST_AFTER)";
-        let lost_after = keep(mistakes, parse_duration(lost, &self.em_lost_after, "2s", "30d"));
+        let lost_after = ok_or_record(mistakes, parse_duration(lost, &self.em_lost_after, "2s", "30d"));
         let reports = "--lost-after-reports (LINKIS_RM_LOST_AFTER_REPORTS)";
-        let reports = keep(mistakes, parse_number(reports, &self.lost_after_reports, 1, 100));
+        let reports = ok_or_record(mistakes, parse_number(reports, &self.lost_after_reports, 1, 100));
         let (silent_after, lost_after) = silent_after.zip(lost_after)?;
         // So that every EM has the time for a report after the service was away, or after its clock jumped.
         if lost_after < silent_after * 2 {
@@ -272,7 +272,7 @@ impl Arguments {
             ));
             return None;
         }
-        Some(Patience { silent_after, lost_after, lost_after_reports: reports? })
+        Some(LivenessTimeouts { silent_after, lost_after, lost_after_reports: reports? })
     }
 }
 
@@ -291,7 +291,7 @@ fn parse_bytes(name: &str, text: &str, least: usize) -> Result<usize, String> {
     })
 }
 
-fn keep<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
+fn ok_or_record<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
     parsed.map_err(|mistake| mistakes.push(mistake)).ok()
 }
 
@@ -376,7 +376,7 @@ mod tests {
         let config = check(&[]).unwrap();
         assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
         assert_eq!(config.lock_ttl, Duration::from_secs(600));
-        assert_eq!(config.patience, Patience::DEFAULT);
+        assert_eq!(config.patience, LivenessTimeouts::DEFAULT);
         assert_eq!(config.bounds, Bounds::DEFAULT);
     }
 

@@ -3,11 +3,11 @@
 use std::{error::Error, process::ExitCode};
 
 use linkis_rm::{
-    config::{Config, Database, Purpose},
+    config::{Config, Database, Mode},
     server::{self, Ending, Options, Server},
     store::embedded::{self, Embedded},
     telemetry,
-    transport::{edge, resource_manager::Times},
+    transport::{edge, resource_manager::RequestTimeouts},
 };
 use sqlx::postgres::PgConnectOptions;
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,9 +21,9 @@ const EXIT_USAGE: u8 = 64;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let config = match Purpose::from_command_line() {
-        Ok(Purpose::Serve(config)) => config,
-        Ok(Purpose::Ask(command)) => return command.run().await,
+    let config = match Mode::from_command_line() {
+        Ok(Mode::Serve(config)) => config,
+        Ok(Mode::Command(command)) => return command.run().await,
         Err(error) => {
             eprintln!("{error}Type linkis-rm --help for what can be set.");
             return ExitCode::from(EXIT_USAGE);
@@ -49,7 +49,11 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     };
     let (options, private) = database(&config.database).await?;
     let server_options = Options {
-        times: Times { lock_ttl: config.lock_ttl, request_timeout: config.request_timeout, max_wait: config.max_wait },
+        times: RequestTimeouts {
+            lock_ttl: config.lock_ttl,
+            request_timeout: config.request_timeout,
+            max_wait: config.max_wait,
+        },
         patience: config.patience,
         history: config.history,
         drain_timeout: config.drain_timeout,

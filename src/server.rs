@@ -22,6 +22,7 @@ use crate::{
     http::{self, Readiness},
     metrics::Metrics,
     service::{
+        admission::{Admission, StateCache},
         audit::AuditService,
         background::{
             Driver,
@@ -34,8 +35,7 @@ use crate::{
             silence::Silence,
         },
         committer::{AfterCommit, Committer},
-        heartbeat::{HeartbeatService, Patience},
-        judge::{Judge, Seen},
+        heartbeat::{HeartbeatService, LivenessTimeouts},
         limits::LimitService,
         request_resource::RequestResourceService,
         tasks::Tasks,
@@ -55,7 +55,7 @@ use crate::{
             admin_service_server::AdminServiceServer, limit_service_server::LimitServiceServer,
             resource_manager_service_server::ResourceManagerServiceServer, usage_service_server::UsageServiceServer,
         },
-        resource_manager::{ResourceManager, Times},
+        resource_manager::{RequestTimeouts, ResourceManager},
     },
 };
 
@@ -76,9 +76,9 @@ const ACCEPTED_MAX: usize = 16;
 #[derive(Debug, Clone)]
 pub struct Options {
     /// What its callers may wait for.
-    pub times: Times,
+    pub times: RequestTimeouts,
     /// How long signs of life of its EMs may be missing.
-    pub patience: Patience,
+    pub patience: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when it stops.
@@ -276,7 +276,7 @@ fn assemble(
     tasks: &Tasks,
     stopping: &CancellationToken,
 ) -> Result<Routes, ServerError> {
-    let seen = Seen::new(metrics.clone());
+    let seen = StateCache::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
     let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), tasks, stopping.clone());
     let after_commit = AfterCommit {
@@ -287,7 +287,7 @@ fn assemble(
     };
     let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
     let committer = committer.map_err(ServerError::Thread)?;
-    let judge = Judge::start(store, seen.clone(), options.patience.silent_after, tasks);
+    let admission = Admission::start(store, seen.clone(), options.patience.silent_after, tasks);
     let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
     let turned_down = expiry::TurnedDown::default();
     tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
@@ -301,11 +301,11 @@ fn assemble(
     driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
     driver.start(CountLabelSets::new(committer.clone(), holder, metrics.jobs("label_sets")), counting.clone());
 
-    tasks.spawn(waiting::keep(line.clone(), leaving));
+    tasks.spawn(waiting::run(line.clone(), leaving));
     tasks.spawn(waiting::live(line.clone()));
-    tasks.spawn(waiting::listen(line.clone(), judge.clone()));
+    tasks.spawn(waiting::listen(line.clone(), admission.clone()));
 
-    let request_resource = RequestResourceService::new(judge, committer.clone(), line);
+    let request_resource = RequestResourceService::new(admission, committer.clone(), line);
     let admin = Admin::new(AuditService::new(store.clone()), committer.clone(), options.times.request_timeout);
     let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
     let tickets = TicketLookup::start(store, tasks);
@@ -379,8 +379,8 @@ async fn watch_health(health: Health, store: Store, stopping: CancellationToken)
             () = stopping.cancelled() => Readiness::Stopping,
             answers = look => if answers { Readiness::Ready } else { Readiness::NoDatabase },
         };
-        health.metrics.database.look(readiness != Readiness::NoDatabase, store.pool());
-        health.tell(readiness).await;
+        health.metrics.database.observe(readiness != Readiness::NoDatabase, store.pool());
+        health.publish(readiness).await;
         if readiness == Readiness::Stopping {
             return;
         }
@@ -388,7 +388,7 @@ async fn watch_health(health: Health, store: Store, stopping: CancellationToken)
 }
 
 impl Health {
-    async fn tell(&self, readiness: Readiness) {
+    async fn publish(&self, readiness: Readiness) {
         let _ = self.readiness.send_replace(readiness);
         if readiness == Readiness::Ready {
             self.grpc.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;

@@ -4,9 +4,9 @@ use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use linkis_rm::{
     server::{Ending, Options, Server, ServerError, listen},
-    service::heartbeat::Patience,
+    service::heartbeat::LivenessTimeouts,
     store::embedded::{Embedded, Settings},
-    transport::{edge::Bounds, resource_manager::Times},
+    transport::{edge::Bounds, resource_manager::RequestTimeouts},
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -16,12 +16,12 @@ const ANY_FREE_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net:
 
 /// What the `linkis-rm` program has by default.
 const OPTIONS: Options = Options {
-    times: Times {
+    times: RequestTimeouts {
         lock_ttl: Duration::from_secs(600),
         request_timeout: Duration::from_secs(30),
         max_wait: Duration::from_secs(600),
     },
-    patience: Patience::DEFAULT,
+    patience: LivenessTimeouts::DEFAULT,
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
     bounds: Bounds::DEFAULT,

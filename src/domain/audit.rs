@@ -58,7 +58,7 @@ pub struct Difference {
 
 impl Difference {
     /// A difference that only words can tell.
-    pub fn told(what: impl fmt::Display, counter: &str, problem: impl fmt::Display) -> Self {
+    pub fn in_words(what: impl fmt::Display, counter: &str, problem: impl fmt::Display) -> Self {
         let (what, problem) = (what.to_string(), problem.to_string());
         Self { what, counter: counter.to_owned(), problem, ..Self::default() }
     }
@@ -256,17 +256,17 @@ impl EmBooks {
         let subject = self.subject();
         let counters = match self.true_counters(sums) {
             Ok(counters) => counters,
-            Err(problem) => return vec![Difference::told(subject, "tickets", problem)],
+            Err(problem) => return vec![Difference::in_words(subject, "tickets", problem)],
         };
         let compare = |counter: &str, stored: Result<Amounts, String>, from_tickets| match stored {
             Ok(stored) => Difference::between(&subject, counter, stored, from_tickets),
-            Err(problem) => Some(Difference::told(&subject, counter, problem)),
+            Err(problem) => Some(Difference::in_words(&subject, counter, problem)),
         };
         let amounts = |resource: Resource| resource.amounts().collect::<Amounts>();
         let other_tickets = (self.used_tickets != counters.used_tickets).then(|| {
             let told = |digest: TicketDigest| format!("{} tickets, xored {}", digest.count, digest.xor);
             let (stored, found) = (told(self.used_tickets), told(counters.used_tickets));
-            Difference::told(&subject, "used_tickets", format!("its digest says {stored}; there are {found}"))
+            Difference::in_words(&subject, "used_tickets", format!("its digest says {stored}; there are {found}"))
         });
         let is_short = counters.left.is_negative_anywhere();
         let marked = (self.over_committed != is_short).then(|| {
@@ -274,7 +274,7 @@ impl EmBooks {
                 true => "it holds more than it provides, and is not marked so",
                 false => "it is marked as holding more than it provides, and does not",
             };
-            Difference::told(&subject, "over_committed", problem)
+            Difference::in_words(&subject, "over_committed", problem)
         });
         [
             compare("used", self.used.clone().map(amounts), amounts(counters.used)),
@@ -323,7 +323,7 @@ impl Stray {
         let mut found: Vec<Difference> =
             [compare("used", &self.usage.used), compare("locked", &self.usage.locked)].into_iter().flatten().collect();
         if found.is_empty() {
-            return vec![Difference::told(subject, "tickets", problem)];
+            return vec![Difference::in_words(subject, "tickets", problem)];
         }
         found.iter_mut().for_each(|difference| difference.problem.clone_from(&problem));
         found
@@ -377,7 +377,7 @@ impl ScopeSums {
             return None;
         }
         let subject = Subject::Scope(row.counter.scope.clone());
-        let told = |problem| vec![Difference::told(&subject, "row", problem)];
+        let told = |problem| vec![Difference::in_words(&subject, "row", problem)];
         let delete = || ScopeFix::Delete(row.counter.clone(), row.hash.clone());
         if !row.is_in_place {
             return Some((told("its row is where nobody looks for it"), delete()));
@@ -388,7 +388,7 @@ impl ScopeSums {
         let sums = self.sums.remove(&row.counter).unwrap_or_default();
         let differences = match &row.usage {
             Ok(stored) => usage_differences(&subject, stored, &sums),
-            Err(problem) => vec![Difference::told(&subject, "row", problem)],
+            Err(problem) => vec![Difference::in_words(&subject, "row", problem)],
         };
         (!differences.is_empty()).then(|| (differences, ScopeFix::Update(row.counter.clone(), sums)))
     }
@@ -471,7 +471,7 @@ mod tests {
     #[test]
     fn more_differences_than_are_told_are_counted() {
         let mut differences = Differences::default();
-        differences.extend((0..Differences::TOLD_MAX + 5).map(|n| Difference::told(n, "used", "")));
+        differences.extend((0..Differences::TOLD_MAX + 5).map(|n| Difference::in_words(n, "used", "")));
         assert_eq!((differences.first.len(), differences.count), (Differences::TOLD_MAX, Differences::TOLD_MAX + 5));
     }
 }

@@ -8,7 +8,7 @@ use super::{
     limit::{LimitedScope, Limits},
     limit_mode::LimitMode,
     line::{Line, QueuePosition, Spot, Spots},
-    operation::{Ask, Rejection, Request},
+    operation::{Rejection, Request, RequestSpec},
     refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
     resource::{Dimension, Resource, ResourceError, behind},
     scope::{Counter, Usage},
@@ -122,7 +122,7 @@ pub fn judge<'a>(
     usage: impl Fn(&Counter) -> Option<&'a Usage>,
     line: &Line,
     position: Option<QueuePosition>,
-    ask: &Ask,
+    ask: &RequestSpec,
 ) -> Result<Result<Resource, Box<Short>>, Rejection> {
     let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
     let share = em.project(&ask.resource).map_err(unanswerable)?;
@@ -160,7 +160,7 @@ pub fn judge<'a>(
 ///
 /// # Errors
 /// [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`], [`Rejection::CapNotCounted`].
-pub fn admit(em: &Em, limits: &Limits, ask: &Ask) -> Result<(), Rejection> {
+pub fn admit(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejection> {
     let instance = || em.instance.clone();
     let policy = limits.policies().get(&em.instance.application_name);
     if let Some(key) = policy.and_then(|policy| policy.lacking(|key| ask.carries(key))) {
@@ -190,7 +190,7 @@ pub fn fits<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&Counter) -> Option<&'a Usage>,
     line: &Line,
-    ask: &Ask,
+    ask: &RequestSpec,
 ) -> bool {
     let (Ok(share), Ok(left)) = (em.project(&ask.resource), em.left()) else { return false };
     let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), None);

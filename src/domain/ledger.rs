@@ -158,7 +158,7 @@ impl Deltas {
 
 /// How EMs and scopes stand after a batch.
 #[derive(Debug)]
-pub struct Standing {
+pub struct PostCommitState {
     /// The EMs that are registered.
     pub ems: Vec<Em>,
     /// The EMs that are not.
@@ -309,7 +309,7 @@ impl Ledger {
     }
 
     /// What has to be written, and how everything that was read stands after it.
-    pub fn finish(mut self) -> (Deltas, Standing) {
+    pub fn finish(mut self) -> (Deltas, PostCommitState) {
         let mut ems = Vec::with_capacity(self.ems.len());
         let mut gone = Vec::new();
         for (instance, slot) in self.ems {
@@ -351,7 +351,7 @@ impl Ledger {
             }
             scopes.push((scope, slot.usage));
         }
-        (self.deltas, Standing { ems, gone, scopes, limits: self.limits, line: self.line })
+        (self.deltas, PostCommitState { ems, gone, scopes, limits: self.limits, line: self.line })
     }
 
     fn register(&mut self, op: &Register) -> Result<Outcome, Rejection> {
@@ -441,7 +441,7 @@ impl Ledger {
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |at, usage| usage.locked.add(at.share(&op.ask.resource), 1))?;
-        self.keep(counted);
+        self.apply_usage(counted);
         let em = registered_em(&mut self.ems, &op.em)?;
         em.current.locked = em_locked;
         *em.counted = true;
@@ -517,17 +517,17 @@ impl Ledger {
         let mut counted = HashMap::new();
         let scopes = counters(&self.limits, em.counted, ticket_id, &ticket.ticket_labels());
         self.count(&mut counted, &scopes, |at, usage| give_back(at, usage, &ticket))?;
-        self.keep(counted);
+        self.apply_usage(counted);
         let slot = stored_em(&mut self.ems, &ticket.em)?;
         *slot.current = em;
         *slot.counted = true;
         self.free(&ticket.em, &scopes, 1);
-        self.forget(ticket_id, end);
+        self.end_ticket(ticket_id, end);
         Ok(())
     }
 
     /// Moves a ticket from those that live to those that ended.
-    fn forget(&mut self, ticket_id: Uuid, end: End) {
+    fn end_ticket(&mut self, ticket_id: Uuid, end: End) {
         if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
             let (user, em) = (ticket.user.clone(), ticket.em.clone());
             self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
@@ -571,7 +571,7 @@ impl Ledger {
     }
 
     /// Makes what was counted hold.
-    fn keep(&mut self, counted: HashMap<Counter, Usage>) {
+    fn apply_usage(&mut self, counted: HashMap<Counter, Usage>) {
         let slots = counted.into_iter().map(|(counter, usage)| (counter, ScopeSlot { usage, changed: true }));
         self.scopes.extend(slots);
     }

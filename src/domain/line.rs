@@ -97,7 +97,7 @@ impl fmt::Display for QueuePosition {
 
 /// How somebody stands at a spot.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Stand {
+pub struct WaitEntry {
     /// What is waited for.
     pub resource: Resource,
     /// Whether the spot is what it waits for; otherwise it only keeps its room there.
@@ -209,7 +209,7 @@ pub struct Line(HashMap<Spot, Arc<Queue>>);
 /// Who stands at one spot.
 #[derive(Debug, Clone, Default)]
 struct Queue {
-    stands: BTreeMap<QueuePosition, Stand>,
+    stands: BTreeMap<QueuePosition, WaitEntry>,
     /// What all of them wait for together, once somebody has asked.
     total: OnceLock<Tally>,
     /// What those before every [`STRIDE`]th wait for together, once somebody far behind has asked.
@@ -293,7 +293,7 @@ impl Line {
     }
 
     /// Somebody stands at a spot.
-    pub fn insert(&mut self, spot: Spot, position: QueuePosition, stand: Stand) {
+    pub fn insert(&mut self, spot: Spot, position: QueuePosition, stand: WaitEntry) {
         let queue = Arc::make_mut(self.0.entry(spot).or_default());
         if let Some(total) = queue.total.get_mut() {
             total.add_up(&stand.resource);
@@ -358,7 +358,7 @@ impl Line {
     }
 }
 
-fn sum<'a>(stands: impl Iterator<Item = &'a Stand>) -> Tally {
+fn sum<'a>(stands: impl Iterator<Item = &'a WaitEntry>) -> Tally {
     let mut sum = Tally::default();
     stands.for_each(|stand| sum.add_up(&stand.resource));
     sum
@@ -386,7 +386,7 @@ mod tests {
         let stands = line.stand(position(number), &spots.iter().cloned().collect());
         let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
         for (spot, is_short) in &stands {
-            line.insert(spot.clone(), position(number), Stand { resource: resource.clone(), is_short: *is_short });
+            line.insert(spot.clone(), position(number), WaitEntry { resource: resource.clone(), is_short: *is_short });
         }
         stands
     }

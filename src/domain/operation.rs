@@ -18,7 +18,7 @@ mod rejection;
 mod request;
 
 pub use rejection::{Rejection, ended_at};
-pub use request::{Ask, Request, RequestId, RequestRecord, RequestScopes, Wait};
+pub use request::{Request, RequestId, RequestRecord, RequestScopes, RequestSpec, Wait};
 
 /// One change that somebody wants.
 #[derive(Debug, Clone, PartialEq)]
@@ -278,7 +278,7 @@ impl Operation {
 
     /// The position in line of a request that has one.
     pub fn position(&self) -> Option<QueuePosition> {
-        self.request()?.wait.as_ref()?.position
+        self.request()?.position()
     }
 
     /// The request id that it carries.

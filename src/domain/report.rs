@@ -188,14 +188,14 @@ pub enum Arrival {
     /// A later one, or a later registration, came before.
     Stale,
     /// No registration has its epoch yet.
-    Unborn,
+    FutureEpoch,
 }
 
 impl Arrival {
     /// What `report` is to an EM that registered last as `registered`, and whose last report was `last`.
     pub fn of(report: ReportNumber, registered: i64, last: Option<ReportNumber>) -> Self {
         match (report.epoch.cmp(&registered), last.map(|last| report.cmp(&last))) {
-            (Ordering::Greater, _) => Self::Unborn,
+            (Ordering::Greater, _) => Self::FutureEpoch,
             (Ordering::Less, _) | (Ordering::Equal, Some(Ordering::Less)) => Self::Stale,
             (Ordering::Equal, Some(Ordering::Equal)) => Self::Repeat,
             (Ordering::Equal, Some(Ordering::Greater) | None) => Self::New,
@@ -325,7 +325,7 @@ mod tests {
             (number(2, 1), Some(number(2, 1)), Arrival::Repeat),
             (number(2, 1), Some(number(2, 2)), Arrival::Stale),
             (number(1, 9), Some(number(1, 9)), Arrival::Stale),
-            (number(3, 1), None, Arrival::Unborn),
+            (number(3, 1), None, Arrival::FutureEpoch),
         ] {
             assert_eq!(Arrival::of(report, 2, last), expected, "{report:?} after {last:?}");
         }

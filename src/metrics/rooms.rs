@@ -277,7 +277,7 @@ impl Database {
     }
 
     /// How a look at the database went, and how its pool stood then.
-    pub fn look(&self, answers: bool, pool: &PgPool) {
+    pub fn observe(&self, answers: bool, pool: &PgPool) {
         let (size, idle) = (usize::try_from(pool.size()).unwrap_or(usize::MAX), pool.num_idle());
         self.up.set(i64::from(answers));
         set(&self.idle, idle);

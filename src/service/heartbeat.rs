@@ -28,7 +28,7 @@ use crate::{
     store::Store,
 };
 
-use super::{committer::Committer, judge::Seen, tasks::Tasks};
+use super::{admission::StateCache, committer::Committer, tasks::Tasks};
 
 mod compare;
 mod keep;
@@ -49,7 +49,7 @@ const LOST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long signs of life may be missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct LivenessTimeouts {
     /// An EM of which nothing was heard for so long is not chosen.
     pub silent_after: Duration,
     /// An EM of which nothing was heard for so long is given up: at least twice `silent_after`.
@@ -58,7 +58,7 @@ pub struct Patience {
     pub lost_after_reports: i16,
 }
 
-impl Patience {
+impl LivenessTimeouts {
     /// What holds if nothing else is set.
     pub const DEFAULT: Self =
         Self { silent_after: Duration::from_secs(30), lost_after: Duration::from_secs(300), lost_after_reports: 3 };
@@ -121,12 +121,18 @@ pub struct HeartbeatService {
     queue: mpsc::Sender<Pending>,
     room: Arc<Semaphore>,
     committer: Committer,
-    patience: Patience,
+    patience: LivenessTimeouts,
 }
 
 impl HeartbeatService {
     /// Starts the tasks that take reports; they end when all clones of the service are gone. What EMs say of themselves is `seen`.
-    pub fn start(store: &Store, seen: Seen, committer: Committer, patience: Patience, tasks: &Tasks) -> Self {
+    pub fn start(
+        store: &Store,
+        seen: StateCache,
+        committer: Committer,
+        patience: LivenessTimeouts,
+        tasks: &Tasks,
+    ) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let (differing, compared) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(keep::run(inbox, differing, store.session(), seen));

@@ -1,7 +1,8 @@
 //! Use cases, between the transport and the store.
 //!
+//! - `reading`: what requests are judged by, for a look and for a commit;
 //! - [`request_resource`]: resolves a request, judges it first without locks, and has it granted;
-//! - [`judge`]: the read-only look, many requests at a time;
+//! - [`admission`]: the read-only look, many requests at a time;
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
 //! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
@@ -13,12 +14,13 @@
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
 
+pub mod admission;
 pub mod audit;
 pub mod background;
 pub mod committer;
 pub mod heartbeat;
-pub mod judge;
 pub mod limits;
+mod reading;
 pub mod request_resource;
 pub mod shared_try;
 pub mod tasks;

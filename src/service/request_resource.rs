@@ -9,14 +9,14 @@ use crate::{
     domain::{
         em::EmInstance,
         judgement::{Room, Short},
-        operation::{Ask, Operation, Outcome, Rejection, Request, RequestScopes},
+        operation::{Operation, Outcome, Rejection, Request, RequestScopes, RequestSpec},
     },
     error::Error,
 };
 
 use super::{
+    admission::{Admission, Verdict},
     committer::Committer,
-    judge::{Judge, Verdict},
     waiting::{Caller, WaitingLine, Wake, Woken},
 };
 
@@ -26,7 +26,7 @@ const CANDIDATES_MAX: usize = 4;
 /// Grants requests, or explains why not.
 #[derive(Clone, Debug)]
 pub struct RequestResourceService {
-    judge: Judge,
+    admission: Admission,
     committer: Committer,
     line: WaitingLine,
 }
@@ -41,17 +41,22 @@ pub struct Deadlines {
 }
 
 impl RequestResourceService {
-    /// On top of the judge, the committer and the waiting line of this instance.
-    pub fn new(judge: Judge, committer: Committer, line: WaitingLine) -> Self {
-        Self { judge, committer, line }
+    /// On top of the admission, the committer and the waiting line of this instance.
+    pub fn new(admission: Admission, committer: Committer, line: WaitingLine) -> Self {
+        Self { admission, committer, line }
     }
 
     /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen.
-    pub async fn request(&self, em: Option<EmInstance>, ask: Ask, deadlines: Deadlines) -> Result<Outcome, Error> {
+    pub async fn request(
+        &self,
+        em: Option<EmInstance>,
+        ask: RequestSpec,
+        deadlines: Deadlines,
+    ) -> Result<Outcome, Error> {
         let any_em = em.is_none();
         if let (Some(em), Some(until)) = (&em, deadlines.line) {
             let request = request(em.clone(), &ask);
-            if self.judge.is_doubtful(&request) {
+            if self.admission.is_doubtful(&request) {
                 // It is ready to stand in line: what a look may show, the ledger would find again.
                 return self.wait(request, self.line.enter(any_em, &ask, until)?).await;
             }
@@ -62,7 +67,7 @@ impl RequestResourceService {
         };
         match (answer, deadlines.line) {
             (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
-                let em = em.or_else(|| self.judge.closest(&ask)).ok_or_else(|| self.judge.none_for(&ask))?;
+                let em = em.or_else(|| self.admission.closest(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
                 self.wait(request(em, &ask), self.line.enter(any_em, &ask, until)?).await
             }
             (answer, _) => Ok(answer),
@@ -73,26 +78,26 @@ impl RequestResourceService {
     pub async fn dry_run(
         &self,
         em: Option<EmInstance>,
-        ask: Ask,
+        ask: RequestSpec,
         deadline: Instant,
     ) -> Result<(EmInstance, Verdict, Room), Error> {
         let em = match em {
             Some(em) => em,
             None => {
-                self.judge.survey(deadline).await?;
-                self.judge
+                self.admission.survey(deadline).await?;
+                self.admission
                     .best(&ask, &[])
-                    .or_else(|| self.judge.closest(&ask))
-                    .ok_or_else(|| self.judge.none_for(&ask))?
+                    .or_else(|| self.admission.closest(&ask))
+                    .ok_or_else(|| self.admission.none_for(&ask))?
             }
         };
-        let (verdict, room) = self.judge.look_closely(request(em.clone(), &ask), deadline).await?;
+        let (verdict, room) = self.admission.look_closely(request(em.clone(), &ask), deadline).await?;
         Ok((em, verdict, room))
     }
 
     async fn request_on(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {
-        if self.judge.is_doubtful(&request)
-            && let Verdict::Refused(short) = self.judge.look(request.clone(), deadline).await?
+        if self.admission.is_doubtful(&request)
+            && let Verdict::Refused(short) = self.admission.look(request.clone(), deadline).await?
         {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
@@ -102,27 +107,27 @@ impl RequestResourceService {
 
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
     /// none, the one that comes closest says why.
-    async fn choose(&self, ask: &Ask, deadline: Instant) -> Result<Outcome, Error> {
-        self.judge.survey_beside(deadline).await?;
+    async fn choose(&self, ask: &RequestSpec, deadline: Instant) -> Result<Outcome, Error> {
+        self.admission.survey_beside(deadline).await?;
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
         }
-        self.judge.survey(deadline).await?;
+        self.admission.survey(deadline).await?;
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
         }
-        let em = self.judge.closest(ask).ok_or_else(|| self.judge.none_for(ask))?;
+        let em = self.admission.closest(ask).ok_or_else(|| self.admission.none_for(ask))?;
         self.request_on(request(em, ask), deadline).await
     }
 
     /// What the first of some EMs answers on which it fits.
-    async fn try_some(&self, ask: &Ask, deadline: Instant) -> Option<Result<Outcome, Error>> {
+    async fn try_some(&self, ask: &RequestSpec, deadline: Instant) -> Option<Result<Outcome, Error>> {
         let mut tried = Vec::new();
         while tried.len() < CANDIDATES_MAX {
-            let em = self.judge.choose(ask, &tried)?;
+            let em = self.admission.choose(ask, &tried)?;
             let answer = self.request_on(request(em.clone(), ask), deadline).await;
             if !matches!(answer, Ok(Outcome::Granted(_))) {
-                self.judge.settle(&em);
+                self.admission.settle(&em);
             }
             match answer {
                 // Somebody was faster, or the EM is another by now; there may still be room elsewhere.
@@ -206,8 +211,8 @@ impl RequestResourceService {
         if !caller.any_em() {
             return Ok(None);
         }
-        self.judge.survey(caller.until()).await?;
-        Ok(self.judge.closest(&request.ask).filter(|em| *em != request.em))
+        self.admission.survey(caller.until()).await?;
+        Ok(self.admission.closest(&request.ask).filter(|em| *em != request.em))
     }
 
     /// Waits until the request may fit, or has to stand elsewhere in line; `None` when the caller's time is up.
@@ -243,7 +248,7 @@ impl RequestResourceService {
         }
         request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
         if !caller.any_em() {
-            match self.judge.last_seen(request) {
+            match self.admission.last_seen(request) {
                 // The ledger would find the same as a look.
                 Some(Verdict::Fits) => return Ok(Some(None)),
                 // What was seen is as new as what it was woken by.
@@ -257,19 +262,19 @@ impl RequestResourceService {
 
     async fn look_again(&self, request: &Request, caller: &Caller) -> Result<Option<Option<EmInstance>>, Error> {
         if caller.any_em() {
-            self.judge.survey_beside(caller.until()).await?;
+            self.admission.survey_beside(caller.until()).await?;
             let mut tried = Vec::new();
             while tried.len() < CANDIDATES_MAX
-                && let Some(em) = self.judge.best(&request.ask, &tried)
+                && let Some(em) = self.admission.best(&request.ask, &tried)
             {
                 let there = Request { em: em.clone(), ..request.clone() };
-                if matches!(self.judge.look(there, caller.until()).await, Ok(Verdict::Fits)) {
+                if matches!(self.admission.look(there, caller.until()).await, Ok(Verdict::Fits)) {
                     return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
                 tried.push(em);
             }
         }
-        match self.judge.look(request.clone(), caller.until()).await {
+        match self.admission.look(request.clone(), caller.until()).await {
             Ok(Verdict::Refused(short)) if stands_well(caller, &short) => Ok(None),
             // The ledger decides, also what to tell about an EM that has gone.
             Ok(_) | Err(Error::Rejected(_)) => Ok(Some(None)),
@@ -292,6 +297,6 @@ struct Try {
     woken_by: Option<Wake>,
 }
 
-fn request(em: EmInstance, ask: &Ask) -> Request {
+fn request(em: EmInstance, ask: &RequestSpec) -> Request {
     Request { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }
 }

@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         line::{FreedSpots, QueuePosition, Spot, Spots},
-        operation::{Ask, Operation, Wait, Waiting},
+        operation::{Operation, RequestSpec, Wait, Waiting},
     },
     error::Error,
     metrics::{Held, Metrics},
@@ -41,7 +41,7 @@ mod keeper;
 mod wake;
 
 use index::{Index, Sleeper};
-pub use keeper::{keep, listen, live};
+pub use keeper::{listen, live, run};
 pub use wake::Wake;
 
 /// How many callers may wait here at once.
@@ -126,7 +126,7 @@ impl WaitingLine {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many wait here.
-    pub fn enter(&self, any_em: bool, ask: &Ask, until: Instant) -> Result<Caller, Error> {
+    pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<Caller, Error> {
         let mut index = self.index();
         if index.callers >= WAITERS_MAX {
             return Err(Error::Overloaded);

@@ -25,7 +25,7 @@ const TABLE: Table = Table("linkis_em_report");
 
 /// What a report met when it came, and whether it was kept.
 #[derive(Debug, Clone, Copy)]
-pub struct Met {
+pub struct Arrived {
     /// The epoch of the EM's registration.
     pub registered: i64,
     /// The report before, and when it came.
@@ -39,7 +39,7 @@ pub struct Met {
 }
 
 #[derive(FromRow)]
-struct MetRow {
+struct ArrivalRow {
     number: i64,
     registered: i64,
     last_epoch: Option<i64>,
@@ -51,8 +51,8 @@ struct MetRow {
     any_missed: bool,
 }
 
-impl From<&MetRow> for Met {
-    fn from(row: &MetRow) -> Self {
+impl From<&ArrivalRow> for Arrived {
+    fn from(row: &ArrivalRow) -> Self {
         let number = row.last_epoch.zip(row.last_sequence);
         let number = number.map(|(epoch, sequence)| ReportNumber { epoch, sequence });
         Self {
@@ -66,12 +66,12 @@ impl From<&MetRow> for Met {
 }
 
 /// Puts what was found of some of `reports`, counted from 1, where it belongs.
-fn in_place(rows: &[MetRow], reports: usize) -> Vec<Option<Met>> {
+fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<Arrived>> {
     let mut met = vec![None; reports];
     for row in rows {
         let place = usize::try_from(row.number).ok().and_then(|number| met.get_mut(number.checked_sub(1)?));
         if let Some(place) = place {
-            *place = Some(Met::from(row));
+            *place = Some(Arrived::from(row));
         }
     }
     met
@@ -80,11 +80,11 @@ fn in_place(rows: &[MetRow], reports: usize) -> Vec<Option<Met>> {
 /// Keeps those of `reports` whose EM is registered with their epoch and that are newer than its last one; there is at most one of
 /// each EM. What each met, in their order; `None` if its EM has not yet reported, or has gone, or if its last report is just being
 /// written or removed: this waits for nobody.
-pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Result<Vec<Option<Met>>, StoreError> {
+pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Result<Vec<Option<Arrived>>, StoreError> {
     #[derive(FromRow)]
     struct UpdatedRow {
         #[sqlx(flatten)]
-        met: MetRow,
+        met: ArrivalRow,
         written: i64,
     }
     // Nothing is lost if a crash of the database makes it forget the last reports: the next ones come soon. So no report waits for
@@ -151,10 +151,13 @@ pub async fn insert(connection: &mut PgConnection, reports: &[&Report]) -> Resul
 }
 
 /// What each of `reports` would meet now, in their order, without keeping any; `None` if its EM is not registered.
-pub async fn look(connection: &mut PgConnection, reports: &[&Report]) -> Result<Vec<Option<Met>>, StoreError> {
+pub async fn read_arrivals(
+    connection: &mut PgConnection,
+    reports: &[&Report],
+) -> Result<Vec<Option<Arrived>>, StoreError> {
     let (application_names, instances) = em_columns(reports.iter().map(|report| &report.em));
-    let rows: Vec<MetRow> = sqlx::query_as(
-        "-- em_report::look
+    let rows: Vec<ArrivalRow> = sqlx::query_as(
+        "-- em_report::read_arrivals
         SELECT k.number, e.epoch AS registered, r.epoch AS last_epoch, r.sequence AS last_sequence,
             r.report_time AS last_time, false AS kept, e.used_tickets, e.used_tickets_xor,
             coalesce(r.any_missed, true) AS any_missed

@@ -237,12 +237,18 @@ pub async fn tell_all(
     .fetch(connection);
     while let Some(row) = rows.next().await {
         let (hash, label_set_id, scope, used, locked): (Vec<u8>, i64, String, String, String) = row?;
-        tell(books(hash, label_set_id, &scope, &used, &locked));
+        tell(stored_row(hash, label_set_id, &scope, &used, &locked));
     }
     Ok(())
 }
 
-fn books(hash: Vec<u8>, label_set_id: i64, scope: &str, used: &str, locked: &str) -> Result<ScopeBooks, StoreError> {
+fn stored_row(
+    hash: Vec<u8>,
+    label_set_id: i64,
+    scope: &str,
+    used: &str,
+    locked: &str,
+) -> Result<ScopeBooks, StoreError> {
     let labels: BTreeMap<String, String> =
         serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE, format!("{scope}: {error}")))?;
     let counter = Counter { label_set_id, scope: Scope::new(labels) };

@@ -249,7 +249,7 @@ pub async fn label_sets(
 }
 
 /// The rules, without keeping anybody from changing them.
-pub async fn look(connection: &mut PgConnection) -> Result<Limits, StoreError> {
+pub async fn read_unfenced(connection: &mut PgConnection) -> Result<Limits, StoreError> {
     // The version is not read: whoever does so in a transaction makes the next change wait, and all others behind it.
     let rules = rules(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;

@@ -63,8 +63,8 @@ impl Store {
         let options = session::bounded(options);
         // Directly, because a pool would try until its time is over, and hide why.
         let connected = session::connect(&session::unbounded(options.clone())).await;
-        let mut migrations =
-            connected.map_err(|error| StoreError::Unreachable { place: place(&options), source: Box::new(error) })?;
+        let mut migrations = connected
+            .map_err(|error| StoreError::Unreachable { address: address(&options), source: Box::new(error) })?;
         let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
         let operators = Operators::new(&options);
         schema::migrate(&mut migrations).await?;
@@ -120,10 +120,10 @@ pub enum StoreError {
     #[error("too many operators' calls are under way")]
     OperatorsBusy,
     /// There is no database there, or none that lets us in.
-    #[error("cannot use the PostgreSQL at {place}; check DATABASE_URL")]
+    #[error("cannot use the PostgreSQL at {address}; check DATABASE_URL")]
     Unreachable {
         /// Where it should be.
-        place: String,
+        address: String,
         /// Why not.
         source: Box<StoreError>,
     },
@@ -238,7 +238,7 @@ impl StoreError {
 }
 
 /// Where a database is, for people.
-fn place(options: &PgConnectOptions) -> String {
+fn address(options: &PgConnectOptions) -> String {
     let database = options.get_database().unwrap_or("its default database");
     match options.get_socket() {
         Some(socket) => format!("{} ({database})", socket.display()),

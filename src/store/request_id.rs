@@ -91,9 +91,9 @@ pub async fn insert(connection: &mut PgConnection, records: &[RequestRecord]) ->
 }
 
 /// Removes up to `limit` records older than `history`; true if there may be more.
-pub async fn forget(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
+pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
-        "-- request_id::forget
+        "-- request_id::delete_expired
         DELETE FROM linkis_request_id WHERE request_id = ANY (ARRAY (
             SELECT request_id FROM linkis_request_id WHERE create_time < now() - make_interval(secs => $1)
             ORDER BY create_time LIMIT $2))",

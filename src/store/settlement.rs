@@ -37,7 +37,7 @@ pub async fn write(
     statement.ended(deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect());
     statement.granted(&deltas.granted);
     statement.new_in_use(&deltas.new_in_use);
-    statement.told(action_record::Columns::of(deltas), deltas.granted.len(), now);
+    statement.history(action_record::Columns::of(deltas), deltas.granted.len(), now);
     statement.scopes(&deltas.scopes);
     if let Some(locks) = locks {
         statement.dropped(locks);
@@ -215,7 +215,7 @@ impl Statement {
     }
 
     /// The history: what `before` says, what was granted, and what `behind` says.
-    fn told(
+    fn history(
         &mut self,
         (before, behind): (action_record::Columns<'_>, action_record::Columns<'_>),
         granted: usize,

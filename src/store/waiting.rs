@@ -15,7 +15,9 @@ use uuid::Uuid;
 use crate::domain::{
     cap::Cap,
     ledger::{MovedDelta, WaitingDelta},
-    line::{Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, Stand, ViewedSpots, WaitingRequest},
+    line::{
+        Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, ViewedSpots, WaitEntry, WaitingRequest,
+    },
     resource::{Dimension, Resource},
     scope::Scope,
 };
@@ -50,7 +52,7 @@ const STANDS_MAX: i64 = 500;
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
 #[derive(FromRow)]
-struct StandRow {
+struct WaitEntryRow {
     /// Which of the spots that were asked for, counted from 1.
     number: Option<i64>,
     /// If it is another.
@@ -61,7 +63,7 @@ struct StandRow {
     resource: String,
 }
 
-impl StandRow {
+impl WaitEntryRow {
     fn spot(&self, asked: &[&Spot]) -> Result<Spot, StoreError> {
         let number = self.number.and_then(|number| usize::try_from(number - 1).ok());
         match (number.and_then(|number| asked.get(number)), &self.spot) {
@@ -86,7 +88,7 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
         Extent::All => LAST_POSITION.to_vec(),
         Extent::UpTo(position) => position.as_bytes().to_vec(),
     };
-    let rows: Vec<StandRow> = sqlx::query_as(
+    let rows: Vec<WaitEntryRow> = sqlx::query_as(
         "-- waiting::line
         SELECT k.number, NULL::text AS spot, s.is_short, s.position, s.resource_type, s.resource::text
         FROM unnest($1::bytea[], $5::bytea[]) WITH ORDINALITY AS k (spot_hash, last, number)
@@ -112,7 +114,7 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
     .fetch_all(executor)
     .await?;
     let asked: Vec<&Spot> = spots.keys().collect();
-    let (mut line, mut before) = (Line::default(), None::<(&StandRow, Resource)>);
+    let (mut line, mut before) = (Line::default(), None::<(&WaitEntryRow, Resource)>);
     for row in &rows {
         // Those who wait for the same often stand one behind the other.
         let resource = match before.take() {
@@ -120,7 +122,7 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
             _ => row.resource()?,
         };
         before = Some((row, resource.clone()));
-        line.insert(row.spot(&asked)?, parse_position(&row.position)?, Stand { resource, is_short: row.is_short });
+        line.insert(row.spot(&asked)?, parse_position(&row.position)?, WaitEntry { resource, is_short: row.is_short });
     }
     Ok(line)
 }

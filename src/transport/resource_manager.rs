@@ -12,14 +12,14 @@ use crate::{
     domain::{
         em::EmInstance,
         name::{FieldError, Name, check_text},
-        operation::{Ask, Operation, Outcome, RequestId},
+        operation::{Operation, Outcome, RequestId, RequestSpec},
     },
     error::Error,
     metrics::calls,
     service::{
+        admission::Verdict,
         committer::Committer,
         heartbeat::HeartbeatService,
-        judge::Verdict,
         request_resource::{Deadlines, RequestResourceService},
         ticket_lookup::TicketLookup,
     },
@@ -43,7 +43,7 @@ pub const TICKET_BYTES: usize = size_of::<Uuid>();
 
 /// What a server lets its callers wait for.
 #[derive(Debug, Clone, Copy)]
-pub struct Times {
+pub struct RequestTimeouts {
     /// How long a grant stays locked if the request does not say.
     pub lock_ttl: Duration,
     /// How long a call waits for resource locks at most.
@@ -61,7 +61,7 @@ pub struct ResourceManager {
     tickets: TicketLookup,
     /// Wakes whoever ends the tickets of EMs that go.
     em_goes: Arc<Notify>,
-    times: Times,
+    times: RequestTimeouts,
 }
 
 impl ResourceManager {
@@ -72,7 +72,7 @@ impl ResourceManager {
         heartbeat: HeartbeatService,
         tickets: TicketLookup,
         em_goes: Arc<Notify>,
-        times: Times,
+        times: RequestTimeouts,
     ) -> Self {
         Self { committer, request_resource, heartbeat, tickets, em_goes, times }
     }
@@ -82,7 +82,10 @@ impl ResourceManager {
         self.committer.submit(&identity::of_call(call), operation, deadline).await
     }
 
-    fn parse_request(&self, call: &Request<proto::RequestResourceRequest>) -> Result<(Option<EmInstance>, Ask), Error> {
+    fn parse_request(
+        &self,
+        call: &Request<proto::RequestResourceRequest>,
+    ) -> Result<(Option<EmInstance>, RequestSpec), Error> {
         let message = call.get_ref();
         let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
         check_text("engine_type", &message.engine_type)?;
@@ -95,7 +98,7 @@ impl ResourceManager {
             id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(message) }),
         };
         let (selector, labels) = convert::request::selector(message)?;
-        let ask = Ask {
+        let ask = RequestSpec {
             principal: identity::of_call(call),
             ticket_id: Uuid::now_v7(),
             user: Name::parse("user", &message.user)?,

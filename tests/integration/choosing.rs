@@ -18,7 +18,7 @@ use linkis_rm::{
         selector::{Placement, Preference, Selector},
     },
     server::Options,
-    transport::resource_manager::Times,
+    transport::resource_manager::RequestTimeouts,
 };
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -328,7 +328,7 @@ async fn a_database_that_falls_silent_keeps_nobody_beyond_his_deadline() {
     let (database, direct) = start().await;
     register(&direct, 2, 10).await;
     let (proxy, proxied) = database.behind_proxy("choosing");
-    let times = Times { request_timeout: Duration::from_secs(2), ..options().times };
+    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
     let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
     proxy.set_weather(Weather::Hole);
     let start = Instant::now();

@@ -32,9 +32,9 @@ use linkis_rm::{
     },
     metrics::Metrics,
     server::{Ending, Options, Server, listen, listen_http},
-    service::{heartbeat::Patience, limits::ScopeUsage},
+    service::{heartbeat::LivenessTimeouts, limits::ScopeUsage},
     store::embedded::{Embedded, Settings},
-    transport::{edge::Bounds, resource_manager::Times},
+    transport::{edge::Bounds, resource_manager::RequestTimeouts},
 };
 use rustix::process::{Pid, Signal};
 use sqlx::{
@@ -148,12 +148,12 @@ pub struct Instance {
 }
 
 pub fn options() -> Options {
-    let times = Times {
+    let times = RequestTimeouts {
         lock_ttl: Duration::from_secs(600),
         request_timeout: Duration::from_secs(30),
         max_wait: Duration::from_secs(600),
     };
-    let patience = Patience::DEFAULT;
+    let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT }
 }

@@ -16,7 +16,7 @@ use linkis_rm::{
         report::{Health, Load, Report},
     },
     server::Options,
-    service::heartbeat::Patience,
+    service::heartbeat::LivenessTimeouts,
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use tokio::task::JoinSet;
@@ -32,7 +32,7 @@ const NEVER: Duration = Duration::from_secs(3600);
 const LONGEST: Duration = Duration::from_secs(30);
 
 fn patience(silent_after: Duration, lost_after: Duration, lost_after_reports: i16) -> Options {
-    Options { patience: Patience { silent_after, lost_after, lost_after_reports }, ..options() }
+    Options { patience: LivenessTimeouts { silent_after, lost_after, lost_after_reports }, ..options() }
 }
 
 async fn start_with(options: Options) -> (Database, Instance) {

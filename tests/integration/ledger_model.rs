@@ -13,11 +13,11 @@ use linkis_rm::domain::{
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Limits, Pattern, Rule},
     limit_mode::LimitMode,
-    line::{FreedSpots, Line, QueuePosition, Spot, Spots, Stand},
+    line::{FreedSpots, Line, QueuePosition, Spot, Spots, WaitEntry},
     name::Name,
     operation::{
-        Ask, Inited, Operation, Outcome, Reap, Rejection, Released, Reported, Request, RequestId, RequestRecord,
-        Unregister, Wait,
+        Inited, Operation, Outcome, Reap, Rejection, Released, Reported, Request, RequestId, RequestRecord,
+        RequestSpec, Unregister, Wait,
     },
     principal::Principal,
     report::{LastSign, ReportNumber},
@@ -831,7 +831,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
     let remaining = Duration::from_secs(60);
     Operation::Request(Request {
         em: instance(ask.em),
-        ask: Ask {
+        ask: RequestSpec {
             principal: Principal::Anonymous,
             ticket_id: ask.id,
             user: user(ask.user),
@@ -909,7 +909,7 @@ impl Tables {
         let mut line = Line::default();
         for (position, (resource, spots)) in &self.waiting {
             for (spot, is_short) in spots {
-                line.insert(spot.clone(), *position, Stand { resource: resource.clone(), is_short: *is_short });
+                line.insert(spot.clone(), *position, WaitEntry { resource: resource.clone(), is_short: *is_short });
             }
         }
         LineView { line, spots: None }

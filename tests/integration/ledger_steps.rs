@@ -12,7 +12,7 @@ use linkis_rm::domain::{
     em::{Em, EmInstance},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Lacking, Limits, Queues},
-    operation::{Ask, CountTickets, Operation, Outcome, Released, Reported, Request, StepFrom, Unregister},
+    operation::{CountTickets, Operation, Outcome, Released, Reported, Request, RequestSpec, StepFrom, Unregister},
     principal::Principal,
     resource::{Dimension, Resource},
     scope::{Counter, Usage},
@@ -217,7 +217,7 @@ impl Tables {
             Step::Unregister(em) => Operation::Unregister(Unregister { em: instance(em), epoch: None }),
             Step::Request(em, user, is_old) => Operation::Request(Request {
                 em: instance(em),
-                ask: Ask {
+                ask: RequestSpec {
                     principal: Principal::Anonymous,
                     ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),
                     user: name(&format!("user{user}")),

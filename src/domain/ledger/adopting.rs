@@ -35,7 +35,7 @@ impl Ledger {
         let scopes = counters(&self.limits, after.counted, op.ticket_id, &op.ticket_labels());
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |at, usage| usage.used.add(at.share(&op.used), 1))?;
-        self.keep(counted);
+        self.apply_usage(counted);
         let ticket = op.ticket(&self.by, after.epoch, self.now);
         if let Some(slot) = self.ems.get_mut(&op.em) {
             slot.current = Some(after);

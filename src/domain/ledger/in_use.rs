@@ -99,7 +99,7 @@ impl Ledger {
             give_back(at, usage, ticket)?;
             usage.used.add(at.share(used), 1)
         })?;
-        self.keep(counted);
+        self.apply_usage(counted);
         let em = registered_em(&mut self.ems, &ticket.em)?;
         *em.current = after;
         *em.counted = true;

@@ -3,7 +3,7 @@
 use super::{
     super::{
         judgement::Short,
-        line::{QueuePosition, Spots, Stand},
+        line::{QueuePosition, Spots, WaitEntry},
         operation::{Outcome, Rejection, Request, Waiting},
     },
     Ledger, MovedDelta, WaitingDelta,
@@ -46,7 +46,7 @@ impl Ledger {
         }
         line.remove(position);
         for (spot, is_short) in &spots {
-            let stand = Stand { resource: op.ask.resource.clone(), is_short: *is_short };
+            let stand = WaitEntry { resource: op.ask.resource.clone(), is_short: *is_short };
             line.insert(spot.clone(), position, stand);
         }
         Outcome::Waiting(Box::new(Waiting { position, spots, refusal }))

@@ -107,7 +107,7 @@ impl Ledger {
                 held.add(at.share(ticket.resource()), 1)
             })?;
         }
-        self.keep(counted);
+        self.apply_usage(counted);
         if let Some(EmSlot { current: Some(em), stepped, .. }) = self.ems.get_mut(&op.em) {
             *stepped = true;
             match page.last {

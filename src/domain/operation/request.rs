@@ -28,7 +28,7 @@ pub struct Request {
     /// Where.
     pub em: EmInstance,
     /// What.
-    pub ask: Ask,
+    pub ask: RequestSpec,
     /// How it waits in line if it does not fit; `None` to be refused then.
     pub wait: Option<Wait>,
     /// The counters that it would belong to.
@@ -36,6 +36,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Its position in line, if it has one.
+    pub fn position(&self) -> Option<QueuePosition> {
+        self.wait.as_ref()?.position
+    }
+
     /// The counters that it would belong to, in the order in which they are checked.
     pub fn scopes(&self, limits: &Limits) -> Arc<[LimitedScope]> {
         self.scopes.get(limits, &self.em, || limits.scopes_under(&self.ask.ticket_labels(&self.em), &self.ask.caps))
@@ -94,7 +99,7 @@ pub struct Wait {
 
 /// Resources are asked for, wherever they may be.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ask {
+pub struct RequestSpec {
     /// Who asks.
     pub principal: Principal,
     /// The name that the ticket will have if it is granted.
@@ -119,7 +124,7 @@ pub struct Ask {
     pub request_id: Option<RequestId>,
 }
 
-impl Ask {
+impl RequestSpec {
     /// The labels that decide in which scopes it counts on `em`.
     pub fn ticket_labels<'a>(&'a self, em: &'a EmInstance) -> TicketLabels<'a> {
         let (user, creator) = (self.user.as_str(), self.creator.as_str());

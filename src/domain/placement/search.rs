@@ -8,7 +8,7 @@ use std::{
 use crate::domain::{
     em::EmInstance,
     name::Name,
-    operation::Ask,
+    operation::RequestSpec,
     resource::{Resource, ResourceType},
     selector::PREFERENCES_MAX,
 };
@@ -26,7 +26,7 @@ pub(super) const SCANNED_MAX: usize = 32;
 
 /// What a request asks of EMs, beside room.
 pub(super) struct Search<'a> {
-    ask: &'a Ask,
+    ask: &'a RequestSpec,
     policies: &'a Policies,
     /// What the EM must have.
     labels: BTreeSet<Label>,
@@ -34,7 +34,7 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub fn new(ask: &'a Ask, policies: &'a Policies, preferred: Vec<Label>, except: &'a [EmInstance]) -> Self {
+    pub fn new(ask: &'a RequestSpec, policies: &'a Policies, preferred: Vec<Label>, except: &'a [EmInstance]) -> Self {
         let required = ask.selector.required.as_map().iter().map(|(key, value)| (key.clone(), value.clone()));
         Self { ask, policies, labels: required.chain(preferred).collect(), except }
     }
@@ -102,7 +102,7 @@ pub(super) fn for_each_group(
 }
 
 /// The labels for which EMs are reserved that let the request in; none first.
-fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &Ask) -> Vec<Vec<Label>> {
+fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &RequestSpec) -> Vec<Vec<Label>> {
     let mut let_in = vec![Vec::new()];
     for (key, value) in ask.labels.as_map() {
         let first = (key.clone(), value.clone());
@@ -114,7 +114,7 @@ fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &Ask) -> Vec<Vec<Label>
 }
 
 /// All ways to have some of the labels that a request prefers, the weightiest first; the last is to have none.
-pub(super) fn preferences(ask: &Ask) -> Vec<Vec<Label>> {
+pub(super) fn preferences(ask: &RequestSpec) -> Vec<Vec<Label>> {
     let preferred = ask.selector.preferred.get(..PREFERENCES_MAX).unwrap_or(&ask.selector.preferred);
     let way = |bits: u32| {
         let chosen = preferred.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);
@@ -129,12 +129,12 @@ pub(super) fn preferences(ask: &Ask) -> Vec<Vec<Label>> {
 
 /// What EMs of each type would count of a request: the same for all of them.
 pub(super) struct Shares<'a> {
-    ask: &'a Ask,
+    ask: &'a RequestSpec,
     by_type: Vec<(ResourceType, Option<Resource>)>,
 }
 
 impl<'a> Shares<'a> {
-    pub fn of(ask: &'a Ask) -> Self {
+    pub fn of(ask: &'a RequestSpec) -> Self {
         Self { ask, by_type: Vec::new() }
     }
 

@@ -35,14 +35,14 @@ pub(super) struct Findings {
 
 impl Findings {
     fn unreadable(&mut self, what: &str, error: StoreError) {
-        let difference = Difference::told(what, "row", error);
+        let difference = Difference::in_words(what, "row", error);
         self.unreadable.push(difference.clone());
         self.report.differences.extend([difference]);
     }
 }
 
 /// Looks at everything as it stands at one moment, and takes no lock that anybody waits for.
-pub(super) async fn look(connection: &mut PgConnection) -> Result<Findings, StoreError> {
+pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, StoreError> {
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let at = session::thorough(&mut transaction).await?;
     let mut findings = Findings {
@@ -108,7 +108,7 @@ async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(
 }
 
 async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
-    let limits = limit::look(connection).await?;
+    let limits = limit::read_unfenced(connection).await?;
     let (mut count, mut over) = (0, Vec::new());
     let compared = compare_scopes(
         connection,

@@ -59,7 +59,7 @@ impl AuditService {
         let _turns = self.turn().await?;
         // Of its own: if the caller goes, it is closed, and the database stops.
         let mut session = self.store.session();
-        Ok(answered_within(TIMEOUT, look::look(session.get().await?)).await?.report)
+        Ok(answered_within(TIMEOUT, look::snapshot(session.get().await?)).await?.report)
     }
 
     /// Waits until nobody else audits: not for long, and not too many at once.
@@ -78,23 +78,23 @@ impl AuditService {
 }
 
 async fn repair_all(connection: &mut PgConnection, by: &Principal) -> Result<Repaired, Error> {
-    let found = look::look(connection).await?;
+    let found = look::snapshot(connection).await?;
     let mut repaired = Repaired::default();
     repaired.remaining.extend(found.unreadable);
     for em in &found.ems {
         let done = repair::em(connection, em, by).await;
-        repaired.keep(&Subject::Em(em.clone()).to_string(), done)?;
+        repaired.absorb(&Subject::Em(em.clone()).to_string(), done)?;
     }
     if found.scopes || !found.strays.is_empty() {
         let done = repair::scopes(connection, &found.strays, by).await;
-        repaired.keep("scopes", done)?;
+        repaired.absorb("scopes", done)?;
     }
     Ok(repaired)
 }
 
 impl Repaired {
     /// Takes in what one transaction repaired. What one cannot do must not keep the next from being done.
-    fn keep(&mut self, what: &str, done: Result<Done, StoreError>) -> Result<(), Error> {
+    fn absorb(&mut self, what: &str, done: Result<Done, StoreError>) -> Result<(), Error> {
         match done {
             Ok(done) => {
                 for Difference { what, counter, stored, from_tickets, problem } in &done.repaired {
@@ -104,10 +104,14 @@ impl Repaired {
                 self.remaining.extend(done.remaining);
             }
             Err(error @ StoreError::Inconsistent { .. }) => {
-                self.remaining.extend([Difference::told(what, "tickets", error)]);
+                self.remaining.extend([Difference::in_words(what, "tickets", error)]);
             }
             Err(error) if error.is_lock_timeout() || error.is_race() => {
-                self.remaining.extend([Difference::told(what, "row", "somebody else holds or writes it; try again")]);
+                self.remaining.extend([Difference::in_words(
+                    what,
+                    "row",
+                    "somebody else holds or writes it; try again",
+                )]);
             }
             Err(error) => return Err(error.into()),
         }

@@ -48,7 +48,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Prin
     let Some(locks) = resource_lock::take(&mut transaction, &keys).await? else {
         transaction.rollback().await?;
         let problem = "it is held by a row in linkis_resource_lock; delete that, and repair again";
-        let held = Difference::told(Subject::Em(em.clone()), "row", problem);
+        let held = Difference::in_words(Subject::Em(em.clone()), "row", problem);
         return Ok(Done { remaining: vec![held], ..Done::default() });
     };
     // Like every batch: no rule changes, and no scope is repaired, meanwhile.
@@ -112,7 +112,7 @@ pub(super) async fn scopes(
     session::thorough(&mut transaction).await?;
     limit::begin_change(&mut transaction).await?;
     limit::close_fence(&mut transaction).await?;
-    let limits = limit::look(&mut transaction).await?;
+    let limits = limit::read_unfenced(&mut transaction).await?;
     let now = session::clock(&mut transaction).await?;
     let mut differences = remove_strays(&mut transaction, strays, now, by).await?;
     let mut fixes = Vec::new();

@@ -165,7 +165,7 @@ pub async fn run_timers(
             () = stop.cancelled() => return,
             Some(due) = falling_due.recv(), if timers.watched.len() < WATCHED_MAX => timers.set(due),
             Some(due) = timers.queue.next(), if timers.rolling_back.len() < UNDER_WAY_MAX => timers.roll_back(due.into_inner()),
-            Some(done) = timers.rolling_back.join_next() => timers.forget(done),
+            Some(done) = timers.rolling_back.join_next() => timers.unmark(done),
         }
     }
 }
@@ -247,7 +247,7 @@ impl Timers {
         });
     }
 
-    fn forget(&mut self, done: Result<(Released, bool), tokio::task::JoinError>) {
+    fn unmark(&mut self, done: Result<(Released, bool), tokio::task::JoinError>) {
         let Ok((ticket, went)) = done else {
             // Which one is not known: without marks, the next sweep finds what is still there.
             self.watched.clear();

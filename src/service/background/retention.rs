@@ -37,7 +37,7 @@ impl Task for Retention {
         answered(history_part::make(session.get().await?, self.history)).await?;
         let mut more = answered(history_part::drop_oldest(session.get().await?, self.history)).await?;
         more |= answered(action_record::forget_rest(session.get().await?, self.history, BITE)).await?;
-        more |= answered(request_id::forget(session.get().await?, self.history, BITE)).await?;
+        more |= answered(request_id::delete_expired(session.get().await?, self.history, BITE)).await?;
         Ok(if more { Step::More } else { Step::Done })
     }
 }

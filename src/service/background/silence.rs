@@ -16,7 +16,7 @@ use crate::{
         operation::{Operation, Outcome, Reap},
         report::LastSign,
     },
-    service::{committer::Committer, heartbeat::Patience},
+    service::{committer::Committer, heartbeat::LivenessTimeouts},
     store::{
         StoreError, em_report,
         session::{Session, answered},
@@ -41,14 +41,14 @@ const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Silence {
     committer: Committer,
-    patience: Patience,
+    patience: LivenessTimeouts,
     holder: Holder,
     watch: Watch,
 }
 
 impl Silence {
     /// Of EMs that are silent for longer than `patience` allows. Every instance watches; the one that holds the lease gives up.
-    pub fn new(committer: Committer, patience: Patience, holder: Holder) -> Self {
+    pub fn new(committer: Committer, patience: LivenessTimeouts, holder: Holder) -> Self {
         let watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
         Self { committer, patience, holder, watch }
     }
@@ -67,9 +67,9 @@ impl Task for Silence {
     const PERIOD: Duration = Duration::from_secs(1);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let silent = look(session, self.patience.silent_after).await;
+        let silent = poll(session, self.patience.silent_after).await;
         let silent = silent.inspect_err(|_| self.watch.clear())?;
-        let lost = self.watch.look(Instant::now(), silent);
+        let lost = self.watch.observe(Instant::now(), silent);
         if !self.holder.holds() {
             return Ok(Step::Done);
         }
@@ -93,7 +93,7 @@ async fn give_up(committer: Committer, reap: Reap) {
     }
 }
 
-async fn look(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
+async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
     let (connection, mut silent) = (session.get().await?, Vec::new());
     loop {
         let after = silent.last().map(|(em, _)| em);
@@ -127,7 +127,7 @@ impl Watch {
     }
 
     /// Sees, at `now`, which EMs are silent; answers with those that were for long enough.
-    fn look(&mut self, now: Instant, silent: Vec<(EmInstance, LastSign)>) -> Vec<Reap> {
+    fn observe(&mut self, now: Instant, silent: Vec<(EmInstance, LastSign)>) -> Vec<Reap> {
         if self.last_look.is_some_and(|last| now.saturating_duration_since(last) > GAP_MAX) {
             self.clear();
         }
@@ -162,7 +162,7 @@ mod tests {
     /// Looks each second and always sees `sign` of one EM; answers at which look it is lost.
     fn lost_at(watch: &mut Watch, start: Instant, looks: std::ops::Range<u64>, sign: LastSign) -> Option<u64> {
         looks.into_iter().find(|second| {
-            let reaps = watch.look(start + Duration::from_secs(*second), vec![(em("a"), sign)]);
+            let reaps = watch.observe(start + Duration::from_secs(*second), vec![(em("a"), sign)]);
             assert!(reaps.iter().all(|reap| *reap == Reap { em: em("a"), last: sign }));
             !reaps.is_empty()
         })
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(lost_at(&mut watch, start, 0..9, sign(1, 1)), None);
         assert_eq!(lost_at(&mut watch, start, 9..18, sign(1, 2)), None, "a report");
         assert_eq!(lost_at(&mut watch, start, 18..27, sign(2, 2)), None, "a registration");
-        assert!(watch.look(start + Duration::from_secs(27), vec![]).is_empty(), "not silent for a moment");
+        assert!(watch.observe(start + Duration::from_secs(27), vec![]).is_empty(), "not silent for a moment");
         assert_eq!(lost_at(&mut watch, start, 28..100, sign(2, 2)), Some(38));
     }
 
@@ -206,10 +206,10 @@ mod tests {
         for second in 0..10 {
             let mut silent = vec![(em("a"), sign(1, 1))];
             silent.extend((second >= 5).then(|| (em("b"), sign(1, 1))));
-            assert!(watch.look(start + Duration::from_secs(second), silent).is_empty());
+            assert!(watch.observe(start + Duration::from_secs(second), silent).is_empty());
         }
         let both = vec![(em("a"), sign(1, 1)), (em("b"), sign(1, 1))];
-        let reaps = watch.look(start + PATIENCE, both);
+        let reaps = watch.observe(start + PATIENCE, both);
         assert_eq!(reaps, [Reap { em: em("a"), last: sign(1, 1) }]);
     }
 }

@@ -37,7 +37,7 @@ use crate::{
     store::{Store, user_resource::Due},
 };
 
-use super::{judge::Seen, tasks::Tasks, waiting::WaitingLine};
+use super::{admission::StateCache, tasks::Tasks, waiting::WaitingLine};
 
 mod batch;
 mod evidence;
@@ -66,7 +66,7 @@ pub struct Committer {
 #[derive(Debug)]
 pub struct AfterCommit {
     /// How full the EMs were left.
-    pub seen: Seen,
+    pub seen: StateCache,
     /// Grants that expire before the next sweep would find them.
     pub expiring_soon: mpsc::Sender<Due>,
     /// Requests that stand in line although their callers are gone.

@@ -273,10 +273,10 @@ impl Answers {
         )]
         let (batches, mut committed) = mpsc::unbounded_channel();
         let own = after_commit.line.instance_id();
-        let teller = Teller { after_commit, undoing };
+        let responder = Responder { after_commit, undoing };
         tasks.spawn(async move {
             while let Some((part, committed)) = committed.recv().await {
-                teller.tell(part, committed);
+                responder.respond(part, committed);
             }
         });
         Self { batches, own }
@@ -289,13 +289,13 @@ impl Answers {
 }
 
 /// Tells callers, and the rest of the service, what was committed.
-struct Teller {
+struct Responder {
     after_commit: AfterCommit,
     undoing: Undoing,
 }
 
-impl Teller {
-    fn tell(&self, part: Vec<Pending>, committed: Committed) {
+impl Responder {
+    fn respond(&self, part: Vec<Pending>, committed: Committed) {
         self.after_commit.seen.update(committed.standing);
         let answers = part.iter().zip(&committed.answers);
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));

@@ -17,10 +17,10 @@ use crate::{
         ticket_digest::TicketDigest,
     },
     error::Error,
-    service::judge::Seen,
+    service::admission::StateCache,
     store::{
         StoreError,
-        em_report::{self, Met},
+        em_report::{self, Arrived},
         session::{Session, answered},
     },
 };
@@ -51,7 +51,7 @@ pub(super) async fn run(
     mut inbox: mpsc::Receiver<Pending>,
     differing: mpsc::Sender<Differing>,
     session: Session,
-    seen: Seen,
+    seen: StateCache,
 ) {
     let mut keeper = Keeper { session, differing, seen };
     let mut arrived = Vec::with_capacity(BATCH_MAX);
@@ -69,7 +69,7 @@ pub(super) async fn run(
         waiting.extend(arrived.drain(..).map(|pending| Waiting { pending, held_since: None }));
         let (batch, mut later) = first_of_each(std::mem::take(&mut waiting));
         // In front of later ones of the same EM.
-        waiting = keeper.keep(batch).await;
+        waiting = keeper.upsert(batch).await;
         waiting.append(&mut later);
         for turned_away in waiting.drain(CARRIED_MAX.min(waiting.len())..) {
             turned_away.pending.answer(Err(Error::Overloaded));
@@ -97,13 +97,13 @@ struct Keeper {
     session: Session,
     differing: mpsc::Sender<Differing>,
     /// By which EMs are chosen.
-    seen: Seen,
+    seen: StateCache,
 }
 
 impl Keeper {
     /// Keeps reports, one of each EM, and answers those that are complete or refused; returns those that somebody stands in the way
     /// of.
-    async fn keep(&mut self, batch: Vec<Waiting>) -> Vec<Waiting> {
+    async fn upsert(&mut self, batch: Vec<Waiting>) -> Vec<Waiting> {
         let (mut parts, mut held) = (vec![batch], Vec::new());
         while let Some(part) = parts.pop() {
             if part.is_empty() {
@@ -111,12 +111,12 @@ impl Keeper {
             }
             let reused = self.session.is_open();
             let reports: Vec<&Report> = part.iter().map(|waiting| &waiting.pending.report).collect();
-            match keep(&mut self.session, &reports).await {
+            match upsert(&mut self.session, &reports).await {
                 Ok(met) => {
-                    let mut failed = observe::keep(&mut self.session, &taken(&reports, &met)).await;
+                    let mut failed = observe::upsert(&mut self.session, &taken(&reports, &met)).await;
                     for (waiting, met) in part.into_iter().zip(met) {
                         let not_observed = failed.remove(&waiting.pending.report.em);
-                        held.extend(self.tell(waiting, met, not_observed));
+                        held.extend(self.respond(waiting, met, not_observed));
                     }
                 }
                 Err(error) if error.is_lock_timeout() => {
@@ -134,7 +134,7 @@ impl Keeper {
     }
 
     /// Tells what a report met, or why what it observes was not kept; returns it if it has to be tried again.
-    fn tell(&self, waiting: Waiting, met: Option<Met>, not_observed: Option<Error>) -> Option<Waiting> {
+    fn respond(&self, waiting: Waiting, met: Option<Arrived>, not_observed: Option<Error>) -> Option<Waiting> {
         let Waiting { pending, held_since } = waiting;
         if met.is_some_and(|met| met.kept) {
             // Before it is answered: whoever knows that it was taken is right to expect that it counts.
@@ -192,8 +192,8 @@ fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<V
 }
 
 /// Those of `reports` that are the last ones of their EMs: kept now, or repeats of one that was.
-fn taken<'a>(reports: &[&'a Report], met: &[Option<Met>]) -> Vec<&'a Report> {
-    let is_last = |report: &Report, met: &Met| {
+fn taken<'a>(reports: &[&'a Report], met: &[Option<Arrived>]) -> Vec<&'a Report> {
+    let is_last = |report: &Report, met: &Arrived| {
         let last = met.last.map(|(last, _)| last);
         met.kept || Arrival::of(ReportNumber::of(report), met.registered, last) == Arrival::Repeat
     };
@@ -202,7 +202,7 @@ fn taken<'a>(reports: &[&'a Report], met: &[Option<Met>]) -> Vec<&'a Report> {
 }
 
 /// Keeps reports; what each met, or `None` if its EM is not registered.
-async fn keep(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option<Met>>, StoreError> {
+async fn upsert(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option<Arrived>>, StoreError> {
     let connection = answered(session.get()).await?;
     let mut all = answered(em_report::update(&mut *connection, reports)).await?;
     let rest: Vec<&Report> =
@@ -211,7 +211,7 @@ async fn keep(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option<M
         return Ok(all);
     }
     let first = answered(em_report::insert(&mut *connection, &rest)).await?;
-    let met = answered(em_report::look(&mut *connection, &rest)).await?;
+    let met = answered(em_report::read_arrivals(&mut *connection, &rest)).await?;
     let mut met = rest.into_iter().zip(met).map(|(report, met)| met.map(|met| of_first(report, met, &first)));
     for slot in all.iter_mut().filter(|slot| slot.is_none()) {
         *slot = met.next().flatten();
@@ -220,9 +220,9 @@ async fn keep(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option<M
 }
 
 /// What a report met before which there was none, if it was kept: it does not meet itself.
-fn of_first(report: &Report, met: Met, first: &HashSet<EmInstance>) -> Met {
+fn of_first(report: &Report, met: Arrived, first: &HashSet<EmInstance>) -> Arrived {
     match first.contains(&report.em) {
-        true => Met { last: None, kept: true, ..met },
+        true => Arrived { last: None, kept: true, ..met },
         false => met,
     }
 }
@@ -244,7 +244,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    fn of(report: &Report, tickets: TicketDigest, met: Option<Met>) -> Result<Self, Error> {
+    fn of(report: &Report, tickets: TicketDigest, met: Option<Arrived>) -> Result<Self, Error> {
         let met = met.ok_or_else(|| Rejection::EmNotRegistered(report.em.clone()))?;
         let last = met.last.map(|(last, _)| last);
         let previous = match Arrival::of(ReportNumber::of(report), met.registered, last) {
@@ -255,7 +255,7 @@ impl Verdict {
                 let em = report.em.clone();
                 return Err(Rejection::StaleReport { em, registered: met.registered, last }.into());
             }
-            Arrival::Unborn => {
+            Arrival::FutureEpoch => {
                 let problem = format!("is higher than that of the registration, {}; give that one", met.registered);
                 return Err(FieldError::new("epoch", problem).into());
             }
@@ -283,13 +283,13 @@ mod tests {
         Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
     }
 
-    fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<Met> {
+    fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<Arrived> {
         let last = last.map(|(epoch, sequence)| (ReportNumber { epoch, sequence }, OffsetDateTime::UNIX_EPOCH));
         let used: Vec<Uuid> = used.iter().map(|id| Uuid::from_u128(*id)).collect();
-        Some(Met { registered: 2, last, kept, used_tickets: TicketDigest::of(&used), any_missed })
+        Some(Arrived { registered: 2, last, kept, used_tickets: TicketDigest::of(&used), any_missed })
     }
 
-    fn verdict(report: &Report, met: Option<Met>) -> Result<Verdict, Error> {
+    fn verdict(report: &Report, met: Option<Arrived>) -> Result<Verdict, Error> {
         Verdict::of(report, TicketDigest::of(&report.tickets), met)
     }
 

@@ -25,18 +25,18 @@ use crate::{
 const PAGE: usize = 16_384;
 
 /// A report, and what it tells.
-type Told<'a> = (&'a Report, &'a Observations);
+type Observed<'a> = (&'a Report, &'a Observations);
 
 /// Keeps what `reports` tell, of which there is at most one of each EM. Why not, for those of which it was not kept. Tickets that do not
 /// live on the EM are none of its business: what is told of them is never shown.
-pub(super) async fn keep(session: &mut Session, reports: &[&Report]) -> HashMap<EmInstance, Error> {
+pub(super) async fn upsert(session: &mut Session, reports: &[&Report]) -> HashMap<EmInstance, Error> {
     let told = reports.iter().filter_map(|report| Some((*report, report.observed.as_ref()?)));
     let (mut parts, mut failed) = (vec![Vec::from_iter(told)], HashMap::new());
     while let Some(mut part) = parts.pop() {
         if part.is_empty() {
             continue;
         }
-        match keep_part(session, &part).await {
+        match upsert_part(session, &part).await {
             Ok(wrong) => failed.extend(wrong.into_iter().map(|(em, error)| (em, error.into()))),
             Err(error) => {
                 session.reset();
@@ -60,7 +60,10 @@ pub(super) async fn keep(session: &mut Session, reports: &[&Report]) -> HashMap<
     failed
 }
 
-async fn keep_part(session: &mut Session, told: &[Told<'_>]) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
+async fn upsert_part(
+    session: &mut Session,
+    told: &[Observed<'_>],
+) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
     let connection = answered(session.get()).await?;
     let renewed = answered(em_observed::renew(&mut *connection, told)).await?;
     let mut new = told.to_vec();
@@ -77,7 +80,7 @@ async fn keep_part(session: &mut Session, told: &[Told<'_>]) -> Result<HashMap<E
 /// The first thing that is wrong with each, if any; some tickets at a time, however many are told of.
 async fn check(
     connection: &mut PgConnection,
-    told: &[Told<'_>],
+    told: &[Observed<'_>],
 ) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
     let mut rest = told.iter().flat_map(|(report, observed)| {
         let of_report = observed.iter().enumerate();

@@ -7,7 +7,7 @@ use tokio::{sync::mpsc, time::Instant};
 use uuid::Uuid;
 
 use crate::{
-    service::judge::Judge,
+    service::admission::Admission,
     store::{
         StoreError,
         session::{Session, answered},
@@ -46,7 +46,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Takes those out of the line who leave it, removes what dead instances left there, and lets those who wait here look from time to
 /// time, until the server stops and everybody has left.
-pub async fn keep(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
+pub async fn run(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
     // Of its own: whatever else waits for connections, who leaves stands in nobody's way.
     let mut keeper =
         Keeper { session: line.store.session(), left: Vec::new(), polls: 0, answers_since: Instant::now() };
@@ -108,7 +108,7 @@ impl Keeper {
         }
         let gone = answered(waiting::leave(self.session.get().await?, &self.left)).await?;
         self.left.clear();
-        self.tell(gone).await
+        self.notify(gone).await
     }
 
     /// Does what could not be done before, and removes what dead instances left. After an outage everybody first has time to say that
@@ -127,7 +127,7 @@ impl Keeper {
             if swept > 0 {
                 tracing::warn!(requests = swept, "removed what waited on an instance that is gone");
             }
-            self.tell(gone).await?;
+            self.notify(gone).await?;
             // Those who leave meanwhile wait no longer than one step takes.
             self.leave().await?;
             if swept < SWEEP_MAX.unsigned_abs() {
@@ -137,7 +137,7 @@ impl Keeper {
         Ok(())
     }
 
-    async fn tell(&mut self, gone: Gone) -> Result<(), StoreError> {
+    async fn notify(&mut self, gone: Gone) -> Result<(), StoreError> {
         if gone.spots.is_empty() {
             return Ok(());
         }
@@ -154,11 +154,11 @@ impl Keeper {
 }
 
 /// Wakes waiters where others have made more room, until the server stops.
-pub async fn listen(line: WaitingLine, judge: Judge) {
+pub async fn listen(line: WaitingLine, admission: Admission) {
     loop {
         tokio::select! {
             () = line.stopping.cancelled() => return,
-            Err(error) = hear(&line, &judge) => {
+            Err(error) = hear(&line, &admission) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "cannot hear of more room; looking from time to time");
             }
         }
@@ -166,7 +166,7 @@ pub async fn listen(line: WaitingLine, judge: Judge) {
     }
 }
 
-async fn hear(line: &WaitingLine, judge: &Judge) -> Result<(), StoreError> {
+async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreError> {
     let mut listener = PgListener::connect_with(&line.store.listening()).await?;
     listener.listen(waiting::CHANNEL).await?;
     // What was told while nobody listened.
@@ -183,20 +183,20 @@ async fn hear(line: &WaitingLine, judge: &Judge) -> Result<(), StoreError> {
                 let freed = Freed::parse(notification.payload());
                 // What was committed here was told here, too, and sooner.
                 if !freed.is_from(line.instance_id) {
-                    wake(line, judge, &freed).await;
+                    wake(line, admission, &freed).await;
                 }
             }
         }
     }
 }
 
-async fn wake(line: &WaitingLine, judge: &Judge, freed: &Freed) {
+async fn wake(line: &WaitingLine, admission: &Admission, freed: &Freed) {
     if freed.anywhere {
         line.index().wake_first();
         return;
     }
     if !line.index().is_anywhere_empty()
-        && let Err(error) = judge.see(&freed.em_instances()).await
+        && let Err(error) = admission.see(&freed.em_instances()).await
     {
         tracing::warn!(error = &error as &dyn std::error::Error, "cannot see where there is more room");
     }

@@ -11,7 +11,7 @@ use std::{
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        ledger::Standing,
+        ledger::PostCommitState,
         line::Line,
         operation::Request,
         placement::{Policies, View},
@@ -28,7 +28,7 @@ const SCOPES_MAX: usize = 100_000;
 
 /// How things stood when they were last seen, by this instance.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct StateCache {
     state: Arc<Mutex<State>>,
     choice: Arc<Choice>,
     commits: Arc<AtomicU64>,
@@ -84,14 +84,14 @@ impl Choice {
     }
 }
 
-impl Seen {
+impl StateCache {
     /// Nothing has been seen yet.
     pub fn new(metrics: Metrics) -> Self {
         Self { state: Arc::default(), choice: Arc::default(), commits: Arc::default(), metrics }
     }
 
     /// Remembers how things stand after a commit.
-    pub fn update(&self, standing: Standing) {
+    pub fn update(&self, standing: PostCommitState) {
         self.commits.fetch_add(1, Ordering::Relaxed);
         self.choice.note_ems(&standing.ems, &standing.gone);
         self.remember(&mut self.state(), standing);
@@ -103,7 +103,7 @@ impl Seen {
     }
 
     /// Remembers how things stood when somebody looked, but nothing older than what was committed since there were `commits`.
-    pub(super) fn update_by_look(&self, mut standing: Standing, commits: u64) {
+    pub(super) fn update_by_look(&self, mut standing: PostCommitState, commits: u64) {
         let mut seen = self.state();
         if self.commits() != commits {
             if standing.limits.version() != seen.limits.version() {
@@ -122,7 +122,7 @@ impl Seen {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember(&self, seen: &mut State, standing: Standing) {
+    fn remember(&self, seen: &mut State, standing: PostCommitState) {
         if standing.limits.version() != seen.limits.version() {
             // Counters of other label sets would only fill the memory.
             seen.scopes.clear();
