@@ -278,7 +278,7 @@ impl Operation {
 
     /// The position in line of a request that has one.
     pub fn position(&self) -> Option<QueuePosition> {
-        self.request()?.wait.as_ref()?.position
+        self.request()?.position()
     }
 
     /// The request id that it carries.

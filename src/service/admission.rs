@@ -5,7 +5,6 @@
 //! decides; if not, or if nothing was seen yet, a fresh look comes first. No answer is ever given from what was seen before.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,43 +16,31 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
-use uuid::Uuid;
 
 use crate::{
     domain::{
-        em::{Em, EmInstance},
-        judgement::{self, Room, Short, judge},
-        ledger::{LineView, PostCommitState},
-        limit::Limits,
-        line::{Extent, viewed_spots},
-        name::Name,
-        operation::{Rejection, Request, RequestRecord, RequestSpec},
-        scope::{Counter, Usage},
-        ticket::EndedTicket,
+        em::EmInstance,
+        judgement::{Room, Short},
+        operation::{Rejection, Request, RequestSpec},
     },
     error::Error,
     service::{shared_try::SharedTry, tasks::Tasks},
     store::{
-        Store, StoreError, action_record, em_report, em_resource, label_resource,
-        limit::InForce,
-        request_id,
-        session::{Session, answered, answered_within},
-        waiting,
+        Store, em_resource,
+        session::{answered, answered_within},
     },
 };
 
 mod cache;
+mod look;
+mod survey;
 
 pub use cache::StateCache;
+use look::{Look, State};
+use survey::survey;
 
 /// How many looks may wait.
 const QUEUE_MAX: usize = 16_384;
-
-/// How many looks share one read.
-const BATCH_MAX: usize = 1024;
-
-/// How many EMs one statement surveys.
-const SURVEY_PAGE: i64 = 1000;
 
 /// How old a survey may be by which it is told that nothing fits.
 const SURVEY_AGE: Duration = Duration::from_secs(1);
@@ -77,14 +64,6 @@ pub struct Admission {
     surveyed: SharedTry,
     /// Whether the limits are being changed, and no look gets past that.
     fenced: Arc<AtomicBool>,
-}
-
-#[derive(Debug)]
-struct Look {
-    request: Request,
-    /// Whoever wants to know how much there is room for is told before the verdict.
-    room: Option<oneshot::Sender<Room>>,
-    reply: oneshot::Sender<Result<Verdict, Error>>,
 }
 
 impl Admission {
@@ -143,11 +122,11 @@ impl Admission {
         }
     }
 
-    /// Starts the task that looks; it ends when all clones of the judge are gone. EMs that report are silent after `silent_after`.
+    /// Starts the task that looks; it ends when all its clones are gone. EMs that report are silent after `silent_after`.
     pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
-        tasks.spawn(run(inbox, seen.clone(), store.session(), fenced.clone()));
+        tasks.spawn(look::run(inbox, seen.clone(), store.session(), fenced.clone()));
         Self { queue, seen, store: store.clone(), silent_after, surveyed: SharedTry::new(tasks), fenced }
     }
 
@@ -197,194 +176,4 @@ impl Admission {
             answer => answer,
         }
     }
-}
-
-/// Looks which EMs there are, how well they are, and which have changed; and reads those.
-async fn survey(store: Store, seen: StateCache, silent_after: Duration) -> Result<(), Error> {
-    let number = seen.choose(|view, _| view.begin_survey());
-    let mut after = None;
-    loop {
-        let page = answered(em_report::survey(store.pool(), after.as_ref(), SURVEY_PAGE, silent_after)).await?;
-        let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SURVEY_PAGE);
-        after = page.last().map(|last| last.instance.clone());
-        let changed = seen.choose(|view, _| view.surveyed(number, page.clone()));
-        if !changed.is_empty() {
-            seen.take_over(answered(em_resource::read(store.pool(), &changed)).await?);
-            // Again, because those that were not known had nothing that a status could have been told of.
-            let of_changed = page.into_iter().filter(|found| changed.contains(&found.instance)).collect();
-            seen.choose(|view, _| view.surveyed(number, of_changed));
-        }
-        if is_last {
-            break;
-        }
-    }
-    seen.end_survey(number);
-    Ok(())
-}
-
-async fn run(mut inbox: mpsc::Receiver<Look>, seen: StateCache, mut session: Session, fenced: Arc<AtomicBool>) {
-    let mut looks = Vec::with_capacity(BATCH_MAX);
-    let mut limits = Arc::default();
-    while inbox.recv_many(&mut looks, BATCH_MAX).await > 0 {
-        looks.retain(|look| !look.reply.is_closed());
-        if looks.is_empty() {
-            continue;
-        }
-        let (reused, commits) = (session.is_open(), seen.commits());
-        let mut state = answered(read(&mut session, &looks, &limits)).await;
-        while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
-        {
-            // The limits are being changed: soon there will be others to look by.
-            fenced.store(true, Ordering::Relaxed);
-            state = answered(read(&mut session, &looks, &limits)).await;
-        }
-        fenced.store(false, Ordering::Relaxed);
-        if reused && state.is_err() {
-            // A connection that broke while it was idle costs no more than a new one.
-            session.reset();
-            state = answered(read(&mut session, &looks, &limits)).await;
-        }
-        match state {
-            Ok(state) => {
-                limits = state.limits.clone();
-                let answer = |look: Look| {
-                    if !state.ems.contains_key(&look.request.em) {
-                        seen.forget(&look.request.em);
-                    }
-                    if let Some(room) = look.room {
-                        // A caller that is gone needs no answer.
-                        let _ = room.send(state.room(&look.request));
-                    }
-                    (state.verdict(&look.request).map_err(Error::from), look.reply)
-                };
-                let answers: Vec<_> = looks.drain(..).map(answer).collect();
-                // Before anybody is told: what follows may depend on it.
-                seen.update_by_look(state.into_post_commit_state(), commits);
-                for (answer, reply) in answers {
-                    // A caller that is gone needs no answer.
-                    let _ = reply.send(answer);
-                }
-            }
-            Err(error) => {
-                session.reset();
-                let error = Error::from(error);
-                for look in looks.drain(..) {
-                    let _ = look.reply.send(Err(error.clone()));
-                }
-            }
-        }
-    }
-}
-
-/// What requests are judged by.
-#[derive(Debug, Default)]
-struct State {
-    ems: HashMap<EmInstance, Em>,
-    /// Only by a view of all EMs.
-    limits: Arc<Limits>,
-    scopes: HashMap<Counter, Usage>,
-    request_ids: HashMap<Name, RequestRecord>,
-    /// What was granted under those request ids and is over.
-    ended: HashMap<Uuid, EndedTicket>,
-    line: LineView,
-}
-
-impl State {
-    /// Whether the request fits, by what is known of what it needs.
-    fn fits(&self, request: &Request) -> bool {
-        let asked = request.ask.request_id.as_ref();
-        if asked.is_some_and(|asked| self.request_ids.contains_key(&asked.id)) {
-            return true;
-        }
-        self.ems.get(&request.em).filter(|em| judgement::admit(em, &self.limits, &request.ask).is_ok()).is_some_and(
-            |em| {
-                let scopes = request.scopes(&self.limits);
-                judgement::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
-            },
-        )
-    }
-
-    fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
-        if let Some(asked) = &request.ask.request_id
-            && let Some(record) = self.request_ids.get(&asked.id)
-        {
-            let (request_id, ended) = (asked.id.to_string(), self.ended.get(&record.grant.ticket_id));
-            return match ended.cloned().map(Box::new) {
-                _ if record.request_id != *asked => Err(Rejection::RequestIdReused(request_id)),
-                Some(ended) => Err(Rejection::TicketEnded { request_id, ended }),
-                None => Ok(Verdict::Fits),
-            };
-        }
-        let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let position = request.wait.as_ref().and_then(|wait| wait.position);
-        if position.is_some_and(|position| self.line.line.spots_of(position).is_empty()) {
-            return Err(Rejection::PlaceLost);
-        }
-        judgement::admit(em, &self.limits, &request.ask)?;
-        let scopes = request.scopes(&self.limits);
-        let usage = |counter: &Counter| self.scopes.get(counter);
-        Ok(match judge(em, &scopes, usage, &self.line.line, position, &request.ask)? {
-            Ok(_) => Verdict::Fits,
-            Err(mut short) => {
-                if let Some(position) = position {
-                    short.spots = self.line.line.stand(position, &short.spots);
-                }
-                Verdict::Refused(short)
-            }
-        })
-    }
-
-    /// How much there is room for, and where the request goes beyond what is only watched; nothing where the verdict tells why.
-    fn room(&self, request: &Request) -> Room {
-        let Some(em) = self.ems.get(&request.em) else { return Room::default() };
-        let (scopes, asked) = (request.scopes(&self.limits), &request.ask.resource);
-        let usage = |counter: &Counter| self.scopes.get(counter);
-        Room {
-            head_room: judgement::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
-            over_watched: judgement::beyond_watched(&scopes, usage, &asked.zero_like(), asked),
-        }
-    }
-
-    fn into_post_commit_state(self) -> PostCommitState {
-        let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
-        PostCommitState { ems, gone: vec![], scopes, limits: self.limits, line: self.line }
-    }
-}
-
-async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Result<State, StoreError> {
-    let connection = session.get().await?;
-    let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
-    let (InForce { limits, anybody_waits, .. }, mut ems) =
-        em_resource::read_in_force(&mut *connection, known, instances).await?;
-    ems.retain(|_, em| em.is_registered());
-    let ids: HashSet<&Name> = looks.iter().filter_map(|look| Some(&look.request.ask.request_id.as_ref()?.id)).collect();
-    let request_ids = match ids.is_empty() {
-        true => HashMap::new(),
-        false => request_id::read(&mut *connection, &ids).await?,
-    };
-    let ended = match request_ids.is_empty() {
-        true => HashMap::new(),
-        false => {
-            let granted: Vec<Uuid> = request_ids.values().map(|record| record.grant.ticket_id).collect();
-            action_record::read(&mut *connection, &granted).await?
-        }
-    };
-    let scopes: BTreeSet<Counter> = looks.iter().flat_map(|look| look.request.counters(&limits)).collect();
-    let scopes = match scopes.is_empty() {
-        true => HashMap::new(),
-        false => label_resource::read(&mut *connection, &scopes).await?,
-    };
-    let line = match anybody_waits {
-        true => {
-            let spots = viewed_spots(looks.iter().map(|look| &look.request).flat_map(|request| {
-                let extent = Extent::of(request.wait.as_ref().and_then(|wait| wait.position));
-                judgement::spots(request, &limits).map(move |spot| (spot, extent))
-            }));
-            let positions = looks.iter().filter_map(|look| look.request.wait.as_ref()?.position);
-            let in_line: Vec<Uuid> = positions.map(|position| position.ticket_id()).collect();
-            LineView { line: waiting::line(&mut *connection, &spots, &in_line).await?, spots: Some(spots) }
-        }
-        false => LineView::default(),
-    };
-    Ok(State { ems, limits, scopes, request_ids, ended, line })
 }

@@ -1,5 +1,6 @@
 //! Use cases, between the transport and the store.
 //!
+//! - `reading`: what requests are judged by, for a look and for a commit;
 //! - [`request_resource`]: resolves a request, judges it first without locks, and has it granted;
 //! - [`admission`]: the read-only look, many requests at a time;
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
@@ -21,6 +22,7 @@ pub mod committer;
 pub mod heartbeat;
 pub mod history;
 pub mod limits;
+mod reading;
 pub mod request_resource;
 pub mod shared_try;
 pub mod tasks;

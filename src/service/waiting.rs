@@ -41,7 +41,7 @@ mod keeper;
 mod wake;
 
 use index::{Index, Sleeper};
-pub use keeper::{keep, listen, live};
+pub use keeper::{listen, live, run};
 pub use wake::Wake;
 
 /// How many callers may wait here at once.

@@ -121,10 +121,10 @@ pub enum StoreError {
     #[error("too many operators' calls are under way")]
     OperatorsBusy,
     /// There is no database there, or none that lets us in.
-    #[error("cannot use the PostgreSQL at {place}; check DATABASE_URL")]
+    #[error("cannot use the PostgreSQL at {address}; check DATABASE_URL")]
     Unreachable {
         /// Where it should be.
-        place: String,
+        address: String,
         /// Why not.
         source: Box<StoreError>,
     },

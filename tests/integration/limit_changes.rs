@@ -325,3 +325,48 @@ async fn who_waits_for_a_limit_that_is_deleted_again_waits_no_more() {
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "told after {:?}", begun.elapsed());
     sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
 }
+
+/// An instance is killed again and again while rules change through it: what it had not committed is nowhere, and the others follow
+/// what it had, also if it died before it could tell them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_that_change_through_an_instance_that_is_killed_are_the_same_everywhere() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host"), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
+    let of = |user: usize, most: i64| Rule {
+        pattern: Pattern::new(BTreeMap::from([("user".to_owned(), Some(format!("user{user}")))])),
+        mode: Default::default(),
+        max: BTreeMap::from([(Dimension::Instances, most)]),
+    };
+    rm.client.set_limit(&of(0, 0)).await.unwrap();
+    let url = database.url();
+    let mut last = 0;
+    for round in 1..=4_i64 {
+        let process = Process::start(&["--database-url", &url]);
+        let mut changes = JoinSet::new();
+        for user in 0..40 {
+            let (client, rule) = (process.client.clone(), of(user, round));
+            changes.spawn(async move { client.set_limit(&rule).await.is_ok() });
+        }
+        // In the middle: some are told, some are not.
+        while last < 5 * round && changes.join_next().await.is_some_and(|changed| changed.unwrap()) {
+            last += 1;
+        }
+        process.kill();
+        changes.shutdown().await;
+    }
+    let stored: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT pattern ->> 'user', (max_resource ->> 'instances')::bigint FROM linkis_resource_limit ORDER BY 1",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert!(stored.len() > 1 && stored.iter().any(|(_, most)| *most > 1), "{stored:?}");
+    let reader = Instance::start(&database).await;
+    for rm in [&rm, &reader] {
+        for (user, most) in &stored {
+            let refusal = rm.client.dry_run(&request(&em("host"), user, load(1, 1, most + 1))).await.refused();
+            assert_eq!(refusal.shortfalls[0].max, *most, "{user}");
+        }
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use linkis_rm::{
     client::ResourceRequest,
-    domain::{operation::Grant, ticket::EngineInstance},
+    domain::{operation::Grant, resource::Resource, ticket::EngineInstance},
     transport::proto::{
         self, resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
     },
@@ -268,4 +268,44 @@ async fn many_are_got_by_their_keys_in_the_order_of_the_keys() {
     let status = usage.batch_get_ems(proto::BatchGetEmsRequest { ems: vec![proto::EmInstance::default()] }).await;
     let violations = status.unwrap_err().get_details_bad_request().unwrap().field_violations;
     assert_eq!(violations[0].field, "ems[0].application_name");
+}
+
+/// Hundreds of calls that get a thousand each, from few connections: each is answered or turned away, and who gets one, or asks for
+/// resources, is served beside them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_gets_many_at_once_leaves_others_served() {
+    const CALLS: usize = 300;
+    let (database, rm) = start().await;
+    let host = em("crowded");
+    crowd(&database, &rm.client, &host, 1000, "1 hour").await;
+    let ids: Vec<Uuid> = sqlx::query_scalar("SELECT ticket_id FROM linkis_user_resource_meta_data")
+        .fetch_all(&database.pool)
+        .await
+        .unwrap();
+    let ticket_ids: Vec<String> = ids.iter().map(Uuid::to_string).collect();
+    let mut calls = JoinSet::new();
+    for _ in 0..4 {
+        let usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+        for _ in 0..CALLS / 4 {
+            let (mut usage, ticket_ids) = (usage.clone(), ticket_ids.clone());
+            calls.spawn(async move {
+                let answer = usage.batch_get_tickets(proto::BatchGetTicketsRequest { ticket_ids }).await;
+                answer.map(|answer| answer.into_inner().tickets.len()).map_err(|status| told(&status))
+            });
+        }
+    }
+    let mut served = 0;
+    while !calls.is_empty() {
+        let grant = rm.client.request_resource(&request(&host, "hadoop", Resource::cpu(1).unwrap())).await.granted();
+        assert_eq!(rm.client.ticket(grant.ticket_id).await.unwrap().id, grant.ticket_id);
+        served += 1;
+        while let Some(answer) = calls.try_join_next() {
+            match answer.unwrap() {
+                Ok(tickets) => assert_eq!(tickets, 1000),
+                Err(refused) => assert_eq!(refused, (Code::ResourceExhausted, "OVERLOADED".to_owned())),
+            }
+        }
+    }
+    assert!(served > 3, "{served} others were served meanwhile");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1000 + served);
 }

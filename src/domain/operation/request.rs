@@ -36,6 +36,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Its position in line, if it has one.
+    pub fn position(&self) -> Option<QueuePosition> {
+        self.wait.as_ref()?.position
+    }
+
     /// The counters that it would belong to, in the order in which they are checked.
     pub fn scopes(&self, limits: &Limits) -> Arc<[LimitedScope]> {
         self.scopes.get(limits, &self.em, || limits.scopes_under(&self.ask.ticket_labels(&self.em), &self.ask.caps))

@@ -50,7 +50,7 @@ pub struct View {
     pools: BTreeMap<Vec<Label>, BTreeMap<(Name, ResourceType), Pool>>,
     labelled: HashMap<Label, HashSet<HostId>>,
     /// Common labels that have groups of their own.
-    common: HashSet<Label>,
+    common: Common,
     /// Counts how often any EM was touched.
     touches: u64,
     /// Has those that nobody has touched yet stand in another order in each view.
@@ -59,11 +59,28 @@ pub struct View {
     survey: u64,
 }
 
+/// Labels by their keys.
+#[derive(Debug, Default)]
+struct Common {
+    values: HashMap<String, HashSet<String>>,
+    len: usize,
+}
+
+impl Common {
+    fn contains(&self, key: &str, value: &str) -> bool {
+        self.values.get(key).is_some_and(|values| values.contains(value))
+    }
+
+    fn insert(&mut self, (key, value): Label) {
+        self.len += usize::from(self.values.entry(key).or_default().insert(value));
+    }
+}
+
 /// EMs of one application and type, reserved for the same.
 #[derive(Debug, Default)]
 struct Pool {
     all: Group,
-    /// Those that have a common label, by its key and its value.
+    /// Those that have a common label, by its key and its value; none where there are no such EMs.
     by_label: HashMap<String, HashMap<String, Group>>,
 }
 
@@ -143,7 +160,8 @@ impl View {
         let (reserved, kind) = pool_of(&host.em);
         if let Some(pools) = self.pools.get_mut(&reserved) {
             if let Some(pool) = pools.get_mut(&kind) {
-                pool.for_each_of(&host.em, |group| group.remove(id, &host));
+                pool.for_each_of(&host.em, &self.common, |group| group.remove(id, &host));
+                pool.drop_empty(&host.em);
                 if pool.all.is_empty() {
                     pools.remove(&kind);
                 }
@@ -263,8 +281,7 @@ impl View {
             self.labelled.entry(label).or_default().insert(id);
         }
         let pool = self.pools.entry(reserved).or_default().entry(kind);
-        let pool = pool.or_insert_with(|| Pool::of_labels(&self.common));
-        pool.for_each_of(&host.em, |group| group.insert(id, host));
+        pool.or_default().for_each_of(&host.em, &self.common, |group| group.insert(id, host));
     }
 
     /// Changes an EM, if it is there; but neither its labels nor what there is in all.
@@ -273,9 +290,9 @@ impl View {
         let Some(host) = self.hosts.get_mut(id) else { return };
         let (reserved, kind) = pool_of(&host.em);
         let Some(pool) = self.pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) else { return };
-        pool.for_each_of(&host.em, |group| group.unrank(id, host));
+        pool.for_each_of(&host.em, &self.common, |group| group.unrank(id, host));
         change(host);
-        pool.for_each_of(&host.em, |group| group.rank(id, host));
+        pool.for_each_of(&host.em, &self.common, |group| group.rank(id, host));
     }
 
     fn find(
@@ -312,29 +329,28 @@ impl View {
 }
 
 impl Pool {
-    /// An empty one.
-    fn of_labels(common: &HashSet<Label>) -> Self {
-        let mut pool = Self::default();
-        for label in common {
-            pool.group_of(label);
-        }
-        pool
-    }
-
     /// The group of those that have a common label.
     fn group_of(&mut self, (key, value): &Label) -> &mut Group {
         self.by_label.entry(key.clone()).or_default().entry(value.clone()).or_default()
     }
 
     /// For the groups that an EM of the pool is in.
-    fn for_each_of(&mut self, em: &Em, mut each: impl FnMut(&mut Group)) {
+    fn for_each_of(&mut self, em: &Em, common: &Common, mut each: impl FnMut(&mut Group)) {
         each(&mut self.all);
-        if self.by_label.is_empty() {
-            return;
+        for (key, value) in em.all_labels().filter(|(key, value)| common.contains(key, value)) {
+            match self.by_label.get_mut(key).and_then(|of_key| of_key.get_mut(value)) {
+                Some(group) => each(group),
+                None => each(self.group_of(&(key.to_owned(), value.to_owned()))),
+            }
         }
+    }
+
+    /// Drops the groups that an EM was the last of.
+    fn drop_empty(&mut self, em: &Em) {
         for (key, value) in em.all_labels() {
-            if let Some(group) = self.by_label.get_mut(key).and_then(|of_key| of_key.get_mut(value)) {
-                each(group);
+            let Some(of_key) = self.by_label.get_mut(key) else { continue };
+            if of_key.get(value).is_some_and(Group::is_empty) {
+                of_key.remove(value);
             }
         }
     }
@@ -343,19 +359,16 @@ impl Pool {
 impl View {
     /// Makes groups of those that have a common label.
     fn make_common(&mut self, label: &Label) {
-        if self.common.contains(label) {
+        if self.common.contains(&label.0, &label.1) {
             return;
         }
         let View { hosts, pools, labelled, common, .. } = self;
-        if common.len() >= PARTS_MAX {
+        if common.len >= PARTS_MAX {
             // Those that are asked for will be made again.
-            common.clear();
+            *common = Common::default();
             pools.values_mut().flat_map(BTreeMap::values_mut).for_each(|pool| pool.by_label = HashMap::new());
         }
         common.insert(label.clone());
-        for pool in pools.values_mut().flat_map(BTreeMap::values_mut) {
-            pool.group_of(label);
-        }
         for id in labelled.get(label).into_iter().flatten() {
             let Some(host) = hosts.get(*id) else { continue };
             let (reserved, kind) = pool_of(&host.em);

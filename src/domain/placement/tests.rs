@@ -194,7 +194,7 @@ fn a_label_that_many_have_has_an_order_of_its_own() {
     let of = |n: usize| labelled(&format!("host{n}"), &[("tenant", ["a", "b"][n % 2])], &[]);
     let mut view = view((0..hosts).map(of));
     let wants = asking(&[], &[("tenant", "a")], &[]);
-    assert!(best(&mut view, &wants).is_some() && !view.common.is_empty());
+    assert!(best(&mut view, &wants).is_some() && view.common.len == 1);
     view.update(Em { locked: Resource::load(0, 0).unwrap(), version: 2, ..of(2) });
     let moved = Em { labels: labels(&[("tenant", "b")]), version: 2, ..of(4) };
     view.update(moved);
@@ -202,6 +202,27 @@ fn a_label_that_many_have_has_an_order_of_its_own() {
     assert_eq!(in_order(&mut view, &wants).len(), hosts / 2 - 1);
     assert_eq!(in_order(&mut view, &asking(&[("zone", "x")], &[("tenant", "a")], &[])).len(), hosts / 2);
     assert_eq!(view.matching(&wants, &Policies::new()), hosts / 2 - 1);
+}
+
+/// Thousands of labels that many have, among EMs that are each reserved for somebody else: what is kept is as much as the EMs have.
+#[test]
+fn many_common_labels_among_many_reservations_take_little_room() {
+    let (rows, reservations) = (40, 40 * (SCANNED_MAX + 1));
+    let of = |n: usize| {
+        labelled(&format!("host{n}"), &[("row", &format!("row{}", n % rows))], &[("tenant", &n.to_string())])
+    };
+    let mut view = view((0..reservations).map(of));
+    let groups = |view: &View| -> usize {
+        let pools = view.pools.values().flat_map(BTreeMap::values);
+        pools.flat_map(|pool| pool.by_label.values()).map(HashMap::len).sum()
+    };
+    for n in 0..rows {
+        let wants = asking(&[("tenant", &n.to_string())], &[("row", &format!("row{n}"))], &[]);
+        assert_eq!(best(&mut view, &wants), Some(format!("host{n}")));
+    }
+    assert_eq!((view.common.len, groups(&view)), (rows, reservations));
+    (0..reservations).for_each(|n| view.remove(&of(n).instance));
+    assert_eq!((view.pools.len(), groups(&view)), (0, 0));
 }
 
 #[test]

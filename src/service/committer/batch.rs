@@ -12,16 +12,16 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        judgement,
         ledger::{Deltas, Ledger, LineView, PostCommitState, Snapshot},
         limit::Limits,
-        line::{Extent, FreedSpots, Line, viewed_spots},
-        operation::{LockKey, Operation, Outcome, Rejection, StepFrom},
+        line::FreedSpots,
+        operation::{LockKey, Operation, Outcome, Rejection, Request, StepFrom},
         principal::Principal,
         scope::Counter,
         ticket::Ticket,
     },
     metrics::{Metrics, Timed},
+    service::reading,
     store::{
         StoreError, action_record, em_observed, em_report, em_resource, label_resource,
         limit::{self, InForce},
@@ -226,19 +226,15 @@ async fn read(
         true => HashSet::new(),
         false => user_resource::inhabited(&mut *connection, registering).await?,
     };
-    let ids: HashSet<_> = operations.iter().filter_map(|operation| Some(&operation.request_id()?.id)).collect();
-    let request_ids = if ids.is_empty() { HashMap::new() } else { request_id::read(&mut *connection, &ids).await? };
-    if !request_ids.is_empty() {
-        // What was granted to those who ask again may be over.
-        let granted: Vec<_> = request_ids.values().map(|record| record.grant.ticket_id).collect();
-        ended.extend(action_record::read(&mut *connection, &granted).await?);
-    }
+    let requests: Vec<&Request> = operations.iter().filter_map(|operation| operation.request()).collect();
+    let (request_ids, over) = reading::request_ids(&mut *connection, &requests).await?;
+    ended.extend(over);
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
-    let any_in_line = operations.iter().any(|operation| operation.position().is_some());
+    let any_in_line = requests.iter().any(|request| request.position().is_some());
     let line = match in_force.anybody_waits || any_in_line {
-        true => line(&mut *connection, operations, &limits).await?,
+        true => reading::line(&mut *connection, &requests, &limits).await?,
         false => LineView::default(),
     };
     Ok(Snapshot { now, ems, tickets, pages, ended, inhabited, reports, adopted, request_ids, limits, scopes, line })
@@ -258,25 +254,6 @@ fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec
         Some(PageOf { em: instance, after, limit: operation.tickets_max(), epoch_max })
     };
     operations.iter().filter_map(step).filter(|page| seen.insert(page.em)).collect()
-}
-
-/// Who waits where requests are judged.
-async fn line(
-    connection: &mut PgConnection,
-    operations: &[&Operation],
-    limits: &Limits,
-) -> Result<LineView, StoreError> {
-    let spots = viewed_spots(operations.iter().filter_map(|operation| operation.request()).flat_map(|request| {
-        let extent = Extent::of(request.wait.as_ref().and_then(|wait| wait.position));
-        judgement::spots(request, limits).map(move |spot| (spot, extent))
-    }));
-    let in_line: Vec<Uuid> =
-        operations.iter().filter_map(|operation| operation.position()).map(|position| position.ticket_id()).collect();
-    let line = match spots.is_empty() {
-        true => Line::default(),
-        false => waiting::line(connection, &spots, &in_line).await?,
-    };
-    Ok(LineView { line, spots: Some(spots) })
 }
 
 /// All counters that the tickets of a batch may be in: those that live, that are asked for, and that are adopted.

@@ -1,0 +1,200 @@
+//! The look before the lock: what a plain read shows, for many requests at a time.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::{Em, EmInstance},
+        judgement::{self, judge},
+        ledger::{LineView, PostCommitState},
+        limit::Limits,
+        name::Name,
+        operation::{Rejection, Request, RequestRecord},
+        scope::{Counter, Usage},
+        ticket::EndedTicket,
+    },
+    error::Error,
+    service::reading,
+    store::{
+        StoreError, em_resource, label_resource,
+        limit::InForce,
+        session::{Session, answered},
+    },
+};
+
+use super::{Room, StateCache, Verdict};
+
+/// How many looks share one read.
+const BATCH_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Look {
+    pub request: Request,
+    /// Whoever wants to know how much there is room for is told before the verdict.
+    pub room: Option<oneshot::Sender<Room>>,
+    pub reply: oneshot::Sender<Result<Verdict, Error>>,
+}
+
+/// Looks, for many requests at a time, as long as anybody may ask.
+pub(super) async fn run(
+    mut inbox: mpsc::Receiver<Look>,
+    seen: StateCache,
+    mut session: Session,
+    fenced: Arc<AtomicBool>,
+) {
+    let mut looks = Vec::with_capacity(BATCH_MAX);
+    let mut limits = Arc::default();
+    while inbox.recv_many(&mut looks, BATCH_MAX).await > 0 {
+        looks.retain(|look| !look.reply.is_closed());
+        if looks.is_empty() {
+            continue;
+        }
+        let (reused, commits) = (session.is_open(), seen.commits());
+        let mut state = answered(read(&mut session, &looks, &limits)).await;
+        while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
+        {
+            // The limits are being changed: soon there will be others to look by.
+            fenced.store(true, Ordering::Relaxed);
+            state = answered(read(&mut session, &looks, &limits)).await;
+        }
+        fenced.store(false, Ordering::Relaxed);
+        if reused && state.is_err() {
+            // A connection that broke while it was idle costs no more than a new one.
+            session.reset();
+            state = answered(read(&mut session, &looks, &limits)).await;
+        }
+        match state {
+            Ok(state) => {
+                limits = state.limits.clone();
+                let answer = |look: Look| {
+                    if !state.ems.contains_key(&look.request.em) {
+                        seen.forget(&look.request.em);
+                    }
+                    if let Some(room) = look.room {
+                        // A caller that is gone needs no answer.
+                        let _ = room.send(state.room(&look.request));
+                    }
+                    (state.verdict(&look.request).map_err(Error::from), look.reply)
+                };
+                let answers: Vec<_> = looks.drain(..).map(answer).collect();
+                // Before anybody is told: what follows may depend on it.
+                seen.update_by_look(state.into_post_commit_state(), commits);
+                for (answer, reply) in answers {
+                    // A caller that is gone needs no answer.
+                    let _ = reply.send(answer);
+                }
+            }
+            Err(error) => {
+                session.reset();
+                let error = Error::from(error);
+                for look in looks.drain(..) {
+                    let _ = look.reply.send(Err(error.clone()));
+                }
+            }
+        }
+    }
+}
+
+/// What requests are judged by.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub ems: HashMap<EmInstance, Em>,
+    /// Only by a view of all EMs.
+    pub limits: Arc<Limits>,
+    pub scopes: HashMap<Counter, Usage>,
+    pub request_ids: HashMap<Name, RequestRecord>,
+    /// What was granted under those request ids and is over.
+    pub ended: HashMap<Uuid, EndedTicket>,
+    pub line: LineView,
+}
+
+impl State {
+    /// Whether the request fits, by what is known of what it needs.
+    pub fn fits(&self, request: &Request) -> bool {
+        let asked = request.ask.request_id.as_ref();
+        if asked.is_some_and(|asked| self.request_ids.contains_key(&asked.id)) {
+            return true;
+        }
+        self.ems.get(&request.em).filter(|em| judgement::admit(em, &self.limits, &request.ask).is_ok()).is_some_and(
+            |em| {
+                let scopes = request.scopes(&self.limits);
+                judgement::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
+            },
+        )
+    }
+
+    pub fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
+        if let Some(asked) = &request.ask.request_id
+            && let Some(record) = self.request_ids.get(&asked.id)
+        {
+            let (request_id, ended) = (asked.id.to_string(), self.ended.get(&record.grant.ticket_id));
+            return match ended.cloned().map(Box::new) {
+                _ if record.request_id != *asked => Err(Rejection::RequestIdReused(request_id)),
+                Some(ended) => Err(Rejection::TicketEnded { request_id, ended }),
+                None => Ok(Verdict::Fits),
+            };
+        }
+        let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
+        let position = request.wait.as_ref().and_then(|wait| wait.position);
+        if position.is_some_and(|position| self.line.line.spots_of(position).is_empty()) {
+            return Err(Rejection::PlaceLost);
+        }
+        judgement::admit(em, &self.limits, &request.ask)?;
+        let scopes = request.scopes(&self.limits);
+        let usage = |counter: &Counter| self.scopes.get(counter);
+        Ok(match judge(em, &scopes, usage, &self.line.line, position, &request.ask)? {
+            Ok(_) => Verdict::Fits,
+            Err(mut short) => {
+                if let Some(position) = position {
+                    short.spots = self.line.line.stand(position, &short.spots);
+                }
+                Verdict::Refused(short)
+            }
+        })
+    }
+
+    /// How much there is room for, and where the request goes beyond what is only watched; nothing where the verdict tells why.
+    pub fn room(&self, request: &Request) -> Room {
+        let Some(em) = self.ems.get(&request.em) else { return Room::default() };
+        let (scopes, asked) = (request.scopes(&self.limits), &request.ask.resource);
+        let usage = |counter: &Counter| self.scopes.get(counter);
+        Room {
+            head_room: judgement::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
+            over_watched: judgement::beyond_watched(&scopes, usage, &asked.zero_like(), asked),
+        }
+    }
+
+    pub fn into_post_commit_state(self) -> PostCommitState {
+        let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
+        PostCommitState { ems, gone: vec![], scopes, limits: self.limits, line: self.line }
+    }
+}
+
+async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Result<State, StoreError> {
+    let connection = session.get().await?;
+    let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
+    let (InForce { limits, anybody_waits, .. }, mut ems) =
+        em_resource::read_in_force(&mut *connection, known, instances).await?;
+    ems.retain(|_, em| em.is_registered());
+    let requests: Vec<&Request> = looks.iter().map(|look| &look.request).collect();
+    let (request_ids, ended) = reading::request_ids(&mut *connection, &requests).await?;
+    let scopes: BTreeSet<Counter> = requests.iter().flat_map(|request| request.counters(&limits)).collect();
+    let scopes = match scopes.is_empty() {
+        true => HashMap::new(),
+        false => label_resource::read(&mut *connection, &scopes).await?,
+    };
+    let line = match anybody_waits {
+        true => reading::line(&mut *connection, &requests, &limits).await?,
+        false => LineView::default(),
+    };
+    Ok(State { ems, limits, scopes, request_ids, ended, line })
+}
