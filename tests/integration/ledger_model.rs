@@ -523,7 +523,7 @@ impl Model {
     fn adopt(&mut self, adopted: ModelTicket) -> Answer {
         if let Some(known) = self.tickets.iter().find(|t| t.id == adopted.id) {
             let is_same = known.used
-                && (known.em, known.user) == (adopted.em, adopted.user)
+                && (known.em, known.user, known.queue) == (adopted.em, adopted.user, adopted.queue)
                 && known.adopted.unwrap_or(known.held) == adopted.held;
             return match known.alive {
                 false => Answer::No("ended"),
