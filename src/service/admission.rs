@@ -122,7 +122,7 @@ impl Admission {
         }
     }
 
-    /// Starts the task that looks; it ends when all its clones are gone. EMs that report are silent after `silent_after`.
+    /// Starts the task that looks; it ends when all clones of what is answered are gone. EMs that report are silent after `silent_after`.
     pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));

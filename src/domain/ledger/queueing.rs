@@ -12,7 +12,7 @@ use super::{
 impl Ledger {
     /// The position in line that a request has, if any.
     pub(super) fn position(&self, op: &Request) -> Result<Option<QueuePosition>, Rejection> {
-        let position = op.wait.as_ref().and_then(|wait| wait.position);
+        let position = op.position();
         match position {
             Some(position) if self.line.line.spots_of(position).is_empty() => Err(Rejection::PlaceLost),
             position => Ok(position),
@@ -54,7 +54,7 @@ impl Ledger {
 
     /// Takes a request out of the line, if it stands there; it makes room wherever it does not stay as a ticket.
     pub(super) fn leave_line(&mut self, op: &Request, stays_at: Spots) {
-        let Some(position) = op.wait.as_ref().and_then(|wait| wait.position) else { return };
+        let Some(position) = op.position() else { return };
         let spots = self.line.line.spots_of(position);
         if spots.is_empty() {
             return;

@@ -144,7 +144,7 @@ impl State {
             };
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
-        let position = request.wait.as_ref().and_then(|wait| wait.position);
+        let position = request.position();
         if position.is_some_and(|position| self.line.line.spots_of(position).is_empty()) {
             return Err(Rejection::PlaceLost);
         }
