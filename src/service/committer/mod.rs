@@ -112,7 +112,8 @@ impl Committer {
     /// # Errors
     /// As of [`Committer::submit`].
     pub async fn submit_in_background(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
-        let done = self.carry_out(&self.doors.background, Principal::Service, operation, deadline).await;
+        let queue = if operation.cost() == 1 { &self.doors.background } else { &self.doors.steps };
+        let done = self.carry_out(queue, Principal::Service, operation, deadline).await;
         done.inspect_err(|error| self.metrics.committer.failed(error))
     }
 

@@ -55,17 +55,20 @@ impl Drop for Place {
     }
 }
 
-/// The queues, and what was taken out of them but not yet into a batch.
+/// The queues.
 pub(super) struct Queues {
-    callers: mpsc::Receiver<Pending>,
-    large: mpsc::Receiver<Pending>,
-    background: mpsc::Receiver<Pending>,
-    first: VecDeque<Pending>,
-    then: VecDeque<Pending>,
-    later: VecDeque<Pending>,
-    /// Whether the large ones were before the background in the last batch.
-    large_first: bool,
+    callers: Queue,
+    /// What has to share [`BACKGROUND_COST_MAX`]: large, steps, background.
+    in_turn: [Queue; 3],
+    /// Which of these comes first in the next batch.
+    turn: usize,
     last_called: Option<Instant>,
+}
+
+/// What waits, and what was taken over of it but not yet into a batch.
+struct Queue {
+    waiting: mpsc::Receiver<Pending>,
+    next: VecDeque<Pending>,
 }
 
 /// Where operations are put.
@@ -75,88 +78,90 @@ pub(super) struct Doors {
     pub callers: mpsc::Sender<Pending>,
     /// What callers wait for, and may touch many: behind the others, so that these do not wait for it.
     pub large: mpsc::Sender<Pending>,
-    /// What nobody waits for.
+    /// What nobody waits for, and touches many: few of them at once, each of which is followed by the next. Behind what touches one
+    /// ticket each would stand behind thousands.
+    pub steps: mpsc::Sender<Pending>,
+    /// What nobody waits for, and touches one ticket.
     pub background: mpsc::Sender<Pending>,
 }
 
 impl Queues {
     pub fn new() -> (Doors, Self) {
-        let (callers, called) = mpsc::channel(WAITING_MAX);
-        let (large, waiting) = mpsc::channel(WAITING_MAX);
-        let (background, rest) = mpsc::channel(WAITING_MAX);
-        let queues = Self {
-            callers: called,
-            large: waiting,
-            background: rest,
-            first: VecDeque::new(),
-            then: VecDeque::new(),
-            later: VecDeque::new(),
-            large_first: false,
-            last_called: None,
-        };
-        (Doors { callers, large, background }, queues)
+        let (callers, called) = Queue::new();
+        let (large, waiting) = Queue::new();
+        let (steps, following) = Queue::new();
+        let (background, rest) = Queue::new();
+        let queues = Self { callers: called, in_turn: [waiting, following, rest], turn: 0, last_called: None };
+        (Doors { callers, large, steps, background }, queues)
     }
 
     /// Waits until there is something to do; false if there never will be again.
     pub async fn wait(&mut self) -> bool {
-        if !self.first.is_empty() || !self.then.is_empty() || !self.later.is_empty() {
+        let [large, steps, background] = &mut self.in_turn;
+        if [&self.callers, large, steps, background].iter().any(|queue| !queue.next.is_empty()) {
             return true;
         }
         tokio::select! {
             biased;
-            called = self.callers.recv() => match called {
-                Some(pending) => self.first.push_back(pending),
+            called = self.callers.waiting.recv() => match called {
+                Some(pending) => self.callers.next.push_back(pending),
                 None => return false,
             },
-            Some(pending) = self.large.recv() => self.then.push_back(pending),
-            Some(pending) = self.background.recv() => self.later.push_back(pending),
+            Some(pending) = large.waiting.recv() => large.next.push_back(pending),
+            Some(pending) = steps.waiting.recv() => steps.next.push_back(pending),
+            Some(pending) = background.waiting.recv() => background.next.push_back(pending),
         }
         true
     }
 
     /// The operations of the next batch.
     pub fn next(&mut self) -> Vec<Pending> {
-        fill(&mut self.callers, &mut self.first);
-        fill(&mut self.large, &mut self.then);
-        fill(&mut self.background, &mut self.later);
+        self.callers.fill();
+        self.in_turn.iter_mut().for_each(Queue::fill);
         let now = Instant::now();
-        if !self.first.is_empty() {
+        if !self.callers.next.is_empty() {
             self.last_called = Some(now);
         }
         let is_called = self.last_called.is_some_and(|last| now.duration_since(last) < CALLED_RECENTLY);
-        let mut batch = Vec::with_capacity(self.first.len().min(BATCH_COST_MAX));
-        take(&mut self.first, BATCH_COST_MAX, &mut batch);
-        let most = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
-        // In turns, so that neither waits for ever.
-        self.large_first = !self.large_first;
-        let mut in_turn = [&mut self.then, &mut self.later];
-        if !self.large_first {
-            in_turn.reverse();
-        }
-        let mut left = most;
-        for queue in in_turn {
-            left -= take(queue, left, &mut batch);
+        let mut batch = Vec::with_capacity(self.callers.next.len().min(BATCH_COST_MAX));
+        self.callers.take(BATCH_COST_MAX, &mut batch);
+        let mut left = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
+        // In turns, so that none waits for ever: who came first comes last in the next batch.
+        let (begin, count) = (self.turn, self.in_turn.len());
+        for number in (0..count).map(|after| (begin + after) % count) {
+            let taken = self.in_turn[number].take(left, &mut batch);
+            if taken > 0 && self.turn == begin {
+                self.turn = (number + 1) % count;
+            }
+            left -= taken;
         }
         batch
     }
 }
 
-/// Takes over what waits, up to what a batch may hold.
-fn fill(queue: &mut mpsc::Receiver<Pending>, into: &mut VecDeque<Pending>) {
-    while into.len() < BATCH_COST_MAX {
-        let Ok(pending) = queue.try_recv() else { return };
-        into.push_back(pending);
+impl Queue {
+    fn new() -> (mpsc::Sender<Pending>, Self) {
+        let (door, waiting) = mpsc::channel(WAITING_MAX);
+        (door, Self { waiting, next: VecDeque::new() })
     }
-}
 
-/// Takes the first operations that cost no more than `cost_max` together; how much they do.
-fn take(from: &mut VecDeque<Pending>, cost_max: usize, batch: &mut Vec<Pending>) -> usize {
-    let mut cost = 0;
-    while let Some(pending) = from.pop_front_if(|pending| cost + pending.operation.cost() <= cost_max) {
-        cost += pending.operation.cost();
-        batch.push(pending);
+    /// Takes over what waits, up to what a batch may hold.
+    fn fill(&mut self) {
+        while self.next.len() < BATCH_COST_MAX {
+            let Ok(pending) = self.waiting.try_recv() else { return };
+            self.next.push_back(pending);
+        }
     }
-    cost
+
+    /// Takes the first operations that cost no more than `cost_max` together; how much they do.
+    fn take(&mut self, cost_max: usize, batch: &mut Vec<Pending>) -> usize {
+        let mut cost = 0;
+        while let Some(pending) = self.next.pop_front_if(|pending| cost + pending.operation.cost() <= cost_max) {
+            cost += pending.operation.cost();
+            batch.push(pending);
+        }
+        cost
+    }
 }
 
 #[cfg(test)]
@@ -216,5 +221,21 @@ mod tests {
         doors.callers.try_send(goes("caller")).unwrap();
         let next: Vec<String> = (0..4).flat_map(|_| hosts(&queues.next())).collect();
         assert!(next.iter().any(|host| host == "background") && next.iter().any(|host| host == "large"), "{next:?}");
+    }
+
+    #[tokio::test]
+    async fn a_step_does_not_stand_behind_what_touches_one_ticket() {
+        let (doors, mut queues) = Queues::new();
+        let user = crate::domain::name::Name::parse("user", "hadoop").unwrap();
+        let of = |host: &str| Released { ticket_id: uuid::Uuid::nil(), user: user.clone(), em: em(host) };
+        for _ in 0..2000 {
+            doors.background.try_send(pending(Operation::Expire(of("expires")))).unwrap();
+        }
+        for _ in 0..10 {
+            doors.callers.try_send(pending(Operation::Released(of("caller")))).unwrap();
+            doors.steps.try_send(pending(Operation::EndTickets(em("goes")))).unwrap();
+            let next: Vec<String> = (0..3).flat_map(|_| hosts(&queues.next())).collect();
+            assert!(next.iter().any(|host| host == "goes") && next.iter().any(|host| host == "expires"), "{next:?}");
+        }
     }
 }
