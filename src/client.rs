@@ -14,12 +14,14 @@ use crate::{
         adopt::Adopt,
         audit::AuditReport,
         cap::Cap,
+        drain::Drain,
         em::{Em, EmInstance},
+        hold::Hold,
         limit::{Pattern, Rule},
         limit_mode::LimitMode,
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
-        operation::{Grant, Inited, Register, Released, Reported},
+        operation::{Grant, Inited, LockKey, Register, Released, Reported},
         policy::Policy,
         refusal::Refusal,
         report::{EmStatus, Report},
@@ -27,9 +29,9 @@ use crate::{
         selector::{Preference, Selector},
         ticket::Ticket,
     },
-    service::{audit::Repaired, heartbeat::UnknownTicket, limits::ScopeUsage},
+    service::{audit::Repaired, heartbeat::UnknownTicket, holds::NewHold, limits::ScopeUsage},
     transport::{
-        convert::{answer, audit, cap, limit, request, resource},
+        convert::{answer, audit, cap, limit, operator, request, resource},
         proto::{
             self, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,
             request_resource_response::Result as Answer, resource_manager_service_client::ResourceManagerServiceClient,
@@ -342,6 +344,47 @@ impl RmClient {
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }
 
+    /// Has nothing new granted on an EM, until [`RmClient::resume`]. Needs an operator.
+    pub async fn drain(&self, em: &EmInstance, reason: &str) -> Result<Drain> {
+        let message = proto::DrainRequest { em: Some(answer::em_message(em)), reason: reason.to_owned() };
+        let answer = self.admin.clone().drain(self.call(message)).await?.into_inner();
+        Ok(operator::read_drain(answer.drain.unwrap_or_default())?)
+    }
+
+    /// Has an EM grant again; answers whether it was drained. Needs an operator.
+    pub async fn resume(&self, em: &EmInstance, reason: &str) -> Result<bool> {
+        let message = proto::ResumeRequest { em: Some(answer::em_message(em)), reason: reason.to_owned() };
+        Ok(self.admin.clone().resume(self.call(message)).await?.into_inner().was_drained)
+    }
+
+    /// Ends a ticket, whosever it is; answers how it ended, which may have been before. Needs an operator.
+    pub async fn force_release(&self, ticket_id: Uuid, reason: &str) -> Result<String> {
+        let message = proto::ForceReleaseRequest { ticket_id: ticket_id.to_string(), reason: reason.to_owned() };
+        Ok(self.admin.clone().force_release(self.call(message)).await?.into_inner().ended)
+    }
+
+    /// Keeps everybody from changing anything about an EM or a user for a while. Needs an operator.
+    pub async fn hold(&self, new: &NewHold) -> Result<Hold> {
+        let (em, user) = named(&new.key);
+        let (reason, duration) = (new.reason.to_string(), Some(duration("duration", new.duration)?));
+        let message = proto::HoldRequest { em, user, duration, reason };
+        let answer = self.admin.clone().hold(self.call(message)).await?.into_inner();
+        Ok(operator::read_hold(answer.hold.unwrap_or_default())?)
+    }
+
+    /// Ends a hold before its time; answers whether there was one. Needs an operator.
+    pub async fn release_hold(&self, key: &LockKey) -> Result<bool> {
+        let (em, user) = named(key);
+        let message = proto::ReleaseHoldRequest { em, user };
+        Ok(self.admin.clone().release_hold(self.call(message)).await?.into_inner().was_held)
+    }
+
+    /// The holds that there are. Needs an operator.
+    pub async fn holds(&self) -> Result<Vec<Hold>> {
+        let answer = self.admin.clone().list_holds(self.call(proto::ListHoldsRequest {})).await?.into_inner();
+        answer.holds.into_iter().map(|hold| Ok(operator::read_hold(hold)?)).collect()
+    }
+
     /// Reports that an EM lives, how it is, and which tickets have engines there.
     pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
         let message = proto::HeartbeatRequest {
@@ -511,6 +554,14 @@ impl RmClient {
     pub async fn repair(&self) -> Result<Repaired> {
         let answer = self.admin.clone().repair(self.call(proto::RepairRequest {})).await?.into_inner();
         Ok(audit::read_repaired(answer)?)
+    }
+}
+
+/// What is held, as it is named.
+fn named(key: &LockKey) -> (Option<proto::EmInstance>, String) {
+    match key {
+        LockKey::Em(em) => (Some(answer::em_message(em)), String::new()),
+        LockKey::User(user) => (None, user.to_string()),
     }
 }
 

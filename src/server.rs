@@ -29,6 +29,7 @@ use crate::{
             counting::CountLabelSets,
             expiry,
             going::Going,
+            holds::EndHolds,
             lease::{Holder, Lease},
             pruning::Pruning,
             retention::Retention,
@@ -36,6 +37,7 @@ use crate::{
         },
         committer::{AfterCommit, Committer},
         heartbeat::{HeartbeatService, LivenessTimeouts},
+        holds::HoldService,
         limits::LimitService,
         request_resource::RequestResourceService,
         tasks::Tasks,
@@ -305,6 +307,7 @@ fn assemble(
     driver.start(Silence::new(committer.clone(), options.patience, holder.clone()), wake());
     driver.start(Retention::new(options.history, holder.clone()), wake());
     driver.start(Pruning::new(holder.clone()), wake());
+    driver.start(EndHolds::new(holder.clone()), wake());
     driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
     driver.start(CountLabelSets::new(committer.clone(), holder, metrics.jobs("label_sets")), counting.clone());
 
@@ -313,9 +316,16 @@ fn assemble(
     tasks.spawn(waiting::listen(line.clone(), admission.clone()));
 
     let request_resource = RequestResourceService::new(admission, committer.clone(), line);
-    let admin = Admin::new(AuditService::new(store.clone()), committer.clone(), options.times.request_timeout);
     let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
     let tickets = TicketLookup::start(store, tasks);
+    let audit = AuditService::new(store.clone());
+    let admin = Admin::new(
+        audit,
+        committer.clone(),
+        tickets.clone(),
+        HoldService::new(store.clone()),
+        options.times.request_timeout,
+    );
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = Usage::new(store.clone(), options.patience.silent_after);

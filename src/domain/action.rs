@@ -32,10 +32,18 @@ pub enum Action {
     PolicySet,
     /// The tickets of a label set were all counted: from here on its rules decide, for the kinds of EMs whose policies say so now.
     LimitsInForce,
+    /// An EM was drained, or another reason was given for it.
+    Drained,
+    /// An EM grants again.
+    Resumed,
+    /// An operator holds an EM or a user.
+    Held,
+    /// A hold came to its end.
+    HoldEnded,
 }
 
 impl Action {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 20] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -46,11 +54,16 @@ impl Action {
         Self::Ended(End::Expired),
         Self::Ended(End::Unregistered),
         Self::Ended(End::Lost),
+        Self::Ended(End::Forced),
         Self::Repaired,
         Self::LimitSet,
         Self::LimitDeleted,
         Self::PolicySet,
         Self::LimitsInForce,
+        Self::Drained,
+        Self::Resumed,
+        Self::Held,
+        Self::HoldEnded,
     ];
 
     /// As it stands in `linkis_resource_action_record.action`.
@@ -68,6 +81,10 @@ impl Action {
             Self::LimitDeleted => "limit_deleted",
             Self::PolicySet => "policy_set",
             Self::LimitsInForce => "limits_in_force",
+            Self::Drained => "drained",
+            Self::Resumed => "resumed",
+            Self::Held => "held",
+            Self::HoldEnded => "hold_ended",
         }
     }
 
@@ -98,6 +115,8 @@ pub struct ActionRecord {
     pub resource: Resource,
     /// Of a rule, what it does; unknown of what an earlier release did, which enforced all.
     pub limit_mode: Option<LimitMode>,
+    /// Why, if an operator gave a reason.
+    pub reason: Option<String>,
     /// Who did it: the service itself where nobody asked.
     pub actor: String,
     /// When, by the database's clock.

@@ -1,11 +1,12 @@
 //! EMs: what a host provides, what lives on it, and whether it can answer for a request.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    drain::Drain,
     name::{FieldError, Labels, Name},
     refusal::Refusal,
     resource::{Dimension, Left, Resource, ResourceError, ResourceType},
@@ -69,6 +70,8 @@ pub struct Em {
     pub going: Option<Going>,
     /// Which counters of label sets count its tickets.
     pub counted: Counted,
+    /// That nothing new is granted on it, if so.
+    pub drain: Option<Arc<Drain>>,
 }
 
 /// An EM that goes: the tickets of its registrations up to an epoch end in steps; its row goes last, unless it registers again.

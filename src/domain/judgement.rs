@@ -155,13 +155,17 @@ pub fn judge<'a>(
     }
 }
 
-/// Whether a request may go to an EM at all, whatever there is room for: by the labels of both, the policy of its kind, and whether it
-/// is counted by the labels of its caps.
+/// Whether a request may go to an EM at all, whatever there is room for: whether it is drained, by the labels of both, the policy of its
+/// kind, and whether the request is counted by the labels of its caps.
 ///
 /// # Errors
-/// [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`], [`Rejection::CapNotCounted`].
+/// [`Rejection::EmDraining`], [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`],
+/// [`Rejection::CapNotCounted`].
 pub fn admit(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejection> {
     let instance = || em.instance.clone();
+    if let Some(drain) = &em.drain {
+        return Err(Rejection::EmDraining { em: instance(), drain: drain.clone() });
+    }
     let policy = limits.policies().get(&em.instance.application_name);
     if let Some(key) = policy.and_then(|policy| policy.lacking(|key| ask.carries(key))) {
         return Err(Rejection::LabelMissing { em: instance(), key: key.to_owned() });

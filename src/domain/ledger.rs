@@ -12,6 +12,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
+    drain::Drain,
     em::{Counted, Em, EmInstance},
     judgement::{admit, beyond_watched, fits, judge},
     limit::{LimitedScope, Limits},
@@ -28,9 +29,12 @@ use super::{
 };
 
 mod adopting;
+mod draining;
 mod in_use;
 mod queueing;
 mod steps;
+
+pub use draining::DrainDelta;
 
 /// What the store holds of everything that a batch touches, read under the locks.
 #[derive(Debug)]
@@ -49,6 +53,8 @@ pub struct Snapshot {
     pub inhabited: HashSet<EmInstance>,
     /// The last reports of the EMs that may be given up, but for those that never reported.
     pub reports: HashMap<EmInstance, ReportNumber>,
+    /// The drains of those of the EMs that register, or are drained or resumed, which are drained.
+    pub drains: HashMap<EmInstance, Arc<Drain>>,
     /// With what use the tickets were adopted that are to be adopted and live, as far as that is remembered.
     pub adopted: HashMap<Uuid, Resource>,
     /// The request ids that were used.
@@ -110,6 +116,10 @@ pub struct Deltas {
     pub reported: Vec<(Ticket, Principal)>,
     /// Tickets that ended.
     pub ended: Vec<EndedDelta>,
+    /// EMs whose drains changed, and how they are drained now, if at all.
+    pub drains: Vec<(EmInstance, Option<Arc<Drain>>)>,
+    /// EMs that were drained or resumed, in order: a line of the history each.
+    pub drain_lines: Vec<DrainDelta>,
     /// Request ids that are new.
     pub request_ids: Vec<RequestRecord>,
     /// What scopes hold that changed.
@@ -146,6 +156,7 @@ impl Deltas {
             && self.inited.is_empty()
             && self.reported.is_empty()
             && self.ended.is_empty()
+            && self.drain_lines.is_empty()
             && self.granted.is_empty()
             && self.new_in_use.is_empty()
             && self.request_ids.is_empty()
@@ -206,6 +217,8 @@ pub struct EndedDelta {
     pub stored: bool,
     /// Who ended it.
     pub by: Principal,
+    /// Why, if an operator did.
+    pub reason: Option<Name>,
 }
 
 /// The state of one batch.
@@ -220,6 +233,8 @@ pub struct Ledger {
     ended: HashMap<Uuid, EndedTicket>,
     inhabited: HashSet<EmInstance>,
     reports: HashMap<EmInstance, ReportNumber>,
+    drains: HashMap<EmInstance, Arc<Drain>>,
+    drains_changed: HashSet<EmInstance>,
     adopted: HashMap<Uuid, Resource>,
     request_ids: HashMap<Name, RequestRecord>,
     limits: Arc<Limits>,
@@ -280,6 +295,8 @@ impl Ledger {
             ended: snapshot.ended,
             inhabited: snapshot.inhabited,
             reports: snapshot.reports,
+            drains: snapshot.drains,
+            drains_changed: HashSet::new(),
             adopted: snapshot.adopted,
             request_ids: snapshot.request_ids,
             limits: snapshot.limits,
@@ -300,6 +317,9 @@ impl Ledger {
             Operation::Inited(op) => self.inited(op),
             Operation::Reported(op) => self.reported(op),
             Operation::Released(op) => self.released(op),
+            Operation::Force(op) => self.force(op),
+            Operation::Drain(op) => self.drain(op),
+            Operation::Resume(op) => self.resume(op),
             Operation::Expire(op) => self.expire(op),
             Operation::Lost(op) => self.lost(op),
             Operation::Reap(op) => self.reap(op),
@@ -335,6 +355,10 @@ impl Ledger {
                 (Some(version), None) => self.deltas.ems_deleted.extend(slot.before.map(|em| Em { version, ..em })),
                 _ => {}
             }
+        }
+        for em in self.drains_changed {
+            let drain = self.drains.remove(&em);
+            self.deltas.drains.push((em, drain));
         }
         for slot in self.tickets.into_values() {
             match (slot.stored, slot.in_use) {
@@ -372,6 +396,7 @@ impl Ledger {
                 version: slot.stored_version.unwrap_or(0),
                 going: None,
                 counted: Counted { to: self.limits.newest_label_set(), under_way: None },
+                drain: self.drains.get(&op.em).cloned(),
             },
             Some(em) => em.clone(),
         };
@@ -531,7 +556,7 @@ impl Ledger {
         if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
             let (user, em) = (ticket.user.clone(), ticket.em.clone());
             self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
-            self.deltas.ended.push(EndedDelta { ticket, end, stored, by: self.by.clone() });
+            self.deltas.ended.push(EndedDelta { ticket, end, stored, by: self.by.clone(), reason: None });
         }
     }
 

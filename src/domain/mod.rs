@@ -4,6 +4,7 @@
 //! - [`principal`]: who calls;
 //! - [`resource`]: the one algebra of amounts;
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
+//! - [`drain`]: that nothing new is granted on it; [`hold`]: that nothing about it is changed for a while;
 //! - [`ticket`]: one grant and its life;
 //! - [`ticket_digest`]: whether two sets of tickets are the same;
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
@@ -22,7 +23,9 @@ pub mod action;
 pub mod adopt;
 pub mod audit;
 pub mod cap;
+pub mod drain;
 pub mod em;
+pub mod hold;
 pub mod judgement;
 pub mod ledger;
 pub mod limit;

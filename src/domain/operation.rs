@@ -1,17 +1,20 @@
 //! What can be asked of the ledger, which resource locks each operation takes, and how the ledger can answer.
 
+use std::sync::Arc;
+
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
     adopt::Adopt,
+    drain::{Drain, DrainEm, ResumeEm},
     em::{Em, EmInstance},
     line::{QueuePosition, Spots},
     name::{Labels, Name},
     refusal::{Refusal, Shortfall},
     report::LastSign,
     resource::Resource,
-    ticket::{EngineInstance, Ticket},
+    ticket::{EndedTicket, EngineInstance, Ticket},
 };
 
 mod rejection;
@@ -37,6 +40,12 @@ pub enum Operation {
     Reported(Reported),
     /// A ticket is given back.
     Released(Released),
+    /// An operator ends a ticket.
+    Force(Forced),
+    /// Nothing new is to be granted on an EM.
+    Drain(DrainEm),
+    /// An EM is to grant again.
+    Resume(ResumeEm),
     /// A ticket's deadline may have passed.
     Expire(Released),
     /// A ticket was missing from its EM's reports.
@@ -142,6 +151,15 @@ pub struct Released {
     pub em: EmInstance,
 }
 
+/// A ticket is ended by an operator, whosever it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Forced {
+    /// Which ticket, whose and where.
+    pub ticket: Released,
+    /// Why, for people.
+    pub reason: Name,
+}
+
 /// From where on an operation goes through the tickets of its EM, in the order of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepFrom {
@@ -176,6 +194,9 @@ impl Operation {
             Self::Inited(op) => &op.em,
             Self::Reported(op) => &op.em,
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => &op.em,
+            Self::Force(op) => &op.ticket.em,
+            Self::Drain(op) => &op.em,
+            Self::Resume(op) => &op.em,
             Self::Reap(op) => &op.em,
         }
     }
@@ -199,6 +220,9 @@ impl Operation {
             | Self::Inited(_)
             | Self::Reported(_)
             | Self::Released(_)
+            | Self::Force(_)
+            | Self::Drain(_)
+            | Self::Resume(_)
             | Self::Expire(_)
             | Self::Lost(_) => 1,
         }
@@ -207,14 +231,19 @@ impl Operation {
     /// The user that it is for; what concerns a whole EM has none.
     pub fn user(&self) -> Option<&Name> {
         match self {
-            Self::Register(_) | Self::Unregister(_) | Self::Reap(_) | Self::EndTickets(_) | Self::CountTickets(_) => {
-                None
-            }
+            Self::Register(_)
+            | Self::Unregister(_)
+            | Self::Drain(_)
+            | Self::Resume(_)
+            | Self::Reap(_)
+            | Self::EndTickets(_)
+            | Self::CountTickets(_) => None,
             Self::Request(op) => Some(&op.ask.user),
             Self::Adopt(op) => Some(&op.user),
             Self::Inited(op) => Some(&op.user),
             Self::Reported(op) => Some(&op.user),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(&op.user),
+            Self::Force(op) => Some(&op.ticket.user),
         }
     }
 
@@ -224,6 +253,8 @@ impl Operation {
             Self::Register(_)
             | Self::Unregister(_)
             | Self::Request(_)
+            | Self::Drain(_)
+            | Self::Resume(_)
             | Self::Reap(_)
             | Self::EndTickets(_)
             | Self::CountTickets(_) => None,
@@ -231,6 +262,7 @@ impl Operation {
             Self::Inited(op) => Some(op.ticket_id),
             Self::Reported(op) => Some(op.ticket_id),
             Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(op.ticket_id),
+            Self::Force(op) => Some(op.ticket.ticket_id),
         }
     }
 
@@ -256,6 +288,14 @@ impl Operation {
     pub fn registers(&self) -> Option<&EmInstance> {
         match self {
             Self::Register(op) => Some(&op.em),
+            _ => None,
+        }
+    }
+
+    /// The EM of which it has to be known whether it is drained, registered or not.
+    pub fn needs_drain(&self) -> Option<&EmInstance> {
+        match self {
+            Self::Register(_) | Self::Drain(_) | Self::Resume(_) => Some(self.em()),
             _ => None,
         }
     }
@@ -319,6 +359,12 @@ pub enum Outcome {
     Reported(Box<Ticket>),
     /// The ticket holds nothing any more.
     Released,
+    /// The ticket is over: an operator ended it now, or it had ended before.
+    Forced(Box<EndedTicket>),
+    /// Nothing new is granted on the EM.
+    Drained(Arc<Drain>),
+    /// The EM grants again; whether it did not before.
+    Resumed(bool),
     /// The deadline had passed and the ticket was rolled back; false if there was nothing to do.
     Expired(bool),
     /// The ticket was given up; false if there was nothing to do.

@@ -114,6 +114,8 @@ pub enum End {
     Unregistered,
     /// Its EM reported without it too often, or fell silent.
     Lost,
+    /// An operator ended it.
+    Forced,
 }
 
 impl End {
@@ -124,12 +126,14 @@ impl End {
             Self::Expired => "expired",
             Self::Unregistered => "unregistered",
             Self::Lost => "lost",
+            Self::Forced => "forced",
         }
     }
 
     /// The reverse of [`End::as_str`].
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Released, Self::Expired, Self::Unregistered, Self::Lost].into_iter().find(|end| end.as_str() == text)
+        let all = [Self::Released, Self::Expired, Self::Unregistered, Self::Lost, Self::Forced];
+        all.into_iter().find(|end| end.as_str() == text)
     }
 }
 
@@ -140,6 +144,7 @@ impl fmt::Display for End {
             Self::Expired => "expired",
             Self::Unregistered => "went when its EM was unregistered",
             Self::Lost => "was given up as lost",
+            Self::Forced => "was ended by an operator",
         })
     }
 }

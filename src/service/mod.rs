@@ -7,6 +7,7 @@
 //! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
 //! - [`history`]: what was done, read to its live end;
+//! - [`holds`]: what nobody may change for a while;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
 //! - [`background`]: what is done although nobody waits for it: expiry, lost EMs, jobs in steps, retention;
 //! - [`shared_try`]: one try for all who want the same at the same time;
@@ -21,6 +22,7 @@ pub mod background;
 pub mod committer;
 pub mod heartbeat;
 pub mod history;
+pub mod holds;
 pub mod limits;
 mod reading;
 pub mod request_resource;

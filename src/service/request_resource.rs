@@ -118,8 +118,19 @@ impl RequestResourceService {
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
         }
-        let em = self.admission.closest(ask).ok_or_else(|| self.admission.none_for(ask))?;
-        self.request_on(request(em, ask), deadline).await
+        let mut tries = 0;
+        loop {
+            let em = self.admission.closest(ask).ok_or_else(|| self.admission.none_for(ask))?;
+            tries += 1;
+            match self.request_on(request(em, ask), deadline).await {
+                // Drained since it was seen: it is not the closest any more, and nobody has named it.
+                Err(Error::Rejected(rejection)) if rejection.is_draining() && tries < CANDIDATES_MAX => {}
+                Err(Error::Rejected(rejection)) if rejection.is_draining() => {
+                    return Err(self.admission.none_for(ask).into());
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// What the first of some EMs answers on which it fits.
@@ -174,6 +185,10 @@ impl RequestResourceService {
                 Err(Error::Rejected(rejection)) if rejection.is_of_em() => {
                     match self.other_home(&request, &caller).await? {
                         Some(em) => request.em = em,
+                        // It has named none, and there is no other.
+                        None if rejection.is_draining() && caller.any_em() => {
+                            return Err(self.admission.none_for(&request.ask).into());
+                        }
                         None => return Err(Error::Rejected(rejection)),
                     }
                     continue;

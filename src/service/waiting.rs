@@ -100,12 +100,12 @@ impl WaitingLine {
 
     /// Where an operation is going to make room, if anybody waits here.
     pub fn making_room(&self, operation: &Operation) -> Option<SpotKey> {
-        match operation {
-            Operation::Released(released) if self.index().callers > 0 => {
-                Some(SpotKey::of(&Spot::Em(released.em.clone())))
-            }
-            _ => None,
-        }
+        let em = match operation {
+            Operation::Released(released) => &released.em,
+            Operation::Force(forced) => &forced.ticket.em,
+            _ => return None,
+        };
+        (self.index().callers > 0).then(|| SpotKey::of(&Spot::Em(em.clone())))
     }
 
     /// An operation that is going to make room at a spot stands in the committer's queue: the first who waits there is sent after it.

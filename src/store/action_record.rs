@@ -13,7 +13,7 @@ use crate::domain::{
     action::{Action, ActionRecord},
     audit::Subject,
     em::{Em, EmInstance},
-    ledger::{Deltas, EndedDelta},
+    ledger::{Deltas, DrainDelta, EndedDelta},
     limit::{Pattern, Rule},
     limit_mode::LimitMode,
     name::Name,
@@ -64,7 +64,7 @@ pub async fn read(
         r#"-- action_record::read
         SELECT ticket_id, action, "user", em_application_name, em_instance, action_time
         FROM linkis_resource_action_record
-        WHERE ticket_id = ANY ($1) AND action IN ('released', 'expired', 'unregistered', 'lost')"#,
+        WHERE ticket_id = ANY ($1) AND action IN ('released', 'forced', 'expired', 'unregistered', 'lost')"#,
     )
     .bind(ticket_ids)
     .fetch_all(executor)
@@ -118,16 +118,29 @@ struct Record<'a> {
     em: &'a EmInstance,
     resource: &'a Resource,
     actor: &'a str,
+    reason: Option<&'a Name>,
 }
 
 impl<'a> Record<'a> {
     fn of_em(action: Action, em: &'a Em, by: Option<&'a Principal>) -> Self {
         let by = by.unwrap_or(&Principal::Service);
-        Self { action, ticket: None, em: &em.instance, resource: &em.total, actor: by.as_str() }
+        Self { action, ticket: None, em: &em.instance, resource: &em.total, actor: by.as_str(), reason: None }
     }
 
     fn of_ticket(action: Action, ticket: &'a Ticket, by: &'a Principal) -> Self {
-        Self { action, ticket: Some(ticket), em: &ticket.em, resource: ticket.resource(), actor: by.as_str() }
+        let (em, resource, actor) = (&ticket.em, ticket.resource(), by.as_str());
+        Self { action, ticket: Some(ticket), em, resource, actor, reason: None }
+    }
+
+    fn of_end(ended: &'a EndedDelta) -> Self {
+        let of_ticket = Self::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by);
+        Self { reason: ended.reason.as_ref(), ..of_ticket }
+    }
+
+    fn of_drain(line: &'a DrainDelta) -> Self {
+        let action = if line.is_drained { Action::Drained } else { Action::Resumed };
+        let (resource, reason) = (&line.total, line.reason.as_ref());
+        Self { action, ticket: None, em: &line.em, resource, actor: line.by.as_str(), reason }
     }
 }
 
@@ -148,6 +161,7 @@ pub(super) struct Columns<'a> {
     pub resource_type: Vec<&'static str>,
     pub resource: Vec<String>,
     pub actor: Vec<&'a str>,
+    pub reason: Vec<Option<&'a str>>,
 }
 
 impl<'a> Columns<'a> {
@@ -160,7 +174,6 @@ impl<'a> Columns<'a> {
         let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored && ended.ticket.is_locked());
         let granted_and_ended = granted_and_ended.map(|ended| &ended.ticket);
         let told = |action| move |(ticket, by): &'a (Ticket, Principal)| Record::of_ticket(action, ticket, by);
-        let ended = |ended: &'a EndedDelta| Record::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by);
         // One that registers again in the same batch went before that.
         let registers_again = |gone: &Em| {
             let mut registered = registered.clone().chain(&deltas.ems_resized);
@@ -168,6 +181,13 @@ impl<'a> Columns<'a> {
         };
         let gone = |(em, end, by): &'a (Em, End, Principal)| Record::of_em(Action::Ended(*end), em, Some(by));
         let (before, behind): (Vec<_>, Vec<_>) = deltas.ems_gone.iter().partition(|(em, ..)| registers_again(em));
+        // On an EM that was drained and not resumed again, what was granted was granted before.
+        let is_resumed = |(number, line): (usize, &DrainDelta)| {
+            let mut later = deltas.drain_lines.iter().skip(number);
+            later.any(|later| later.em == line.em && !later.is_drained)
+        };
+        let (drains_before, drains_behind): (Vec<_>, Vec<_>) =
+            deltas.drain_lines.iter().enumerate().partition(|line| is_resumed(*line));
         let records = before
             .into_iter()
             .map(gone)
@@ -177,8 +197,11 @@ impl<'a> Columns<'a> {
             .chain(deltas.adopted.iter().map(told(Action::Adopted)))
             .chain(deltas.inited.iter().map(told(Action::Inited)))
             .chain(deltas.reported.iter().map(told(Action::Reported)))
-            .chain(deltas.ended.iter().map(ended));
-        (Self::from_records(records), Self::from_records(behind.into_iter().map(gone)))
+            .chain(deltas.ended.iter().map(Record::of_end))
+            .chain(drains_before.into_iter().map(|(_, line)| Record::of_drain(line)));
+        let behind =
+            behind.into_iter().map(gone).chain(drains_behind.into_iter().map(|(_, line)| Record::of_drain(line)));
+        (Self::from_records(records), Self::from_records(behind))
     }
 
     fn from_records(records: impl Iterator<Item = Record<'a>>) -> Self {
@@ -205,6 +228,7 @@ impl<'a> Columns<'a> {
         self.resource_type.push(record.resource.resource_type().as_str());
         self.resource.push(record.resource.to_json());
         self.actor.push(record.actor);
+        self.reason.push(record.reason.map(Name::as_str));
     }
 }
 
@@ -358,6 +382,7 @@ struct ActionRow {
     actor: String,
     action_time: OffsetDateTime,
     limit_mode: Option<String>,
+    reason: Option<String>,
 }
 
 impl ActionRow {
@@ -393,6 +418,7 @@ impl TryFrom<ActionRow> for ActionRecord {
             subject,
             resource: TABLE.resource("resource", resource_type, &row.resource)?,
             limit_mode: row.limit_mode.as_deref().and_then(LimitMode::parse),
+            reason: row.reason,
             actor: row.actor,
             at: row.action_time,
         })
@@ -410,12 +436,12 @@ pub async fn list(
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time, limit_mode
+            actor, action_time, limit_mode, reason
         FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time, limit_mode
+            actor, action_time, limit_mode, reason
         FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
     };
     let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;

@@ -17,7 +17,9 @@ use crate::domain::{
 };
 
 use super::{
-    StoreError, expect_rows,
+    StoreError,
+    em_drain::DrainColumns,
+    expect_rows,
     limit::{self, InForce},
     policy,
     rows::{Table, em_columns, labels_json},
@@ -47,6 +49,8 @@ struct EmRow {
     counted_to: i64,
     counting_to: Option<i64>,
     counted_after: Option<Uuid>,
+    #[sqlx(flatten)]
+    drain: DrainColumns,
 }
 
 impl EmRow {
@@ -78,6 +82,7 @@ impl TryFrom<EmRow> for Em {
             version: row.version,
             going: row.going()?,
             counted: Counted { to: row.counted_to, under_way: row.counting_to.zip(row.counted_after) },
+            drain: row.drain.drain()?,
         })
     }
 }
@@ -93,10 +98,12 @@ pub async fn read(
         SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
             reserved_labels::text, epoch, register_time,
-            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
+            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after, reason, drained_by, drain_time
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
         JOIN linkis_em_resource_meta_data e
-            ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance",
+            ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance
+        LEFT JOIN linkis_em_drain d
+            ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance",
     )
     .bind(application_names)
     .bind(em_instances)
@@ -121,10 +128,12 @@ pub async fn read_in_force(
             SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
                 used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
             reserved_labels::text, epoch, register_time,
-            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
+            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after, reason, drained_by, drain_time
             FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
             JOIN linkis_em_resource_meta_data e
-                ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance) e ON true
+                ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance
+            LEFT JOIN linkis_em_drain d
+                ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance) e ON true
         WHERE v.only_row",
     )
     .bind(application_names)
@@ -154,13 +163,14 @@ pub async fn list(
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
     let rows: Vec<EmRow> = sqlx::query_as(
         "-- em_resource::list
-        SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
+        SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
             reserved_labels::text, epoch, register_time,
-            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after
-        FROM linkis_em_resource_meta_data
-        WHERE (em_application_name, em_instance) > ($1, $2)
-        ORDER BY em_application_name, em_instance LIMIT $3",
+            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after, reason, drained_by, drain_time
+        FROM linkis_em_resource_meta_data e LEFT JOIN linkis_em_drain d
+            ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance
+        WHERE (e.em_application_name, e.em_instance) > ($1, $2)
+        ORDER BY e.em_application_name, e.em_instance LIMIT $3",
     )
     .bind(after.0)
     .bind(after.1)

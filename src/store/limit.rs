@@ -17,7 +17,7 @@ use crate::domain::{
 };
 
 use super::{
-    StoreError, expect_rows, label_set, limit_change, policy,
+    StoreError, expect_rows, label_set, limit_change, policy, resource_hold,
     rows::{dimension, hash, tally_json},
 };
 
@@ -38,7 +38,7 @@ pub struct InForce {
 }
 
 /// What this release can count by: raised by one that counts otherwise.
-pub const WRITER: i32 = 4;
+pub const WRITER: i32 = 5;
 
 /// Fails if this release is too old to write.
 ///
@@ -46,6 +46,19 @@ pub const WRITER: i32 = 4;
 /// [`StoreError::TooOld`].
 pub fn check_writer(oldest_writer: i32) -> Result<(), StoreError> {
     if oldest_writer <= WRITER { Ok(()) } else { Err(StoreError::TooOld { oldest_writer }) }
+}
+
+/// Has no earlier release write any more, which would not know what the transaction writes. Whoever takes the same resource locks later
+/// sees it.
+pub async fn keep_older_out(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- limit::keep_older_out
+        UPDATE linkis_resource_limit_version SET oldest_writer = $1 WHERE only_row AND oldest_writer < $1",
+    )
+    .bind(WRITER)
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// The limits in force: `known`, if they have not changed since. In a transaction they then stay in force until it ends.
@@ -80,12 +93,7 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
     };
     let sets = label_set::read(&mut *connection).await?;
     let policies = policy::read(&mut *connection).await?;
-    let users_held = sqlx::query_scalar(
-        "-- limit::read, whether users are held
-        SELECT users_held FROM linkis_resource_limit_version WHERE only_row",
-    )
-    .fetch_one(connection)
-    .await?;
+    let users_held = users_held(connection).await?;
     let limits = match changes {
         Some(changes) => known.changed(version, sets, changes),
         None => Limits::new(version, sets, all),
@@ -125,9 +133,7 @@ pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, St
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another changes them for longer than `lock_timeout`; [`StoreError::TooOld`].
 pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreError> {
-    sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE")
-        .execute(&mut *connection)
-        .await?;
+    keep_from_changing(connection).await?;
     let (before, oldest_writer) = sqlx::query_as(
         "-- limit::begin_change
         WITH before AS MATERIALIZED (SELECT version FROM linkis_resource_limit_version WHERE only_row)
@@ -140,6 +146,51 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreEr
     .await?;
     check_writer(oldest_writer)?;
     Ok(before)
+}
+
+/// Has users' resource locks taken whatever rules there are, until [`let_users_go`]; whoever counts without them has ended by then.
+///
+/// # Errors
+/// As of [`begin_change`] and [`close_fence`].
+pub async fn hold_users(connection: &mut PgConnection) -> Result<(), StoreError> {
+    // Whoever lets users go has to see the hold that is taken, or this has to see that users were let go.
+    keep_from_changing(connection).await?;
+    if !users_held(&mut *connection).await? {
+        let before = begin_change(connection).await?;
+        resource_hold::set_users_held(connection, true).await?;
+        limit_change::insert(connection, before, &[]).await?;
+        close_fence(connection).await?;
+    }
+    Ok(())
+}
+
+/// Has users' resource locks taken only where rules count by user, if there is no hold on a user any more.
+///
+/// # Errors
+/// As of [`begin_change`].
+pub async fn let_users_go(connection: &mut PgConnection) -> Result<(), StoreError> {
+    keep_from_changing(connection).await?;
+    if resource_hold::are_users_let_go(&mut *connection).await? {
+        let before = begin_change(connection).await?;
+        resource_hold::set_users_held(connection, false).await?;
+        limit_change::insert(connection, before, &[]).await?;
+    }
+    Ok(())
+}
+
+async fn users_held(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
+    Ok(sqlx::query_scalar(
+        "-- limit::users_held
+        SELECT users_held FROM linkis_resource_limit_version WHERE only_row",
+    )
+    .fetch_one(executor)
+    .await?)
+}
+
+/// Keeps others from changing the limits until the transaction ends.
+async fn keep_from_changing(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE").execute(connection).await?;
+    Ok(())
 }
 
 /// Waits until nobody counts by the rules, and keeps everybody from doing so until the transaction ends, which has to be soon.

@@ -18,6 +18,7 @@ use sqlx::{
 };
 
 pub mod action_record;
+pub mod em_drain;
 pub mod em_observed;
 pub mod em_report;
 pub mod em_resource;
@@ -32,6 +33,7 @@ pub mod limit_change;
 pub mod operators;
 pub mod policy;
 pub mod request_id;
+pub mod resource_hold;
 pub mod resource_lock;
 pub mod schema;
 pub mod session;

@@ -2,7 +2,7 @@
 //!
 //! A transaction inserts one row per key, all in one statement and in the one order of [`LockKey`], and deletes them before it
 //! commits. Another transaction on the same key blocks on the unique index until the first ends; if its holder dies, the rows
-//! vanish with it. A row that is visible was committed by somebody else: a hold, which lasts until it is deleted.
+//! vanish with it. A row that is visible was committed by somebody else: a hold ([`resource_hold`]), which lasts until it is deleted.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use time::OffsetDateTime;
 
 use crate::domain::operation::LockKey;
 
-use super::StoreError;
+use super::{StoreError, resource_hold};
 
 /// The locks that a transaction holds.
 #[derive(Debug)]
@@ -79,6 +79,8 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
     transaction.rollback().await?;
     match taken {
         Ok(Some(_)) => Ok(Obstacle::None),
+        // One that is over holds nobody up any longer.
+        Ok(None) if resource_hold::end_over(connection, key).await? => Ok(Obstacle::None),
         Ok(None) => Ok(Obstacle::Hold),
         Err(error) if error.is_lock_timeout() => Ok(Obstacle::Transaction),
         Err(error) => Err(error),
@@ -126,19 +128,6 @@ pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
     Ok(held)
 }
 
-/// Up to `limit` holds: rows that somebody committed, for people.
-pub async fn holds(connection: &mut PgConnection, limit: i64) -> Result<Vec<String>, StoreError> {
-    let holds = sqlx::query_scalar(
-        r#"-- resource_lock::holds
-        SELECT scope || '=' || CASE scope WHEN 'user' THEN "user" ELSE em_application_name || '/' || em_instance END
-        FROM linkis_resource_lock ORDER BY 1 LIMIT $1"#,
-    )
-    .bind(limit)
-    .fetch_all(connection)
-    .await?;
-    Ok(holds)
-}
-
 /// The columns of many keys.
 struct Columns<'a> {
     scope: Vec<&'static str>,
@@ -150,17 +139,31 @@ struct Columns<'a> {
 impl<'a> Columns<'a> {
     fn of(keys: &'a BTreeSet<LockKey>) -> Self {
         let mut columns = Self { scope: vec![], user: vec![], em_application_name: vec![], em_instance: vec![] };
-        for key in keys {
-            // No name is empty: an empty one is none.
-            let (scope, user, application_name, instance) = match key {
-                LockKey::Em(em) => ("em", "", em.application_name.as_str(), em.instance.as_str()),
-                LockKey::User(user) => ("user", user.as_str(), "", ""),
-            };
-            columns.scope.push(scope);
-            columns.user.push(user);
-            columns.em_application_name.push(application_name);
-            columns.em_instance.push(instance);
+        for key in keys.iter().map(KeyColumns::of) {
+            columns.scope.push(key.scope);
+            columns.user.push(key.user);
+            columns.em_application_name.push(key.em_application_name);
+            columns.em_instance.push(key.em_instance);
         }
         columns
+    }
+}
+
+/// The columns of one key.
+pub(super) struct KeyColumns<'a> {
+    pub scope: &'static str,
+    pub user: &'a str,
+    pub em_application_name: &'a str,
+    pub em_instance: &'a str,
+}
+
+impl<'a> KeyColumns<'a> {
+    pub fn of(key: &'a LockKey) -> Self {
+        // No name is empty: an empty one is none.
+        let (scope, user, em_application_name, em_instance) = match key {
+            LockKey::Em(em) => ("em", "", em.application_name.as_str(), em.instance.as_str()),
+            LockKey::User(user) => ("user", user.as_str(), "", ""),
+        };
+        Self { scope, user, em_application_name, em_instance }
     }
 }

@@ -226,7 +226,7 @@ impl Statement {
             sql.push(
                 r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
                     engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
-                    action_time) "#,
+                    reason, action_time) "#,
             );
             let mut separator = "";
             for part in [Some(before), None, Some(behind)] {
@@ -288,7 +288,7 @@ impl Statement {
 fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Columns<'_>, now: OffsetDateTime) {
     sql.push(
         r#"SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name, engine_instance,
-            em_application_name, em_instance, resource_type, resource::jsonb, actor, "#,
+            em_application_name, em_instance, resource_type, resource::jsonb, actor, reason, "#,
     );
     sql.push_bind(now).push(" FROM unnest(");
     sql.separated(", ")
@@ -304,10 +304,11 @@ fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Column
         .push_bind(records.em_instance)
         .push_bind(records.resource_type)
         .push_bind(records.resource)
-        .push_bind(records.actor);
+        .push_bind(records.actor)
+        .push_bind(records.reason);
     sql.push(
         r#") AS r (action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
-            em_application_name, em_instance, resource_type, resource, actor)"#,
+            em_application_name, em_instance, resource_type, resource, actor, reason)"#,
     );
 }
 
@@ -315,7 +316,7 @@ fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Column
 fn push_granted(sql: &mut QueryBuilder<Postgres>) {
     sql.push("SELECT ").push_bind(Action::Granted.as_str()).push(
         r#", ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance, resource_type,
-            user_locked_resource, principal, locked_time FROM granted"#,
+            user_locked_resource, principal, NULL, locked_time FROM granted"#,
     );
 }
 

@@ -1,13 +1,13 @@
-//! `AdminService`: whether the books are in order, putting them in order, and putting engines into them.
+//! `AdminService`: whether the books are in order, putting them in order, and putting engines into them; draining EMs, ending tickets, holds.
 
 use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
 use crate::{
-    domain::operation::{Operation, Outcome},
+    domain::operation::{Forced, Operation, Outcome},
     error::Error,
-    service::{audit::AuditService, committer::Committer},
+    service::{audit::AuditService, committer::Committer, holds::HoldService, ticket_lookup::TicketLookup},
 };
 
 use super::{
@@ -16,19 +16,32 @@ use super::{
     resource_manager::unexpected,
 };
 
-/// Audits, repairs and adopts.
+/// What administrators and operators do.
 #[derive(Debug)]
 pub struct Admin {
     audit: AuditService,
     committer: Committer,
-    /// How long an adoption may take if the call does not say.
+    tickets: TicketLookup,
+    holds: HoldService,
+    /// How long a change may take if the call does not say.
     timeout: Duration,
 }
 
 impl Admin {
     /// On top of the services.
-    pub fn new(audit: AuditService, committer: Committer, timeout: Duration) -> Self {
-        Self { audit, committer, timeout }
+    pub fn new(
+        audit: AuditService,
+        committer: Committer,
+        tickets: TicketLookup,
+        holds: HoldService,
+        timeout: Duration,
+    ) -> Self {
+        Self { audit, committer, tickets, holds, timeout }
+    }
+
+    async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
+        let deadline = deadline::of_call(call.metadata(), self.timeout);
+        self.committer.submit(&identity::of_call(call), operation, deadline).await
     }
 }
 
@@ -47,12 +60,73 @@ impl AdminService for Admin {
         call: Request<proto::AdoptTicketRequest>,
     ) -> Result<Response<proto::AdoptTicketResponse>, Status> {
         let adopt = convert::request::adopt(call.get_ref().clone()).map_err(Error::from)?;
-        let deadline = deadline::of_call(call.metadata(), self.timeout);
-        match self.committer.submit(&identity::of_call(&call), Operation::Adopt(adopt), deadline).await? {
+        match self.submit(&call, Operation::Adopt(adopt)).await? {
             Outcome::Adopted(ticket) => {
                 Ok(Response::new(proto::AdoptTicketResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
             }
             other => Err(unexpected(&other)),
         }
+    }
+
+    async fn drain(&self, call: Request<proto::DrainRequest>) -> Result<Response<proto::DrainResponse>, Status> {
+        let drain = convert::operator::drain(call.get_ref().clone()).map_err(Error::from)?;
+        match self.submit(&call, Operation::Drain(drain)).await? {
+            Outcome::Drained(drain) => {
+                Ok(Response::new(proto::DrainResponse { drain: Some(convert::operator::drain_message(&drain)) }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn resume(&self, call: Request<proto::ResumeRequest>) -> Result<Response<proto::ResumeResponse>, Status> {
+        let resume = convert::operator::resume(call.get_ref().clone()).map_err(Error::from)?;
+        match self.submit(&call, Operation::Resume(resume)).await? {
+            Outcome::Resumed(was_drained) => Ok(Response::new(proto::ResumeResponse { was_drained })),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn force_release(
+        &self,
+        call: Request<proto::ForceReleaseRequest>,
+    ) -> Result<Response<proto::ForceReleaseResponse>, Status> {
+        let (named, reason) = convert::operator::force(call.get_ref()).map_err(Error::from)?;
+        let deadline = deadline::of_call(call.metadata(), self.timeout);
+        let ticket = self.tickets.complete(named, deadline).await?;
+        let force = Operation::Force(Forced { ticket, reason });
+        match self.committer.submit(&identity::of_call(&call), force, deadline).await? {
+            Outcome::Forced(ended) => Ok(Response::new(proto::ForceReleaseResponse {
+                ended: ended.end.as_str().to_owned(),
+                end_time: Some(convert::answer::timestamp(ended.at)),
+            })),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn hold(&self, call: Request<proto::HoldRequest>) -> Result<Response<proto::HoldResponse>, Status> {
+        let new = convert::operator::hold(call.get_ref().clone()).map_err(Error::from)?;
+        let deadline = deadline::of_call(call.metadata(), self.timeout);
+        let hold = self.holds.hold(&identity::of_call(&call), &new, deadline).await?;
+        Ok(Response::new(proto::HoldResponse { hold: Some(convert::operator::hold_message(&hold)) }))
+    }
+
+    async fn release_hold(
+        &self,
+        call: Request<proto::ReleaseHoldRequest>,
+    ) -> Result<Response<proto::ReleaseHoldResponse>, Status> {
+        let proto::ReleaseHoldRequest { em, user } = call.get_ref();
+        let key = convert::operator::key(em.clone(), user).map_err(Error::from)?;
+        let was_held = self.holds.release(&identity::of_call(&call), &key).await?;
+        Ok(Response::new(proto::ReleaseHoldResponse { was_held }))
+    }
+
+    async fn list_holds(
+        &self,
+        _: Request<proto::ListHoldsRequest>,
+    ) -> Result<Response<proto::ListHoldsResponse>, Status> {
+        let holds = self.holds.list().await?;
+        Ok(Response::new(proto::ListHoldsResponse {
+            holds: holds.iter().map(convert::operator::hold_message).collect(),
+        }))
     }
 }

@@ -160,6 +160,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         }
         Rejection::LabelRequired { .. } => (Code::FailedPrecondition, "LABEL_REQUIRED", Hint::None),
         Rejection::EmReserved { .. } => (Code::FailedPrecondition, "EM_RESERVED", Hint::None),
+        Rejection::EmDraining { .. } => (Code::FailedPrecondition, "EM_DRAINING", Hint::None),
         Rejection::LabelMissing { key, .. } => {
             (Code::InvalidArgument, "LABEL_MISSING", Hint::Field(key.clone(), rejection.to_string()))
         }
@@ -184,6 +185,8 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::Shortfalls(refusal.shortfalls.clone()))
         }
         Rejection::TooManyLabelSets { .. } => (Code::FailedPrecondition, "TOO_MANY_LABEL_SETS", Hint::None),
+        Rejection::AlreadyHeld { .. } => (Code::FailedPrecondition, "ALREADY_HELD", Hint::None),
+        Rejection::TooManyHolds { .. } => (Code::FailedPrecondition, "TOO_MANY_HOLDS", Hint::None),
         Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
         // As it is, trying again does not help.
         Rejection::LimitChanged { .. } => (Code::Aborted, "LIMIT_CHANGED", Hint::None),

@@ -329,7 +329,7 @@ async fn a_hold_is_noted_and_its_em_is_left_alone() {
     execute(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
     let done = rm.client.repair().await.unwrap();
     assert_eq!((done.repaired.count, done.remaining.count), (1, 1), "{done:?}");
-    assert!(done.remaining.first[0].problem.contains("delete that"), "{done:?}");
+    assert!(done.remaining.first[0].problem.contains("release that hold"), "{done:?}");
     execute(&database, "DELETE FROM linkis_resource_lock").await;
     assert_eq!(rm.client.repair().await.unwrap().repaired.count, 1);
     assert_invariants(&database, &rm.client).await;

@@ -9,14 +9,15 @@ use std::{
 use linkis_rm::domain::{
     adopt::Adopt,
     cap::Cap,
-    em::EmInstance,
+    drain::{Drain, DrainEm, ResumeEm},
+    em::{Em, EmInstance},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Limits, Pattern, Rule},
     limit_mode::LimitMode,
     line::{FreedSpots, Line, QueuePosition, Spot, Spots, WaitEntry},
     name::Name,
     operation::{
-        Inited, Operation, Outcome, Reap, Rejection, Released, Reported, Request, RequestId, RequestRecord,
+        Forced, Inited, Operation, Outcome, Reap, Rejection, Released, Reported, Request, RequestId, RequestRecord,
         RequestSpec, Unregister, Wait,
     },
     principal::Principal,
@@ -102,6 +103,18 @@ enum Step {
         ago: usize,
         user: usize,
     },
+    /// By an operator.
+    Force {
+        ago: usize,
+    },
+    /// For one of two reasons.
+    Drain {
+        em: usize,
+        reason: bool,
+    },
+    Resume {
+        em: usize,
+    },
     Expire {
         ago: usize,
     },
@@ -157,6 +170,9 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (ago.clone(), prop::bool::weighted(0.8), 0..15i64, prop::bool::weighted(0.1), said())
             .prop_map(|(ago, in_use, used, stolen, epoch)| Step::Reported { ago, in_use, used, stolen, epoch }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
+        2 => ago.clone().prop_map(|ago| Step::Force { ago }),
+        1 => (em.clone(), any::<bool>()).prop_map(|(em, reason)| Step::Drain { em, reason }),
+        2 => em.clone().prop_map(|em| Step::Resume { em }),
         3 => ago.clone().prop_map(|ago| Step::Expire { ago }),
         3 => ago.prop_map(|ago| Step::Lost { ago }),
         1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
@@ -221,8 +237,11 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
             | Outcome::Adopted(_)
             | Outcome::Inited(_)
             | Outcome::Reported(_)
-            | Outcome::Released,
+            | Outcome::Released
+            | Outcome::Forced(_)
+            | Outcome::Drained(_),
         ) => Answer::Done,
+        Ok(Outcome::Resumed(was_drained)) => Answer::Rolled(was_drained),
         Ok(Outcome::Granted(grant)) => {
             Answer::Granted(grant.ticket_id, grant.over_watched.first().map(|over| over.available))
         }
@@ -233,6 +252,7 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Ok(Outcome::Reaped(None)) => Answer::Rolled(false),
         Ok(Outcome::Expired(rolled) | Outcome::Lost(rolled)) => Answer::Rolled(rolled),
         Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
+        Err(Rejection::EmDraining { .. }) => Answer::No("draining"),
         Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
@@ -256,6 +276,8 @@ fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
 struct Model {
     now: u64,
     ems: BTreeMap<usize, (i64, i64)>,
+    /// EMs that are drained, registered or not, and for which reason.
+    drained: BTreeMap<usize, bool>,
     tickets: Vec<ModelTicket>,
     request_ids: BTreeMap<u8, (ModelBody, Uuid)>,
     /// By user; `None` for each user that has none of his own.
@@ -426,6 +448,9 @@ impl Model {
         let Some(available) = self.available(ask.em, ask.user, ask.queue, ask.cap, ahead) else {
             return Answer::No("em");
         };
+        if self.drained.contains_key(&ask.em) {
+            return Answer::No("draining");
+        }
         if ask.cap.is_some() && self.is_unlimited() {
             return Answer::No("cap");
         }
@@ -489,6 +514,7 @@ impl Model {
         let w = &self.waiting[number];
         let available = self.available(w.em, w.user, w.queue, w.cap, number);
         w.in_line
+            && !self.drained.contains_key(&w.em)
             && (w.cap.is_none() || !self.is_unlimited())
             && available.is_some_and(|available| available.short(w.amount).is_none())
     }
@@ -506,6 +532,9 @@ impl Model {
     /// An engine uses so much, instead of what its ticket holds until now.
     fn use_instead(&mut self, number: usize, wanted: i64) -> Answer {
         let (em, user, held) = (self.tickets[number].em, self.tickets[number].user, self.tickets[number].held);
+        if wanted > held && self.drained.contains_key(&em) {
+            return Answer::No("draining");
+        }
         let on_em = Some(self.left(em).unwrap() + held);
         let of_user = self.left_of_user(user).map(|left| left + held);
         let of_queue = self.left_of_queue(self.tickets[number].queue).map(|left| left + held);
@@ -656,6 +685,22 @@ impl Model {
                 ticket.alive = false;
                 Answer::Done
             }
+            Step::Force { ago } => {
+                let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
+                self.tickets[number].alive = false;
+                Answer::Done
+            }
+            Step::Drain { em, reason } => {
+                if !self.ems.contains_key(&em) && !self.drained.contains_key(&em) {
+                    return Answer::No("em");
+                }
+                self.drained.insert(em, reason);
+                Answer::Done
+            }
+            Step::Resume { em } => match self.drained.remove(&em) {
+                None if !self.ems.contains_key(&em) => Answer::No("em"),
+                before => Answer::Rolled(before.is_some()),
+            },
             Step::Expire { ago } => {
                 let Some(number) = self.ticket(ago) else { return Answer::Rolled(false) };
                 let now = self.now;
@@ -777,6 +822,17 @@ impl Model {
                 let (ticket_id, em) = named(ago);
                 Operation::Released(Released { ticket_id, user: user(number), em: instance(em) })
             }
+            Step::Force { ago } => {
+                let (ticket_id, em) = named(ago);
+                let owner = self.ticket(ago).map_or(0, |number| self.tickets[number].user);
+                let ticket = Released { ticket_id, user: user(owner), em: instance(em) };
+                Operation::Force(Forced { ticket, reason: name("it hangs") })
+            }
+            Step::Drain { em, reason } => {
+                let reason = name(if reason { "a disk" } else { "a fan" });
+                Operation::Drain(DrainEm { em: instance(em), reason })
+            }
+            Step::Resume { em } => Operation::Resume(ResumeEm { em: instance(em), reason: None }),
             Step::Expire { ago } => {
                 let (ticket_id, em) = named(ago);
                 Operation::Expire(Released { ticket_id, user: user(0), em: instance(em) })
@@ -875,7 +931,8 @@ fn body_hash((em, user, queue, cores, ttl, cap): ModelBody) -> [u8; 32] {
 /// The tables, as maps that take what the ledger writes as the SQL does.
 #[derive(Default)]
 struct Tables {
-    ems: HashMap<EmInstance, linkis_rm::domain::em::Em>,
+    ems: HashMap<EmInstance, Em>,
+    drains: HashMap<EmInstance, Arc<Drain>>,
     tickets: HashMap<Uuid, Ticket>,
     ended: HashMap<Uuid, EndedTicket>,
     request_ids: HashMap<Name, RequestRecord>,
@@ -888,9 +945,11 @@ struct Tables {
 
 impl Tables {
     fn snapshot(&self, now: OffsetDateTime) -> Snapshot {
+        let of_em = |em: &Em| Em { drain: self.drains.get(&em.instance).cloned(), ..em.clone() };
         Snapshot {
             now,
-            ems: self.ems.clone(),
+            ems: self.ems.iter().map(|(instance, em)| (instance.clone(), of_em(em))).collect(),
+            drains: self.drains.clone(),
             tickets: self.tickets.clone(),
             // All of them at once.
             pages: self.ems.keys().map(|em| (em.clone(), TicketPage { after: Uuid::nil(), last: None })).collect(),
@@ -973,6 +1032,12 @@ impl Tables {
         for em in deltas.ems_deleted {
             assert_eq!(self.ems.remove(&em.instance).unwrap().version, em.version);
         }
+        for (em, drain) in deltas.drains {
+            match drain {
+                Some(drain) => drop(self.drains.insert(em, drain)),
+                None => drop(self.drains.remove(&em)),
+            }
+        }
         for em in deltas.reports_ended {
             self.reports.remove(&em);
         }
@@ -1016,6 +1081,10 @@ impl Tables {
             let used = model.tickets.iter().filter(|t| t.alive && t.em == *number && t.used);
             assert_eq!(em.used_tickets, TicketDigest::of(used.map(|ticket| &ticket.id)));
         }
+        let reason = |(number, reason): (&usize, &bool)| (instance(*number), *reason);
+        let drained: HashMap<_, _> = model.drained.iter().map(reason).collect();
+        let stored = self.drains.iter().map(|(em, drain)| (em.clone(), drain.reason == name("a disk")));
+        assert_eq!(stored.collect::<HashMap<_, _>>(), drained);
         let mut alive = 0;
         for expected in model.tickets.iter().filter(|t| t.alive) {
             let ticket = &self.tickets[&expected.id];

@@ -113,6 +113,7 @@ impl Tables {
             ended: HashMap::new(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: HashMap::new(),
+            drains: HashMap::new(),
             adopted: HashMap::new(),
             request_ids: HashMap::new(),
             limits: self.limits(),

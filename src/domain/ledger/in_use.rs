@@ -69,6 +69,10 @@ impl Ledger {
             // It belongs to a registration that is over, and is just about to end.
             return Err(Rejection::EmNotRegistered(ticket.em.clone()));
         }
+        if let Some(drain) = em.current.drain.as_ref().filter(|_| !is_covered) {
+            // What is more than before is new.
+            return Err(Rejection::EmDraining { em: ticket.em.clone(), drain: drain.clone() });
+        }
         let scopes = counters(&self.limits, em.current.counted, ticket.id, &ticket.ticket_labels());
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
         let held_share = em.current.share(held).map_err(inconsistent)?;

@@ -1,11 +1,16 @@
 //! Why an operation is rejected.
 
+use std::sync::Arc;
+
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 use crate::domain::{
+    drain::Drain,
     em::EmInstance,
+    hold::TakenHold,
+    operation::LockKey,
     refusal::Refusal,
     report::ReportNumber,
     resource::{ResourceError, ResourceType},
@@ -25,8 +30,8 @@ pub enum Rejection {
     NoEmMatches(String),
     /// EMs are what a request requires that leaves the choice to the service, but none of them can be chosen.
     #[error(
-        "no EM can be chosen: {matching} match the request, but all of them are silent or unhealthy; repair one, or name one to use it \
-         all the same"
+        "no EM can be chosen: {matching} match the request, but all of them are silent, unhealthy or drained; repair or resume one, or name \
+         one that is not drained to use it all the same"
     )]
     NoEmAvailable {
         /// How many EMs match.
@@ -83,6 +88,14 @@ pub enum Rejection {
         key: String,
         /// The value that is required.
         value: String,
+    },
+    /// Nothing new is granted on the EM.
+    #[error("{}", em_draining(.em, .drain))]
+    EmDraining {
+        /// Which EM.
+        em: EmInstance,
+        /// Since when, by whom and why.
+        drain: Arc<Drain>,
     },
     /// The EM is reserved for others.
     #[error("the EM {em} is reserved for {key}={value}; carry that label, or name another EM")]
@@ -220,6 +233,20 @@ pub enum Rejection {
     /// An engine that runs uses more than before, and the extra does not fit.
     #[error("{}; the ticket holds what it held before: use that much, or release it", .0.reason)]
     NoMore(Box<Refusal>),
+    /// Somebody else holds what is to be held.
+    #[error("{}", already_held(.key, .taken.as_deref()))]
+    AlreadyHeld {
+        /// What.
+        key: LockKey,
+        /// Who holds it and until when; `None` if it was put into the table by hand.
+        taken: Option<Box<TakenHold>>,
+    },
+    /// More would be held than operators may hold at a time.
+    #[error("{most} EMs and users are held already, which is the most; release one of them first")]
+    TooManyHolds {
+        /// How many may be.
+        most: usize,
+    },
     /// There is no such rule.
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),
@@ -263,6 +290,11 @@ pub fn ended_at(ended: &EndedTicket) -> String {
 }
 
 impl Rejection {
+    /// Whether nothing new is granted on the EM that was tried.
+    pub fn is_draining(&self) -> bool {
+        matches!(self, Self::EmDraining { .. })
+    }
+
     /// Whether it is about the EM that was tried, so that another may do.
     pub fn is_of_em(&self) -> bool {
         matches!(
@@ -272,10 +304,32 @@ impl Rejection {
                 | Self::OtherQueue { .. }
                 | Self::LabelRequired { .. }
                 | Self::EmReserved { .. }
+                | Self::EmDraining { .. }
                 | Self::LabelMissing { .. }
                 | Self::CapNotCounted { .. }
         )
     }
+}
+
+fn already_held(key: &LockKey, taken: Option<&TakenHold>) -> String {
+    match taken {
+        Some(TakenHold { reason, by, until, .. }) => {
+            let until = until.format(&Rfc3339).unwrap_or_else(|_| until.to_string());
+            format!("{key} is held by {by} until {until} ({reason}); wait, or release that hold first")
+        }
+        None => {
+            format!("{key} is held by somebody's hand, or another transaction; release that hold first, or try again")
+        }
+    }
+}
+
+fn em_draining(em: &EmInstance, drain: &Drain) -> String {
+    let Drain { reason, by, since } = drain;
+    let since = since.format(&Rfc3339).unwrap_or_else(|_| since.to_string());
+    format!(
+        "the EM {em} is drained since {since} by {by} ({reason}): nothing new is granted there; name another EM, or leave the choice to the \
+         service"
+    )
 }
 
 fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {

@@ -122,7 +122,7 @@ impl Group {
 
     /// Puts a member where it stands now.
     pub fn rank(&mut self, id: HostId, host: &Host) {
-        if host.condition.is_available {
+        if host.is_available() {
             for (dimension, order) in &mut self.orders {
                 order.insert(host.rank(id, dimension));
             }
@@ -194,7 +194,7 @@ impl Group {
 
     /// Any that can be chosen, whatever it provides.
     pub fn any(&self, hosts: &Hosts, only: &dyn Fn(&Host) -> bool) -> Option<HostId> {
-        let can_be = |id: &HostId| hosts.get(*id).is_some_and(|host| host.condition.is_available && only(host));
+        let can_be = |id: &HostId| hosts.get(*id).is_some_and(|host| host.is_available() && only(host));
         self.members().find(can_be)
     }
 
@@ -202,10 +202,7 @@ impl Group {
         let members = &self.members;
         self.orders.entry(dimension.clone()).or_insert_with(|| {
             let available = members.iter().filter_map(|id| Some((*id, hosts.get(*id)?)));
-            available
-                .filter(|(_, host)| host.condition.is_available)
-                .map(|(id, host)| host.rank(id, &dimension))
-                .collect()
+            available.filter(|(_, host)| host.is_available()).map(|(id, host)| host.rank(id, &dimension)).collect()
         })
     }
 }

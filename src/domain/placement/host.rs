@@ -82,6 +82,12 @@ impl Host {
             && self.em.reserved == em.reserved
             && self.em.total == em.total
             && self.em.protected == em.protected
+            && self.em.drain.is_some() == em.drain.is_some()
+    }
+
+    /// Whether it may be chosen for a request.
+    pub fn is_available(&self) -> bool {
+        self.condition.is_available && self.em.drain.is_none()
     }
 
     /// Whether it has a label.

@@ -36,6 +36,7 @@ fn em(host: &str, total: (i64, i64), locked: (i64, i64)) -> Em {
         version: 1,
         going: None,
         counted: Default::default(),
+        drain: None,
     }
 }
 

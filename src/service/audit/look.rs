@@ -8,6 +8,7 @@ use crate::{
     domain::{
         audit::{AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray},
         em::EmInstance,
+        hold::TakenHold,
         limit::Limits,
         limit_mode::LimitMode,
         resource::ResourceError,
@@ -15,7 +16,7 @@ use crate::{
     },
     service::limits::ScopeUsage,
     store::{
-        StoreError, em_resource, label_resource, label_set, limit, resource_lock, session,
+        StoreError, em_resource, label_resource, label_set, limit, resource_hold, session,
         user_resource::{self, EmGroup, Group},
     },
 };
@@ -55,8 +56,13 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, 
     ems(&mut transaction, &mut findings).await?;
     scopes(&mut transaction, &mut findings).await?;
     let room = i64::try_from(AuditReport::NOTES_MAX.saturating_sub(findings.report.notes.len())).unwrap_or(0);
-    for hold in resource_lock::holds(&mut transaction, room).await? {
-        findings.report.note(|| format!("{hold} is held by a row in linkis_resource_lock: calls on it wait"));
+    for hold in resource_hold::list(&mut *transaction, room).await? {
+        findings.report.note(|| match &hold.taken {
+            None => format!("{} is held by a row in linkis_resource_lock: calls on it wait", hold.key),
+            Some(TakenHold { reason, by, until, .. }) => {
+                format!("{} is held by {by} until {until} ({reason}): calls on it wait", hold.key)
+            }
+        });
     }
     transaction.rollback().await?;
     Ok(findings)

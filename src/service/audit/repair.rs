@@ -20,8 +20,8 @@ use crate::{
         ticket::End,
     },
     store::{
-        StoreError, action_record, em_resource, label_resource, limit, resource_lock, session, settlement,
-        user_resource,
+        StoreError, action_record, em_resource, label_resource, limit, resource_hold, resource_lock, session,
+        settlement, user_resource,
         waiting::{self, Freed},
     },
 };
@@ -44,10 +44,12 @@ pub(super) struct Done {
 pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Principal) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::patient(&mut transaction).await?;
-    let keys = BTreeSet::from([LockKey::Em(em.clone())]);
+    let key = LockKey::Em(em.clone());
+    resource_hold::end_over(&mut transaction, &key).await?;
+    let keys = BTreeSet::from([key]);
     let Some(locks) = resource_lock::take(&mut transaction, &keys).await? else {
         transaction.rollback().await?;
-        let problem = "it is held by a row in linkis_resource_lock; delete that, and repair again";
+        let problem = "it is held by a row in linkis_resource_lock; release that hold, and repair again";
         let held = Difference::in_words(Subject::Em(em.clone()), "row", problem);
         return Ok(Done { remaining: vec![held], ..Done::default() });
     };
@@ -153,7 +155,7 @@ async fn remove_strays(
     for ticket in tickets.values() {
         removed.entry(ticket.em.clone()).or_default().count(Ok(ticket.resource()), ticket.is_locked(), 1);
     }
-    let ended = |ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, by: by.clone() };
+    let ended = |ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, by: by.clone(), reason: None };
     let ended = tickets.into_values().map(ended);
     let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
     if !deltas.ended.is_empty() {

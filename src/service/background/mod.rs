@@ -7,6 +7,7 @@
 //! - `going`: the tickets of EMs that go, in steps;
 //! - `counting`: the counters of label sets that are new, in steps, and of those that count no more;
 //! - `pruning`: counters of nothing;
+//! - `holds`: those that are over;
 //! - `retention`: what is older than the history reaches.
 
 use std::{
@@ -28,6 +29,7 @@ use super::tasks::Tasks;
 pub mod counting;
 pub mod expiry;
 pub mod going;
+pub mod holds;
 pub mod lease;
 pub mod pruning;
 pub mod retention;

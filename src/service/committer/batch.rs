@@ -23,7 +23,7 @@ use crate::{
     metrics::{Metrics, Timed},
     service::reading,
     store::{
-        StoreError, action_record, em_observed, em_report, em_resource, label_resource,
+        StoreError, action_record, em_drain, em_observed, em_report, em_resource, label_resource,
         limit::{self, InForce},
         request_id, resource_lock,
         session::{Session, answered},
@@ -226,6 +226,8 @@ async fn read(
         true => HashSet::new(),
         false => user_resource::inhabited(&mut *connection, registering).await?,
     };
+    let drained: Vec<_> = operations.iter().filter_map(|operation| operation.needs_drain()).collect();
+    let drains = if drained.is_empty() { HashMap::new() } else { em_drain::read(&mut *connection, drained).await? };
     let requests: Vec<&Request> = operations.iter().filter_map(|operation| operation.request()).collect();
     let (request_ids, over) = reading::request_ids(&mut *connection, &requests).await?;
     ended.extend(over);
@@ -237,7 +239,21 @@ async fn read(
         true => reading::line(&mut *connection, &requests, &limits).await?,
         false => LineView::default(),
     };
-    Ok(Snapshot { now, ems, tickets, pages, ended, inhabited, reports, adopted, request_ids, limits, scopes, line })
+    Ok(Snapshot {
+        now,
+        ems,
+        tickets,
+        pages,
+        ended,
+        inhabited,
+        reports,
+        drains,
+        adopted,
+        request_ids,
+        limits,
+        scopes,
+        line,
+    })
 }
 
 /// The parts of EMs' tickets that operations go through: one for each EM, for the first operation that does.
@@ -293,6 +309,10 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     if !deltas.reports_ended.is_empty() {
         em_report::delete(connection, &deltas.reports_ended).await?;
         em_observed::delete(connection, &deltas.reports_ended).await?;
+    }
+    if !deltas.drains.is_empty() {
+        em_drain::write(connection, &deltas.drains).await?;
+        limit::keep_older_out(connection).await?;
     }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;

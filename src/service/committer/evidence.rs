@@ -1,17 +1,20 @@
 //! What a batch leaves behind, by which its commit can be told when the connection broke meanwhile.
 
+use std::sync::Arc;
+
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
     domain::{
+        drain::Drain,
         em::{Em, EmInstance},
         ledger::Deltas,
         line::Spots,
         ticket::End,
     },
-    store::{StoreError, action_record, em_resource, user_resource, waiting},
+    store::{StoreError, action_record, em_drain, em_resource, user_resource, waiting},
 };
 
 /// Something that a committed batch has left, and that nobody else writes: as it was committed all or nothing, one will do.
@@ -31,6 +34,8 @@ pub(super) enum Evidence {
     Stepped(Box<Em>),
     /// An EM's row went: it is not there.
     Gone(EmInstance),
+    /// An EM is drained like this, or not at all. If somebody has changed it since, it is done again: so it came later.
+    Drained(EmInstance, Option<Arc<Drain>>),
     /// A request stands in line there: only its own instance moves it.
     Waits(Uuid, Spots),
     /// A request left the line: it is not there.
@@ -52,6 +57,7 @@ impl Evidence {
             .or_else(|| registered().map(|em| Self::Registered(em.instance.clone(), em.epoch)))
             .or_else(|| deltas.ems_stepped.first().map(|em| Self::Stepped(Box::new(em.clone()))))
             .or_else(|| deltas.ems_deleted.first().map(|em| Self::Gone(em.instance.clone())))
+            .or_else(|| deltas.drains.first().map(|(em, drain)| Self::Drained(em.clone(), drain.clone())))
             .or_else(|| deltas.waiting.first().map(|new| Self::Waits(new.position.ticket_id(), new.spots.clone())))
             .or_else(|| deltas.moved.first().map(|moved| Self::Waits(moved.position.ticket_id(), moved.spots.clone())))
             .or_else(|| deltas.left_line.first().map(|ticket_id| Self::LeftLine(*ticket_id)))
@@ -80,6 +86,7 @@ impl Evidence {
                 now.is_none_or(|now| now.has_stepped_to(after))
             }
             Self::Gone(em) => em_resource::read(&mut *connection, [em]).await?.is_empty(),
+            Self::Drained(em, drain) => em_drain::read(&mut *connection, [em]).await?.get(em) == drain.as_ref(),
             Self::Waits(ticket_id, spots) => waiting::spots_of(&mut *connection, *ticket_id).await? == *spots,
             Self::LeftLine(ticket_id) => waiting::spots_of(&mut *connection, *ticket_id).await?.is_empty(),
             Self::HistoryAlone => false,

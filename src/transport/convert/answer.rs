@@ -28,7 +28,7 @@ use crate::{
     transport::proto,
 };
 
-use super::{cap, limit, request, resource};
+use super::{cap, limit, operator, request, resource};
 
 /// An EM as its callers name it.
 pub fn em_message(em: &EmInstance) -> proto::EmInstance {
@@ -106,6 +106,7 @@ pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResour
         silent: status.is_some_and(|status| status.silent),
         unregistering: !em.is_registered(),
         reserved_labels: em.reserved.as_map().clone(),
+        drain: em.drain.as_deref().map(operator::drain_message),
     })
 }
 
@@ -209,6 +210,7 @@ pub fn action(record: &ActionRecord) -> proto::Action {
         each,
         actor: record.actor.clone(),
         limit_mode: record.limit_mode.map_or(proto::LimitMode::Unspecified, limit::mode_message).into(),
+        reason: record.reason.clone().unwrap_or_default(),
     }
 }
 
@@ -292,6 +294,7 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
             after: Uuid::nil(),
         }),
         counted: Counted::default(),
+        drain: message.drain.map(operator::read_drain).transpose()?.map(Arc::new),
     })
 }
 

@@ -11,5 +11,6 @@ pub mod answer;
 pub mod audit;
 pub mod cap;
 pub mod limit;
+pub mod operator;
 pub mod request;
 pub mod resource;

@@ -52,6 +52,10 @@ fn of_rejection(rejection: &Rejection) -> Vec<Fact> {
         Rejection::LabelRequired { em, key, value } | Rejection::EmReserved { em, key, value } => {
             of_em(em, [("label", key.clone()), ("value", value.clone())])
         }
+        Rejection::EmDraining { em, drain } => {
+            let (by, since) = (drain.by.to_string(), time(drain.since));
+            of_em(em, [("drain_time", since), ("drained_by", by), ("reason", drain.reason.to_string())])
+        }
         Rejection::LabelMissing { em, key } => of_em(em, [("label", key.clone())]),
         Rejection::CapNotCounted { em, keys } => of_em(em, [("labels", keys.clone())]),
         Rejection::OtherQueue { em, provided, asked } => {
@@ -77,7 +81,14 @@ fn of_rejection(rejection: &Rejection) -> Vec<Fact> {
         | Rejection::NotInited { ticket_id } => vec![ticket(*ticket_id)],
         Rejection::NotEnough(refusal) | Rejection::NoMore(refusal) => shortfall(refusal),
         Rejection::NoSuchLimit(limit) => vec![("limit", limit.clone())],
-        Rejection::TooManyLabelSets { most } => vec![("max", most.to_string())],
+        Rejection::TooManyLabelSets { most } | Rejection::TooManyHolds { most } => vec![("max", most.to_string())],
+        Rejection::AlreadyHeld { taken, .. } => taken.as_ref().map_or_else(Vec::new, |taken| {
+            vec![
+                ("held_by", taken.by.to_string()),
+                ("hold_until", time(taken.until)),
+                ("reason", taken.reason.to_string()),
+            ]
+        }),
         Rejection::LimitChanged { limit, last } => limit_changed(limit, last.as_ref()),
         Rejection::OtherUse { .. }
         | Rejection::PlaceLost

@@ -1,0 +1,240 @@
+//! Holds: committed rows of `linkis_resource_lock`. One that was taken by a call has a time at which it ends: from then on it does not
+//! count, and whoever needs its key removes the row; where nobody does, a task does.
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
+
+use std::time::Duration;
+
+use crate::domain::{
+    action::Action,
+    hold::{Hold, TakenHold},
+    name::Name,
+    operation::LockKey,
+    principal::Principal,
+    resource::{Resource, ResourceType},
+};
+
+use super::{StoreError, expect_rows, resource_lock::KeyColumns, rows::Table};
+
+const TABLE: Table = Table("linkis_resource_lock");
+
+#[derive(FromRow)]
+struct HoldRow {
+    scope: String,
+    user: String,
+    em_application_name: String,
+    em_instance: String,
+    reason: Option<String>,
+    held_by: Option<String>,
+    hold_time: Option<OffsetDateTime>,
+    hold_until: Option<OffsetDateTime>,
+}
+
+impl HoldRow {
+    fn taken(&self) -> Result<Option<TakenHold>, StoreError> {
+        let (Some(reason), Some(by)) = (&self.reason, &self.held_by) else { return Ok(None) };
+        let (Some(since), Some(until)) = (self.hold_time, self.hold_until) else { return Ok(None) };
+        let by = Principal::parse("held_by", by).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        Ok(Some(TakenHold { reason: TABLE.name("reason", reason)?, by, since, until }))
+    }
+}
+
+impl TryFrom<HoldRow> for Hold {
+    type Error = StoreError;
+
+    fn try_from(row: HoldRow) -> Result<Self, StoreError> {
+        let key = match row.scope.as_str() {
+            "user" => LockKey::User(TABLE.name("user", &row.user)?),
+            _ => LockKey::Em(TABLE.em(&row.em_application_name, &row.em_instance)?),
+        };
+        Ok(Self { key, taken: row.taken()? })
+    }
+}
+
+/// Takes a hold for `by`, or takes one again that `by` holds already, or that is over; false if somebody else holds. It counts from
+/// [`begin`] on. It waits for whoever has the key in a transaction.
+///
+/// # Errors
+/// [`StoreError::is_lock_timeout`] if that one had it for longer than `lock_timeout`.
+pub async fn take(
+    connection: &mut PgConnection,
+    key: &LockKey,
+    by: &Principal,
+    reason: &Name,
+) -> Result<bool, StoreError> {
+    let key = KeyColumns::of(key);
+    let done = sqlx::query(
+        r#"-- resource_hold::take
+        INSERT INTO linkis_resource_lock AS l (scope, "user", em_application_name, em_instance, reason, held_by, hold_time,
+            hold_until)
+        VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), clock_timestamp())
+        ON CONFLICT (scope, "user", em_application_name, em_instance) DO UPDATE SET reason = excluded.reason,
+            held_by = excluded.held_by
+        WHERE l.held_by = excluded.held_by OR l.hold_until <= clock_timestamp()"#,
+    )
+    .bind(key.scope)
+    .bind(key.user)
+    .bind(key.em_application_name)
+    .bind(key.em_instance)
+    .bind(reason.as_str())
+    .bind(by.as_str())
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// A hold that was just taken lasts so long from now on, and the history tells of it.
+pub async fn begin(connection: &mut PgConnection, key: &LockKey, duration: Duration) -> Result<Hold, StoreError> {
+    let columns = KeyColumns::of(key);
+    let row: HoldRow = sqlx::query_as(
+        r#"-- resource_hold::begin
+        WITH begun AS (
+            UPDATE linkis_resource_lock SET hold_time = t.now, hold_until = t.now + make_interval(secs => $5)
+            FROM (SELECT clock_timestamp() AS now) t
+            WHERE scope = $1 AND "user" = $2 AND em_application_name = $3 AND em_instance = $4
+            RETURNING scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until
+        ), told AS (
+            INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type, resource,
+                actor, reason, action_time)
+            SELECT $6, nullif(em_application_name, ''), nullif(em_instance, ''),
+                CASE scope WHEN 'user' THEN jsonb_build_object('user', "user") END, $7, $8::text::jsonb, held_by, reason, hold_time
+            FROM begun
+        )
+        SELECT * FROM begun"#,
+    )
+    .bind(columns.scope)
+    .bind(columns.user)
+    .bind(columns.em_application_name)
+    .bind(columns.em_instance)
+    .bind(duration.as_secs_f64())
+    .bind(Action::Held.as_str())
+    .bind(ResourceType::Special.as_str())
+    .bind(Resource::zero(ResourceType::Special).to_json())
+    .fetch_one(connection)
+    .await?;
+    row.try_into()
+}
+
+/// How many holds there are that were taken by calls, and have not been removed.
+pub async fn count(executor: impl PgExecutor<'_>) -> Result<usize, StoreError> {
+    let count: i64 = sqlx::query_scalar(
+        "-- resource_hold::count
+        SELECT count(*) FROM linkis_resource_lock WHERE hold_until IS NOT NULL",
+    )
+    .fetch_one(executor)
+    .await?;
+    Ok(usize::try_from(count).unwrap_or(usize::MAX))
+}
+
+/// The hold on a key, if there is one.
+pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option<Hold>, StoreError> {
+    let key = KeyColumns::of(key);
+    let row: Option<HoldRow> = sqlx::query_as(
+        r#"-- resource_hold::read
+        SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
+        WHERE scope = $1 AND "user" = $2 AND em_application_name = $3 AND em_instance = $4
+            AND (hold_until IS NULL OR hold_until > clock_timestamp())"#,
+    )
+    .bind(key.scope)
+    .bind(key.user)
+    .bind(key.em_application_name)
+    .bind(key.em_instance)
+    .fetch_optional(executor)
+    .await?;
+    row.map(Hold::try_from).transpose()
+}
+
+/// Up to `limit` holds in the order of their keys, those that were put there by hand included.
+pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<Hold>, StoreError> {
+    let rows: Vec<HoldRow> = sqlx::query_as(
+        r#"-- resource_hold::list
+        SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
+        WHERE hold_until IS NULL OR hold_until > clock_timestamp()
+        ORDER BY scope, "user", em_application_name, em_instance LIMIT $1"#,
+    )
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(Hold::try_from).collect()
+}
+
+/// Removes a hold before its time, whoever holds; false if there is none.
+pub async fn release(connection: &mut PgConnection, key: &LockKey, by: &Principal) -> Result<bool, StoreError> {
+    end(connection, key, by, false).await
+}
+
+/// Removes a hold that is over; false if there is none.
+pub async fn end_over(connection: &mut PgConnection, key: &LockKey) -> Result<bool, StoreError> {
+    end(connection, key, &Principal::Service, true).await
+}
+
+async fn end(
+    connection: &mut PgConnection,
+    key: &LockKey,
+    by: &Principal,
+    only_over: bool,
+) -> Result<bool, StoreError> {
+    let key = KeyColumns::of(key);
+    let done = sqlx::query(
+        r#"-- resource_hold::end
+        WITH ended AS (
+            DELETE FROM linkis_resource_lock
+            WHERE scope = $1 AND "user" = $2 AND em_application_name = $3 AND em_instance = $4
+                AND (NOT $9 OR hold_until <= clock_timestamp())
+            RETURNING scope, "user", em_application_name, em_instance)
+        INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type, resource, actor,
+            action_time)
+        SELECT $5, nullif(em_application_name, ''), nullif(em_instance, ''),
+            CASE scope WHEN 'user' THEN jsonb_build_object('user', "user") END, $6, $7::text::jsonb, $8, clock_timestamp()
+        FROM ended"#,
+    )
+    .bind(key.scope)
+    .bind(key.user)
+    .bind(key.em_application_name)
+    .bind(key.em_instance)
+    .bind(Action::HoldEnded.as_str())
+    .bind(ResourceType::Special.as_str())
+    .bind(Resource::zero(ResourceType::Special).to_json())
+    .bind(by.as_str())
+    .bind(only_over)
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Up to `limit` keys whose holds are over, and that nobody has removed.
+pub async fn over(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<LockKey>, StoreError> {
+    let rows: Vec<HoldRow> = sqlx::query_as(
+        r#"-- resource_hold::over
+        SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
+        WHERE hold_until <= clock_timestamp() ORDER BY hold_until LIMIT $1"#,
+    )
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|row| Hold::try_from(row).map(|hold| hold.key)).collect()
+}
+
+/// Whether users' resource locks are taken for holds' sake although there is no hold on a user any more.
+pub async fn are_users_let_go(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
+    Ok(sqlx::query_scalar(
+        "-- resource_hold::are_users_let_go
+        SELECT users_held AND NOT EXISTS (SELECT FROM linkis_resource_lock WHERE scope = 'user')
+        FROM linkis_resource_limit_version WHERE only_row",
+    )
+    .fetch_one(executor)
+    .await?)
+}
+
+/// Says whether users' resource locks are taken for holds' sake.
+pub(super) async fn set_users_held(connection: &mut PgConnection, are_held: bool) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- resource_hold::set_users_held
+        UPDATE linkis_resource_limit_version SET users_held = $1 WHERE only_row",
+    )
+    .bind(are_held)
+    .execute(connection)
+    .await?;
+    expect_rows("linkis_resource_limit_version", 1, done.rows_affected())
+}

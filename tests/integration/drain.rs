@@ -1,0 +1,361 @@
+//! What operators do to EMs and tickets: an EM is drained and grants again, a ticket ends whosever it is.
+
+use std::time::{Duration, Instant};
+
+use linkis_rm::{
+    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    domain::{operation::Grant, principal::Principal, resource::Resource},
+    transport::proto::{self, usage_service_client::UsageServiceClient},
+};
+use tokio::task::{JoinHandle, JoinSet};
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+/// Longer than any test waits for anything.
+const LONG: Duration = Duration::from_secs(60);
+
+fn cpu(cores: i64) -> Resource {
+    Resource::cpu(cores).unwrap()
+}
+
+/// A request that leaves the choice to the service.
+fn anywhere(user: &str, resource: Resource) -> ResourceRequest {
+    ResourceRequest::new(None, name(user), name("IDE"), resource)
+}
+
+fn patient(request: ResourceRequest) -> ResourceRequest {
+    ResourceRequest { wait_timeout: LONG, ..request }
+}
+
+type Call = JoinHandle<Result<ResultResource, ClientError>>;
+
+fn ask(client: &RmClient, request: ResourceRequest) -> Call {
+    let client = client.clone();
+    tokio::spawn(async move { client.request_resource(&request).await })
+}
+
+async fn answered(call: Call) -> Result<ResultResource, ClientError> {
+    tokio::time::timeout(LONG, call).await.expect("an answer").unwrap()
+}
+
+#[track_caller]
+fn is_draining(error: &ClientError, reason: &str) {
+    let told = (error.code(), error.reason());
+    assert_eq!(told, (Some(Code::FailedPrecondition), Some("EM_DRAINING".to_owned())), "{error}");
+    assert_eq!(error.fact("reason").as_deref(), Some(reason), "{error}");
+    assert!(error.fact("drain_time").is_some() && error.fact("drained_by").as_deref() == Some("anonymous"));
+    assert_eq!(error.fact("em_instance").as_deref(), Some("host1:9102"));
+    assert!(error.retry_after().is_none(), "trying again does not help");
+}
+
+/// What the history tells of an EM, or of a ticket: action, actor and reason of each line.
+async fn history(database: &Database, sql: &'static str) -> Vec<String> {
+    let of = r#"SELECT concat_ws(' ', action, actor, reason) FROM linkis_resource_action_record WHERE "#;
+    let sql = format!("{of} {sql} ORDER BY id");
+    sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&database.pool).await.unwrap()
+}
+
+const OF_HOST1: &str = "ticket_id IS NULL AND em_instance = 'host1:9102'";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_new_is_granted_on_an_em_that_is_drained_and_what_lives_there_stays() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, other) = (em("host1"), em("host2"));
+    first.client.register(registration(host.clone(), load(100, 100, 100))).await.unwrap();
+    first.client.register(registration(other.clone(), load(10, 10, 100))).await.unwrap();
+    let again = ResourceRequest { request_id: Some("r1".into()), ..request(&host, "hadoop", load(2, 2, 1)) };
+    let locked = first.client.request_resource(&again).await.granted();
+    let used = first.client.request_resource(&request(&host, "alice", load(2, 2, 1))).await.granted();
+    first.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
+    // Both have seen that there is room.
+    for instance in [&first, &second] {
+        instance.client.dry_run(&anywhere("hadoop", load(20, 1, 1))).await.granted();
+    }
+
+    let drain = first.client.drain(&host, "a new disk").await.unwrap();
+    assert_eq!((drain.reason.as_str(), &drain.by), ("a new disk", &Principal::Anonymous));
+    for instance in [&first, &second] {
+        let client = &instance.client;
+        is_draining(
+            &client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap_err(),
+            "a new disk",
+        );
+        is_draining(&client.dry_run(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap_err(), "a new disk");
+        let waits = patient(request(&host, "hadoop", load(1, 1, 1)));
+        is_draining(&client.request_resource(&waits).await.unwrap_err(), "a new disk");
+        let mut calls = JoinSet::new();
+        for _ in 0..5 {
+            let client = client.clone();
+            calls.spawn(async move { client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted() });
+        }
+        assert!(calls.join_all().await.iter().all(|grant| grant.em == other), "only the other is chosen");
+        // Nobody is told that what only the other would never have fits.
+        let refusal = client.request_resource(&anywhere("hadoop", load(50, 1, 1))).await.refused();
+        assert!(refusal.never_fits && refusal.shortfalls[0].scope.contains("host2"), "{refusal:?}");
+        let em = client.em(&host).await.unwrap();
+        assert_eq!(em.drain.as_deref(), Some(&drain));
+        let drained = client.ems().await.unwrap().into_iter().filter(|em| em.drain.is_some());
+        assert_eq!(drained.map(|em| em.instance).collect::<Vec<_>>(), [host.clone()]);
+    }
+    let mut usage = UsageServiceClient::connect(second.address.clone()).await.unwrap();
+    let ems = vec![linkis_rm::transport::convert::answer::em_message(&host)];
+    let found = usage.batch_get_ems(proto::BatchGetEmsRequest { ems }).await.unwrap().into_inner();
+    assert_eq!(found.ems[0].drain.as_ref().unwrap().reason, "a new disk");
+
+    // What was granted stays granted, and lives on; only what is more is new.
+    assert_eq!(second.client.request_resource(&again).await.granted(), locked);
+    let more = second.client.resource_reported(&used.reported(name("alice"), load(3, 2, 1))).await;
+    is_draining(&more.unwrap_err(), "a new disk");
+    second.client.resource_reported(&used.reported(name("alice"), load(1, 2, 1))).await.unwrap();
+    let more = first.client.resource_inited(&inited(&locked, "hadoop", Some(load(3, 1, 1)))).await;
+    is_draining(&more.unwrap_err(), "a new disk");
+    first.client.resource_inited(&inited(&locked, "hadoop", None)).await.unwrap();
+    first.client.resource_released(&release(&used, "alice")).await.unwrap();
+
+    // Again is no other drain; another reason is, but as old.
+    assert_eq!(second.client.drain(&host, "a new disk").await.unwrap(), drain);
+    let renamed = second.client.drain(&host, "a new board").await.unwrap();
+    assert_eq!((renamed.reason.as_str(), renamed.since), ("a new board", drain.since));
+
+    // It outlives registrations, and the lack of one.
+    let em = first.client.register(registration(host.clone(), load(50, 50, 50))).await.unwrap();
+    assert_eq!(em.drain.as_deref(), Some(&renamed), "its ECM is told");
+    is_draining(
+        &first.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap_err(),
+        "a new board",
+    );
+    first.client.unregister(&host).await.unwrap();
+    assert_eq!(second.client.drain(&host, "a new board").await.unwrap(), renamed);
+    let em = second.client.register(registration(host.clone(), load(50, 50, 50))).await.unwrap();
+    assert_eq!(em.drain.as_deref(), Some(&renamed));
+    for instance in [&first, &second] {
+        let refused = instance.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await;
+        is_draining(&refused.unwrap_err(), "a new board");
+    }
+
+    assert!(first.client.resume(&host, "it is in").await.unwrap());
+    assert!(!second.client.resume(&host, "it is in").await.unwrap(), "it was resumed already");
+    for instance in [&first, &second] {
+        instance.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        assert_eq!(instance.client.em(&host).await.unwrap().drain, None);
+    }
+    assert_invariants(&database, &first.client).await;
+    let told = [
+        "registered anonymous",
+        "drained anonymous a new disk",
+        "drained anonymous a new board",
+        "resized anonymous",
+        "unregistered anonymous",
+        "registered anonymous",
+        "resumed anonymous it is in",
+    ];
+    assert_eq!(history(&database, OF_HOST1).await, told);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_an_em_that_is_known_can_be_drained() {
+    let (database, rm) = start().await;
+    let unknown = |error: ClientError| {
+        let told = (error.code(), error.reason());
+        assert_eq!(told, (Some(Code::NotFound), Some("EM_NOT_REGISTERED".to_owned())), "{error}");
+    };
+    unknown(rm.client.drain(&em("host1"), "a typing mistake").await.unwrap_err());
+    unknown(rm.client.resume(&em("host1"), "").await.unwrap_err());
+    rm.client.register(registration(em("host1"), cpu(1))).await.unwrap();
+    assert_eq!(rm.client.drain(&em("host1"), "").await.unwrap_err().field().as_deref(), Some("reason"));
+    rm.client.drain(&em("host1"), "it goes").await.unwrap();
+    rm.client.unregister(&em("host1")).await.unwrap();
+    assert!(rm.client.resume(&em("host1"), "").await.unwrap());
+    unknown(rm.client.resume(&em("host1"), "").await.unwrap_err());
+    assert_eq!(database.count("SELECT count(*) FROM linkis_em_drain").await, 0);
+}
+
+/// Where there is no other EM, nobody who named none is told of one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_names_no_em_is_told_that_none_is_left() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
+    let held = rm.client.request_resource(&request(&host, "first", cpu(10))).await.granted();
+    let waits = ask(&second.client, patient(anywhere("hadoop", cpu(1))));
+    eventually("it stands in line", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
+    rm.client.drain(&host, "it goes").await.unwrap();
+    let none = |error: ClientError| {
+        let told = (error.code(), error.reason(), error.fact("matching"));
+        let expected = (Some(Code::NotFound), Some("NO_EM_AVAILABLE".to_owned()), Some("1".to_owned()));
+        assert_eq!(told, expected, "{error}");
+    };
+    none(answered(waits).await.unwrap_err());
+    rm.client.resource_released(&release(&held, "first")).await.unwrap();
+    for instance in [&rm, &second] {
+        none(instance.client.request_resource(&anywhere("hadoop", cpu(1))).await.unwrap_err());
+        none(instance.client.request_resource(&patient(anywhere("hadoop", cpu(1)))).await.unwrap_err());
+    }
+    rm.client.resume(&host, "").await.unwrap();
+    rm.client.request_resource(&anywhere("hadoop", cpu(1))).await.granted();
+    // The other sees it with its next look.
+    let chosen = async || second.client.request_resource(&anywhere("hadoop", cpu(1))).await.is_ok();
+    eventually("it is chosen again", Duration::from_secs(5), chosen).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
+/// Those who wait on an EM when it is drained, through whatever instance: who named it is told, the others stand elsewhere, and nobody is
+/// granted anything there until it is resumed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_on_an_em_that_is_drained_goes_elsewhere_or_is_told() {
+    const ANY: usize = 20;
+    const NAMED: usize = 30;
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, other) = (em("host1"), em("host2"));
+    let mut held = Vec::new();
+    for host in [&host, &other] {
+        first.client.register(registration(host.clone(), cpu(10))).await.unwrap();
+        held.push(first.client.request_resource(&request(host, "first", cpu(10))).await.granted());
+    }
+    let instance = |n: usize| [&first, &second][n % 2];
+    let mut any: Vec<Call> =
+        (0..ANY).map(|n| ask(&instance(n).client, patient(anywhere(&format!("any{n}"), cpu(1))))).collect();
+    let named: Vec<Call> =
+        (0..NAMED).map(|n| ask(&instance(n).client, patient(request(&host, &format!("named{n}"), cpu(1))))).collect();
+    let waiting = async || first.client.waiting().await.unwrap();
+    eventually("all wait", LONG, async || waiting().await.len() == ANY + NAMED).await;
+
+    let start = Instant::now();
+    first.client.drain(&host, "it goes").await.unwrap();
+    for call in named {
+        is_draining(&answered(call).await.unwrap_err(), "it goes");
+    }
+    println!("{NAMED} were told after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    eventually("the others stand elsewhere", Duration::from_secs(5), async || {
+        let waiting = waiting().await;
+        waiting.len() == ANY && waiting.iter().all(|waiting| waiting.em == other)
+    })
+    .await;
+    println!("{ANY} stood elsewhere after {:?}", start.elapsed());
+
+    // What becomes free there is nobody's.
+    first.client.resource_released(&release(&held[0], "first")).await.unwrap();
+    first.client.resource_released(&release(&held[1], "first")).await.unwrap();
+    eventually("the other is full", LONG, async || first.client.em(&other).await.unwrap().locked == cpu(10)).await;
+    assert!(first.client.em(&host).await.unwrap().is_idle());
+    assert_eq!(waiting().await.len(), ANY - 10);
+    second.client.resume(&host, "it stays").await.unwrap();
+    let mut on_host = 0;
+    for call in any.drain(..) {
+        on_host += usize::from(answered(call).await.granted().em == host);
+    }
+    assert_eq!(on_host, ANY - 10);
+    assert_eq!(assert_invariants(&database, &first.client).await, ANY);
+    let between =
+        "SELECT count(*) FROM linkis_resource_action_record g WHERE action = 'granted' AND em_instance = 'host1:9102'
+        AND id > (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'drained')
+        AND id < (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'resumed')";
+    assert_eq!(database.count(between).await, 0);
+}
+
+/// Requests that race with drains and resumptions, in the same transactions: the history never tells of a grant on an EM that was
+/// drained.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_grant_is_told_after_a_drain() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    first.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let mut callers = JoinSet::new();
+    for n in 0..8 {
+        let (client, host) = ([&first, &second][n % 2].client.clone(), host.clone());
+        callers.spawn(async move {
+            let (mut granted, mut refused) = (0, 0);
+            for _ in 0..60 {
+                match client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await {
+                    Ok(answer) => {
+                        let grant = Ok(answer).granted();
+                        client.resource_released(&release(&grant, &format!("user{n}"))).await.unwrap();
+                        granted += 1;
+                    }
+                    Err(error) => {
+                        is_draining(&error, "now and then");
+                        refused += 1;
+                    }
+                }
+            }
+            (granted, refused)
+        });
+    }
+    while callers.len() > 1 {
+        first.client.drain(&host, "now and then").await.unwrap();
+        second.client.resume(&host, "").await.unwrap();
+        while callers.try_join_next().is_some() {}
+        if callers.is_empty() {
+            break;
+        }
+    }
+    while callers.join_next().await.is_some() {}
+    let lines: Vec<String> = sqlx::query_scalar(
+        "SELECT action FROM linkis_resource_action_record WHERE em_instance = 'host1:9102'
+            AND action IN ('granted', 'drained', 'resumed') ORDER BY id",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    let (mut is_drained, mut drains, mut grants) = (false, 0, 0);
+    for line in &lines {
+        match line.as_str() {
+            "drained" => (is_drained, drains) = (true, drains + 1),
+            "resumed" => is_drained = false,
+            _ => {
+                assert!(!is_drained, "granted on an EM that was drained: {lines:?}");
+                grants += 1;
+            }
+        }
+    }
+    println!("{grants} grants among {drains} drains");
+    assert!(drains > 3 && grants > 50, "{drains} drains, {grants} grants");
+    assert_invariants(&database, &first.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_ends_a_ticket_whosever_it_is() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
+    let grant = async |user: &str| rm.client.request_resource(&request(&host, user, cpu(5))).await.granted();
+    let (locked, used): (Grant, Grant) = (grant("hadoop").await, grant("alice").await);
+    rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
+    let waits = ask(&second.client, patient(request(&host, "waits", cpu(10))));
+    eventually("it stands in line", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
+
+    assert_eq!(rm.client.force_release(used.ticket_id, "it hangs").await.unwrap(), "forced");
+    assert_eq!(second.client.force_release(used.ticket_id, "it hangs").await.unwrap(), "forced", "again is the same");
+    let start = Instant::now();
+    assert_eq!(second.client.force_release(locked.ticket_id, "nobody wants it").await.unwrap(), "forced");
+    let next = answered(waits).await.granted();
+    assert!(start.elapsed() < Duration::from_millis(700), "woken at once: {:?}", start.elapsed());
+
+    // Its owner hears of it, and may give it back all the same.
+    let error = rm.client.resource_inited(&inited(&locked, "hadoop", None)).await.unwrap_err();
+    let told = (error.reason(), error.fact("ended"));
+    assert_eq!(told, (Some("TICKET_NOT_FOUND".into()), Some("forced".into())), "{error}");
+    rm.client.resource_released(&release(&used, "alice")).await.unwrap();
+    rm.client.ticket_released(next.ticket_id).await.unwrap();
+    assert_eq!(rm.client.force_release(next.ticket_id, "too late").await.unwrap(), "released");
+    let unknown = rm.client.force_release(Uuid::now_v7(), "who?").await.unwrap_err();
+    assert_eq!((unknown.code(), unknown.reason().as_deref()), (Some(Code::NotFound), Some("TICKET_NOT_FOUND")));
+    let unsaid = rm.client.force_release(next.ticket_id, "").await.unwrap_err();
+    assert_eq!(unsaid.field().as_deref(), Some("reason"));
+
+    let told = history(&database, "action IN ('forced', 'released')").await;
+    assert_eq!(told, ["forced anonymous it hangs", "forced anonymous nobody wants it", "released anonymous"]);
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let of = proto::ListActionsRequest { ticket_id: used.ticket_id.to_string(), ..Default::default() };
+    let last = usage.list_actions(of).await.unwrap().into_inner().actions.pop().unwrap();
+    assert_eq!((last.action.as_str(), last.reason.as_str(), last.actor.as_str()), ("forced", "it hangs", "anonymous"));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
