@@ -19,6 +19,7 @@ mod faults;
 mod fencing;
 mod harness;
 mod heartbeat;
+mod identity;
 mod ledger_model;
 mod ledger_steps;
 mod lifecycle;
