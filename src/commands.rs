@@ -1,4 +1,4 @@
-//! The commands beside serving: they ask a running service, and print what it answers.
+//! The commands beside serving: they ask a running service, and print what it answers; [`tokens`] alone asks its database.
 
 use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, process::ExitCode, time::Duration};
 
@@ -13,6 +13,8 @@ use crate::{
     },
     service::audit::Repaired,
 };
+
+pub mod tokens;
 
 /// Something differs, or could not be repaired.
 const EXIT_DIFFERENCES: u8 = 1;
@@ -32,6 +34,10 @@ pub enum Command {
     /// Makes every counter what the tickets say, while the service runs. Ends with 0 if all is in order then, 1 if something could
     /// not be repaired, 2 if the service does not answer.
     Repair(Service),
+    /// Makes, lists and revokes what callers show to say who they are. Straight on the database: whoever may write there needs no token.
+    /// Ends with 0 if that was done, 1 if there was nothing to revoke, 2 if the database does not answer, 64 if something was said wrongly.
+    #[command(subcommand)]
+    Tokens(tokens::Tokens),
 }
 
 /// Which service to ask.
@@ -45,9 +51,10 @@ pub struct Service {
 impl Command {
     /// Asks the service, prints its answer, and says how the process ends.
     pub async fn run(self) -> ExitCode {
-        let answer = match &self {
-            Self::Audit(service) => service.audit().await,
-            Self::Repair(service) => service.repair().await,
+        let (service, answer) = match self {
+            Self::Tokens(tokens) => return tokens.run().await,
+            Self::Audit(service) => (service.clone(), service.audit().await),
+            Self::Repair(service) => (service.clone(), service.repair().await),
         };
         match answer {
             Ok((text, is_in_order)) => {
@@ -56,15 +63,9 @@ impl Command {
                 if is_in_order { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENCES) }
             }
             Err(error) => {
-                eprintln!("linkis-rm: {error}{}", self.service().advice(&error));
+                eprintln!("linkis-rm: {error}{}", service.advice(&error));
                 ExitCode::from(EXIT_NO_ANSWER)
             }
-        }
-    }
-
-    fn service(&self) -> &Service {
-        match self {
-            Self::Audit(service) | Self::Repair(service) => service,
         }
     }
 }

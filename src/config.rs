@@ -8,14 +8,16 @@ use std::{
     time::Duration,
 };
 
-use clap::Parser;
+use clap::{Args, Parser};
 use sqlx::postgres::PgConnectOptions;
 
 use crate::{
     commands::Command,
     domain::{limit::Rule, resource::parse_size},
     limits_file,
+    server::Security,
     service::heartbeat::LivenessTimeouts,
+    tls,
     transport::edge::{BODY_BYTES_LEAST, Bounds},
 };
 
@@ -36,17 +38,24 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_HTTP_LISTEN", value_name = "ADDRESS")]
     http_listen: Option<String>,
 
-    /// Serve others than this machine although nothing is encrypted and nobody is asked who they are.
+    /// Serve others than this machine although nothing is encrypted; as long as no token was made, everybody may do everything.
     #[arg(long, env = "LINKIS_RM_INSECURE", value_parser = clap::builder::FalseyValueParser::new())]
     insecure: bool,
 
-    /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    database_url: Option<String>,
+    /// The certificate to encrypt with, in PEM, and those between it and a root; taken up anew when the file changes.
+    #[arg(long, env = "LINKIS_RM_TLS_CERT", value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
 
-    /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
-    #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
-    data_dir: Option<PathBuf>,
+    /// The key of --tls-cert, in PEM.
+    #[arg(long, env = "LINKIS_RM_TLS_KEY", value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+
+    /// The certificates by which those of callers are believed, in PEM; whoever has none needs a token then.
+    #[arg(long, env = "LINKIS_RM_TLS_CLIENT_CA", value_name = "FILE")]
+    tls_client_ca: Option<PathBuf>,
+
+    #[command(flatten)]
+    database: DatabaseArguments,
 
     /// A TOML file with all limits; the server starts with exactly these. Without it, limits are left as they are.
     #[arg(long, env = "LINKIS_RM_LIMITS", value_name = "FILE")]
@@ -106,6 +115,28 @@ struct Arguments {
     max_body_bytes: String,
 }
 
+/// Which PostgreSQL to use, as it is said.
+#[derive(Debug, Clone, Args)]
+pub struct DatabaseArguments {
+    /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
+    database_url: Option<String>,
+
+    /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
+    #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
+    data_dir: Option<PathBuf>,
+}
+
+impl DatabaseArguments {
+    /// What is said; the mistake otherwise.
+    pub fn choose(&self) -> Result<Database, String> {
+        match self.database_url.as_deref().filter(|url| !url.is_empty()) {
+            None => Ok(Database::Embedded(self.data_dir.clone())),
+            Some(url) => parse_database(url, self.data_dir.is_some()),
+        }
+    }
+}
+
 /// What the process was started for.
 #[derive(Debug)]
 pub enum Mode {
@@ -151,6 +182,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// What callers may take.
     pub bounds: Bounds,
+    /// What callers have to show.
+    pub security: Security,
 }
 
 /// Which PostgreSQL to use.
@@ -170,16 +203,16 @@ pub struct ConfigError(Vec<String>);
 impl Arguments {
     fn check(self) -> Result<Config, ConfigError> {
         let mut mistakes = Vec::new();
-        let listen = ok_or_record(&mut mistakes, parse_listen(LISTEN, &self.listen, self.insecure));
+        let tls = self.tls(&mut mistakes);
+        // What is wrong with the certificates is told by itself.
+        let may_leave = self.insecure || tls.as_ref().is_none_or(Option::is_some);
+        let listen = ok_or_record(&mut mistakes, parse_listen(LISTEN, &self.listen, may_leave));
         let http_listen = match &self.http_listen {
             None => Some(listen.map(http_default)),
             Some(text) if text.is_empty() => Some(None),
-            Some(text) => ok_or_record(&mut mistakes, parse_listen(HTTP_LISTEN, text, self.insecure)).map(Some),
+            Some(text) => ok_or_record(&mut mistakes, parse_listen(HTTP_LISTEN, text, may_leave)).map(Some),
         };
-        let database = match self.database_url.as_deref().filter(|url| !url.is_empty()) {
-            None => Some(Database::Embedded(self.data_dir.clone())),
-            Some(url) => ok_or_record(&mut mistakes, parse_database(url, self.data_dir.is_some())),
-        };
+        let database = ok_or_record(&mut mistakes, self.database.choose());
         let limits = self.limits.as_deref().map(read_limits).transpose();
         let limits = ok_or_record(&mut mistakes, limits);
         let mut duration = |name: &str, text: &str, least: &str, most: &str| {
@@ -206,6 +239,7 @@ impl Arguments {
             history,
             drain_timeout,
             bounds,
+            tls,
         ) {
             (
                 Some(listen),
@@ -219,7 +253,9 @@ impl Arguments {
                 Some(history),
                 Some(drain_timeout),
                 Some(bounds),
+                Some(tls),
             ) => Ok(Config {
+                security: security(tls, listen, self.insecure),
                 listen,
                 http_listen,
                 database,
@@ -234,6 +270,19 @@ impl Arguments {
             }),
             _ => Err(ConfigError(mistakes)),
         }
+    }
+
+    fn tls(&self, mistakes: &mut Vec<String>) -> Option<Option<tls::Files>> {
+        let (cert, key) = (self.tls_cert.clone().filter(is_set), self.tls_key.clone().filter(is_set));
+        let client_ca = self.tls_client_ca.clone().filter(is_set);
+        let missing = match (cert, key, client_ca) {
+            (None, None, None) => return Some(None),
+            (Some(cert), Some(key), client_ca) => return Some(Some(tls::Files { cert, key, client_ca })),
+            (None, ..) => "--tls-cert (LINKIS_RM_TLS_CERT)",
+            (Some(_), None, _) => "--tls-key (LINKIS_RM_TLS_KEY)",
+        };
+        mistakes.push(format!("{missing}: is missing; a certificate and its key belong together"));
+        None
     }
 
     fn bounds(&self, mistakes: &mut Vec<String>) -> Option<Bounds> {
@@ -276,6 +325,17 @@ impl Arguments {
     }
 }
 
+/// As with other settings, an empty one is none.
+fn is_set(path: &PathBuf) -> bool {
+    !path.as_os_str().is_empty()
+}
+
+/// Everybody may do everything only where nobody else comes, or on purpose; and never if certificates tell who calls.
+fn security(tls: Option<tls::Files>, listen: SocketAddr, insecure: bool) -> Security {
+    let has_client_ca = tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    Security { is_open: !has_client_ca && (insecure || listen.ip().is_loopback()), tls }
+}
+
 /// A whole number between `least` and `most`.
 fn parse_number<N: FromStr + PartialOrd + Display>(name: &str, text: &str, least: N, most: N) -> Result<N, String> {
     let number = text.parse().ok().filter(|number| (&least..=&most).contains(&number));
@@ -311,13 +371,13 @@ fn http_default(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(loopback, port)
 }
 
-fn parse_listen((name, example): Listen, text: &str, insecure: bool) -> Result<SocketAddr, String> {
+fn parse_listen((name, example): Listen, text: &str, may_leave: bool) -> Result<SocketAddr, String> {
     let address: SocketAddr =
         text.parse().map_err(|_| format!("{name}: {text:?} is not a numeric ADDRESS:PORT; for example {example}"))?;
-    if !address.ip().is_loopback() && !insecure {
+    if !address.ip().is_loopback() && !may_leave {
         return Err(format!(
-            "{name}: {address} can be reached from other machines, and nothing is encrypted or asked for a password; \
-             add --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
+            "{name}: {address} can be reached from other machines, and nothing is encrypted; add --tls-cert and --tls-key, \
+             or --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
         ));
     }
     Ok(address)
@@ -351,8 +411,8 @@ fn read_limits(path: &Path) -> Result<Vec<Rule>, String> {
     limits_file::parse(&text).map_err(|error| format!("{name}:\n{}", error.to_string().replace("line ", "    line ")))
 }
 
-/// A duration between `least` and `most`, which are durations themselves.
-fn parse_duration(name: &str, text: &str, least: &str, most: &str) -> Result<Duration, String> {
+/// A duration between `least` and `most`, which are durations themselves; the mistake otherwise.
+pub fn parse_duration(name: &str, text: &str, least: &str, most: &str) -> Result<Duration, String> {
     let wrong = |_| format!("{name}: {text:?} is not a duration; for example 500ms, 30s, 10m or 7d");
     let duration = humantime::parse_duration(text).map_err(wrong)?;
     if humantime::parse_duration(least).is_ok_and(|least| duration < least)
@@ -464,5 +524,32 @@ mod tests {
         assert!(check(&["--listen", "[::1]:0"]).is_ok());
         assert!(check(&["--http-listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--http-listen"));
         assert!(check(&["--http-listen", "0.0.0.0:1", "--insecure"]).is_ok());
+    }
+
+    #[test]
+    fn everybody_may_do_everything_only_where_nobody_else_comes_or_on_purpose() {
+        let tls = ["--tls-cert", "c", "--tls-key", "k"];
+        let mutual = ["--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a"];
+        let (world, insecure) = (["--listen", "0.0.0.0:1"], ["--insecure"]);
+        for (arguments, is_open) in [
+            (vec![], true),
+            ([&world[..], &insecure].concat(), true),
+            (tls.to_vec(), true),
+            ([&world[..], &tls].concat(), false),
+            ([&world[..], &tls, &insecure].concat(), true),
+            (mutual.to_vec(), false),
+            ([&world[..], &mutual, &insecure].concat(), false),
+        ] {
+            assert_eq!(check(&arguments).unwrap().security.is_open, is_open, "{arguments:?}");
+        }
+        for (wrong, told) in [
+            (vec!["--tls-cert", "c"], "--tls-key"),
+            (vec!["--tls-key", "k"], "--tls-cert"),
+            (vec!["--tls-client-ca", "a"], "--tls-cert"),
+            ([&world[..], &["--tls-key", "k"]].concat(), "--tls-cert"),
+        ] {
+            let error = check(&wrong).unwrap_err();
+            assert!(error.0.len() == 1 && error.to_string().contains(told), "{error}");
+        }
     }
 }

@@ -5,7 +5,11 @@ use std::{sync::Arc, time::Duration};
 use uuid::Uuid;
 
 use crate::{
-    domain::{name::FieldError, operation::Rejection},
+    domain::{
+        access::{Denied, Unauthenticated},
+        name::FieldError,
+        operation::Rejection,
+    },
     store::StoreError,
 };
 
@@ -18,6 +22,15 @@ pub enum Error {
     /// The ledger rejected it.
     #[error(transparent)]
     Rejected(Box<Rejection>),
+    /// It is not known who calls.
+    #[error(transparent)]
+    Unauthenticated(#[from] Unauthenticated),
+    /// Whoever calls may not do that.
+    #[error(transparent)]
+    Denied(Box<Denied>),
+    /// There is no such call.
+    #[error("this service has no such call; a later release may have it")]
+    NoSuchMethod,
     /// Somebody else held a resource lock until the caller's deadline.
     #[error("somebody else held what the call needs, an EM, a user or the limits, until its deadline; try again")]
     LockTimeout,
@@ -84,6 +97,12 @@ impl Error {
 impl From<Rejection> for Error {
     fn from(rejection: Rejection) -> Self {
         Self::Rejected(Box::new(rejection))
+    }
+}
+
+impl From<Denied> for Error {
+    fn from(denied: Denied) -> Self {
+        Self::Denied(Box::new(denied))
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`store`]: PostgreSQL: the tables, the resource locks, and the private server;
 //! - [`service`]: the use cases, above all the committer, the one way to change anything;
 //! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
+//! - [`tls`]: certificates, taken up anew when their files change;
 //! - [`http`]: metrics and health, on a listener of its own;
 //! - [`server`]: puts an instance together, serves it, and takes it down;
 //! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
@@ -53,4 +54,5 @@ pub mod server;
 pub mod service;
 pub mod store;
 pub mod telemetry;
+pub mod tls;
 pub mod transport;

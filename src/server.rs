@@ -42,14 +42,17 @@ use crate::{
         request_resource::RequestResourceService,
         tasks::Tasks,
         ticket_lookup::TicketLookup,
+        tokens::{ReadTokens, Tokens},
         usage::Usage,
         waiting::{self, WaitingLine},
     },
     store::{Store, StoreError},
+    tls::{self, Tls, TlsError},
     transport::{
         self,
         admin::Admin,
         edge::{self, Bounds, Calls, Edge},
+        identity::Identity,
         message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
         observe::{self, Observe},
         proto,
@@ -88,6 +91,17 @@ pub struct Options {
     pub drain_timeout: Duration,
     /// What its callers may take.
     pub bounds: Bounds,
+    /// What they have to show.
+    pub security: Security,
+}
+
+/// What callers have to show.
+#[derive(Debug, Clone)]
+pub struct Security {
+    /// The certificates that connections are encrypted with; `None` if they are not.
+    pub tls: Option<tls::Files>,
+    /// Whether everybody may do everything, as long as no token was ever made.
+    pub is_open: bool,
 }
 
 /// An instance that is ready to serve.
@@ -97,6 +111,8 @@ pub struct Server {
     store: Store,
     options: Options,
     edge: Arc<Edge>,
+    tls: Option<Arc<Tls>>,
+    tokens: Tokens,
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
     /// Serves metrics and health; ends with the server.
@@ -106,6 +122,9 @@ pub struct Server {
 /// Why a server cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
+    /// The certificates cannot be used.
+    #[error("the certificates cannot be used; see --tls-cert, --tls-key and --tls-client-ca")]
+    Tls(#[from] TlsError),
     /// The database cannot be used.
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
@@ -188,13 +207,16 @@ impl Server {
         options: Options,
     ) -> Result<Self, ServerError> {
         let edge = Edge::new(options.bounds);
+        let tls = options.security.tls.clone().map(Tls::read).transpose()?;
         let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, edge.gauges());
         let (readiness, seen) = watch::channel(Readiness::Starting);
-        let serve =
-            |listener: TcpListener| Some((listener.local_addr().ok()?, http::serve(listener, metrics.clone(), seen)));
+        let serve = |listener: TcpListener| {
+            Some((listener.local_addr().ok()?, http::serve(listener, tls.clone(), metrics.clone(), seen)))
+        };
         let http = http.and_then(serve);
         let store = Store::open(database, options.history).await?;
-        Ok(Self { listener, store, options, edge, metrics, readiness, http })
+        let tokens = Tokens::read(&store).await?;
+        Ok(Self { listener, store, options, edge, tls, tokens, metrics, readiness, http })
     }
 
     /// Makes `rules` all the limits there are.
@@ -224,18 +246,22 @@ impl Server {
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
         // While calls under way are finished, metrics and health are served on.
-        let Self { listener, store, options, edge, metrics, readiness, http: _http } = self;
+        let Self { listener, store, options, edge, tls, tokens, metrics, readiness, http: _http } = self;
         let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
-        let routes = assemble(&store, &options, &metrics, &tasks, &stopping)?
+        let routes = assemble(&store, &options, &tokens, &metrics, &tasks, &stopping)?
             .add_service(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
-        let incoming = accepted(listener, &edge, &tasks, &stopping);
+        if let Some(tls) = &tls {
+            tasks.spawn(tls.clone().follow(stopping.clone()));
+        }
+        let incoming = accepted(listener, &edge, tls, &tasks, &stopping);
         tasks.close();
 
-        let calls = Calls::new(routes, edge.clone());
+        let identity = Arc::new(Identity::new(tokens, options.security.is_open));
+        let calls = Calls::new(routes, edge.clone(), identity);
         let serving = transport_server(&options.bounds).layer(Observe::new(metrics)).serve_with_incoming_shutdown(
             calls,
             incoming,
@@ -275,6 +301,7 @@ impl Server {
 fn assemble(
     store: &Store,
     options: &Options,
+    tokens: &Tokens,
     metrics: &Metrics,
     tasks: &Tasks,
     stopping: &CancellationToken,
@@ -293,6 +320,7 @@ fn assemble(
         times: options.times,
         patience: options.patience,
         history: options.history,
+        tls: options.security.tls.is_some(),
     };
     let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
     let committer = committer.map_err(ServerError::Thread)?;
@@ -306,6 +334,7 @@ fn assemble(
     driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone()), wake());
     driver.start(Silence::new(committer.clone(), options.patience, holder.clone()), wake());
     driver.start(Retention::new(options.history, holder.clone()), wake());
+    driver.start(ReadTokens::new(tokens.clone()), wake());
     driver.start(Pruning::new(holder.clone()), wake());
     driver.start(EndHolds::new(holder.clone()), wake());
     driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
@@ -350,11 +379,12 @@ fn assemble(
 fn accepted(
     listener: TcpListener,
     edge: &Arc<Edge>,
+    tls: Option<Arc<Tls>>,
     tasks: &Tasks,
     stopping: &CancellationToken,
 ) -> ReceiverStream<std::io::Result<edge::Connection>> {
     let (serve, accepted) = mpsc::channel(ACCEPTED_MAX);
-    let accepting = edge::accept(listener, edge.clone(), serve);
+    let accepting = edge::accept(listener, edge.clone(), tls, serve);
     let stopping = stopping.clone();
     tasks.spawn(async move { stopping.run_until_cancelled(accepting).await.unwrap_or_default() });
     ReceiverStream::new(accepted)

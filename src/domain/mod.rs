@@ -2,6 +2,7 @@
 //!
 //! - [`name`]: names and labels, validated once;
 //! - [`principal`]: who calls;
+//! - [`access`]: who may do what; [`token`], [`secret`]: by what callers are known, and what is shown to nobody;
 //! - [`resource`]: the one algebra of amounts;
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
 //! - [`drain`]: that nothing new is granted on it; [`hold`]: that nothing about it is changed for a while;
@@ -19,6 +20,7 @@
 //! - [`selector`], [`placement`]: which EMs a request may go to, and which is proposed;
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
+pub mod access;
 pub mod action;
 pub mod adopt;
 pub mod audit;
@@ -41,6 +43,8 @@ pub mod refusal;
 pub mod report;
 pub mod resource;
 pub mod scope;
+pub mod secret;
 pub mod selector;
 pub mod ticket;
 pub mod ticket_digest;
+pub mod token;

@@ -1,11 +1,11 @@
 //! What people's tools ask over HTTP, on a listener of its own: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever keeps
 //! instances running or sends them calls.
 //!
-//! Nothing is encrypted here, nobody is asked who they are, and nothing asks the database: an answer takes no longer when it is away.
+//! Nobody is asked who they are, and nothing asks the database: an answer takes no longer when it is away.
 //! One connection is one request, within a time that is bounded, and only so many are served at once; so whoever connects and
 //! says nothing, or does not read, is soon rid of.
 
-use std::{collections::VecDeque, net::SocketAddr, time::Duration};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -16,13 +16,18 @@ use axum::{
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
     task::{AbortHandle, JoinSet},
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::metrics::{self, Metrics};
+use crate::{
+    metrics::{self, Metrics},
+    tls::Tls,
+};
 
 /// How many connections are served at once; one more takes the place of the oldest, which has had its time: an answer takes none.
 const CONNECTIONS_MAX: usize = 64;
@@ -50,15 +55,20 @@ pub enum Readiness {
 }
 
 /// Serves `listener` until the answer is dropped.
-pub fn serve(listener: TcpListener, metrics: Metrics, readiness: watch::Receiver<Readiness>) -> AbortOnDropHandle<()> {
+pub fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Tls>>,
+    metrics: Metrics,
+    readiness: watch::Receiver<Readiness>,
+) -> AbortOnDropHandle<()> {
     let router = Router::new()
         .route("/livez", get(|| async { "alive\n" }))
         .route("/readyz", get(move || async move { ready(*readiness.borrow()) }))
         .route("/metrics", get(move || async move { scrape(&metrics) }));
-    AbortOnDropHandle::new(tokio::spawn(accept(listener, router)))
+    AbortOnDropHandle::new(tokio::spawn(accept(listener, tls, router)))
 }
 
-async fn accept(listener: TcpListener, router: Router) {
+async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
     // With them, whoever is connected goes when the server does.
     let mut connections = JoinSet::new();
     let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
@@ -73,7 +83,8 @@ async fn accept(listener: TcpListener, router: Router) {
                     oldest.abort();
                 }
                 let service = TowerToHyperService::new(router.clone());
-                oldest_first.push_back(connections.spawn(serve_one(stream, peer, service)));
+                let acceptor = tls.as_ref().map(|tls| tls.http());
+                oldest_first.push_back(connections.spawn(serve_one(stream, peer, acceptor, service)));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for metrics and health");
@@ -83,14 +94,35 @@ async fn accept(listener: TcpListener, router: Router) {
     }
 }
 
-async fn serve_one(stream: TcpStream, peer: SocketAddr, service: TowerToHyperService<Router>) {
+async fn serve_one(
+    stream: TcpStream,
+    peer: SocketAddr,
+    acceptor: Option<TlsAcceptor>,
+    service: TowerToHyperService<Router>,
+) {
+    let served = async {
+        match acceptor {
+            Some(acceptor) => match acceptor.accept(stream).await {
+                Ok(stream) => serve_http(stream, peer, service).await,
+                Err(error) => tracing::debug!(%peer, %error, "a TLS handshake for metrics and health failed"),
+            },
+            None => serve_http(stream, peer, service).await,
+        }
+    };
+    if tokio::time::timeout(CONNECTION_TIMEOUT, served).await.is_err() {
+        tracing::debug!(%peer, "a connection for metrics and health took too long");
+    }
+}
+
+async fn serve_http(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    peer: SocketAddr,
+    service: TowerToHyperService<Router>,
+) {
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(BUFFER_MAX);
-    let served = tokio::time::timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service));
-    match served.await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection for metrics and health broke"),
-        Err(_) => tracing::debug!(%peer, "a connection for metrics and health took too long"),
+    if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%peer, %error, "a connection for metrics and health broke");
     }
 }
 

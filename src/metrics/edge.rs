@@ -17,7 +17,7 @@ pub(super) struct Edge(pub Arc<EdgeGauges>);
 /// A gauge: its name, what an operator does with it, what it is, and where it is read.
 type Row = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
 
-const ROWS: [Row; 8] = [
+const ROWS: [Row; 9] = [
     (
         "connections",
         "Open gRPC connections: if they only grow, some client opens one for each call",
@@ -45,9 +45,15 @@ const ROWS: [Row; 8] = [
     ),
     (
         "handshakes_late_total",
-        "Connections closed because they did not speak HTTP/2 in time: a client of another protocol, or an attack",
+        "Connections closed because they did not speak TLS or HTTP/2 in time: a client of another protocol, or an attack",
         MetricType::Counter,
         EdgeGauges::handshakes_late,
+    ),
+    (
+        "tls_handshake_failures_total",
+        "TLS handshakes that failed: a certificate of a caller that is not believed, or over; the log says whose",
+        MetricType::Counter,
+        EdgeGauges::handshakes_failed,
     ),
     (
         "calls_shed_total",

@@ -200,19 +200,26 @@ impl LimitService {
     }
 
     /// Up to `limit` rules in the order in which they are checked, from behind `after`, each with whether it decides already; and
-    /// the last of them, if more follow.
+    /// the last of them, if more follow. Those whose pattern is not to be shown are left out.
     pub async fn list(
         &self,
         after: Option<&Pattern>,
         limit: usize,
+        is_shown: impl Fn(&Pattern) -> bool,
     ) -> Result<(Vec<(RuleRecord, bool)>, Option<Pattern>), Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
         let more = limit.saturating_add(1);
-        let mut page = match after {
-            Some(after) => limits.rules_behind(after, more),
-            None => limits.rules().take(more).collect(),
-        };
+        let (mut page, mut after, mut is_end) = (Vec::new(), after, false);
+        while !is_end && page.len() < more {
+            let behind: Vec<(&Rule, bool)> = match after {
+                Some(after) => limits.rules_behind(after, more),
+                None => limits.rules().take(more).collect(),
+            };
+            is_end = behind.len() < more;
+            after = behind.last().map(|(rule, _)| &rule.pattern);
+            page.extend(behind.into_iter().filter(|(rule, _)| is_shown(&rule.pattern)));
+        }
         let is_last = page.len() <= limit;
         page.truncate(limit);
         let patterns = page.iter().map(|(rule, _)| &rule.pattern);
@@ -236,11 +243,20 @@ impl LimitService {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place.
-    pub async fn scopes(&self, after: &[u8], limit: i64) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
+    /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place. Only those of `users`, if
+    /// there are any.
+    pub async fn scopes(
+        &self,
+        users: Option<&BTreeSet<Name>>,
+        after: &[u8],
+        limit: i64,
+    ) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
-        let rows = answered(label_resource::list(&mut *connection, after, limit)).await?;
+        let rows = match users {
+            None => answered(label_resource::list(&mut *connection, after, limit)).await?,
+            Some(users) => answered(label_resource::list_of(&mut *connection, users, after, limit)).await?,
+        };
         Ok(rows
             .into_iter()
             .map(|(place, counter, usage)| (place, ScopeUsage::new(limits.of_counter(counter), usage)))

@@ -13,6 +13,7 @@
 //! - [`shared_try`]: one try for all who want the same at the same time;
 //! - [`tasks`]: what all of it runs in;
 //! - [`ticket_lookup`]: whose a ticket is, and where, for callers that know only its id;
+//! - [`tokens`]: by what callers are known;
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
 
@@ -29,5 +30,6 @@ pub mod request_resource;
 pub mod shared_try;
 pub mod tasks;
 pub mod ticket_lookup;
+pub mod tokens;
 pub mod usage;
 pub mod waiting;

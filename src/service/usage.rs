@@ -1,6 +1,9 @@
 //! Who holds what: plain reads, without locks. What EMs and managers ask, and what operators list, have connections of their own.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use uuid::Uuid;
 
@@ -9,6 +12,7 @@ use crate::{
         action::ActionRecord,
         em::{Em, EmInstance},
         line::{QueuePosition, WaitingRequest},
+        name::Name,
         observation::Observed,
         operation::Rejection,
         report::EmStatus,
@@ -24,6 +28,21 @@ use crate::{
 };
 
 use super::history::History;
+
+/// How many lines of the history are read at once for those of some users, and how often for one page.
+const LOOKED_AT_ONCE: usize = 1000;
+const LOOKS_MAX: usize = 10;
+
+/// Lines of the history.
+#[derive(Debug)]
+pub struct Lines {
+    /// Oldest first.
+    pub shown: Vec<ActionRecord>,
+    /// The number of the last that was looked at.
+    pub last: i64,
+    /// Whether there may be more behind it now.
+    pub more: bool,
+}
 
 /// Answers operators' questions.
 #[derive(Clone, Debug)]
@@ -107,12 +126,17 @@ impl Usage {
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
-    /// The one live ticket that an engine uses.
+    /// The one live ticket that an engine uses; of `users`, if there are any.
     ///
     /// # Errors
     /// [`Rejection::NoTicketOfEngine`]; [`Rejection::ManyTicketsOfEngine`].
-    pub async fn ticket_of_engine(&self, engine: EngineInstance) -> Result<Ticket, Error> {
-        let filter = Filter { engine: Some(engine.clone()), ..Filter::default() };
+    pub async fn ticket_of_engine(
+        &self,
+        engine: EngineInstance,
+        users: Option<&BTreeSet<Name>>,
+    ) -> Result<Ticket, Error> {
+        let (is_bound, users) = (users.is_some(), users.cloned());
+        let filter = Filter { engine: Some(engine.clone()), users, is_bound, ..Filter::default() };
         let mut page = answered(user_resource::list(self.store.pool(), &filter, Uuid::nil(), 1)).await?;
         match (page.tickets.pop(), page.next) {
             (Some(ticket), None) => Ok(ticket),
@@ -121,20 +145,50 @@ impl Usage {
         }
     }
 
-    /// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own.
+    /// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own. Only those of
+    /// `users`, if there are any.
     pub async fn waiting(
         &self,
+        users: Option<&BTreeSet<Name>>,
         after: Option<QueuePosition>,
         limit: i64,
     ) -> Result<Vec<(QueuePosition, WaitingRequest)>, Error> {
-        Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, after, limit)).await?)
+        Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, users, after, limit)).await?)
     }
 
     /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all. Nothing comes between
-    /// them later.
-    pub async fn actions(&self, ticket_id: Option<Uuid>, after: i64, limit: i64) -> Result<Vec<ActionRecord>, Error> {
+    /// them later. Only what was done to tickets of `users`, if there are any: then it looks through so many lines, and may find few.
+    pub async fn actions(
+        &self,
+        users: Option<&BTreeSet<Name>>,
+        ticket_id: Option<Uuid>,
+        after: i64,
+        limit: usize,
+    ) -> Result<Lines, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        self.history.read(&mut connection, ticket_id, after, limit).await
+        let is_shown = |line: &ActionRecord| {
+            users.is_none_or(|users| line.ticket.as_ref().is_some_and(|(_, user)| users.contains(user)))
+        };
+        // One more than are shown tells whether there is more.
+        let at_once = if users.is_some() { LOOKED_AT_ONCE } else { limit.saturating_add(1) };
+        let mut lines = Lines { shown: vec![], last: after, more: true };
+        for _ in 0..if users.is_some() { LOOKS_MAX } else { 1 } {
+            let read = i64::try_from(at_once).unwrap_or(i64::MAX);
+            let found = self.history.read(&mut connection, ticket_id, lines.last, read).await?;
+            let is_end = found.len() < at_once;
+            for line in found {
+                if lines.shown.len() == limit {
+                    return Ok(lines);
+                }
+                lines.last = line.number;
+                lines.shown.extend(Some(line).filter(is_shown));
+            }
+            if is_end {
+                lines.more = false;
+                break;
+            }
+        }
+        Ok(lines)
     }
 
     /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first), and what is observed of

@@ -7,6 +7,7 @@ use tokio_stream::StreamExt as _;
 
 use crate::domain::{
     audit::ScopeBooks,
+    name::Name,
     scope::{Counter, Scope, Tally, Usage},
 };
 
@@ -283,6 +284,31 @@ pub async fn list(
     )
     .bind(after)
     .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(hashed).collect()
+}
+
+/// The same, only those of some users.
+pub async fn list_of(
+    executor: impl PgExecutor<'_>,
+    users: &BTreeSet<Name>,
+    after: &[u8],
+    limit: i64,
+) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+    let rows: Vec<(Vec<u8>, i64, String, String, String)> = sqlx::query_as(
+        "-- label_resource::list_of
+        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+        FROM unnest($3::text[]) AS u (name) CROSS JOIN LATERAL (
+            SELECT r.* FROM linkis_label_resource r
+            JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
+            WHERE r.scope ->> 'user' = u.name AND r.scope_hash > $1
+            ORDER BY r.scope_hash LIMIT $2) r
+        ORDER BY r.scope_hash LIMIT $2",
+    )
+    .bind(after)
+    .bind(limit)
+    .bind(users.iter().map(Name::as_str).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(hashed).collect()

@@ -1,7 +1,7 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
 //! - [`em_resource`], [`em_report`], [`em_observed`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
-//!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`]: the tables;
+//!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`], [`token`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`operators`]: the few connections that operators' calls share;
@@ -38,6 +38,7 @@ pub mod resource_lock;
 pub mod schema;
 pub mod session;
 pub mod settlement;
+pub mod token;
 pub mod user_resource;
 pub mod waiting;
 

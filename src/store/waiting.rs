@@ -18,6 +18,7 @@ use crate::domain::{
     line::{
         Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, ViewedSpots, WaitEntry, WaitingRequest,
     },
+    name::Name,
     resource::{Dimension, Resource},
     scope::Scope,
 };
@@ -400,9 +401,11 @@ impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
     }
 }
 
-/// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own.
+/// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own. Only those of
+/// `users`, if there are any.
 pub async fn list(
     executor: impl PgExecutor<'_>,
+    users: Option<&BTreeSet<Name>>,
     after: Option<QueuePosition>,
     limit: i64,
 ) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
@@ -423,12 +426,13 @@ pub async fn list(
                     WHERE j.alive_until > clock_timestamp() AND o.is_short
                     LIMIT $3) o) a
             WHERE s.ticket_id = w.ticket_id AND s.is_short) s
-        WHERE w.position > $1
+        WHERE w.position > $1 AND ($4::text[] IS NULL OR w."user" = ANY ($4))
         ORDER BY w.position LIMIT $2"#,
     )
     .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
     .bind(limit)
     .bind(STANDS_MAX)
+    .bind(users.map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(TryFrom::try_from).collect()

@@ -70,6 +70,7 @@ impl AdminService for Admin {
 
     async fn drain(&self, call: Request<proto::DrainRequest>) -> Result<Response<proto::DrainResponse>, Status> {
         let drain = convert::operator::drain(call.get_ref().clone()).map_err(Error::from)?;
+        identity::check(&call, |reach| reach.check_em(&drain.em))?;
         match self.submit(&call, Operation::Drain(drain)).await? {
             Outcome::Drained(drain) => {
                 Ok(Response::new(proto::DrainResponse { drain: Some(convert::operator::drain_message(&drain)) }))
@@ -80,6 +81,7 @@ impl AdminService for Admin {
 
     async fn resume(&self, call: Request<proto::ResumeRequest>) -> Result<Response<proto::ResumeResponse>, Status> {
         let resume = convert::operator::resume(call.get_ref().clone()).map_err(Error::from)?;
+        identity::check(&call, |reach| reach.check_em(&resume.em))?;
         match self.submit(&call, Operation::Resume(resume)).await? {
             Outcome::Resumed(was_drained) => Ok(Response::new(proto::ResumeResponse { was_drained })),
             other => Err(unexpected(&other)),

@@ -1,10 +1,169 @@
-//! Who calls: the edge finds it out, and everything behind carries it along.
+//! Who calls: the edge finds it out, once per call, and everything behind carries it along.
 
-use tonic::Request;
+use std::{net::SocketAddr, sync::Arc};
 
-use crate::domain::principal::Principal;
+use tonic::{
+    Request,
+    codegen::http::{HeaderMap, header::AUTHORIZATION},
+};
 
-/// Who makes a call; anonymous if the edge has not found out.
+use crate::{
+    domain::{
+        access::{Denied, Reach, Rights, Unauthenticated},
+        principal::Principal,
+    },
+    error::Error,
+    service::tokens::{Caller, Tokens},
+};
+
+use super::access::{Needed, Table};
+
+/// What stands before a token.
+const SCHEME: &str = "bearer ";
+
+/// A caller that was let in, and what its call may be about.
+#[derive(Debug, Clone)]
+pub struct Admitted {
+    /// Who it is.
+    pub caller: Arc<Caller>,
+    /// What is left of the call.
+    reach: Reach,
+    /// Which call.
+    method: &'static str,
+    /// Where it comes from.
+    address: Option<SocketAddr>,
+}
+
+impl Admitted {
+    /// What the call may be about.
+    pub fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
+    fn tell(&self, denied: &Denied) {
+        tell_denied(self.method, &self.caller, self.address, denied);
+    }
+}
+
+/// Finds out who calls, and lets in whoever may.
+#[derive(Debug)]
+pub struct Identity {
+    tokens: Tokens,
+    /// Who calls where nobody is asked; `None` where everybody always is.
+    anonymous: Option<Arc<Caller>>,
+    table: Table,
+}
+
+/// What is known of a call before it is read.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// Which call.
+    pub path: &'a str,
+    /// What comes with it.
+    pub headers: &'a HeaderMap,
+    /// Whom the certificate of its connection is for.
+    pub certified: Option<&'a Arc<Caller>>,
+    /// Where it comes from.
+    pub address: Option<SocketAddr>,
+}
+
+impl Identity {
+    /// By these tokens; if `is_open`, everybody may do everything as long as there are none.
+    pub fn new(tokens: Tokens, is_open: bool) -> Self {
+        let anonymous =
+            || Caller { principal: Principal::Anonymous, rights: Rights::of_admin(), ended: Default::default() };
+        Self { tokens, anonymous: is_open.then(|| Arc::new(anonymous())), table: Table::default() }
+    }
+
+    /// Lets a call in; `None` if nobody need know who makes it.
+    ///
+    /// # Errors
+    /// [`Error::Unauthenticated`], [`Error::Denied`], [`Error::NoSuchMethod`].
+    pub fn admit(&self, call: &Call<'_>) -> Result<Option<Admitted>, Error> {
+        let needed = self.table.needed(call.path);
+        if let Some(Needed::Nothing) = needed {
+            return Ok(None);
+        }
+        let address = call.address.map(tracing::field::display);
+        let caller = self.caller(call).inspect_err(|error| {
+            tracing::warn!(address, call = %call.path, %error, "a call is refused: it is not known who makes it");
+        })?;
+        let Some(Needed::Role(row)) = needed else { return Err(Error::NoSuchMethod) };
+        let tell = |denied: &Denied| tell_denied(row.method, &caller, call.address, denied);
+        let reach = row.reach(&caller.rights).inspect_err(tell)?;
+        Ok(Some(Admitted { caller, reach, method: row.method, address: call.address }))
+    }
+
+    fn caller(&self, call: &Call<'_>) -> Result<Arc<Caller>, Unauthenticated> {
+        if let Some(anonymous) = self.anonymous.as_ref().filter(|_| !self.tokens.is_any()) {
+            return Ok(anonymous.clone());
+        }
+        let mut shown = call.headers.get_all(AUTHORIZATION).iter();
+        match (shown.next(), shown.next()) {
+            (None, _) => call.certified.cloned().ok_or(Unauthenticated::Missing),
+            (Some(shown), None) => self.tokens.find(shown.to_str().ok().and_then(token).unwrap_or_default()),
+            // Which of them would be meant?
+            (Some(_), Some(_)) => Err(Unauthenticated::Unknown),
+        }
+    }
+}
+
+fn token(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_at_checked(SCHEME.len())?;
+    scheme.eq_ignore_ascii_case(SCHEME).then_some(token)
+}
+
+/// Logs that somebody wanted what he may not.
+fn tell_denied(call: &str, caller: &Caller, address: Option<SocketAddr>, denied: &Denied) {
+    let (Denied { roles, needs }, address) = (denied, address.map(tracing::field::display));
+    tracing::warn!(principal = %caller.principal, address, roles, call, needs, "a call is denied");
+}
+
+/// Who makes a call; `None` if nobody need know.
+pub fn admitted<M>(call: &Request<M>) -> Option<&Admitted> {
+    call.extensions().get()
+}
+
+/// Who makes a call, by name; anonymous if nobody need know.
 pub fn of_call<M>(call: &Request<M>) -> Principal {
-    call.extensions().get().cloned().unwrap_or(Principal::Anonymous)
+    admitted(call).map_or(Principal::Anonymous, |admitted| admitted.caller.principal.clone())
+}
+
+/// What a call may be about.
+///
+/// # Errors
+/// [`Error::Internal`] if nobody has found that out.
+pub fn reach<M>(call: &Request<M>) -> Result<&Reach, Error> {
+    admitted(call).map(Admitted::reach).ok_or_else(unasked)
+}
+
+/// Whether a call may be about what it turned out to be about.
+///
+/// # Errors
+/// [`Error::Denied`]; as [`reach`].
+pub fn check<M>(call: &Request<M>, check: impl FnOnce(&Reach) -> Result<(), Denied>) -> Result<(), Error> {
+    let admitted = admitted(call).ok_or_else(unasked)?;
+    Ok(check(&admitted.reach).inspect_err(|denied| admitted.tell(denied))?)
+}
+
+/// Carries out what may take long, if it does, for no longer than its caller may call.
+///
+/// # Errors
+/// [`Error::Unauthenticated`]; as `work`.
+pub async fn while_admitted<M, T>(
+    call: &Request<M>,
+    is_long: bool,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(ended) = admitted(call).filter(|_| is_long).map(|admitted| &admitted.caller.ended) else {
+        return work.await;
+    };
+    tokio::select! {
+        done = work => done,
+        why = ended.why() => Err(why.into()),
+    }
+}
+
+fn unasked() -> Error {
+    Error::defect("nobody has asked who calls")
 }

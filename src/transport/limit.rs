@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    domain::{limit::Pattern, name::FieldError},
+    domain::{access::Reach, limit::Pattern, name::FieldError, scope},
     error::Error,
     service::limits::{self, Set},
 };
@@ -43,6 +43,15 @@ fn pattern_key(pattern: &Pattern) -> String {
 
 fn parse_pattern_key(key: &str) -> Result<Pattern, FieldError> {
     serde_json::from_str(key).map(Pattern::new).map_err(|_| bad_token())
+}
+
+/// Of a limit for somebody else alone, nobody need know.
+fn is_shown(pattern: &Pattern, reach: &Reach) -> bool {
+    let Some(users) = reach.users() else { return true };
+    match pattern.labels().get(scope::USER) {
+        Some(Some(user)) => users.iter().any(|own| own.as_str() == user),
+        _ => true,
+    }
 }
 
 #[tonic::async_trait]
@@ -95,7 +104,8 @@ impl LimitService for Limit {
         let page = Page::new("ListLimits", *page_size, &()).map_err(Error::from)?;
         let key = page.key(page_token).map_err(Error::from)?;
         let after = key.map(parse_pattern_key).transpose().map_err(Error::from)?;
-        let (found, last) = self.limits.list(after.as_ref(), usize::try_from(page.size).unwrap_or(usize::MAX)).await?;
+        let (reach, size) = (identity::reach(&call)?, usize::try_from(page.size).unwrap_or(usize::MAX));
+        let (found, last) = self.limits.list(after.as_ref(), size, |pattern| is_shown(pattern, reach)).await?;
         let limits = found.iter().map(|(record, decides)| convert::limit::limit_record(record, *decides)).collect();
         let next_page_token = last.map(|last| page.token(&pattern_key(&last))).unwrap_or_default();
         Ok(Response::new(proto::ListLimitsResponse { limits, next_page_token }))

@@ -5,12 +5,13 @@
 //! - [`status`]: from errors to gRPC statuses;
 //! - [`deadline`]: how long a call may wait;
 //! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
-//! - [`identity`]: who calls;
+//! - [`identity`]: who calls; [`access`]: who may make which call;
 //! - [`observe`]: counts every call;
 //! - [`page`]: the pages of what is listed;
 //! - [`server_info`]: what an instance tells of itself;
 //! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
+pub mod access;
 pub mod admin;
 pub mod convert;
 pub mod deadline;

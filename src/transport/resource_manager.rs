@@ -78,6 +78,10 @@ impl ResourceManager {
     }
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
+        identity::check(call, |reach| match operation.user() {
+            Some(user) => reach.check(Some(operation.em()), user),
+            None => reach.check_em(operation.em()),
+        })?;
         let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
         self.committer.submit(&identity::of_call(call), operation, deadline).await
     }
@@ -192,6 +196,7 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let message = call.get_ref();
         let (em, ask) = self.parse_request(&call)?;
+        identity::check(&call, |reach| reach.check(em.as_ref(), &ask.user))?;
         let deadlines = self.deadlines(&call).map_err(Error::from)?;
         if deadlines.line.is_some() {
             calls::may_wait();
@@ -208,7 +213,9 @@ impl ResourceManagerService for ResourceManager {
             }
         } else {
             let (ticket_id, is_repeatable) = (ask.ticket_id, ask.request_id.is_some());
-            let answer = self.request_resource.request(em, ask.into(), deadlines).await.map_err(|error| match error {
+            let answer = self.request_resource.request(em, ask.into(), deadlines);
+            let answer = identity::while_admitted(&call, deadlines.line.is_some(), answer).await;
+            let answer = answer.map_err(|error| match error {
                 Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
                 error => error,
             });
@@ -253,8 +260,9 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
         let named = convert::request::released(call.get_ref().clone()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
-        let released = Operation::Released(self.tickets.complete(named, deadline).await?);
-        match self.committer.submit(&identity::of_call(&call), released, deadline).await? {
+        let released = self.tickets.complete(named, deadline).await?;
+        identity::check(&call, |reach| reach.check(Some(&released.em), &released.user))?;
+        match self.committer.submit(&identity::of_call(&call), Operation::Released(released), deadline).await? {
             Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
             other => Err(unexpected(&other)),
         }
@@ -265,7 +273,10 @@ impl ResourceManagerService for ResourceManager {
         call: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatResponse>, Status> {
         let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
-        let report = convert::request::report(call.into_inner()).map_err(Error::from)?;
+        let (metadata, extensions, message) = call.into_parts();
+        let report = convert::request::report(message).map_err(Error::from)?;
+        let call = Request::from_parts(metadata, extensions, ());
+        identity::check(&call, |reach| reach.check_em(&report.em))?;
         let unknown = self.heartbeat.report(report, deadline).await?;
         Ok(Response::new(proto::HeartbeatResponse {
             unknown_tickets: unknown.into_iter().map(convert::answer::unknown_ticket).collect(),

@@ -29,12 +29,14 @@ pub struct ServerInfo {
     pub patience: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
+    /// Whether connections are encrypted.
+    pub tls: bool,
 }
 
 impl ServerInfo {
     /// As callers are told.
     pub fn message(&self) -> proto::GetServerInfoResponse {
-        let Self { instance_id, times, patience, history } = self;
+        let Self { instance_id, times, patience, history, tls } = self;
         proto::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             instance_id: instance_id.to_string(),
@@ -44,7 +46,8 @@ impl ServerInfo {
             em_lost_after: duration(patience.lost_after),
             lost_after_reports: patience.lost_after_reports.into(),
             history: duration(*history),
-            tls: false,
+            tls: *tls,
+            // As it turns out: tokens may come at any time.
             authentication: false,
             checks: convert::limit::checks(),
         }

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use crate::{
-    domain::{operation::Rejection, refusal::Shortfall},
+    domain::{access::Unauthenticated, operation::Rejection, refusal::Shortfall},
     error::Error,
 };
 
@@ -121,6 +121,9 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field(field.field.clone(), field.problem.clone()))
         }
         Error::Rejected(rejection) => classify_rejection(rejection),
+        Error::Unauthenticated(error) => (Code::Unauthenticated, unauthenticated(*error), Hint::None),
+        Error::Denied(_) => (Code::PermissionDenied, "ROLE_DENIED", Hint::None),
+        Error::NoSuchMethod => (Code::Unimplemented, "NO_SUCH_METHOD", Hint::None),
         Error::LockTimeout => (Code::Aborted, "LOCK_TIMEOUT", Hint::Retry(RETRY_SOON)),
         Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
         Error::TooManyBytes => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
@@ -133,6 +136,15 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::Outdated(_) => (Code::Unavailable, "OUTDATED_RELEASE", Hint::Retry(RETRY_LATER)),
         Error::ShuttingDown => (Code::Unavailable, "SHUTTING_DOWN", Hint::Retry(RETRY_SOON)),
         Error::Internal(_) => (Code::Internal, "INTERNAL", Hint::None),
+    }
+}
+
+fn unauthenticated(error: Unauthenticated) -> &'static str {
+    match error {
+        Unauthenticated::Missing => "TOKEN_MISSING",
+        Unauthenticated::Unknown => "TOKEN_UNKNOWN",
+        Unauthenticated::Expired => "TOKEN_EXPIRED",
+        Unauthenticated::Revoked => "TOKEN_REVOKED",
     }
 }
 

@@ -5,9 +5,12 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        access::Reach,
         em::{Em, EmInstance},
         line::QueuePosition,
         name::{FieldError, Name},
+        operation::Rejection,
+        principal::Principal,
         report::EmStatus,
         ticket::Ticket,
     },
@@ -17,7 +20,7 @@ use crate::{
 };
 
 use super::{
-    convert,
+    convert, identity,
     page::{Page, bad_token, hex, parse_hex},
     proto::{self, usage_service_server::UsageService},
     server_info::ServerInfo,
@@ -62,13 +65,19 @@ fn parse_em_key(key: &str) -> Result<EmInstance, FieldError> {
     EmInstance::parse("page_token", &application_name, &instance).map_err(|_| bad_token())
 }
 
-fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
+fn filter(message: &proto::ListTicketsRequest, reach: &Reach) -> Result<Filter, FieldError> {
+    let user = match message.user.as_str() {
+        "" => None,
+        user => Some(Name::parse("user", user)?),
+    };
     Ok(Filter {
         em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
-        user: match message.user.as_str() {
-            "" => None,
-            user => Some(Name::parse("user", user)?),
+        // Somebody else's tickets are none, as for a user without any.
+        users: match user {
+            None => reach.users().cloned(),
+            Some(user) => Some([user].into_iter().filter(|user| reach.has_user(user)).collect()),
         },
+        is_bound: !reach.is_all(),
         locked: match message.state.as_str() {
             "" => None,
             "locked" => Some(true),
@@ -83,17 +92,32 @@ fn filter(message: &proto::ListTicketsRequest) -> Result<Filter, FieldError> {
     })
 }
 
+/// A ticket that the call may be about; that of somebody else is none, whether it lives or how it ended.
+fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &Reach) -> Result<Ticket, Error> {
+    let hidden = || Err(Rejection::TicketNotFound { ticket_id, ended: None }.into());
+    match &found {
+        Ok(ticket) if !reach.has_user(&ticket.user) => hidden(),
+        Err(Error::Rejected(rejection)) => match &**rejection {
+            Rejection::TicketNotFound { ended: Some(ended), .. } if !reach.has_user(&ended.user) => hidden(),
+            _ => found,
+        },
+        _ => found,
+    }
+}
+
 #[tonic::async_trait]
 impl UsageService for Usage {
     async fn get_server_info(
         &self,
-        _: Request<proto::GetServerInfoRequest>,
+        call: Request<proto::GetServerInfoRequest>,
     ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
-        Ok(Response::new(self.info.clone()))
+        let authentication = identity::of_call(&call) != Principal::Anonymous;
+        Ok(Response::new(proto::GetServerInfoResponse { authentication, ..self.info.clone() }))
     }
 
     async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
-        let em = convert::request::em_instance("em", call.into_inner().em).map_err(Error::from)?;
+        let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(Error::from)?;
+        identity::check(&call, |reach| reach.check_em(&em))?;
         let (em, status) = self.usage.em(&em).await?;
         let em = Some(convert::answer::em_resource(&em, status.as_ref())?);
         Ok(Response::new(proto::GetEmResponse { em }))
@@ -103,10 +127,13 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::BatchGetEmsRequest>,
     ) -> Result<Response<proto::BatchGetEmsResponse>, Status> {
-        let named = call.into_inner().ems;
+        let named = &call.get_ref().ems;
         check_count("ems", named.len()).map_err(Error::from)?;
-        let instance = |(n, em)| convert::request::em_instance(&format!("ems[{n}]"), Some(em));
-        let named = named.into_iter().enumerate().map(instance).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
+        let instance = |(n, em): (usize, &proto::EmInstance)| {
+            convert::request::em_instance(&format!("ems[{n}]"), Some(em.clone()))
+        };
+        let named = named.iter().enumerate().map(instance).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
+        identity::check(&call, |reach| named.iter().try_for_each(|em| reach.check_em(em)))?;
         let found = self.usage.ems_by_name(&named).await?;
         let mut answer = proto::BatchGetEmsResponse::default();
         for instance in &named {
@@ -136,16 +163,17 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::GetTicketRequest>,
     ) -> Result<Response<proto::GetTicketResponse>, Status> {
-        let proto::GetTicketRequest { ticket_id, engine } = call.into_inner();
+        let reach = identity::reach(&call)?;
+        let proto::GetTicketRequest { ticket_id, engine } = call.get_ref().clone();
         let ticket = match (ticket_id.as_str(), engine) {
             ("", None) => return Err(Error::from(FieldError::new("ticket_id", "is required, or an engine")).into()),
             ("", engine) => {
                 let engine = convert::request::engine_instance("engine", engine).map_err(Error::from)?;
-                self.usage.ticket_of_engine(engine).await?
+                self.usage.ticket_of_engine(engine, reach.users()).await?
             }
             (id, None) => {
                 let ticket_id = convert::request::ticket_id("ticket_id", id).map_err(Error::from)?;
-                self.usage.ticket(ticket_id).await?
+                of_reach(self.usage.ticket(ticket_id).await, ticket_id, reach)?
             }
             (_, Some(_)) => {
                 return Err(Error::from(FieldError::new("engine", "must not be set besides ticket_id")).into());
@@ -160,14 +188,14 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::BatchGetTicketsRequest>,
     ) -> Result<Response<proto::BatchGetTicketsResponse>, Status> {
-        let named = &call.get_ref().ticket_ids;
+        let (named, reach) = (&call.get_ref().ticket_ids, identity::reach(&call)?);
         check_count("ticket_ids", named.len()).map_err(Error::from)?;
         let ticket_id = |(n, id): (usize, &String)| convert::request::ticket_id(&format!("ticket_ids[{n}]"), id);
         let named = named.iter().enumerate().map(ticket_id).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
         let (found, observed) = self.usage.tickets_by_id(&named).await?;
         let mut answer = proto::BatchGetTicketsResponse::default();
         for ticket_id in &named {
-            match found.get(ticket_id) {
+            match found.get(ticket_id).filter(|ticket| reach.has_user(&ticket.user)) {
                 Some(ticket) => {
                     answer.tickets.push(convert::answer::observed_ticket(ticket, observed.get(ticket_id)));
                 }
@@ -188,7 +216,7 @@ impl UsageService for Usage {
             None => Uuid::nil(),
             Some(key) => Uuid::parse_str(key).map_err(|_| Error::from(bad_token()))?,
         };
-        let filter = filter(message).map_err(Error::from)?;
+        let filter = filter(message, identity::reach(&call)?).map_err(Error::from)?;
         let (found, observed) = self.usage.tickets(&filter, after, page.size).await?;
         let next_page_token = found.next.map(|ticket_id| page.token(&ticket_id.to_string())).unwrap_or_default();
         let with_observed = |ticket: &Ticket| convert::answer::observed_ticket(ticket, observed.get(&ticket.id));
@@ -211,11 +239,11 @@ impl UsageService for Usage {
             "" => None,
             id => Some(convert::request::ticket_id("ticket_id", id).map_err(Error::from)?),
         };
-        let mut actions = self.usage.actions(ticket_id, after, page.size + 1).await?;
-        let more = page.cut(&mut actions);
-        let follow_token = page.token(&actions.last().map_or(after, |last| last.number).to_string());
-        let next_page_token = if more { follow_token.clone() } else { String::new() };
-        let actions = actions.iter().map(convert::answer::action).collect();
+        let (users, size) = (identity::reach(&call)?.users(), usize::try_from(page.size).unwrap_or(usize::MAX));
+        let lines = self.usage.actions(users, ticket_id, after, size).await?;
+        let follow_token = page.token(&lines.last.to_string());
+        let next_page_token = if lines.more { follow_token.clone() } else { String::new() };
+        let actions = lines.shown.iter().map(convert::answer::action).collect();
         Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token }))
     }
 
@@ -230,7 +258,8 @@ impl UsageService for Usage {
             None => None,
             Some(key) => Some(position(key).ok_or_else(|| Error::from(bad_token()))?),
         };
-        let mut waiting = self.usage.waiting(after, page.size + 1).await?;
+        let users = identity::reach(&call)?.users();
+        let mut waiting = self.usage.waiting(users, after, page.size + 1).await?;
         let more = page.cut(&mut waiting);
         let last = waiting.last().filter(|_| more);
         let next_page_token = last.map(|(position, _)| page.token(&position.to_string())).unwrap_or_default();
@@ -247,7 +276,8 @@ impl UsageService for Usage {
         // The hash of the last scope; behind nothing, all of them.
         let key = page.key(page_token).map_err(Error::from)?.unwrap_or_default();
         let after = parse_hex(key).ok_or_else(|| Error::from(bad_token()))?;
-        let mut scopes = self.limits.scopes(&after, page.size + 1).await?;
+        let users = identity::reach(&call)?.users();
+        let mut scopes = self.limits.scopes(users, &after, page.size + 1).await?;
         let more = page.cut(&mut scopes);
         let next_page_token =
             scopes.last().filter(|_| more).map(|(hash, _)| page.token(&hex(hash))).unwrap_or_default();

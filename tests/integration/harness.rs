@@ -31,7 +31,7 @@ use linkis_rm::{
         ticket::{EngineInstance, Ticket, TicketState},
     },
     metrics::Metrics,
-    server::{Ending, Options, Server, listen, listen_http},
+    server::{Ending, Options, Security, Server, listen, listen_http},
     service::{heartbeat::LivenessTimeouts, limits::ScopeUsage},
     store::embedded::{Embedded, Settings},
     transport::{edge::Bounds, resource_manager::RequestTimeouts},
@@ -155,7 +155,8 @@ pub fn options() -> Options {
     };
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
-    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT }
+    let security = Security { tls: None, is_open: true };
+    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, security }
 }
 
 impl Instance {

@@ -21,6 +21,7 @@ mod fencing;
 mod harness;
 mod heartbeat;
 mod holds;
+mod identity;
 mod ledger_model;
 mod ledger_steps;
 mod lifecycle;

@@ -14,6 +14,7 @@ mod server;
 
 use std::env;
 use std::fmt;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -58,6 +59,19 @@ pub fn default_data_dir() -> Result<PathBuf, EmbeddedError> {
     let chosen = env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || env::home_dir().filter(|path| path.is_absolute()).map(|path| path.join(".local/share"));
     chosen.or_else(home).map(|path| path.join(NAME)).ok_or(EmbeddedError::NoHome)
+}
+
+/// How to connect to the server that runs in a state directory, for its account and for root; `None` if none does.
+#[must_use]
+pub fn running(state_dir: &Path) -> Option<PgConnectOptions> {
+    // PostgreSQL writes down where its socket is, on the fifth line.
+    let told = fs::read_to_string(state_dir.join(DATA_DIR).join("postmaster.pid")).ok()?;
+    told.lines().nth(4).filter(|dir| !dir.is_empty()).map(|dir| options(Path::new(dir)))
+}
+
+fn options(socket_dir: &Path) -> PgConnectOptions {
+    let options = PgConnectOptions::new_without_pgpass().socket(socket_dir).port(PORT);
+    options.username(USER).database(DATABASE)
 }
 
 /// How the server ended.
@@ -120,8 +134,7 @@ impl Embedded {
     /// How to connect to it.
     #[must_use]
     pub fn connect_options(&self) -> PgConnectOptions {
-        let options = PgConnectOptions::new_without_pgpass().socket(self.socket_dir()).port(PORT);
-        options.username(USER).database(DATABASE)
+        options(self.socket_dir())
     }
 
     /// The directory of the server's programs.

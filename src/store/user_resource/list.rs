@@ -1,5 +1,7 @@
 //! Tickets for people, page by page.
 
+use std::collections::BTreeSet;
+
 use sqlx::{FromRow as _, PgExecutor, Row as _};
 use uuid::Uuid;
 
@@ -17,8 +19,10 @@ use super::TicketRow;
 pub struct Filter {
     /// Only those on this EM.
     pub em: Option<EmInstance>,
-    /// Only those of this user.
-    pub user: Option<Name>,
+    /// Only those of these users.
+    pub users: Option<BTreeSet<Name>>,
+    /// Whether whoever asks may know of those users' tickets alone: then a page never ends at a ticket of somebody else.
+    pub is_bound: bool,
     /// Only locked (true) or used (false) ones.
     pub locked: Option<bool>,
     /// Only those that this engine uses.
@@ -38,21 +42,27 @@ pub struct Page {
 const SCANNED_MAX: i64 = 1000;
 
 /// A page, read along the index that answers `$condition`: $1 from behind which ticket, $2 how many are looked through, $3 whether
-/// locked, $4 whose, $5 how many are shown; $6 and $7 are the condition's own. Of those that are looked through, all are left out
-/// that `$rest` is not true of, which may name more.
+/// locked, $4 whose, $5 how many are shown; $6 and $7 are the EM, $8 and $9 the engine. Of those that are looked through, all are left
+/// out that do not match the rest.
 macro_rules! page {
     ($name:literal, $condition:literal) => {
-        page!($name, $condition, "true")
+        page!(
+            looked: $name,
+            concat!(
+                "SELECT * FROM linkis_user_resource_meta_data WHERE ticket_id > $1 AND ",
+                $condition,
+                " ORDER BY ticket_id LIMIT $2"
+            )
+        )
     };
-    ($name:literal, $condition:literal, $rest:literal) => {
+    (looked: $name:literal, $looked:expr) => {
         concat!(
             "-- user_resource::list, ",
             $name,
             r#"
-            WITH looked AS MATERIALIZED (
-                SELECT * FROM linkis_user_resource_meta_data WHERE ticket_id > $1 AND "#,
-            $condition,
-            r#" ORDER BY ticket_id LIMIT $2)
+            WITH looked AS MATERIALIZED ("#,
+            $looked,
+            r#")
             SELECT l.last, p.* FROM (
                 SELECT (SELECT ticket_id FROM looked ORDER BY ticket_id OFFSET $2 - 1 LIMIT 1) AS last) l
             LEFT JOIN LATERAL (
@@ -60,9 +70,9 @@ macro_rules! page {
                     engine_application_name, engine_instance, resource_type, user_locked_resource::text,
                     user_used_resource::text, labels::text, locked_time, used_time, expires_at, principal, em_epoch
                 FROM looked
-                WHERE ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($4::text IS NULL OR "user" = $4) AND "#,
-            $rest,
-            r#"
+                WHERE ($3::bool IS NULL OR (expires_at IS NOT NULL) = $3) AND ($4::text[] IS NULL OR "user" = ANY ($4))
+                    AND ($6::text IS NULL OR (em_application_name = $6 AND em_instance = $7))
+                    AND ($8::text IS NULL OR (engine_application_name = $8 AND engine_instance = $9))
                 ORDER BY ticket_id LIMIT $5) p ON true"#
         )
     };
@@ -71,45 +81,55 @@ macro_rules! page {
 impl Filter {
     /// The text that is planned for the index that answers most of the filter, and whether it answers all of it.
     fn page(&self) -> (&'static str, bool) {
-        if self.engine.is_some() {
-            let sql = page!(
-                "by engine",
-                "engine_application_name = $6 AND engine_instance = $7",
-                "($8::text IS NULL OR (em_application_name = $8 AND em_instance = $9))"
-            );
-            return (sql, self.em.is_none() && self.user.is_none() && self.locked.is_none());
+        let Self { em, users, locked, engine, is_bound } = self;
+        let is_whole = |rest: [bool; 3]| rest == [false; 3];
+        let (em_too, user_too, engine_too) = (em.is_some(), users.is_some(), engine.is_some());
+        if users.as_ref().is_some_and(|users| *is_bound || users.len() != 1) {
+            return (BY_USERS, is_whole([em_too, locked.is_some(), engine_too]));
         }
-        match (&self.em, &self.user, self.locked) {
-            (Some(_), user, locked) => {
-                (page!("by EM", "em_application_name = $6 AND em_instance = $7"), user.is_none() && locked.is_none())
+        if engine_too {
+            let sql = page!("by engine", "engine_application_name = $8 AND engine_instance = $9");
+            return (sql, is_whole([em_too, user_too, locked.is_some()]));
+        }
+        match (em_too, user_too, locked) {
+            (true, ..) => {
+                (page!("by EM", "em_application_name = $6 AND em_instance = $7"), !user_too && locked.is_none())
             }
-            (None, Some(_), locked) => (page!("by user", r#""user" = $4"#), locked.is_none()),
-            (None, None, Some(true)) => (page!("locked", "expires_at IS NOT NULL"), true),
-            (None, None, Some(false)) => (page!("used", "used_time IS NOT NULL"), true),
-            (None, None, None) => (page!("all", "true"), true),
+            (false, true, _) => (page!("by user", r#""user" = ($4::text[])[1]"#), locked.is_none()),
+            (false, false, Some(true)) => (page!("locked", "expires_at IS NOT NULL"), true),
+            (false, false, Some(false)) => (page!("used", "used_time IS NOT NULL"), true),
+            (false, false, None) => (page!("all", "true"), true),
         }
     }
 }
+
+/// The first of each user's, and of these the first.
+const BY_USERS: &str = page!(
+    looked: "by users",
+    r#"SELECT t.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
+            SELECT * FROM linkis_user_resource_meta_data WHERE ticket_id > $1 AND "user" = u.name
+            ORDER BY ticket_id LIMIT $2) t
+        ORDER BY t.ticket_id LIMIT $2"#
+);
 
 /// A page of up to `limit` tickets, oldest first, from behind the ticket `after` (nil for the first). Where no index answers all of the
 /// filter it may be short, or empty, although more follow.
 pub async fn list(executor: impl PgExecutor<'_>, filter: &Filter, after: Uuid, limit: i64) -> Result<Page, StoreError> {
     let (sql, is_answered) = filter.page();
     let shown = limit.saturating_add(1);
-    let mut query = sqlx::query(sql)
+    let em = filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str()));
+    let engine = filter.engine.as_ref();
+    let engine = engine.map(|engine| (engine.application_name.as_str(), engine.instance.as_str()));
+    let query = sqlx::query(sql)
         .bind(after)
         .bind(if is_answered { shown } else { shown.max(SCANNED_MAX) })
         .bind(filter.locked)
-        .bind(filter.user.as_ref().map(Name::as_str))
-        .bind(shown);
-    if let Some(engine) = &filter.engine {
-        let em = filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str()));
-        let (em_application_name, em_instance) = em.unzip();
-        query = query.bind(engine.application_name.as_str()).bind(engine.instance.as_str());
-        query = query.bind(em_application_name).bind(em_instance);
-    } else if let Some(em) = &filter.em {
-        query = query.bind(em.application_name.as_str()).bind(em.instance.as_str());
-    }
+        .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+        .bind(shown)
+        .bind(em.map(|(application_name, _)| application_name))
+        .bind(em.map(|(_, instance)| instance))
+        .bind(engine.map(|(application_name, _)| application_name))
+        .bind(engine.map(|(_, instance)| instance));
     let rows = query.fetch_all(executor).await?;
     let mut tickets = Vec::with_capacity(rows.len());
     let mut next = None;

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -13,8 +13,6 @@ use tonic::{
     body::Body,
     codegen::{Bytes, http},
 };
-
-use crate::error::Error;
 
 use super::{
     SMALL_ANSWER_BYTES,
@@ -79,14 +77,13 @@ impl HttpBody for Answer {
         if self.has_ended {
             return Poll::Ready(None);
         }
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            return Poll::Ready(frame);
-        }
-        let Some(closing) = &mut self.closing else { return Poll::Pending };
-        ready!(closing.as_mut().poll(cx));
+        // First: of a stream that has to end, the questions end too, and then its answers would, as if nothing were the matter.
+        let Some(Poll::Ready(why)) = self.closing.as_mut().map(|closing| closing.poll(cx)) else {
+            return Pin::new(&mut self.body).poll_frame(cx);
+        };
         self.has_ended = true;
         let mut trailers = http::HeaderMap::new();
-        let told = Status::from(Error::ShuttingDown).add_header(&mut trailers);
+        let told = Status::from(why).add_header(&mut trailers);
         Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))))
     }
 

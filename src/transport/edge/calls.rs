@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    fmt,
     future::Future,
     pin::Pin,
     sync::{
@@ -13,15 +14,22 @@ use std::{
 
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::CancellationToken;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::{Bytes, Service, http},
+    codegen::{
+        Bytes, Service,
+        http::{self, header::AUTHORIZATION},
+    },
     service::Routes,
 };
 
-use crate::error::Error;
+use crate::{
+    error::Error,
+    service::tokens::Ended,
+    transport::identity::{self, Admitted, Identity},
+};
 
 use super::{
     BODY_BYTES_MAX, Edge, PREFIX_BYTES, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::Answer, connection::Peer,
@@ -32,12 +40,26 @@ use super::{
 pub struct Calls {
     routes: Routes,
     edge: Arc<Edge>,
+    identity: Arc<Identity>,
 }
 
 impl Calls {
-    /// In front of `routes`.
-    pub fn new(routes: Routes, edge: Arc<Edge>) -> Self {
-        Self { routes: routes.prepare(), edge }
+    /// In front of `routes`, for those whom `identity` lets in.
+    pub fn new(routes: Routes, edge: Arc<Edge>, identity: Arc<Identity>) -> Self {
+        Self { routes: routes.prepare(), edge, identity }
+    }
+
+    /// Finds out who makes a call; of its token, nobody behind is told.
+    fn admit(&self, request: &mut http::Request<Body>) -> Result<Option<Admitted>, Error> {
+        let peer = request.extensions().get::<Arc<Peer>>();
+        let admitted = self.identity.admit(&identity::Call {
+            path: request.uri().path(),
+            headers: request.headers(),
+            certified: peer.and_then(|peer| peer.certified.as_ref()),
+            address: peer.and_then(|peer| peer.address),
+        })?;
+        request.headers_mut().remove(AUTHORIZATION);
+        Ok(admitted)
     }
 }
 
@@ -55,14 +77,21 @@ impl Service<http::Request<Body>> for Calls {
         if request.headers().get(ENCODING).is_none_or(|encoding| encoding != "gzip") {
             request.headers_mut().remove(ACCEPT_ENCODING);
         }
-        let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
         let uri = request.uri().clone();
+        let admitted = match self.admit(&mut request) {
+            Ok(admitted) => admitted,
+            Err(error) => return Answering { answer: Err(error), uri, closing: None, call: None },
+        };
+        // What has no end of its own ends with the token that it began with.
+        let ended = admitted.as_ref().map(|admitted| admitted.caller.ended.clone());
+        admitted.and_then(|admitted| request.extensions_mut().insert(admitted));
+        let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
         let is_reflection = uri.path().starts_with("/grpc.reflection.");
         if is_reflection && !call.take_reflection() {
             return Answering { answer: Err(Error::Overloaded), uri, closing: None, call: None };
         }
         let call = Arc::new(call);
-        let closing = || Box::pin(self.edge.closing.clone().cancelled_owned());
+        let closing = || Closing::new(self.edge.closing.clone(), ended.clone());
         let kind = match is_reflection {
             true => Kind::Stream { closing: closing() },
             false => Kind::whole(call.clone()),
@@ -92,7 +121,7 @@ pub(super) struct Call {
 
 impl Call {
     fn begin(edge: &Arc<Edge>, peer: Option<&Arc<Peer>>) -> Self {
-        let peer = peer.cloned().unwrap_or_else(|| Arc::new(Peer::new(edge)));
+        let peer = peer.cloned().unwrap_or_else(|| Arc::new(Peer::new(edge, None, None)));
         peer.calls.fetch_add(1, Ordering::AcqRel);
         edge.gauges.calls.add();
         Self {
@@ -224,7 +253,43 @@ pub struct Received {
     kind: Kind,
 }
 
-pub(super) type Closing = Pin<Box<WaitForCancellationFutureOwned>>;
+/// When a stream without an end has to end, and why.
+pub(super) struct Closing {
+    wait: Pin<Box<dyn Future<Output = Error> + Send>>,
+    /// What it has told already: it may be asked again.
+    told: Option<Error>,
+}
+
+impl Closing {
+    fn new(closing: CancellationToken, ended: Option<Ended>) -> Self {
+        let wait = Box::pin(async move {
+            let ended = async {
+                match ended {
+                    Some(ended) => ended.why().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = closing.cancelled() => Error::ShuttingDown,
+                why = ended => why.into(),
+            }
+        });
+        Self { wait, told: None }
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        if self.told.is_none() {
+            self.told = Some(ready!(self.wait.as_mut().poll(cx)));
+        }
+        self.told.clone().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+impl fmt::Debug for Closing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Closing")
+    }
+}
 
 #[derive(Debug)]
 enum Kind {
@@ -267,7 +332,8 @@ impl Kind {
                 call.edge.gauges.late.add();
                 Poll::Ready(Err(Error::BodyTimeout(longest)))
             }
-            Self::Stream { closing } => closing.as_mut().poll(cx).map(Ok),
+            // Why, the answer tells.
+            Self::Stream { closing } => closing.poll(cx).map(|_| Ok(())),
         }
     }
 }
@@ -368,7 +434,7 @@ mod tests {
         let bytes = u64::try_from(message.len()).unwrap() + u64::from(length);
         for cut in 0..message.len() {
             let edge = Edge::new(Bounds::DEFAULT);
-            let peer = Arc::new(Peer::new(&edge));
+            let peer = Arc::new(Peer::new(&edge, None, None));
             let mut body = Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
             let (first, second) = message.split_at(cut);
             body.take(first).unwrap();
@@ -379,7 +445,7 @@ mod tests {
             assert_eq!(edge.gauges().bytes_in_flight(), bytes + 1);
         }
         let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT });
-        let peer = Arc::new(Peer::new(&edge));
+        let peer = Arc::new(Peer::new(&edge, None, None));
         let call = || Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
         let mut bodies: Vec<_> = (0..5).map(|_| call()).collect();
         assert_eq!(
@@ -393,7 +459,7 @@ mod tests {
     fn large_bodies_leave_room_for_small_ones_and_one_connection_for_others() {
         let bounds = Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT };
         let edge = Edge::new(bounds);
-        let peers: [_; 4] = std::array::from_fn(|_| Arc::new(Peer::new(&edge)));
+        let peers: [_; 4] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
         let call = |peer: usize| Call::begin(&edge, peers.get(peer));
         let large = [call(0), call(0), call(1), call(2)];
         assert!(large.iter().zip([3 << 20, 2 << 20, 3 << 20, 3 << 20]).map(|(call, bytes)| call.take(bytes)).eq([
@@ -413,7 +479,7 @@ mod tests {
     #[test]
     fn answers_that_are_not_taken_have_room_beside_others_and_the_largest_alone() {
         let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT });
-        let peers: [_; 6] = std::array::from_fn(|_| Arc::new(Peer::new(&edge)));
+        let peers: [_; 6] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
         let call = |peer: usize| Call::begin(&edge, peers.get(peer));
         let (first, second, small, largest) = (call(0), call(0), call(0), call(1));
         assert!(first.take_answer(3 << 20) && !second.take_answer(2 << 20) && small.take_answer(SMALL_ANSWER_BYTES));

@@ -15,12 +15,15 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep, sleep_until, timeout_at},
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
-use super::{Edge, share::Share};
+use crate::{domain::principal::Principal, service::tokens::Caller, tls};
+
+use super::{Edge, share::Share, stream::Stream};
 
 /// What an HTTP/2 client says first.
 const GREETING_BYTES: usize = 24;
@@ -34,6 +37,10 @@ const QUIET_BYTES: usize = 1024;
 /// What is known of the other end, and what its calls take.
 #[derive(Debug)]
 pub struct Peer {
+    /// Where it is.
+    pub(super) address: Option<SocketAddr>,
+    /// Whom its certificate is for.
+    pub(super) certified: Option<Arc<Caller>>,
     /// How many calls are under way.
     pub(super) calls: AtomicUsize,
     /// Bytes of their bodies.
@@ -43,16 +50,80 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(edge: &Edge) -> Self {
+    pub(super) fn new(edge: &Edge, address: Option<SocketAddr>, certified: Option<Arc<Caller>>) -> Self {
         let share = || Share::of(edge.bounds.connection_bytes());
-        Self { calls: AtomicUsize::new(0), bytes: share(), answer_bytes: share() }
+        Self { address, certified, calls: AtomicUsize::new(0), bytes: share(), answer_bytes: share() }
+    }
+}
+
+/// A connection that there is room for, of which nothing is known yet; when it is dropped, there is room for another.
+#[derive(Debug)]
+pub(super) struct Newcomer {
+    stream: TcpStream,
+    address: SocketAddr,
+    place: Place,
+    /// Until when it has to have said its first words.
+    until: Instant,
+}
+
+/// Room for a connection.
+#[derive(Debug)]
+struct Place(Arc<Edge>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.gauges.held_connections.give_back(1);
+    }
+}
+
+impl Newcomer {
+    /// `None` if there are too many.
+    pub(super) fn admit(stream: TcpStream, address: SocketAddr, edge: &Arc<Edge>) -> Option<Self> {
+        if !edge.gauges.held_connections.take(1) {
+            return None;
+        }
+        let place = Place(edge.clone());
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%address, %error, "cannot send small packets at once");
+        }
+        let until = Instant::now() + edge.bounds.handshake_timeout;
+        Some(Self { stream, address, place, until })
+    }
+
+    /// As it is.
+    pub(super) fn plain(self) -> Connection {
+        let Self { stream, address, place, until } = self;
+        Connection::new(Stream::Plain(stream), address, place, until, None)
+    }
+
+    /// Encrypts it; `None` if the other side does not go along, or not in time.
+    pub(super) async fn encrypted(self, acceptor: &TlsAcceptor) -> Option<Connection> {
+        let Self { stream, address, place, until } = self;
+        let gauges = &place.0.gauges;
+        let stream = match timeout_at(until, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => {
+                gauges.handshakes_failed.add();
+                tracing::warn!(%address, %error, "a TLS handshake failed");
+                return None;
+            }
+            Err(_) => {
+                gauges.ungreeted.add();
+                return None;
+            }
+        };
+        let certificates = stream.get_ref().1.peer_certificates();
+        let certified = certificates.and_then(|chain| tls::names::ecm(chain.first()?)).map(|(name, rights)| {
+            Arc::new(Caller { principal: Principal::Named(name), rights, ended: Default::default() })
+        });
+        Some(Connection::new(Stream::Tls(Box::new(stream)), address, place, until, certified))
     }
 }
 
 /// A connection that was admitted; when it is dropped, there is room for another.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     peer: Arc<Peer>,
     edge: Arc<Edge>,
     greeting: Option<Greeting>,
@@ -61,6 +132,7 @@ pub struct Connection {
     waker: Option<Waker>,
     last_look: Option<Look>,
     written: usize,
+    _place: Place,
 }
 
 /// What is still missing of the greeting, and until when.
@@ -79,25 +151,19 @@ struct Look {
 }
 
 impl Connection {
-    /// `None` if there are too many.
-    pub(super) fn admit(stream: TcpStream, address: SocketAddr, edge: &Arc<Edge>) -> Option<Self> {
-        if !edge.gauges.held_connections.take(1) {
-            return None;
-        }
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%address, %error, "cannot send small packets at once");
-        }
-        let until = Box::pin(sleep(edge.bounds.handshake_timeout));
-        Some(Self {
+    fn new(stream: Stream, address: SocketAddr, place: Place, until: Instant, certified: Option<Arc<Caller>>) -> Self {
+        let edge = &place.0;
+        Self {
             stream,
-            peer: Arc::new(Peer::new(edge)),
+            peer: Arc::new(Peer::new(edge, Some(address), certified)),
             edge: edge.clone(),
-            greeting: Some(Greeting { missing: GREETING_BYTES, until }),
+            greeting: Some(Greeting { missing: GREETING_BYTES, until: Box::pin(sleep_until(until)) }),
             closing: Box::pin(edge.closing.clone().cancelled_owned()),
             waker: None,
             last_look: None,
             written: 0,
-        })
+            _place: place,
+        }
     }
 
     fn has_read(&mut self, bytes: usize) {
@@ -160,12 +226,6 @@ impl Connection {
             Poll::Pending => return self.poll_idle(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
         }
         polled
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.edge.gauges.held_connections.give_back(1);
     }
 }
 

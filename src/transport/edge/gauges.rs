@@ -15,6 +15,7 @@ pub struct EdgeGauges {
     pub(super) refused: Counter,
     pub(super) accept_errors: Counter,
     pub(super) ungreeted: Counter,
+    pub(super) handshakes_failed: Counter,
     pub(super) shed: Counter,
     pub(super) late: Counter,
 }
@@ -47,6 +48,7 @@ impl EdgeGauges {
             refused: Counter::default(),
             accept_errors: Counter::default(),
             ungreeted: Counter::default(),
+            handshakes_failed: Counter::default(),
             shed: Counter::default(),
             late: Counter::default(),
         }
@@ -80,6 +82,11 @@ impl EdgeGauges {
     /// Connections that were closed because they did not speak HTTP/2 in time.
     pub fn handshakes_late(&self) -> u64 {
         self.ungreeted.get()
+    }
+
+    /// Connections whose TLS handshake failed.
+    pub fn handshakes_failed(&self) -> u64 {
+        self.handshakes_failed.get()
     }
 
     /// Calls that were turned away because there was no room for their bodies, or answers.

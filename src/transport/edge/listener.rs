@@ -2,24 +2,43 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use tokio::{net::TcpListener, sync::mpsc};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinSet};
 
-use super::{Connection, Edge};
+use crate::tls::Tls;
+
+use super::{Connection, Edge, connection::Newcomer};
 
 /// How long to wait after a connection could not be accepted: what is missing, e.g. a file descriptor, is not there again at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections and hands them on to be served, until nobody serves any more. Those beyond the bound are closed at once.
-pub async fn accept(listener: TcpListener, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
+/// Accepts connections and hands them on to be served, until nobody serves any more. Those beyond the bound are closed at once. Each has
+/// its handshake by itself, if `tls` asks for one, and counts as a connection meanwhile.
+pub async fn accept(
+    listener: TcpListener,
+    edge: Arc<Edge>,
+    tls: Option<Arc<Tls>>,
+    serve: mpsc::Sender<io::Result<Connection>>,
+) {
+    let mut handshakes = JoinSet::new();
     loop {
         match listener.accept().await {
-            Ok((stream, address)) => match Connection::admit(stream, address, &edge) {
-                Some(connection) => {
-                    if serve.send(Ok(connection)).await.is_err() {
+            Ok((stream, address)) => match (Newcomer::admit(stream, address, &edge), &tls) {
+                (Some(newcomer), None) => {
+                    if serve.send(Ok(newcomer.plain())).await.is_err() {
                         return;
                     }
                 }
-                None => {
+                (Some(newcomer), Some(tls)) => {
+                    while handshakes.try_join_next().is_some() {}
+                    let (acceptor, serve) = (tls.grpc(), serve.clone());
+                    handshakes.spawn(async move {
+                        if let Some(connection) = newcomer.encrypted(&acceptor).await {
+                            // Where nobody serves any more, it ends.
+                            let _ = serve.send(Ok(connection)).await;
+                        }
+                    });
+                }
+                (None, _) => {
                     edge.gauges.refused.add();
                     let open = edge.gauges.connections();
                     tracing::warn!(%address, open, "turned a connection away: see --max-connections");

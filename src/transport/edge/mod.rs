@@ -6,6 +6,7 @@
 //! and of their answers (as much again, and 8 KB for each call).
 //!
 //! - `listener`: the accept loop, and who is turned away;
+//! - `stream`: its bytes, encrypted or not;
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
 //! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
 //! - `answer`: an answer, as it is sent;
@@ -27,6 +28,7 @@ pub mod gauges;
 mod listener;
 mod open_files;
 mod share;
+mod stream;
 
 pub use calls::Calls;
 pub use connection::Connection;

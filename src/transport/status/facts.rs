@@ -23,8 +23,11 @@ pub fn of(error: &Error) -> Vec<Fact> {
         Error::Rejected(rejection) => of_rejection(rejection),
         Error::GrantUnknown { ticket_id } => vec![ticket(*ticket_id)],
         Error::BodyTimeout(longest) => vec![("timeout", humantime::format_duration(*longest).to_string())],
+        Error::Denied(denied) => vec![("role", denied.roles.clone()), ("needs", denied.needs.clone())],
         // Of a field, BadRequest says it; of the rest, there is nothing but the reason.
         Error::InvalidField(_)
+        | Error::Unauthenticated(_)
+        | Error::NoSuchMethod
         | Error::LockTimeout
         | Error::Overloaded
         | Error::TooManyBytes

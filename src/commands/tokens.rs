@@ -1,0 +1,302 @@
+//! `linkis-rm tokens`: what callers show to say who they are, made, listed and revoked straight on the database.
+
+use std::{collections::BTreeSet, fmt::Write as _, io::Write as _, path::PathBuf, process::ExitCode};
+
+use clap::{Args, Subcommand};
+use sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+use crate::{
+    config::{Database, DatabaseArguments, parse_duration},
+    domain::{
+        access::{EmPattern, Rights, Role, USERS_MAX},
+        name::{FieldError, Name},
+        principal::Principal,
+        secret::Secret,
+        token,
+    },
+    store::{
+        StoreError,
+        embedded::{self, Embedded, EmbeddedError},
+        schema, session,
+        token::{self as table, ListedToken, NewToken, TOKENS_MAX, Which},
+    },
+};
+
+/// There was nothing to revoke.
+const EXIT_NOTHING: u8 = 1;
+
+/// The database did not answer.
+const EXIT_NO_ANSWER: u8 = 2;
+
+/// As sysexits.h has it: the command was used wrongly.
+const EXIT_USAGE: u8 = 64;
+
+/// How many random bytes are drawn for a token: of 256 bytes, four and more in five are used.
+const RANDOM_BYTES: usize = 256;
+
+/// What to do with tokens.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Tokens {
+    /// Makes a token and prints it, this once. Several may be for one name: make the new one, hand it out, revoke the old one by its id.
+    Create(Box<Create>),
+    /// Lists all tokens, without what would let anybody in.
+    List(List),
+    /// Revokes a token, or all of a name. Every instance knows within 5 s.
+    Revoke(Revoke),
+}
+
+/// A token to be made.
+#[derive(Debug, Clone, Args)]
+pub struct Create {
+    #[command(flatten)]
+    database: DatabaseArguments,
+
+    /// Who will show it, as the history names it.
+    #[arg(long)]
+    name: String,
+
+    /// What its holder may do: ecm, manager, viewer, operator or admin. Several by commas.
+    #[arg(long, value_delimiter = ',', required = true)]
+    role: Vec<String>,
+
+    /// For an ecm, the host that it speaks for: HOST, or APPLICATION/HOST, or "APPLICATION/*". May be repeated.
+    #[arg(long)]
+    em: Vec<String>,
+
+    /// For a manager or viewer, the user whose tickets it deals with; without, everybody's. May be repeated.
+    #[arg(long)]
+    user: Vec<String>,
+
+    /// Whom to ask about it.
+    #[arg(long)]
+    owner: String,
+
+    /// How long it is good for, up to 366d.
+    #[arg(long, default_value = "90d", value_name = "DURATION")]
+    lifetime: String,
+}
+
+/// All tokens.
+#[derive(Debug, Clone, Args)]
+pub struct List {
+    #[command(flatten)]
+    database: DatabaseArguments,
+}
+
+/// Tokens to be revoked.
+#[derive(Debug, Clone, Args)]
+pub struct Revoke {
+    #[command(flatten)]
+    database: DatabaseArguments,
+
+    /// Which, as listed.
+    #[arg(long, required_unless_present = "name", conflicts_with = "name")]
+    id: Option<Uuid>,
+
+    /// All of this name.
+    #[arg(long)]
+    name: Option<String>,
+}
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("{0}")]
+    Usage(String),
+    #[error("the database cannot be used")]
+    Store(#[from] StoreError),
+    #[error("the private PostgreSQL cannot be used")]
+    Embedded(#[from] EmbeddedError),
+    #[error("there are {TOKENS_MAX} tokens, which is the most; revoke some, they are forgotten 90 days later")]
+    TooMany,
+    #[error("the system gives no random bytes")]
+    Random,
+}
+
+impl From<FieldError> for Failure {
+    fn from(error: FieldError) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+impl Tokens {
+    /// Carries it out, prints what there is to print, and says how the process ends.
+    pub async fn run(self) -> ExitCode {
+        match self.carry_out().await {
+            Ok((text, exit)) => {
+                // Whoever has stopped reading still gets the exit code.
+                let _ = std::io::stdout().write_all(text.as_bytes());
+                exit
+            }
+            Err(failure) => {
+                let causes = std::iter::successors(std::error::Error::source(&failure), |error| error.source());
+                let causes: String = causes.fold(String::new(), |text, cause| format!("{text}: {cause}"));
+                eprintln!("linkis-rm: {failure}{causes}");
+                ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_NO_ANSWER })
+            }
+        }
+    }
+
+    async fn carry_out(self) -> Result<(String, ExitCode), Failure> {
+        match self {
+            Self::Create(create) => {
+                let (token, new) = create.token()?;
+                let mut database = Opened::new(&create.database).await?;
+                let mut transaction = database.connection.begin().await?;
+                if !table::insert(&mut transaction, &new).await? {
+                    return Err(Failure::TooMany);
+                }
+                transaction.commit().await?;
+                database.close().await;
+                eprintln!("token {} of {}; it is shown this once:", new.id, new.name);
+                Ok((format!("{}\n", token.reveal()), ExitCode::SUCCESS))
+            }
+            Self::List(list) => {
+                let mut database = Opened::new(&list.database).await?;
+                let tokens = table::list(&mut database.connection).await?;
+                database.close().await;
+                Ok((list_text(&tokens), ExitCode::SUCCESS))
+            }
+            Self::Revoke(revoke) => {
+                let which = revoke.which()?;
+                let mut database = Opened::new(&revoke.database).await?;
+                let mut transaction = database.connection.begin().await?;
+                let revoked = table::revoke(&mut transaction, &which, &person()?).await?;
+                transaction.commit().await?;
+                database.close().await;
+                let text: String = revoked.iter().map(|id| format!("revoked {id}\n")).collect();
+                if revoked.is_empty() {
+                    return Ok(("nothing to revoke\n".to_owned(), ExitCode::from(EXIT_NOTHING)));
+                }
+                Ok((text, ExitCode::SUCCESS))
+            }
+        }
+    }
+}
+
+impl Create {
+    fn token(&self) -> Result<(Secret, NewToken), Failure> {
+        let name = Name::parse("--name", &self.name)?;
+        if Principal::parse("--name", name.as_str())? != Principal::Named(name.clone()) {
+            return Err(Failure::Usage(format!("--name: {name} is nobody's name: the service uses it itself")));
+        }
+        let role = |text: &String| {
+            let names = Role::ALL.map(Role::as_str).join(", ");
+            Role::parse(text).ok_or_else(|| Failure::Usage(format!("--role: {text:?} is none of {names}")))
+        };
+        let roles: BTreeSet<Role> = self.role.iter().map(role).collect::<Result<_, _>>()?;
+        let ems: Vec<_> = self.em.iter().map(|em| EmPattern::parse("--em", em)).collect::<Result<_, _>>()?;
+        let users: BTreeSet<_> = self.user.iter().map(|user| Name::parse("--user", user)).collect::<Result<_, _>>()?;
+        let has_users = roles.contains(&Role::Manager) || roles.contains(&Role::Viewer);
+        if roles.contains(&Role::Ecm) == ems.is_empty() {
+            return Err(Failure::Usage(
+                "--em: an ecm needs the hosts that it speaks for, and nobody else has any".into(),
+            ));
+        }
+        if !users.is_empty() && !has_users {
+            return Err(Failure::Usage("--user: is for managers and viewers alone".into()));
+        }
+        if users.len().max(ems.len()) > USERS_MAX {
+            return Err(Failure::Usage(format!("--user, --em: at most {USERS_MAX} of each; make several tokens")));
+        }
+        let lifetime = parse_duration("--lifetime", &self.lifetime, "1s", "366d").map_err(Failure::Usage)?;
+        let mut random = [0; RANDOM_BYTES];
+        getrandom::fill(&mut random).map_err(|_| Failure::Random)?;
+        let (token, hash) = token::make(random).ok_or(Failure::Random)?;
+        let rights = Rights { roles, ems, users: Some(users).filter(|users| !users.is_empty()) };
+        let (owner, created_by) = (Name::parse("--owner", &self.owner)?, person()?);
+        Ok((token, NewToken { id: Uuid::now_v7(), hash, name, rights, owner, lifetime, created_by }))
+    }
+}
+
+impl Revoke {
+    fn which(&self) -> Result<Which, Failure> {
+        match (self.id, &self.name) {
+            (Some(id), _) => Ok(Which::Id(id)),
+            (None, name) => Ok(Which::Name(Name::parse("--name", name.as_deref().unwrap_or_default())?)),
+        }
+    }
+}
+
+/// Who types this, by the system's word.
+fn person() -> Result<Name, FieldError> {
+    Name::parse("user", &format!("uid {} of this machine", rustix::process::getuid().as_raw()))
+}
+
+/// The database, with the tables of this release.
+struct Opened {
+    connection: PgConnection,
+    /// The private one, if no service runs it.
+    private: Option<Embedded>,
+}
+
+impl Opened {
+    async fn new(arguments: &DatabaseArguments) -> Result<Self, Failure> {
+        let (options, private) = match arguments.choose().map_err(Failure::Usage)? {
+            Database::External(options) => (*options, None),
+            Database::Embedded(data_dir) => private(data_dir).await?,
+        };
+        let options = session::unbounded(session::bounded(options));
+        let mut connection = session::connect(&options).await?;
+        schema::migrate(&mut connection).await?;
+        Ok(Self { connection, private })
+    }
+
+    async fn close(self) {
+        // What was done is done.
+        let _ = self.connection.close().await;
+        if let Some(private) = self.private {
+            private.stop().await;
+        }
+    }
+}
+
+/// The private PostgreSQL: that of the service that runs, or else one for as long as this takes.
+async fn private(data_dir: Option<PathBuf>) -> Result<(PgConnectOptions, Option<Embedded>), Failure> {
+    let data_dir = data_dir.map_or_else(embedded::default_data_dir, Ok)?;
+    match Embedded::start(embedded::Settings { data_dir: data_dir.clone(), server_options: vec![] }).await {
+        Ok(private) => Ok((private.connect_options(), Some(private))),
+        Err(error @ EmbeddedError::InUse { .. }) => Ok((embedded::running(&data_dir).ok_or(error)?, None)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// One line for each token.
+fn list_text(tokens: &[ListedToken]) -> String {
+    let mut text = String::from("id  name  roles  ems  users  owner  state  expires  last used  created by\n");
+    for token in tokens {
+        let state = match (&token.revoke_time, token.is_over) {
+            (Some(at), _) => format!("revoked {} by {}", time(at), token.revoked_by.as_deref().unwrap_or("?")),
+            (None, true) => "expired".to_owned(),
+            (None, false) => "good".to_owned(),
+        };
+        let list = |names: &[String]| if names.is_empty() { "-".to_owned() } else { names.join(",") };
+        let columns = [
+            token.token_id.to_string(),
+            token.name.clone(),
+            list(&token.roles),
+            list(&token.ems),
+            token.users.as_deref().map_or_else(|| "*".to_owned(), list),
+            token.owner.clone(),
+            state,
+            time(&token.expire_time),
+            token.last_used_time.as_ref().map_or_else(|| "-".to_owned(), time),
+            token.created_by.clone(),
+        ];
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{}", columns.join("  "));
+    }
+    text
+}
+
+fn time(time: &OffsetDateTime) -> String {
+    time.replace_nanosecond(0).unwrap_or(*time).format(&Rfc3339).unwrap_or_default()
+}

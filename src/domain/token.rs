@@ -1,0 +1,128 @@
+//! Tokens: what a caller shows to say who it is. `lrm_`, 43 characters that nobody can guess, and 6 by which a mistyped one is told
+//! from an unknown one without looking anything up. Only its hash is ever stored.
+
+use std::fmt;
+
+use sha2::{Digest as _, Sha256};
+
+use super::secret::Secret;
+
+/// What every token begins with, so that scanners find those that were left lying about.
+const PREFIX: &str = "lrm_";
+
+/// How many characters are chance: 256 bits of it.
+const RANDOM_CHARS: usize = 43;
+
+/// How many characters the checksum has.
+const CHECK_CHARS: usize = 6;
+
+const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+
+/// Bytes from here on would make some characters likelier than others.
+const FAIR_BYTES: u8 = 248;
+
+/// What is known of a token: enough to recognise it, and not to use it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    /// Of a token as its caller shows it; `None` if it is none that was ever made.
+    pub fn of(token: &str) -> Option<Self> {
+        let rest = token.strip_prefix(PREFIX)?;
+        let (random, check) = rest.split_once('_')?;
+        let is_token = random.len() == RANDOM_CHARS && check.as_bytes() == checksum(random.as_bytes());
+        is_token.then(|| Self(Sha256::digest(token).into()))
+    }
+
+    /// One that is stored.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// As it is stored.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Not even the hash: whoever has it knows which guess is right.
+impl fmt::Debug for TokenHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenHash(…)")
+    }
+}
+
+/// A new token, made of bytes that nobody can guess; `None` if `random` ends too early.
+pub fn make(random: impl IntoIterator<Item = u8>) -> Option<(Secret, TokenHash)> {
+    let fair = random.into_iter().filter(|byte| *byte < FAIR_BYTES);
+    let chars: Vec<u8> = fair.map(|byte| digit(u32::from(byte))).take(RANDOM_CHARS).collect();
+    let chars = String::from_utf8(chars).ok().filter(|chars| chars.len() == RANDOM_CHARS)?;
+    let check = String::from_utf8(checksum(chars.as_bytes()).to_vec()).ok()?;
+    let token = format!("{PREFIX}{chars}_{check}");
+    TokenHash::of(&token).map(|hash| (Secret::new(token), hash))
+}
+
+/// The digit for what `number` leaves when it is divided by 62.
+fn digit(number: u32) -> u8 {
+    let digits = u32::try_from(DIGITS.len()).unwrap_or(u32::MAX);
+    usize::try_from(number % digits).ok().and_then(|place| DIGITS.get(place)).copied().unwrap_or(b'0')
+}
+
+fn checksum(chars: &[u8]) -> [u8; CHECK_CHARS] {
+    let mut left = crc32(chars);
+    let mut check = [0; CHECK_CHARS];
+    for place in check.iter_mut().rev() {
+        *place = digit(left);
+        left /= 62;
+    }
+    check
+}
+
+/// As in zlib and Ethernet.
+fn crc32(bytes: &[u8]) -> u32 {
+    const POLYNOMIAL: u32 = 0xEDB8_8320;
+    let step = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ POLYNOMIAL } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_the_usual_one() {
+        assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
+    }
+
+    #[test]
+    fn a_token_is_recognised_and_nothing_else() {
+        let (token, hash) = make((0..=255).cycle().skip(7)).unwrap();
+        let token = token.reveal();
+        assert_eq!((token.len(), TokenHash::of(token)), (54, Some(hash)));
+        let turned = |at: usize| {
+            let mut bytes = token.as_bytes().to_vec();
+            bytes[at] = if bytes[at] == b'x' { b'y' } else { b'x' };
+            String::from_utf8(bytes).unwrap()
+        };
+        for at in 0..token.len() {
+            assert_eq!(TokenHash::of(&turned(at)), None, "mistyped at {at}");
+        }
+        for wrong in ["", "lrm_", "lrm__", "secret", &token[1..], &token[..53], &format!("{token} "), "lrm_ü_ü"] {
+            assert_eq!(TokenHash::of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn every_character_is_as_likely_as_any_other() {
+        let count = |wanted: u8| (0..FAIR_BYTES).filter(|byte| digit(u32::from(*byte)) == wanted).count();
+        assert!(DIGITS.iter().all(|wanted| count(*wanted) == 4));
+        assert!(make([255; 1000]).is_none() && make([0; 42]).is_none());
+    }
+
+    #[test]
+    fn neither_token_nor_hash_show_themselves() {
+        let (token, hash) = make([9; 43]).unwrap();
+        let told = format!("{token:?} {hash:?}");
+        assert!(!told.contains("9999") && !told.contains(token.reveal()), "{told}");
+    }
+}

@@ -1,0 +1,280 @@
+//! The tokens that there are, as every instance knows them: read when they change, looked up in memory. However many calls come with
+//! whatever they hold for tokens, the database is not asked for one of them.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        access::{Rights, Unauthenticated},
+        principal::Principal,
+        token::TokenHash,
+    },
+    store::{
+        Store, StoreError,
+        session::{Session, answered},
+        token::{self, StoredToken},
+    },
+};
+
+use super::background::{Step, Task};
+
+/// How often an instance looks whether tokens have changed: what is revoked is refused after so long.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// How often they are read although nobody said that they have changed: somebody may have deleted one by hand, and clocks drift.
+const READ_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How often it is noted which were shown.
+const USE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How many tokens one statement notes as used.
+const USED_MAX: usize = 1000;
+
+/// Who makes a call, and what that may be.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// As the history names it.
+    pub principal: Principal,
+    /// What it may do.
+    pub rights: Rights,
+    /// Tells when it may not call any more; what it began then ends, if it would go on for long.
+    pub ended: Ended,
+}
+
+/// Tells when a caller may not call any more; clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Ended {
+    cancelled: CancellationToken,
+    why: Arc<OnceLock<Unauthenticated>>,
+}
+
+impl Ended {
+    /// When that is so, why.
+    pub async fn why(&self) -> Unauthenticated {
+        self.cancelled.cancelled().await;
+        self.why.get().copied().unwrap_or(Unauthenticated::Unknown)
+    }
+
+    fn end(&self, why: Unauthenticated) {
+        // Who had another reason before has told it.
+        let _ = self.why.set(why);
+        self.cancelled.cancel();
+    }
+}
+
+/// A token that is known.
+#[derive(Debug)]
+struct Token {
+    id: Uuid,
+    caller: Arc<Caller>,
+    /// `None` for longer than clocks reach.
+    until: Option<Instant>,
+    is_revoked: bool,
+    /// Whether it was shown since that was last noted.
+    was_used: Arc<AtomicBool>,
+}
+
+impl Token {
+    fn check(&self, now: Instant) -> Result<(), Unauthenticated> {
+        match self.until {
+            _ if self.is_revoked => Err(Unauthenticated::Revoked),
+            Some(until) if until <= now => Err(Unauthenticated::Expired),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_hash: HashMap<TokenHash, Token>,
+    /// Whether there is any, even one that makes no sense.
+    is_any: bool,
+}
+
+/// The tokens that are known; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Tokens(Arc<ArcSwap<Known>>);
+
+impl Tokens {
+    /// Reads them for the first time.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn read(store: &Store) -> Result<Self, StoreError> {
+        let tokens = Self::default();
+        tokens.replace(answered(token::read(store.pool())).await?, Instant::now());
+        Ok(tokens)
+    }
+
+    /// Whether there is or was any: then nobody is let in without one.
+    pub fn is_any(&self) -> bool {
+        self.0.load().is_any
+    }
+
+    /// Who shows this.
+    ///
+    /// # Errors
+    /// Why nobody is let in with it.
+    pub fn find(&self, shown: &str) -> Result<Arc<Caller>, Unauthenticated> {
+        let hash = TokenHash::of(shown).ok_or(Unauthenticated::Unknown)?;
+        let known = self.0.load();
+        let token = known.by_hash.get(&hash).ok_or(Unauthenticated::Unknown)?;
+        token.check(Instant::now())?;
+        if !token.was_used.load(Ordering::Relaxed) {
+            token.was_used.store(true, Ordering::Relaxed);
+        }
+        Ok(token.caller.clone())
+    }
+
+    /// These are all there are, read after `asked`.
+    fn replace(&self, stored: Vec<Result<StoredToken, StoreError>>, asked: Instant) {
+        let before = self.0.load_full();
+        let is_any = !stored.is_empty();
+        let sound = stored.into_iter().filter_map(|stored| {
+            let told =
+                |error: &StoreError| tracing::error!(error = error as &dyn std::error::Error, "nobody can use it");
+            stored.inspect_err(told).ok()
+        });
+        let by_hash = sound.map(|stored| (stored.hash, known(stored, &before, asked))).collect();
+        let known = Arc::new(Known { by_hash, is_any });
+        self.0.store(known.clone());
+        let gone = before.by_hash.iter().filter(|(hash, _)| !known.by_hash.contains_key(*hash));
+        gone.for_each(|(_, token)| token.caller.ended.end(Unauthenticated::Unknown));
+    }
+
+    /// Ends what goes on under tokens that are good no more.
+    fn end_overdue(&self) {
+        let now = Instant::now();
+        for token in self.0.load().by_hash.values() {
+            if let Err(why) = token.check(now) {
+                token.caller.ended.end(why);
+            }
+        }
+    }
+
+    /// Those that were shown since this was last asked, or some of them.
+    fn take_used(&self) -> Vec<Uuid> {
+        let known = self.0.load();
+        let used = known.by_hash.values().filter(|token| token.was_used.load(Ordering::Relaxed)).take(USED_MAX);
+        used.map(|token| {
+            token.was_used.store(false, Ordering::Relaxed);
+            token.id
+        })
+        .collect()
+    }
+}
+
+/// What goes on under a token goes on under the same one that was read again.
+fn known(stored: StoredToken, before: &Known, asked: Instant) -> Token {
+    let StoredToken { id, hash, name, rights, left, is_revoked } = stored;
+    let (was_used, ended) = match before.by_hash.get(&hash) {
+        Some(token) => (token.was_used.clone(), token.caller.ended.clone()),
+        None => Default::default(),
+    };
+    let caller = Arc::new(Caller { principal: Principal::Named(name), rights, ended });
+    Token { id, caller, until: asked.checked_add(left), is_revoked, was_used }
+}
+
+/// Keeps what is known of the tokens up to date.
+#[derive(Debug)]
+pub struct ReadTokens {
+    tokens: Tokens,
+    version: Option<i64>,
+    read: Instant,
+    noted: Instant,
+}
+
+impl ReadTokens {
+    /// After they were read for the first time.
+    pub fn new(tokens: Tokens) -> Self {
+        Self { tokens, version: None, read: Instant::now(), noted: Instant::now() }
+    }
+}
+
+impl Task for ReadTokens {
+    const NAME: &'static str = "tokens";
+
+    const PERIOD: Duration = PERIOD;
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        self.tokens.end_overdue();
+        let connection = session.get().await?;
+        let (asked, version) = (Instant::now(), token::version(&mut *connection).await?);
+        if self.version != Some(version) || self.read.elapsed() >= READ_INTERVAL {
+            self.tokens.replace(token::read(&mut *connection).await?, asked);
+            (self.version, self.read) = (Some(version), asked);
+            self.tokens.end_overdue();
+        }
+        if self.noted.elapsed() >= USE_INTERVAL {
+            let used = self.tokens.take_used();
+            if !used.is_empty() {
+                token::note_use(&mut *connection, &used).await?;
+            }
+            self.noted = Instant::now();
+        }
+        Ok(Step::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::domain::{name::Name, token};
+
+    use super::*;
+
+    fn stored(chance: u8, left: Duration, is_revoked: bool) -> (String, StoredToken) {
+        let (token, hash) = token::make([chance; 43]).unwrap();
+        let name = Name::parse("name", "alice").unwrap();
+        let token = token.reveal().to_owned();
+        (token, StoredToken { id: Uuid::nil(), hash, name, rights: Rights::of_admin(), left, is_revoked })
+    }
+
+    #[test]
+    fn a_token_is_let_in_until_it_is_over_or_revoked() {
+        let (hour, now, tokens) = (Duration::from_secs(3600), Instant::now(), Tokens::default());
+        assert!(!tokens.is_any());
+        let ((good, a), (over, b), (revoked, c)) =
+            (stored(1, hour, false), stored(2, Duration::ZERO, false), stored(3, hour, true));
+        tokens.replace(vec![Ok(a), Ok(b), Ok(c)], now);
+        let caller = tokens.find(&good).unwrap();
+        assert_eq!(caller.principal.as_str(), "alice");
+        let refused = [&over, &revoked, &stored(4, hour, false).0, &String::new()];
+        assert_eq!(refused.map(|token| tokens.find(token).unwrap_err()), {
+            use Unauthenticated::{Expired, Revoked, Unknown};
+            [Expired, Revoked, Unknown, Unknown]
+        });
+        assert_eq!((tokens.take_used().len(), tokens.take_used().len()), (1, 0));
+
+        tokens.replace(vec![Ok(stored(1, hour, false).1)], now);
+        tokens.end_overdue();
+        assert!(!caller.ended.cancelled.is_cancelled(), "it is still the same");
+        tokens.replace(vec![Ok(stored(1, hour, true).1)], now);
+        tokens.end_overdue();
+        assert_eq!(caller.ended.why.get(), Some(&Unauthenticated::Revoked));
+        assert_eq!(tokens.find(&good).unwrap_err(), Unauthenticated::Revoked);
+    }
+
+    #[test]
+    fn what_goes_on_under_a_token_ends_when_its_row_is_gone() {
+        let (tokens, (token, row)) = (Tokens::default(), stored(1, Duration::MAX, false));
+        tokens.replace(vec![Ok(row)], Instant::now());
+        let caller = tokens.find(&token).unwrap();
+        tokens.replace(vec![], Instant::now());
+        assert!(caller.ended.cancelled.is_cancelled());
+        assert_eq!(tokens.find(&token).unwrap_err(), Unauthenticated::Unknown);
+        tokens.replace(vec![Err(StoreError::inconsistent("linkis_rm_token", "its EMs"))], Instant::now());
+        assert!(tokens.is_any(), "one that makes no sense lets nobody in without one");
+    }
+}

@@ -1,0 +1,117 @@
+//! Which role may do what with which call: the one table. A call that is not in it is served to nobody.
+
+use std::collections::HashMap;
+
+use crate::domain::access::{
+    Denied,
+    Leave::{self, All, No, Own},
+    Reach, Rights, Role,
+};
+
+/// What a call gives each role.
+#[derive(Debug, Clone, Copy)]
+pub struct Row {
+    /// Its path.
+    pub method: &'static str,
+    leave: [Leave; Role::ALL.len()],
+}
+
+/// Calls that whoever reaches the server may make, so that load balancers need no secrets.
+const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"];
+
+/// Of its own, a role has what concerns the EMs or the users that its holder is bound to; a manager or viewer who is bound to no
+/// users has everything.
+#[rustfmt::skip]
+static TABLE: [Row; 34] = [
+    //                                                                     ecm  manager viewer operator admin
+    row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
+    row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
+    row("/linkis.rm.v1.ResourceManagerService/Heartbeat",                 [Own, No,     No,    No,      All]),
+    row("/linkis.rm.v1.ResourceManagerService/RequestResource",           [Own, Own,    No,    No,      All]),
+    row("/linkis.rm.v1.ResourceManagerService/ResourceInited",            [Own, Own,    No,    No,      All]),
+    row("/linkis.rm.v1.ResourceManagerService/ResourceReported",          [Own, Own,    No,    No,      All]),
+    row("/linkis.rm.v1.ResourceManagerService/ResourceReleased",          [Own, Own,    No,    No,      All]),
+    row("/linkis.rm.v1.UsageService/GetServerInfo",                       [All, All,    All,   All,     All]),
+    row("/linkis.rm.v1.UsageService/GetEm",                               [Own, All,    All,   All,     All]),
+    row("/linkis.rm.v1.UsageService/BatchGetEms",                         [Own, All,    All,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListEms",                             [No,  All,    All,   All,     All]),
+    row("/linkis.rm.v1.UsageService/GetTicket",                           [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/BatchGetTickets",                     [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListTickets",                         [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListScopes",                          [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListWaiting",                         [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListActions",                         [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.LimitService/ListLimits",                          [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.LimitService/ListPolicies",                        [No,  All,    All,   All,     All]),
+    row("/linkis.rm.v1.LimitService/SetLimit",                            [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.LimitService/DeleteLimit",                         [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.LimitService/ReplaceLimits",                       [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.LimitService/SetPolicy",                           [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.AdminService/Audit",                               [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.AdminService/Repair",                              [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.AdminService/AdoptTicket",                         [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.AdminService/Drain",                               [Own, No,     No,    All,     All]),
+    row("/linkis.rm.v1.AdminService/Resume",                              [Own, No,     No,    All,     All]),
+    row("/linkis.rm.v1.AdminService/ForceRelease",                        [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.AdminService/Hold",                                [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.AdminService/ReleaseHold",                         [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.AdminService/ListHolds",                           [No,  No,     No,    All,     All]),
+    row("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",      [All, All,    All,   All,     All]),
+    row("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", [All, All,    All,   All,     All]),
+];
+
+const fn row(method: &'static str, leave: [Leave; Role::ALL.len()]) -> Row {
+    Row { method, leave }
+}
+
+impl Row {
+    fn leave(&self, role: Role) -> Leave {
+        let [ecm, manager, viewer, operator, admin] = self.leave;
+        match role {
+            Role::Ecm => ecm,
+            Role::Manager => manager,
+            Role::Viewer => viewer,
+            Role::Operator => operator,
+            Role::Admin => admin,
+        }
+    }
+
+    /// What is left of the call to a caller with these rights.
+    ///
+    /// # Errors
+    /// [`Denied`] if nothing is.
+    pub fn reach(&self, rights: &Rights) -> Result<Reach, Denied> {
+        Reach::of(rights, |role| self.leave(role)).ok_or_else(|| {
+            let roles: Vec<_> = Role::ALL.into_iter().filter(|role| self.leave(*role) != No).collect();
+            let needs: Vec<_> = roles.into_iter().map(Role::as_str).collect();
+            Denied { roles: rights.role_names(), needs: format!("one of the roles {}", needs.join(", ")) }
+        })
+    }
+}
+
+/// What has to be known of a caller for a call.
+#[derive(Debug, Clone, Copy)]
+pub enum Needed {
+    /// Nothing.
+    Nothing,
+    /// Who it is, and that one of its roles has a part in this row.
+    Role(&'static Row),
+}
+
+/// The table, by path.
+#[derive(Debug)]
+pub struct Table(HashMap<&'static str, Needed>);
+
+impl Default for Table {
+    fn default() -> Self {
+        let free = FREE.into_iter().map(|method| (method, Needed::Nothing));
+        Self(free.chain(TABLE.iter().map(|row| (row.method, Needed::Role(row)))).collect())
+    }
+}
+
+impl Table {
+    /// What the call at this path needs; `None` if there is no such call.
+    pub fn needed(&self, path: &str) -> Option<Needed> {
+        self.0.get(path).copied()
+    }
+}
