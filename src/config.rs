@@ -14,6 +14,7 @@ use sqlx::postgres::PgConnectOptions;
 use crate::{
     commands::Command,
     domain::{limit::Rule, resource::parse_size},
+    external::allowed::AllowedHosts,
     limits_file,
     service::heartbeat::LivenessTimeouts,
     transport::edge::{BODY_BYTES_LEAST, Bounds},
@@ -104,6 +105,10 @@ struct Arguments {
     /// above 64 KB.
     #[arg(long, env = "LINKIS_RM_MAX_BODY_BYTES", default_value = "64m", value_name = "SIZE")]
     max_body_bytes: String,
+
+    /// Which hosts external clusters may be asked at, separated by commas: HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT or, for all, *.
+    #[arg(long, env = "LINKIS_RM_EXTERNAL_HOSTS", default_value = "", value_name = "HOSTS")]
+    external_hosts: String,
 }
 
 /// What the process was started for.
@@ -151,6 +156,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// What callers may take.
     pub bounds: Bounds,
+    /// Which hosts external clusters may be asked at.
+    pub external_hosts: AllowedHosts,
 }
 
 /// Which PostgreSQL to use.
@@ -194,6 +201,9 @@ impl Arguments {
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let patience = self.patience(&mut mistakes);
         let bounds = self.bounds(&mut mistakes);
+        let hosts = AllowedHosts::parse(&self.external_hosts);
+        let hosts = hosts.map_err(|problem| format!("--external-hosts (LINKIS_RM_EXTERNAL_HOSTS): {problem}"));
+        let external_hosts = ok_or_record(&mut mistakes, hosts);
         match (
             listen,
             http_listen,
@@ -206,6 +216,7 @@ impl Arguments {
             history,
             drain_timeout,
             bounds,
+            external_hosts,
         ) {
             (
                 Some(listen),
@@ -219,6 +230,7 @@ impl Arguments {
                 Some(history),
                 Some(drain_timeout),
                 Some(bounds),
+                Some(external_hosts),
             ) => Ok(Config {
                 listen,
                 http_listen,
@@ -231,6 +243,7 @@ impl Arguments {
                 history,
                 drain_timeout,
                 bounds,
+                external_hosts,
             }),
             _ => Err(ConfigError(mistakes)),
         }

@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{name::FieldError, operation::Rejection},
+    service::external::ExternalError,
     store::StoreError,
 };
 
@@ -50,6 +51,9 @@ pub enum Error {
     /// A later release has changed how is counted: this one only reads.
     #[error("{0}")]
     Outdated(Arc<StoreError>),
+    /// A cluster whose queues somebody else keeps, or what is known of it.
+    #[error(transparent)]
+    External(Box<ExternalError>),
     /// The server is going down.
     #[error("the server is shutting down; ask another instance")]
     ShuttingDown,
@@ -84,6 +88,12 @@ impl Error {
 impl From<Rejection> for Error {
     fn from(rejection: Rejection) -> Self {
         Self::Rejected(Box::new(rejection))
+    }
+}
+
+impl From<ExternalError> for Error {
+    fn from(error: ExternalError) -> Self {
+        Self::External(Box::new(error))
     }
 }
 

@@ -58,7 +58,7 @@ const CLASSES: [&str; 8] = [
 /// What kind of failure it is, to whoever would act upon it.
 fn class(error: &Error) -> Class {
     let class = match error {
-        Error::InvalidField(_) | Error::Rejected(_) => "rejected",
+        Error::InvalidField(_) | Error::Rejected(_) | Error::External(_) => "rejected",
         Error::LockTimeout => "lock_timeout",
         Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
         Error::Unavailable(_) => "unavailable",

@@ -30,6 +30,7 @@ use linkis_rm::{
         scope::Usage,
         ticket::{EngineInstance, Ticket, TicketState},
     },
+    external::allowed::AllowedHosts,
     metrics::Metrics,
     server::{Ending, Options, Server, listen, listen_http},
     service::{heartbeat::LivenessTimeouts, limits::ScopeUsage},
@@ -155,7 +156,8 @@ pub fn options() -> Options {
     };
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
-    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT }
+    let external_hosts = AllowedHosts::parse("127.0.0.1").unwrap();
+    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, external_hosts }
 }
 
 impl Instance {

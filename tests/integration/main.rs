@@ -15,6 +15,7 @@ mod crash;
 mod crowds;
 mod edge;
 mod expiry;
+mod external;
 mod faults;
 mod fencing;
 mod harness;
