@@ -6,9 +6,12 @@ use uuid::Uuid;
 
 use crate::{
     domain::{name::FieldError, operation::Rejection},
-    service::external::ExternalError,
     store::StoreError,
 };
+
+mod external;
+
+pub use external::ExternalError;
 
 /// Why a call failed. Unless said otherwise, nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use super::{Address, http::Failure};
 
-/// Hosts that may be asked; none unless it is said.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// Hosts that may be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedHosts(Vec<Pattern>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +22,9 @@ enum Host {
 }
 
 impl AllowedHosts {
+    /// No host at all.
+    pub const NONE: Self = Self(Vec::new());
+
     /// Reads `HOST`, `HOST:PORT`, `*.DOMAIN`, `*.DOMAIN:PORT` or `*`, separated by commas. A host is a name or an IP address as it stands
     /// in an address: it is compared by letters, and nothing is resolved.
     ///

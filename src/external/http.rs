@@ -1,6 +1,9 @@
 //! Requests over HTTP to clusters: bounded in time and size, never redirected, and with credentials for named addresses alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use reqwest::{Client, Response, StatusCode, Url, header, redirect};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -37,8 +40,8 @@ const FETCHES_MAX: usize = 4;
 /// Asks clusters; clones share it.
 #[derive(Debug, Clone)]
 pub struct Http {
-    /// Why there is none, if it could not be made.
-    client: Result<Client, Failure>,
+    /// Why there is none, if it cannot be made.
+    client: Arc<OnceLock<Result<Client, Failure>>>,
     allowed: Arc<AllowedHosts>,
     turns: Arc<Semaphore>,
     times: Times,
@@ -127,24 +130,32 @@ impl Http {
     }
 
     pub(super) fn with_times(allowed: AllowedHosts, times: Times) -> Self {
-        // Whoever was first has installed the same one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder()
-            .connect_timeout(times.connect)
-            .read_timeout(times.read)
-            .timeout(times.answer)
-            .redirect(redirect::Policy::none())
-            // A proxy of the environment would be told credentials, and asked for hosts that nobody allowed it.
-            .no_proxy()
-            .pool_max_idle_per_host(1)
-            .referer(false)
-            .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|error| {
+        let turns = Arc::new(Semaphore::new(FETCHES_MAX));
+        Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times }
+    }
+
+    /// Made when it is first needed: it reads the machine's trusted certificates.
+    fn client(&self) -> Result<&Client, Failure> {
+        let client = self.client.get_or_init(|| {
+            // Whoever was first has installed the same one.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let client = Client::builder()
+                .connect_timeout(self.times.connect)
+                .read_timeout(self.times.read)
+                .timeout(self.times.answer)
+                .redirect(redirect::Policy::none())
+                // A proxy of the environment would be told credentials, and asked for hosts that nobody allowed it.
+                .no_proxy()
+                .pool_max_idle_per_host(1)
+                .referer(false)
+                .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")))
+                .build();
+            client.map_err(|error| {
                 tracing::warn!(error = &error as &dyn std::error::Error, "no cluster can be asked");
                 Failure::NoClient
-            });
-        Self { client, allowed: Arc::new(allowed), turns: Arc::new(Semaphore::new(FETCHES_MAX)), times }
+            })
+        });
+        client.as_ref().map_err(Clone::clone)
     }
 
     /// Whether an address may be asked.
@@ -174,7 +185,7 @@ impl Http {
     ) -> Result<Vec<u8>, Failure> {
         self.check(address)?;
         let url: Url = address.join(path)?;
-        let request = self.client.as_ref().map_err(Clone::clone)?.get(url).header(header::ACCEPT, "application/json");
+        let request = self.client()?.get(url).header(header::ACCEPT, "application/json");
         let request = match login {
             Some((user, password)) => request.basic_auth(user, Some(password.expose_secret())),
             None => request,

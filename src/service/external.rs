@@ -24,9 +24,9 @@ use crate::{
         name::{FieldError, Name},
         principal::Principal,
         provider::{PROVIDERS_MAX, Provider, choose},
-        queue::{Application, QueueError, Queues},
+        queue::{Application, Queues},
     },
-    error::Error,
+    error::{Error, ExternalError},
     external::{self, ExternalResource, FetchError, http::Http},
     metrics::Metrics,
     store::{
@@ -38,56 +38,6 @@ use crate::{
 
 /// For how long nothing is asked again.
 const REFRESH: Duration = Duration::from_secs(2);
-
-/// Why a call about clusters failed.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ExternalError {
-    /// No provider has that name.
-    #[error("there is no provider {name:?} of the type {resource_type:?}; ListProviders tells which there are")]
-    NoSuchProvider {
-        /// Of which type.
-        resource_type: String,
-        /// Which.
-        name: String,
-    },
-    /// No provider is for these labels.
-    #[error("no provider of the type {resource_type:?} is for these labels, and none for all: put one without labels")]
-    NoProviderFor {
-        /// Of which type.
-        resource_type: String,
-    },
-    /// It is not what its caller expected.
-    #[error("the provider {name:?} is not what expected_etag says; nothing was changed: read it again")]
-    Changed {
-        /// Which.
-        name: String,
-    },
-    /// Another one has the same labels.
-    #[error("the provider {name:?} is for the same labels; give others, or change that one")]
-    LabelsTaken {
-        /// Which.
-        name: String,
-    },
-    /// There are enough.
-    #[error("there are {PROVIDERS_MAX} providers already, which is the most; delete one first")]
-    TooMany,
-    /// A name means no queue, or several.
-    #[error("the provider {provider:?} does not say which queue that is: {error}")]
-    Queue {
-        /// Which provider.
-        provider: String,
-        /// Why not.
-        error: QueueError,
-    },
-    /// The cluster said nothing that can be used.
-    #[error("the provider {provider:?} does not tell: {error}")]
-    Fetch {
-        /// Which provider.
-        provider: String,
-        /// Why not.
-        error: Arc<FetchError>,
-    },
-}
 
 /// A provider to be put.
 #[derive(Debug)]
@@ -158,8 +108,11 @@ pub struct ExternalResourceService {
     /// One change at a time.
     changing: Arc<Mutex<()>>,
     /// As they were when they were last asked: at most as many as there may be.
-    sources: Arc<StdMutex<HashMap<(Name, Name), Arc<Source>>>>,
+    sources: Arc<StdMutex<Sources>>,
 }
+
+/// Providers by type and name.
+type Sources = HashMap<(Name, Name), Arc<Source>>;
 
 /// A provider that is asked.
 #[derive(Debug)]
@@ -174,9 +127,12 @@ struct Source {
 /// What came of a fetch.
 type Fetched<T> = Result<Arc<T>, Arc<FetchError>>;
 
-/// What was last said, and when.
+/// When something was fetched, and what came of it.
+type Last<T> = Option<(Instant, Fetched<T>)>;
+
+/// What was last said.
 #[derive(Debug)]
-struct Kept<T>(Arc<Mutex<Option<(Instant, Fetched<T>)>>>);
+struct Kept<T>(Arc<Mutex<Last<T>>>);
 
 impl<T> Default for Kept<T> {
     fn default() -> Self {
@@ -351,7 +307,7 @@ impl ExternalResourceService {
     }
 
     /// A lock that is poisoned guards nothing that a panic could have left half done.
-    fn sources(&self) -> StdMutexGuard<'_, HashMap<(Name, Name), Arc<Source>>> {
+    fn sources(&self) -> StdMutexGuard<'_, Sources> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

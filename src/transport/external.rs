@@ -9,8 +9,8 @@ use crate::{
         name::{FieldError, Name, check_text},
         queue::{Queue, Queues},
     },
-    error::Error,
-    service::external::{ExternalError, ExternalResourceService, Seen},
+    error::{Error, ExternalError},
+    service::external::{ExternalResourceService, Seen},
 };
 
 use super::{

@@ -9,8 +9,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use crate::{
     domain::{operation::Rejection, queue::QueueError, refusal::Shortfall},
-    error::Error,
-    service::external::ExternalError,
+    error::{Error, ExternalError},
 };
 
 mod facts;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -284,7 +285,7 @@ async fn an_instance_asks_only_hosts_that_it_was_told_itself() {
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
     let strict =
-        Instance::start_with(&database, Options { external_hosts: AllowedHosts::default(), ..options() }).await;
+        Instance::start_with(&database, Options { external_hosts: AllowedHosts::NONE, ..options() }).await;
     let error = get_queue(&client_of(&strict).await, "root").await.unwrap_err();
     assert_eq!((error.code(), reason(&error)), (Code::FailedPrecondition, "EXTERNAL_UNAVAILABLE".into()));
     assert!(error.message().contains("--external-hosts"), "{error}");
@@ -376,6 +377,30 @@ async fn a_password_is_told_to_nobody() {
     told.push(rm.metrics.text().unwrap());
     assert!(told.iter().all(|text| !text.contains(SECRET)), "{told:?}");
     assert!(yarn.asked() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_its_most_talkative_the_log_has_no_password() {
+    let (database, yarn) = (Database::fresh().await, Yarn::start(FAIR).await);
+    let lines = Arc::<Mutex<Vec<String>>>::default();
+    let log = lines.clone();
+    let mut command = Command::new("env");
+    command.args(["RUST_LOG=trace", PROGRAM, "--database-url", &database.url(), "--external-hosts", "127.0.0.1"]);
+    let rm = Process::start_command(command.args(["--http-listen", ""]), move |line| log.lock().unwrap().push(line));
+    let client = Client::connect(rm.address.clone()).await.unwrap();
+    let config =
+        format!(r#"{{"rmWebAddress": "{}", "authorEnable": true, "user": "hadoop", "pwd": "{SECRET}"}}"#, yarn.address);
+    put(&client, provider("default", &config)).await.unwrap();
+    put(&client, provider("default", &config.replace("authorEnable", "x"))).await.unwrap_err();
+    get_queue(&client, "root").await.unwrap();
+    yarn.behave(|behaviour| behaviour.scheduler = None);
+    eventually("it fails", Duration::from_secs(5), async || get_queue(&client, "root").await.is_err()).await;
+    assert_eq!(rm.terminate(), Some(0));
+    let lines = lines.lock().unwrap();
+    assert!(lines.iter().any(|line| line.contains("TRACE")), "{lines:?}");
+    let secrets = [SECRET, "aGFkb29wOmdyOC1zM2NyZXQ="];
+    let told: Vec<_> = lines.iter().filter(|line| secrets.iter().any(|secret| line.contains(secret))).collect();
+    assert!(told.is_empty(), "{told:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

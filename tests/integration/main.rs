@@ -36,6 +36,7 @@ mod plans;
 mod private_database;
 mod proxy;
 mod queues;
+mod real_yarn;
 mod reported;
 mod server_info;
 mod traps;

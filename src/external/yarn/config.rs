@@ -238,7 +238,7 @@ mod tests {
         let (field, problem) = error(r#"{"rmWebAddress": "http://rm1", "kerberosEnable": true}"#);
         assert_eq!(field, "config.kerberosEnable");
         assert!(problem.contains("Knox"), "{problem}");
-        let nine = vec!["http://rm1"; 9].join(";");
+        let nine = ["http://rm1"; 9].join(";");
         assert!(error(&format!(r#"{{"rmWebAddress": "{nine}"}}"#)).1.contains("at most 8"));
     }
 

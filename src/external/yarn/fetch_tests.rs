@@ -50,10 +50,11 @@ impl Fake {
                 tokio::spawn(async move {
                     match tls {
                         None => answer(stream, seen, &*reply).await,
-                        Some(tls) => match tls.accept(stream).await {
-                            Ok(stream) => answer(stream, seen, &*reply).await,
-                            Err(_) => {}
-                        },
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                answer(stream, seen, &*reply).await;
+                            }
+                        }
                     }
                 });
             }

@@ -12,8 +12,7 @@ use crate::{
         report::ReportNumber,
         ticket::{EndedTicket, EngineInstance},
     },
-    error::Error,
-    service::external::ExternalError,
+    error::{Error, ExternalError},
 };
 
 /// A field and its value.
