@@ -12,6 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "linkis/rm/v1/resource_manager.proto",
         "linkis/rm/v1/usage.proto",
         "linkis/rm/v1/admin.proto",
+        "linkis/rm/v1/external_resource.proto",
     ];
     let descriptors = protox::compile(files, ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);

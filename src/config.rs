@@ -14,6 +14,7 @@ use sqlx::postgres::PgConnectOptions;
 use crate::{
     commands::Command,
     domain::{limit::Rule, resource::parse_size},
+    external::allowed::AllowedHosts,
     limits_file,
     server::Security,
     service::heartbeat::LivenessTimeouts,
@@ -113,6 +114,10 @@ struct Arguments {
     /// above 64 KB.
     #[arg(long, env = "LINKIS_RM_MAX_BODY_BYTES", default_value = "64m", value_name = "SIZE")]
     max_body_bytes: String,
+
+    /// Which hosts external clusters may be asked at, separated by commas: HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT or, for all, *.
+    #[arg(long, env = "LINKIS_RM_EXTERNAL_HOSTS", default_value = "", value_name = "HOSTS")]
+    external_hosts: String,
 }
 
 /// Which PostgreSQL to use, as it is said.
@@ -184,6 +189,8 @@ pub struct Config {
     pub bounds: Bounds,
     /// What callers have to show.
     pub security: Security,
+    /// Which hosts external clusters may be asked at.
+    pub external_hosts: AllowedHosts,
 }
 
 /// Which PostgreSQL to use.
@@ -227,6 +234,9 @@ impl Arguments {
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let patience = self.patience(&mut mistakes);
         let bounds = self.bounds(&mut mistakes);
+        let hosts = AllowedHosts::parse(&self.external_hosts);
+        let hosts = hosts.map_err(|problem| format!("--external-hosts (LINKIS_RM_EXTERNAL_HOSTS): {problem}"));
+        let external_hosts = ok_or_record(&mut mistakes, hosts);
         match (
             listen,
             http_listen,
@@ -240,6 +250,7 @@ impl Arguments {
             drain_timeout,
             bounds,
             tls,
+            external_hosts,
         ) {
             (
                 Some(listen),
@@ -254,6 +265,7 @@ impl Arguments {
                 Some(drain_timeout),
                 Some(bounds),
                 Some(tls),
+                Some(external_hosts),
             ) => Ok(Config {
                 security: security(tls, listen, self.insecure),
                 listen,
@@ -267,6 +279,7 @@ impl Arguments {
                 history,
                 drain_timeout,
                 bounds,
+                external_hosts,
             }),
             _ => Err(ConfigError(mistakes)),
         }

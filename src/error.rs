@@ -13,6 +13,10 @@ use crate::{
     store::StoreError,
 };
 
+mod external;
+
+pub use external::ExternalError;
+
 /// Why a call failed. Unless said otherwise, nothing was changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -63,6 +67,9 @@ pub enum Error {
     /// A later release has changed how is counted: this one only reads.
     #[error("{0}")]
     Outdated(Arc<StoreError>),
+    /// A cluster whose queues somebody else keeps, or what is known of it.
+    #[error(transparent)]
+    External(Box<ExternalError>),
     /// The server is going down.
     #[error("the server is shutting down; ask another instance")]
     ShuttingDown,
@@ -103,6 +110,12 @@ impl From<Rejection> for Error {
 impl From<Denied> for Error {
     fn from(denied: Denied) -> Self {
         Self::Denied(Box::new(denied))
+    }
+}
+
+impl From<ExternalError> for Error {
+    fn from(error: ExternalError) -> Self {
+        Self::External(Box::new(error))
     }
 }
 

@@ -5,6 +5,7 @@
 //!
 //! - [`domain`]: resources, EMs, tickets and the ledger: pure decisions;
 //! - [`store`]: PostgreSQL: the tables, the resource locks, and the private server;
+//! - [`external`]: clusters whose queues somebody else keeps;
 //! - [`service`]: the use cases, above all the committer, the one way to change anything;
 //! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
 //! - [`tls`]: certificates, taken up anew when their files change;
@@ -15,7 +16,7 @@
 //! - [`config`], [`limits_file`], [`telemetry`], [`metrics`], [`error`]: settings, limits in version control, logs, what is counted,
 //!   and why a call failed.
 //!
-//! `main → server → transport → service → store → domain`: nothing reaches back.
+//! `main → server → transport → service → {store, external} → domain`: nothing reaches back.
 //!
 //! # What is always true, at every commit
 //!
@@ -47,6 +48,7 @@ pub mod commands;
 pub mod config;
 pub mod domain;
 pub mod error;
+pub mod external;
 pub mod http;
 pub mod limits_file;
 pub mod metrics;

@@ -59,6 +59,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         drain_timeout: config.drain_timeout,
         bounds: edge::make_room(config.bounds),
         security: config.security,
+        external_hosts: config.external_hosts,
     };
     let server = Server::open(listener, http, options, server_options).await?;
     if let Some(rules) = config.limits {

@@ -19,6 +19,7 @@ use crate::{
         principal::Principal,
     },
     error::Error,
+    external::{allowed::AllowedHosts, http::Http},
     http::{self, Readiness},
     metrics::Metrics,
     service::{
@@ -36,6 +37,7 @@ use crate::{
             silence::Silence,
         },
         committer::{AfterCommit, Committer},
+        external::ExternalResourceService,
         heartbeat::{HeartbeatService, LivenessTimeouts},
         holds::HoldService,
         limits::LimitService,
@@ -52,13 +54,15 @@ use crate::{
         self,
         admin::Admin,
         edge::{self, Bounds, Calls, Edge},
+        external::ExternalResource,
         identity::Identity,
         message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
         observe::{self, Observe},
         proto,
         proto::{
-            admin_service_server::AdminServiceServer, limit_service_server::LimitServiceServer,
-            resource_manager_service_server::ResourceManagerServiceServer, usage_service_server::UsageServiceServer,
+            admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
+            limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
+            usage_service_server::UsageServiceServer,
         },
         resource_manager::{RequestTimeouts, ResourceManager},
         server_info::ServerInfo,
@@ -93,6 +97,8 @@ pub struct Options {
     pub bounds: Bounds,
     /// What they have to show.
     pub security: Security,
+    /// Which hosts external clusters may be asked at.
+    pub external_hosts: AllowedHosts,
 }
 
 /// What callers have to show.
@@ -359,6 +365,9 @@ fn assemble(
     let limits = LimitService::new(store.clone(), counting);
     let usage = Usage::new(store.clone(), options.patience.silent_after);
     let usage = transport::usage::Usage::new(usage, limits.clone(), info);
+    let external = Http::new(options.external_hosts.clone());
+    let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
+    let external = ExternalResource::new(external, options.times.request_timeout);
     let limits = transport::limit::Limit::new(limits, options.times.request_timeout);
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -370,6 +379,9 @@ fn assemble(
     Ok(Routes::new(Limited::new(manager))
         .add_service(compressible!(LimitServiceServer::new(limits)).max_decoding_message_size(LIMITS_BYTES_MAX))
         .add_service(compressible!(UsageServiceServer::new(usage)).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .add_service(
+            compressible!(ExternalResourceServiceServer::new(external)).max_decoding_message_size(MESSAGE_BYTES_MAX),
+        )
         .add_service(compressible!(AdminServiceServer::new(admin)).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .add_service(compressible!(reflection().build_v1()?).max_decoding_message_size(QUESTION_BYTES_MAX))
         .add_service(compressible!(reflection().build_v1alpha()?).max_decoding_message_size(QUESTION_BYTES_MAX)))
@@ -441,12 +453,14 @@ impl Health {
             self.grpc.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
             self.grpc.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;
             self.grpc.set_serving::<AdminServiceServer<Admin>>().await;
+            self.grpc.set_serving::<ExternalResourceServiceServer<ExternalResource>>().await;
             self.grpc.set_service_status("", tonic_health::ServingStatus::Serving).await;
         } else {
             self.grpc.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
             self.grpc.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
             self.grpc.set_not_serving::<LimitServiceServer<transport::limit::Limit>>().await;
             self.grpc.set_not_serving::<AdminServiceServer<Admin>>().await;
+            self.grpc.set_not_serving::<ExternalResourceServiceServer<ExternalResource>>().await;
             self.grpc.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         }
     }

@@ -3,6 +3,7 @@
 use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use linkis_rm::{
+    external::allowed::AllowedHosts,
     server::{Ending, Options, Server, ServerError, listen},
     service::heartbeat::LivenessTimeouts,
     store::embedded::{Embedded, Settings},
@@ -25,6 +26,7 @@ const OPTIONS: Options = Options {
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
     bounds: Bounds::DEFAULT,
+    external_hosts: AllowedHosts::NONE,
 };
 
 /// A running service.

@@ -9,6 +9,7 @@
 //! - [`ticket`]: one grant and its life;
 //! - [`ticket_digest`]: whether two sets of tickets are the same;
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
+//! - [`provider`], [`queue`]: clusters whose queues somebody else keeps, and what these have;
 //! - [`policy`]: which limits are for the tickets on a kind of EM;
 //! - [`refusal`]: "not enough", explained in Linkis's words;
 //! - [`line`]: who waits where, and what the places ahead keep for themselves;
@@ -39,6 +40,8 @@ pub mod operation;
 pub mod placement;
 pub mod policy;
 pub mod principal;
+pub mod provider;
+pub mod queue;
 pub mod refusal;
 pub mod report;
 pub mod resource;

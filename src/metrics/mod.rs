@@ -7,6 +7,7 @@
 //! - [`Metrics`]: all families, grouped by the room that moves them;
 //! - `edge`: what callers take, counted there;
 //! - [`rooms`]: the committer, the waiting line, the caches, the database;
+//! - [`external`]: what is fetched from clusters;
 //! - [`calls`]: gRPC calls by method;
 //! - [`tasks`]: background tasks, and the jobs that are left;
 //! - `process`: memory, processor time and files of the process;
@@ -27,6 +28,7 @@ use tasks::Tasks;
 
 pub mod calls;
 mod edge;
+pub mod external;
 mod process;
 pub mod rooms;
 pub mod tasks;
@@ -57,6 +59,8 @@ pub struct Families {
     pub caches: rooms::Caches,
     /// The database.
     pub database: rooms::Database,
+    /// Fetches from clusters.
+    pub external: external::External,
 }
 
 impl Deref for Metrics {
@@ -84,7 +88,8 @@ impl Metrics {
         let committer = rooms::Committer::register(ours);
         let (line, caches) = (rooms::Line::register(ours), rooms::Caches::register(ours));
         let (database, tasks) = (rooms::Database::register(ours), Tasks::register(ours));
-        Self(Arc::new(Families { registry, tasks, calls, committer, line, caches, database }))
+        let external = external::External::register(ours);
+        Self(Arc::new(Families { registry, tasks, calls, committer, line, caches, database, external }))
     }
 
     /// Everything, in Prometheus' text format.

@@ -62,7 +62,8 @@ fn class(error: &Error) -> Class {
         | Error::Rejected(_)
         | Error::Unauthenticated(_)
         | Error::Denied(_)
-        | Error::NoSuchMethod => "rejected",
+        | Error::NoSuchMethod
+        | Error::External(_) => "rejected",
         Error::LockTimeout => "lock_timeout",
         Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
         Error::Unavailable(_) => "unavailable",

@@ -6,6 +6,7 @@
 //! - [`committer`]: the one way to change anything, many operations to a transaction;
 //! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
+//! - [`external`]: clusters whose queues somebody else keeps;
 //! - [`history`]: what was done, read to its live end;
 //! - [`holds`]: what nobody may change for a while;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
@@ -21,6 +22,7 @@ pub mod admission;
 pub mod audit;
 pub mod background;
 pub mod committer;
+pub mod external;
 pub mod heartbeat;
 pub mod history;
 pub mod holds;

@@ -1,7 +1,8 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
 //! - [`em_resource`], [`em_report`], [`em_observed`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
-//!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`], [`token`]: the tables;
+//!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`], [`token`],
+//!   [`external_resource_provider`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`session`]: connections, and what bounds their waits;
 //! - [`operators`]: the few connections that operators' calls share;
@@ -23,6 +24,7 @@ pub mod em_observed;
 pub mod em_report;
 pub mod em_resource;
 pub mod embedded;
+pub mod external_resource_provider;
 pub mod history_end;
 pub mod history_part;
 pub mod label_resource;

@@ -22,7 +22,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Of its own, a role has what concerns the EMs or the users that its holder is bound to; a manager or viewer who is bound to no
 /// users has everything.
 #[rustfmt::skip]
-static TABLE: [Row; 34] = [
+static TABLE: [Row; 40] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -56,6 +56,12 @@ static TABLE: [Row; 34] = [
     row("/linkis.rm.v1.AdminService/Hold",                                [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/ReleaseHold",                         [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/ListHolds",                           [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.ExternalResourceService/PutProvider",                  [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.ExternalResourceService/DeleteProvider",               [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.ExternalResourceService/ListProviders",                [No,  No,     No,    All,     All]),
+    row("/linkis.rm.v1.ExternalResourceService/GetQueue",                     [No,  All,    All,   All,     All]),
+    row("/linkis.rm.v1.ExternalResourceService/ListQueues",                   [No,  All,    All,   All,     All]),
+    row("/linkis.rm.v1.ExternalResourceService/ListApplications",             [No,  Own,    Own,   All,     All]),
     row("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",      [All, All,    All,   All,     All]),
     row("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", [All, All,    All,   All,     All]),
 ];

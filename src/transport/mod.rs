@@ -9,13 +9,14 @@
 //! - [`observe`]: counts every call;
 //! - [`page`]: the pages of what is listed;
 //! - [`server_info`]: what an instance tells of itself;
-//! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
+//! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services.
 
 pub mod access;
 pub mod admin;
 pub mod convert;
 pub mod deadline;
 pub mod edge;
+pub mod external;
 pub mod identity;
 pub mod limit;
 pub mod message_size;

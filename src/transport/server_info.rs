@@ -83,6 +83,6 @@ fn bounds(times: &RequestTimeouts) -> proto::ServerBounds {
     }
 }
 
-fn duration(duration: Duration) -> Option<prost_types::Duration> {
+pub(super) fn duration(duration: Duration) -> Option<prost_types::Duration> {
     prost_types::Duration::try_from(duration).ok()
 }

@@ -8,8 +8,8 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use crate::{
-    domain::{access::Unauthenticated, operation::Rejection, refusal::Shortfall},
-    error::Error,
+    domain::{access::Unauthenticated, operation::Rejection, queue::QueueError, refusal::Shortfall},
+    error::{Error, ExternalError},
 };
 
 mod facts;
@@ -132,6 +132,7 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::CommitUnknown => (Code::Unavailable, "COMMIT_UNKNOWN", Hint::Retry(RETRY_LATER)),
         // Of the codes that no client repeats by itself: a repetition would be a second grant.
         Error::GrantUnknown { .. } => (Code::Unknown, "COMMIT_UNKNOWN", Hint::None),
+        Error::External(external) => classify_external(external),
         // Another instance may be of a later release.
         Error::Outdated(_) => (Code::Unavailable, "OUTDATED_RELEASE", Hint::Retry(RETRY_LATER)),
         Error::ShuttingDown => (Code::Unavailable, "SHUTTING_DOWN", Hint::Retry(RETRY_SOON)),
@@ -145,6 +146,28 @@ fn unauthenticated(error: Unauthenticated) -> &'static str {
         Unauthenticated::Unknown => "TOKEN_UNKNOWN",
         Unauthenticated::Expired => "TOKEN_EXPIRED",
         Unauthenticated::Revoked => "TOKEN_REVOKED",
+    }
+}
+
+fn classify_external(error: &ExternalError) -> (Code, &'static str, Hint) {
+    match error {
+        ExternalError::NoSuchProvider { .. } | ExternalError::NoProviderFor { .. } => {
+            (Code::NotFound, "NO_SUCH_PROVIDER", Hint::None)
+        }
+        // As it is, trying again does not help.
+        ExternalError::Changed { .. } => (Code::Aborted, "PROVIDER_CHANGED", Hint::None),
+        ExternalError::LabelsTaken { .. } => (Code::AlreadyExists, "PROVIDER_LABELS_TAKEN", Hint::None),
+        ExternalError::TooMany => (Code::FailedPrecondition, "TOO_MANY_PROVIDERS", Hint::None),
+        ExternalError::Queue { error: QueueError::NotFound { .. }, .. } => {
+            (Code::NotFound, "NO_SUCH_QUEUE", Hint::None)
+        }
+        ExternalError::Queue { error, .. } => {
+            (Code::InvalidArgument, "AMBIGUOUS_QUEUE", Hint::Field("queue_name".into(), error.to_string()))
+        }
+        ExternalError::Fetch { error, .. } if error.may_pass() => {
+            (Code::Unavailable, "EXTERNAL_UNAVAILABLE", Hint::Retry(RETRY_LATER))
+        }
+        ExternalError::Fetch { .. } => (Code::FailedPrecondition, "EXTERNAL_UNAVAILABLE", Hint::None),
     }
 }
 

@@ -30,6 +30,7 @@ use linkis_rm::{
         scope::Usage,
         ticket::{EngineInstance, Ticket, TicketState},
     },
+    external::allowed::AllowedHosts,
     metrics::Metrics,
     server::{Ending, Options, Security, Server, listen, listen_http},
     service::{heartbeat::LivenessTimeouts, limits::ScopeUsage},
@@ -156,7 +157,8 @@ pub fn options() -> Options {
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let security = Security { tls: None, is_open: true };
-    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, security }
+    let external_hosts = AllowedHosts::parse("127.0.0.1").unwrap();
+    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, security, external_hosts }
 }
 
 impl Instance {

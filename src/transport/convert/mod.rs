@@ -3,6 +3,7 @@
 //! - [`resource`]: amounts, both ways;
 //! - [`limit`]: limits and scopes, both ways;
 //! - [`cap`]: caps, both ways;
+//! - [`external`]: providers and queues, both ways;
 //! - [`audit`]: audits and repairs, both ways;
 //! - [`request`]: what callers send;
 //! - [`answer`]: what callers are told, and, for the RM client, back again.
@@ -10,6 +11,7 @@
 pub mod answer;
 pub mod audit;
 pub mod cap;
+pub mod external;
 pub mod limit;
 pub mod operator;
 pub mod request;

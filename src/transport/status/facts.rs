@@ -7,11 +7,12 @@ use crate::{
     domain::{
         em::EmInstance,
         operation::Rejection,
+        queue::QueueError,
         refusal::Refusal,
         report::ReportNumber,
         ticket::{EndedTicket, EngineInstance},
     },
-    error::Error,
+    error::{Error, ExternalError},
 };
 
 /// A field and its value.
@@ -22,6 +23,7 @@ pub fn of(error: &Error) -> Vec<Fact> {
     match error {
         Error::Rejected(rejection) => of_rejection(rejection),
         Error::GrantUnknown { ticket_id } => vec![ticket(*ticket_id)],
+        Error::External(external) => of_external(external),
         Error::BodyTimeout(longest) => vec![("timeout", humantime::format_duration(*longest).to_string())],
         Error::Denied(denied) => vec![("role", denied.roles.clone()), ("needs", denied.needs.clone())],
         // Of a field, BadRequest says it; of the rest, there is nothing but the reason.
@@ -36,6 +38,34 @@ pub fn of(error: &Error) -> Vec<Fact> {
         | Error::Outdated(_)
         | Error::ShuttingDown
         | Error::Internal(_) => vec![],
+    }
+}
+
+/// With Linkis's code, where it has one.
+fn of_external(error: &ExternalError) -> Vec<Fact> {
+    let provider = |name: &str| ("provider", name.to_owned());
+    let code = |code: &str| ("code", code.to_owned());
+    match error {
+        ExternalError::NoSuchProvider { resource_type, name } => {
+            vec![code("110013"), ("resource_type", resource_type.clone()), provider(name)]
+        }
+        ExternalError::NoProviderFor { resource_type } => {
+            vec![code("110013"), ("resource_type", resource_type.clone())]
+        }
+        ExternalError::Changed { name } | ExternalError::LabelsTaken { name } => vec![provider(name)],
+        ExternalError::TooMany => vec![],
+        ExternalError::Queue { provider: name, error } => {
+            let (QueueError::NotFound { name: queue } | QueueError::Ambiguous { name: queue, .. }) = error;
+            vec![code("11006"), provider(name), ("queue", queue.clone())]
+        }
+        ExternalError::Fetch { provider: name, error } => {
+            let class = error.class();
+            vec![
+                code(if class == "not_active" { "11007" } else { "11006" }),
+                provider(name),
+                ("failure", class.to_owned()),
+            ]
+        }
     }
 }
 

@@ -1,0 +1,289 @@
+//! Queues that live elsewhere: what a cluster's scheduler says of them, and which one a name means.
+
+use std::collections::{BTreeMap, btree_map::Entry};
+
+/// The name of the queue that all others are in.
+pub const ROOT: &str = "root";
+
+/// How many queues an ambiguous name is said to mean.
+const AMBIGUOUS_TOLD_MAX: usize = 8;
+
+/// So much of a queue.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueAmounts {
+    /// In bytes.
+    pub memory: i64,
+    /// Virtual cores.
+    pub cores: i64,
+}
+
+impl QueueAmounts {
+    /// The smaller of both, in each dimension.
+    pub fn least(self, other: Self) -> Self {
+        Self { memory: self.memory.min(other.memory), cores: self.cores.min(other.cores) }
+    }
+
+    /// Both together, as far as numbers go.
+    pub fn plus(self, other: Self) -> Self {
+        Self { memory: self.memory.saturating_add(other.memory), cores: self.cores.saturating_add(other.cores) }
+    }
+
+    /// What is left of it; below zero where `other` is more.
+    pub fn minus(self, other: Self) -> Self {
+        Self { memory: self.memory.saturating_sub(other.memory), cores: self.cores.saturating_sub(other.cores) }
+    }
+}
+
+/// Whether a queue takes applications. In this order, so that the greatest along a path holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum QueueState {
+    /// It does.
+    Running,
+    /// Not any more: those that it has are finished first.
+    Draining,
+    /// It does not.
+    Stopped,
+}
+
+impl QueueState {
+    /// As YARN calls it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "RUNNING",
+            Self::Draining => "DRAINING",
+            Self::Stopped => "STOPPED",
+        }
+    }
+
+    /// The reverse of [`QueueState::as_str`].
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Running, Self::Draining, Self::Stopped].into_iter().find(|state| state.as_str() == text)
+    }
+}
+
+/// A queue, as its scheduler says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queue {
+    /// Its names from the root on, joined by dots.
+    pub path: String,
+    /// How much its applications may have together.
+    pub max: QueueAmounts,
+    /// How much they have.
+    pub used: QueueAmounts,
+    /// Whether it takes more of them, whatever those above it do.
+    pub state: QueueState,
+    /// How many of them run; `None` if the scheduler does not say.
+    pub running_applications: Option<i64>,
+    /// How many wait to run; likewise.
+    pub pending_applications: Option<i64>,
+}
+
+/// Which names a scheduler knows its queues by, beside their paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Naming {
+    /// The path without the root.
+    Fair,
+    /// That, and the last name alone.
+    Capacity,
+}
+
+/// All queues of a cluster, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Queues {
+    naming: Naming,
+    by_path: BTreeMap<String, Queue>,
+}
+
+/// Why a name means no queue.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// There is none.
+    #[error("there is no queue {name:?}; ListQueues tells which there are")]
+    NotFound {
+        /// As it was asked for.
+        name: String,
+    },
+    /// There are several.
+    #[error("the queue {name:?} may be {}; give one of these paths", paths.join(" or "))]
+    Ambiguous {
+        /// As it was asked for.
+        name: String,
+        /// The first of those that it may be.
+        paths: Vec<String>,
+    },
+}
+
+/// Two queues have the same path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SamePath(pub String);
+
+impl Queues {
+    /// All of them.
+    ///
+    /// # Errors
+    /// If two have the same path.
+    pub fn new(naming: Naming, queues: impl IntoIterator<Item = Queue>) -> Result<Self, SamePath> {
+        let mut by_path = BTreeMap::new();
+        for queue in queues {
+            match by_path.entry(queue.path.clone()) {
+                Entry::Vacant(entry) => drop(entry.insert(queue)),
+                Entry::Occupied(entry) => return Err(SamePath(entry.key().clone())),
+            }
+        }
+        Ok(Self { naming, by_path })
+    }
+
+    /// The queue that `name` means.
+    ///
+    /// # Errors
+    /// If there is none, or more than one.
+    pub fn find(&self, name: &str) -> Result<&Queue, QueueError> {
+        if let Some(queue) = self.by_path.get(name) {
+            return Ok(queue);
+        }
+        let mut meant = match self.naming {
+            Naming::Fair => Vec::new(),
+            Naming::Capacity => self.by_path.values().filter(|queue| last_name(&queue.path) == name).collect(),
+        };
+        if meant.is_empty() {
+            meant.extend(self.by_path.get(&format!("{ROOT}.{name}")));
+        }
+        match meant[..] {
+            [queue] => Ok(queue),
+            [] => Err(QueueError::NotFound { name: name.to_owned() }),
+            _ => {
+                let paths = meant.into_iter().map(|queue| queue.path.clone()).take(AMBIGUOUS_TOLD_MAX).collect();
+                Err(QueueError::Ambiguous { name: name.to_owned(), paths })
+            }
+        }
+    }
+
+    /// The queue and all that it is in, up to the root.
+    pub fn along<'a>(&'a self, queue: &'a Queue) -> impl Iterator<Item = &'a Queue> {
+        let ends = queue.path.match_indices('.').map(|(end, _)| end).rev();
+        let above = ends.filter_map(|end| self.by_path.get(queue.path.get(..end)?));
+        std::iter::once(queue).chain(above)
+    }
+
+    /// How much of the queue is left, by its own maximum and that of each that it is in.
+    pub fn left(&self, queue: &Queue) -> QueueAmounts {
+        let own = queue.max.minus(queue.used);
+        self.along(queue).fold(own, |least, queue| least.least(queue.max.minus(queue.used)))
+    }
+
+    /// Whether applications get into the queue: all that it is in have to take them, too.
+    pub fn state(&self, queue: &Queue) -> QueueState {
+        self.along(queue).map(|queue| queue.state).max().unwrap_or(queue.state)
+    }
+
+    /// Those behind `after` in the order of their paths.
+    pub fn behind(&self, after: Option<&str>) -> impl Iterator<Item = &Queue> {
+        use std::ops::Bound;
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.by_path.range::<str, _>((from, Bound::Unbounded)).map(|(_, queue)| queue)
+    }
+}
+
+fn last_name(path: &str) -> &str {
+    path.rsplit('.').next().unwrap_or(path)
+}
+
+/// An application that runs in a queue, or waits to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Application {
+    /// Its id, e.g. `application_1795304054064_0001`.
+    pub id: String,
+    /// What its user calls it.
+    pub name: String,
+    /// Whose it is.
+    pub user: String,
+    /// Its queue, as the scheduler calls it: by path or by its last name.
+    pub queue: String,
+    /// How far it is, as YARN says.
+    pub state: String,
+    /// What it has been given.
+    pub allocated: QueueAmounts,
+    /// When it was started, in milliseconds since 1970.
+    pub start_millis: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(path: &str, max: i64, used: i64) -> Queue {
+        let amounts = |n| QueueAmounts { memory: n, cores: n };
+        Queue {
+            path: path.into(),
+            max: amounts(max),
+            used: amounts(used),
+            state: QueueState::Running,
+            running_applications: None,
+            pending_applications: None,
+        }
+    }
+
+    fn queues(naming: Naming) -> Queues {
+        let all = ["root", "root.a", "root.a.x", "root.b", "root.b.x", "root.b.y", "root.a.a", "root.c.d"];
+        Queues::new(naming, all.map(|path| queue(path, 10, 0))).unwrap()
+    }
+
+    fn found(naming: Naming, name: &str) -> Result<String, QueueError> {
+        queues(naming).find(name).map(|queue| queue.path.clone())
+    }
+
+    #[test]
+    fn names_come_with_and_without_the_root() {
+        for naming in [Naming::Fair, Naming::Capacity] {
+            for (name, path) in [("root", "root"), ("root.b.y", "root.b.y"), ("b.y", "root.b.y"), ("b", "root.b")] {
+                assert_eq!(found(naming, name).as_deref(), Ok(path), "{naming:?}");
+            }
+            for name in ["", "z", "root.z", "oot", ".b", "root."] {
+                assert_eq!(found(naming, name), Err(QueueError::NotFound { name: name.into() }), "{naming:?}");
+            }
+        }
+        assert_eq!(found(Naming::Capacity, "y").as_deref(), Ok("root.b.y"));
+        assert!(found(Naming::Fair, "y").is_err(), "the fair scheduler would not find it either");
+        assert_eq!(found(Naming::Fair, "a").as_deref(), Ok("root.a"));
+    }
+
+    #[test]
+    fn a_leaf_that_two_queues_share_is_told_with_both() {
+        let error = found(Naming::Capacity, "x").unwrap_err();
+        assert_eq!(error.to_string(), r#"the queue "x" may be root.a.x or root.b.x; give one of these paths"#);
+        assert!(matches!(found(Naming::Capacity, "a"), Err(QueueError::Ambiguous { .. })), "root.a and root.a.a");
+        assert!(found(Naming::Fair, "x").is_err());
+    }
+
+    #[test]
+    fn what_is_left_is_the_least_along_the_path() {
+        let mut all = vec![queue("root", 100, 60), queue("root.a", 80, 60), queue("root.a.x", 40, 5)];
+        let left = |all: &[Queue], path| {
+            let queues = Queues::new(Naming::Fair, all.to_vec()).unwrap();
+            let queue = queues.find(path).unwrap();
+            (queues.left(queue).memory, queues.state(queue))
+        };
+        assert_eq!(left(&all, "root.a.x"), (20, QueueState::Running));
+        assert_eq!(left(&all, "root"), (40, QueueState::Running));
+        all[1].state = QueueState::Draining;
+        all[0].used.memory = 130;
+        assert_eq!(left(&all, "root.a.x"), (-30, QueueState::Draining), "more than there is");
+        all[0].state = QueueState::Stopped;
+        assert_eq!(left(&all, "root.a.x").1, QueueState::Stopped);
+    }
+
+    #[test]
+    fn two_queues_of_one_path_are_none() {
+        let twice = [queue("root", 1, 0), queue("root", 2, 0)];
+        assert_eq!(Queues::new(Naming::Fair, twice), Err(SamePath("root".into())));
+    }
+
+    #[test]
+    fn queues_are_told_from_anywhere() {
+        let queues = queues(Naming::Fair);
+        let behind = |after| queues.behind(after).map(|queue| queue.path.as_str()).collect::<Vec<_>>();
+        assert_eq!(behind(None).len(), 8);
+        assert_eq!(behind(Some("root.b.w")), ["root.b.x", "root.b.y", "root.c.d"]);
+        assert!(behind(Some("s")).is_empty());
+    }
+}

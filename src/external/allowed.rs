@@ -1,0 +1,121 @@
+//! Which hosts the service may ask: an administrator of the service names addresses, and whoever runs it says which may be named.
+
+use super::{Address, http::Failure};
+
+/// Hosts that may be asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllowedHosts(Vec<Pattern>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Pattern {
+    host: Host,
+    /// Any port without one.
+    port: Option<u16>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Host {
+    Any,
+    /// All names that end so, with the dot before it.
+    Under(String),
+    Named(String),
+}
+
+impl AllowedHosts {
+    /// No host at all.
+    pub const NONE: Self = Self(Vec::new());
+
+    /// Reads `HOST`, `HOST:PORT`, `*.DOMAIN`, `*.DOMAIN:PORT` or `*`, separated by commas. A host is a name or an IP address as it stands
+    /// in an address: it is compared by letters, and nothing is resolved.
+    ///
+    /// # Errors
+    /// The first part that is none of these.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        parts.map(pattern).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Whether the address may be asked.
+    ///
+    /// # Errors
+    /// [`Failure::NotAllowed`].
+    pub fn check(&self, address: &Address) -> Result<(), Failure> {
+        let (host, port) = (address.url.host_str().unwrap_or_default(), address.url.port_or_known_default());
+        let is_allowed = self.0.iter().any(|pattern| pattern.allows(host, port));
+        is_allowed.then_some(()).ok_or(Failure::NotAllowed)
+    }
+}
+
+impl Pattern {
+    fn allows(&self, host: &str, port: Option<u16>) -> bool {
+        let is_host = match &self.host {
+            Host::Any => true,
+            Host::Under(domain) => host.strip_suffix(domain.as_str()).is_some_and(|rest| !rest.is_empty()),
+            Host::Named(name) => host == name,
+        };
+        is_host && self.port.is_none_or(|own| port == Some(own))
+    }
+}
+
+fn pattern(text: &str) -> Result<Pattern, String> {
+    let wrong = || format!("{text:?} is none of HOST, HOST:PORT, *.DOMAIN and *");
+    let (host, port) = match text.rsplit_once(':') {
+        // The colons of an IPv6 address stand in brackets.
+        Some((host, port)) if !port.ends_with(']') => (host, Some(port.parse().map_err(|_| wrong())?)),
+        _ => (text, None),
+    };
+    let host = host.to_ascii_lowercase();
+    let is_name =
+        |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_[]:".contains(c));
+    let host = match host.strip_prefix('*') {
+        Some("") => Host::Any,
+        Some(domain) if domain.starts_with('.') && is_name(domain) && domain.len() > 1 => {
+            Host::Under(domain.to_owned())
+        }
+        None if is_name(&host) => Host::Named(host),
+        _ => return Err(wrong()),
+    };
+    Ok(Pattern { host, port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allows(hosts: &str, address: &str) -> bool {
+        AllowedHosts::parse(hosts).unwrap().check(&Address::parse(address).unwrap()).is_ok()
+    }
+
+    #[test]
+    fn only_what_is_said_may_be_asked() {
+        for (hosts, address, allowed) in [
+            ("", "http://rm1:8088", false),
+            ("rm1", "http://rm1:8088", true),
+            ("rm1", "http://RM1", true),
+            ("rm1", "http://rm1.evil", false),
+            ("rm1:8088", "http://rm1:8089", false),
+            ("rm1:80", "http://rm1", true),
+            ("rm1:443", "https://rm1", true),
+            ("rm2, rm1:8088", "http://rm1:8088", true),
+            ("*.example.com", "http://rm1.example.com:1", true),
+            ("*.example.com:2", "http://rm1.example.com:1", false),
+            ("*.example.com", "http://example.com", false),
+            ("*.example.com", "http://xexample.com", false),
+            ("*", "http://169.254.169.254", true),
+            ("*:8088", "http://169.254.169.254", false),
+            ("127.0.0.1", "http://localhost", false),
+            ("127.0.0.1", "http://2130706433", true),
+            ("[::1]:8088", "http://[::1]:8088", true),
+            ("[::1]", "http://[::1]:8088", true),
+        ] {
+            assert_eq!(allows(hosts, address), allowed, "{hosts} {address}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_host_is_refused() {
+        for wrong in ["http://rm1", "rm1:port", "rm1:99999", "*example.com", "a*", "*.", "a b", "rm1/x"] {
+            assert!(AllowedHosts::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Requests over HTTP to clusters: bounded in time and size, never redirected, and with credentials for named addresses alone.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use reqwest::{Client, Response, StatusCode, Url, header, redirect};
+use secrecy::{ExposeSecret as _, SecretString};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::{Address, allowed::AllowedHosts};
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    /// A connection.
+    pub connect: Duration,
+    /// Until the other side says something, or something more.
+    pub read: Duration,
+    /// An answer, with all that stands in it.
+    pub answer: Duration,
+    /// All that is asked, of whichever addresses and however often, until something is fetched.
+    pub fetch: Duration,
+}
+
+const TIMES: Times = Times {
+    connect: Duration::from_secs(2),
+    read: Duration::from_secs(5),
+    answer: Duration::from_secs(10),
+    fetch: Duration::from_secs(20),
+};
+
+/// The largest answer, unpacked: that of 3,000 queues of a capacity scheduler.
+const BODY_BYTES_MAX: usize = 32 << 20;
+
+/// How many clusters are fetched from at once: each may take an answer of the largest size, and what is read of it.
+const FETCHES_MAX: usize = 4;
+
+/// Asks clusters; clones share it.
+#[derive(Debug, Clone)]
+pub struct Http {
+    /// Why there is none, if it cannot be made.
+    client: Arc<OnceLock<Result<Client, Failure>>>,
+    allowed: Arc<AllowedHosts>,
+    turns: Arc<Semaphore>,
+    times: Times,
+}
+
+/// Who asks: a user and a password.
+pub type Login<'a> = (&'a str, &'a SecretString);
+
+/// Why an address gave no answer that can be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// It is not among the hosts that may be asked.
+    #[error(
+        "is not among the hosts that this server may ask: start it with --external-hosts (LINKIS_RM_EXTERNAL_HOSTS) that name it"
+    )]
+    NotAllowed,
+    /// It cannot be asked.
+    #[error("is no address that can be asked")]
+    Address,
+    /// There is no connection.
+    #[error("cannot be connected to")]
+    Connect,
+    /// Its certificate is none that is trusted here, or it speaks no TLS.
+    #[error("has no certificate that is trusted here, or speaks no TLS")]
+    Tls,
+    /// It took too long.
+    #[error("did not answer in time")]
+    Timeout,
+    /// The connection broke, or what came was no HTTP.
+    #[error("broke off its answer, or gave none in HTTP")]
+    Broken,
+    /// It is there, but another one is active.
+    #[error("is not the active ResourceManager")]
+    NotActive,
+    /// It wants credentials, or others.
+    #[error("answered {0}: it wants a user and a password, or others; see authorEnable, user and pwd")]
+    Unauthorized(u16),
+    /// It sends elsewhere.
+    #[error("answered {0}: it sends elsewhere, and no redirect is followed; name the address that answers")]
+    Redirect(u16),
+    /// It refuses.
+    #[error("answered {0}")]
+    Status(u16),
+    /// What it answered is too large.
+    #[error("answered more than {BODY_BYTES_MAX} bytes")]
+    TooLarge,
+    /// What it answered is something else.
+    #[error("answered what {0}")]
+    Unreadable(String),
+    /// The server could not prepare to ask.
+    #[error("cannot be asked: this server has no trusted certificates; install the system's (ca-certificates)")]
+    NoClient,
+    /// The server stopped while it read the answer.
+    #[error("was asked by a server that stops")]
+    Stopping,
+}
+
+impl Failure {
+    /// Whether it is about the moment: trying again may help.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect | Self::Timeout | Self::Broken | Self::NotActive => true,
+            Self::Status(status) => *status >= 500,
+            _ => false,
+        }
+    }
+
+    /// What kind it is, for metrics.
+    pub fn class(&self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Tls => "tls",
+            Self::Timeout => "timeout",
+            Self::NotActive => "not_active",
+            Self::Unauthorized(_) => "unauthorized",
+            Self::NotAllowed | Self::Address | Self::NoClient | Self::Stopping => "not_asked",
+            Self::Broken | Self::Redirect(_) | Self::Status(_) | Self::TooLarge | Self::Unreadable(_) => "bad_answer",
+        }
+    }
+}
+
+impl Http {
+    /// Asks no hosts but these.
+    pub fn new(allowed: AllowedHosts) -> Self {
+        Self::with_times(allowed, TIMES)
+    }
+
+    pub(super) fn with_times(allowed: AllowedHosts, times: Times) -> Self {
+        let turns = Arc::new(Semaphore::new(FETCHES_MAX));
+        Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times }
+    }
+
+    /// Made when it is first needed: it reads the machine's trusted certificates.
+    fn client(&self) -> Result<&Client, Failure> {
+        let client = self.client.get_or_init(|| {
+            // Whoever was first has installed the same one.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let client = Client::builder()
+                .connect_timeout(self.times.connect)
+                .read_timeout(self.times.read)
+                .timeout(self.times.answer)
+                .redirect(redirect::Policy::none())
+                // A proxy of the environment would be told credentials, and asked for hosts that nobody allowed it.
+                .no_proxy()
+                .pool_max_idle_per_host(1)
+                .referer(false)
+                .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")))
+                .build();
+            client.map_err(|error| {
+                tracing::warn!(error = &error as &dyn std::error::Error, "no cluster can be asked");
+                Failure::NoClient
+            })
+        });
+        client.as_ref().map_err(Clone::clone)
+    }
+
+    /// Whether an address may be asked.
+    ///
+    /// # Errors
+    /// [`Failure::NotAllowed`].
+    pub fn check(&self, address: &Address) -> Result<(), Failure> {
+        self.allowed.check(address)
+    }
+
+    /// How long all may take until something is fetched.
+    pub(super) fn fetch_timeout(&self) -> Duration {
+        self.times.fetch
+    }
+
+    /// Waits for its turn to fetch from a cluster.
+    pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
+        self.turns.acquire().await.map_err(|_| Failure::Stopping)
+    }
+
+    /// What stands under `path` at an address.
+    pub(super) async fn get(
+        &self,
+        address: &Address,
+        path: &str,
+        login: Option<Login<'_>>,
+    ) -> Result<Vec<u8>, Failure> {
+        self.check(address)?;
+        let url: Url = address.join(path)?;
+        let request = self.client()?.get(url).header(header::ACCEPT, "application/json");
+        let request = match login {
+            Some((user, password)) => request.basic_auth(user, Some(password.expose_secret())),
+            None => request,
+        };
+        let mut response = request.send().await.map_err(|error| failure(&error))?;
+        let declared = response.content_length().and_then(|bytes| usize::try_from(bytes).ok());
+        check_status(&response)?;
+        if declared.is_some_and(|bytes| bytes > BODY_BYTES_MAX) {
+            return Err(Failure::TooLarge);
+        }
+        let mut body = Vec::with_capacity(declared.unwrap_or_default());
+        while let Some(chunk) = response.chunk().await.map_err(|error| failure(&error))? {
+            if body.len() + chunk.len() > BODY_BYTES_MAX {
+                return Err(Failure::TooLarge);
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
+    }
+}
+
+fn check_status(response: &Response) -> Result<(), Failure> {
+    let status = response.status();
+    match status {
+        StatusCode::OK => Ok(()),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::Unauthorized(status.as_u16())),
+        _ if status.is_redirection() => Err(Failure::Redirect(status.as_u16())),
+        _ => Err(Failure::Status(status.as_u16())),
+    }
+}
+
+/// What has failed, without what it says: that may hold the address with all that stands in it.
+fn failure(error: &reqwest::Error) -> Failure {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if error.is::<rustls::Error>() {
+            return Failure::Tls;
+        }
+        // Its source would be that of what it wraps.
+        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        source = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
+    }
+    match error {
+        error if error.is_timeout() => Failure::Timeout,
+        error if error.is_connect() => Failure::Connect,
+        _ => Failure::Broken,
+    }
+}

@@ -1,0 +1,128 @@
+//! `/ws/v1/cluster/info`, `/metrics` and `/apps`: who is active, how large the cluster is, and what runs in it.
+
+use crate::domain::queue::{Application, QueueAmounts};
+
+use super::{
+    MIB, ParseError,
+    json::{self, Value},
+};
+
+/// How many applications may run at once, or wait to, and how long what is kept of each text of theirs is, in bytes.
+const APPLICATIONS_MAX: usize = 50_000;
+const TEXT_BYTES_MAX: usize = 255;
+
+/// Whether the ResourceManager that answered is the active one; one without others is.
+pub(super) fn is_active(json: &[u8]) -> Result<bool, ParseError> {
+    let answer = json::read(json, &["clusterInfo", "haState"])?;
+    let info = answer.objects("clusterInfo").next().ok_or(ParseError::Missing { what: "clusterInfo" })?;
+    let state = info.text("haState").ok_or(ParseError::Missing { what: "clusterInfo.haState" })?;
+    Ok(state.eq_ignore_ascii_case("ACTIVE"))
+}
+
+/// How large the cluster is.
+pub(super) fn size(json: &[u8]) -> Result<QueueAmounts, ParseError> {
+    let answer = json::read(json, &["clusterMetrics", "totalMB", "totalVirtualCores"])?;
+    let metrics = answer.objects("clusterMetrics").next().ok_or(ParseError::Missing { what: "clusterMetrics" })?;
+    let total = |key, what| metrics.int(key).map(|total| total.max(0)).ok_or(ParseError::Missing { what });
+    Ok(QueueAmounts {
+        memory: total("totalMB", "clusterMetrics.totalMB")?.saturating_mul(MIB),
+        cores: total("totalVirtualCores", "clusterMetrics.totalVirtualCores")?,
+    })
+}
+
+const APPLICATION_KEYS: &[&str] =
+    &["apps", "app", "id", "name", "user", "queue", "state", "allocatedMB", "allocatedVCores", "startedTime"];
+
+/// The applications of an answer, by their ids.
+pub(super) fn applications(json: &[u8]) -> Result<Vec<Application>, ParseError> {
+    let answer = json::read(json, APPLICATION_KEYS)?;
+    if answer.all("apps").next().is_none() {
+        return Err(ParseError::Missing { what: "apps" });
+    }
+    let mut applications = Vec::new();
+    for app in answer.objects("apps").flat_map(|apps| apps.objects("app")) {
+        if applications.len() >= APPLICATIONS_MAX {
+            return Err(ParseError::TooMany { most: APPLICATIONS_MAX });
+        }
+        applications.push(application(app)?);
+    }
+    applications.sort_by(|a, b| a.id.cmp(&b.id));
+    applications.dedup_by(|a, b| a.id == b.id);
+    Ok(applications)
+}
+
+fn application(app: &Value) -> Result<Application, ParseError> {
+    let text = |key| {
+        let text = app.text(key).unwrap_or_default();
+        text.get(..text.floor_char_boundary(TEXT_BYTES_MAX)).unwrap_or_default().to_owned()
+    };
+    // One that has not been given anything has -1.
+    let amount = |key| app.int(key).unwrap_or_default().max(0);
+    let id = text("id");
+    if id.is_empty() {
+        return Err(ParseError::Missing { what: "app.id" });
+    }
+    Ok(Application {
+        id,
+        name: text("name"),
+        user: text("user"),
+        queue: text("queue"),
+        state: text("state"),
+        allocated: QueueAmounts { memory: amount("allocatedMB").saturating_mul(MIB), cores: amount("allocatedVCores") },
+        start_millis: amount("startedTime"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_active_says_so() {
+        for (json, active) in [
+            (r#"{"clusterInfo": {"id": 1, "state": "STARTED", "haState": "ACTIVE"}}"#, true),
+            (r#"{"clusterInfo": {"haState": "active"}}"#, true),
+            (r#"{"clusterInfo": {"haState": "STANDBY"}}"#, false),
+            (r#"{"clusterInfo": {"haState": "INITIALIZING"}}"#, false),
+        ] {
+            assert_eq!(is_active(json.as_bytes()), Ok(active), "{json}");
+        }
+        for json in ["{}", r#"{"clusterInfo": {}}"#, r#"{"clusterInfo": null}"#, "[]", "1"] {
+            assert!(matches!(is_active(json.as_bytes()), Err(ParseError::Missing { .. })), "{json}");
+        }
+    }
+
+    #[test]
+    fn the_cluster_has_a_size() {
+        let told = size(br#"{"clusterMetrics": {"totalMB": 1024, "totalVirtualCores": 7, "totalMBX": 1}}"#);
+        assert_eq!(told, Ok(QueueAmounts { memory: 1 << 30, cores: 7 }));
+        assert!(size(br#"{"clusterMetrics": {"totalMB": 1024}}"#).is_err());
+    }
+
+    #[test]
+    fn applications_are_told_with_what_they_have() {
+        let json = br#"{"apps": {"app": [
+            {"id": "application_2", "user": "b", "name": "n", "queue": "etl", "state": "ACCEPTED", "allocatedMB": -1,
+             "allocatedVCores": -1, "startedTime": 0, "trackingUrl": "x"},
+            {"id": "application_1", "user": "a", "name": "n", "queue": "root.eng.etl", "state": "RUNNING",
+             "allocatedMB": 12288, "allocatedVCores": 3, "startedTime": 1795304054064}
+        ]}}"#;
+        let told = applications(json).unwrap();
+        assert_eq!(told.iter().map(|app| app.id.as_str()).collect::<Vec<_>>(), ["application_1", "application_2"]);
+        assert_eq!(told[0].allocated, QueueAmounts { memory: 12 << 30, cores: 3 });
+        assert_eq!(told[1].allocated, QueueAmounts::default());
+        for none in [r#"{"apps": null}"#, r#"{"apps": {}}"#, r#"{"apps": ""}"#, r#"{"apps": {"app": []}}"#] {
+            assert_eq!(applications(none.as_bytes()), Ok(vec![]), "{none}");
+        }
+        let one = br#"{"apps": {"app": {"id": "application_1"}}}"#;
+        assert_eq!(applications(one).unwrap().len(), 1, "old releases write a list of one without brackets");
+        assert!(applications(br#"{"apps": {"app": [{}]}}"#).is_err());
+        assert!(applications(b"{}").is_err());
+    }
+
+    #[test]
+    fn what_users_write_is_cut() {
+        let json = format!(r#"{{"apps": {{"app": [{{"id": "a", "name": "{}"}}]}}}}"#, "ü".repeat(10_000));
+        assert_eq!(applications(json.as_bytes()).unwrap()[0].name.len(), 254);
+    }
+}

@@ -1,0 +1,263 @@
+//! What is known of a cluster: Linkis's own JSON, as it stands in its table of providers.
+
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Map, Value};
+
+use crate::{
+    domain::name::FieldError,
+    external::{Address, ExternalResource},
+};
+
+use super::{Capacity, Yarn, fetch::LastActive};
+
+/// How many addresses there may be, and how long user and password, in bytes.
+const ADDRESSES_MAX: usize = 8;
+const CREDENTIAL_BYTES_MAX: usize = 1024;
+
+/// The keys that Linkis writes and that decide nothing here: which release it is follows from what it answers.
+const UNUSED: [&str; 4] = ["hadoopVersion", "principalName", "keytabPath", "krb5Path"];
+
+/// Why Kerberos is none of the ways to log in.
+const NO_KERBEROS: &str = "is not offered: it would bring a C library and files of keys to each instance. Name an address that takes a \
+                           user and a password, such as that of a gateway (Apache Knox), and set it to false";
+
+/// A cluster.
+#[derive(Debug)]
+pub(super) struct Config {
+    /// Of its ResourceManagers.
+    pub addresses: Vec<Address>,
+    /// How to log in.
+    pub login: Option<Login>,
+    /// How much its queues have.
+    pub capacity: Capacity,
+    /// What is kept and told, but not used.
+    unused: Map<String, Value>,
+}
+
+/// A user and a password.
+#[derive(Debug)]
+pub(super) struct Login {
+    /// The user.
+    pub user: String,
+    /// The password.
+    pub password: SecretString,
+}
+
+/// Reads a configuration. A password that it leaves out is that of `before`, if it is for the same user at the same addresses.
+///
+/// # Errors
+/// What is wrong with it, by key.
+pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
+    let before = before.and_then(|before| parse(before, None).ok());
+    let config = parse(json, before.as_ref())?;
+    Ok(Box::new(Yarn { config, active: LastActive::default() }))
+}
+
+fn wrong(key: &str, problem: impl Into<String>) -> FieldError {
+    FieldError::new(format!("config.{key}"), problem)
+}
+
+fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
+    // The text of the error is not told: it may repeat what is there.
+    let not_json = |error: serde_json::Error| {
+        let place = format!("is no JSON object; see line {}, column {}", error.line(), error.column());
+        FieldError::new("config", place)
+    };
+    let mut keys: Map<String, Value> = serde_json::from_str(json).map_err(not_json)?;
+    let addresses = addresses(text(&mut keys, "rmWebAddress")?.as_deref())?;
+    if flag(&mut keys, "kerberosEnable")? {
+        return Err(wrong("kerberosEnable", NO_KERBEROS));
+    }
+    let (enabled, user, password) =
+        (flag(&mut keys, "authorEnable")?, text(&mut keys, "user")?, text(&mut keys, "pwd")?);
+    let login = match enabled {
+        true => Some(login(user.unwrap_or_default(), password, before.filter(|before| before.addresses == addresses))?),
+        // Linkis writes both, whether they are used or not.
+        false => None,
+    };
+    let capacity = match text(&mut keys, "queueCapacity")?.as_deref() {
+        None | Some("maximum") => Capacity::Maximum,
+        Some("guaranteed") => Capacity::Guaranteed,
+        Some(_) => return Err(wrong("queueCapacity", "must be \"maximum\" or \"guaranteed\"")),
+    };
+    let mut unused = Map::new();
+    for key in UNUSED {
+        if let Some(value) = text(&mut keys, key)? {
+            unused.insert(key.to_owned(), value.into());
+        }
+    }
+    match keys.keys().next() {
+        Some(key) => Err(wrong(
+            &key.chars().take(64).collect::<String>(),
+            "is not known; known are rmWebAddress, authorEnable, user, pwd, kerberosEnable, queueCapacity, and, \
+             without a meaning here, hadoopVersion, principalName, keytabPath and krb5Path",
+        )),
+        None => Ok(Config { addresses, login, capacity, unused }),
+    }
+}
+
+/// Takes a text; none if it is not there, or null.
+fn text(keys: &mut Map<String, Value>, key: &str) -> Result<Option<String>, FieldError> {
+    match keys.remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.len() > CREDENTIAL_BYTES_MAX * ADDRESSES_MAX => {
+            Err(wrong(key, "is too long"))
+        }
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(wrong(key, "must be a text")),
+    }
+}
+
+/// Takes a yes or no; no if it is not there.
+fn flag(keys: &mut Map<String, Value>, key: &str) -> Result<bool, FieldError> {
+    match keys.remove(key) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(flag),
+        Some(_) => Err(wrong(key, "must be true or false")),
+    }
+}
+
+fn addresses(text: Option<&str>) -> Result<Vec<Address>, FieldError> {
+    let text = text.ok_or_else(|| wrong("rmWebAddress", "is required, e.g. \"http://rm1:8088;http://rm2:8088\""))?;
+    let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
+    let addresses: Vec<_> =
+        parts.map(Address::parse).collect::<Result<_, _>>().map_err(|problem| wrong("rmWebAddress", problem))?;
+    match addresses.len() {
+        0 => Err(wrong("rmWebAddress", "names no address")),
+        1..=ADDRESSES_MAX => Ok(addresses),
+        many => Err(wrong("rmWebAddress", format!("names {many} addresses; at most {ADDRESSES_MAX} are allowed"))),
+    }
+}
+
+/// `before` is what was known of the same addresses: a password is never sent to others than those it was given for.
+fn login(user: String, password: Option<String>, before: Option<&Config>) -> Result<Login, FieldError> {
+    if user.is_empty() || user.contains(':') || user.chars().any(char::is_control) {
+        return Err(wrong("user", "must be a name without colon, because authorEnable is true"));
+    }
+    let kept = before.and_then(|before| before.login.as_ref()).filter(|before| before.user == user);
+    let password = match password {
+        Some(password) => SecretString::from(password),
+        None => {
+            let missing = || wrong("pwd", "is required for a user or addresses that it was not given for before");
+            kept.ok_or_else(missing)?.password.clone()
+        }
+    };
+    let bytes = [user.len(), password.expose_secret().len()];
+    if bytes.into_iter().any(|bytes| bytes > CREDENTIAL_BYTES_MAX) {
+        return Err(wrong("pwd", format!("and user must each have at most {CREDENTIAL_BYTES_MAX} bytes")));
+    }
+    Ok(Login { user, password })
+}
+
+impl Config {
+    fn keys(&self) -> Map<String, Value> {
+        let mut keys = self.unused.clone();
+        let addresses: Vec<_> = self.addresses.iter().map(Address::as_str).collect();
+        keys.insert("rmWebAddress".into(), addresses.join(";").into());
+        keys.insert("authorEnable".into(), self.login.is_some().into());
+        if let Some(login) = &self.login {
+            keys.insert("user".into(), login.user.clone().into());
+        }
+        keys.insert(
+            "queueCapacity".into(),
+            match self.capacity {
+                Capacity::Maximum => "maximum".into(),
+                Capacity::Guaranteed => "guaranteed".into(),
+            },
+        );
+        keys
+    }
+
+    /// All of it.
+    pub fn stored(&self) -> SecretString {
+        let mut keys = self.keys();
+        if let Some(login) = &self.login {
+            keys.insert("pwd".into(), login.password.expose_secret().into());
+        }
+        Value::Object(keys).to_string().into()
+    }
+
+    /// All but the password.
+    pub fn shown(&self) -> String {
+        Value::Object(self.keys()).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "gr8-s3cret";
+
+    /// As Linkis's own first row has it.
+    const LINKIS: &str = r#"{"rmWebAddress": "http://127.0.0.1:8088", "hadoopVersion": "3.3.4", "authorEnable": false, "user": "hadoop",
+        "pwd": "gr8-s3cret", "kerberosEnable": false, "principalName": "p@R", "keytabPath": "/k", "krb5Path": "/k5"}"#;
+
+    fn with_login(addresses: &str, pwd: &str) -> String {
+        format!(r#"{{"rmWebAddress": "{addresses}", "authorEnable": true, "user": "hadoop"{pwd}}}"#)
+    }
+
+    fn error(json: &str) -> (String, String) {
+        let FieldError { field, problem } = read(json, None).unwrap_err();
+        assert!(!problem.contains(SECRET), "{problem}");
+        (field, problem)
+    }
+
+    #[test]
+    fn linkis_s_own_row_is_read_as_it_is() {
+        let config = parse(LINKIS, None).unwrap();
+        assert_eq!(config.addresses.iter().map(Address::as_str).collect::<Vec<_>>(), ["http://127.0.0.1:8088"]);
+        assert!(config.login.is_none() && config.capacity == Capacity::Maximum);
+        assert!(!config.stored().expose_secret().contains(SECRET), "a password that is not used is not kept");
+        assert!(config.shown().contains(r#""hadoopVersion":"3.3.4""#));
+        let two = parse(r#"{"rmWebAddress": " http://a:8088/; https://b:8090 ;"}"#, None).unwrap();
+        assert_eq!(two.addresses.iter().map(Address::as_str).collect::<Vec<_>>(), ["http://a:8088", "https://b:8090"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_key() {
+        for (json, key) in [
+            ("gr8-s3cret", "config"),
+            ("[]", "config"),
+            ("{}", "config.rmWebAddress"),
+            (r#"{"rmWebAddress": 1}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": ";"}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": "rm1:8088"}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": "ftp://rm1"}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": "http://u:gr8-s3cret@rm1"}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": "http://rm1?x=gr8-s3cret"}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": "http://rm1", "rmWebAdress": 1}"#, "config.rmWebAdress"),
+            (r#"{"rmWebAddress": "http://rm1", "authorEnable": "yes"}"#, "config.authorEnable"),
+            (r#"{"rmWebAddress": "http://rm1", "authorEnable": true}"#, "config.user"),
+            (r#"{"rmWebAddress": "http://rm1", "authorEnable": true, "user": "a:b", "pwd": "x"}"#, "config.user"),
+            (r#"{"rmWebAddress": "http://rm1", "authorEnable": true, "user": "a"}"#, "config.pwd"),
+            (r#"{"rmWebAddress": "http://rm1", "queueCapacity": "all"}"#, "config.queueCapacity"),
+        ] {
+            assert_eq!(error(json).0, key, "{json}");
+        }
+        let (field, problem) = error(r#"{"rmWebAddress": "http://rm1", "kerberosEnable": true}"#);
+        assert_eq!(field, "config.kerberosEnable");
+        assert!(problem.contains("Knox"), "{problem}");
+        let nine = ["http://rm1"; 9].join(";");
+        assert!(error(&format!(r#"{{"rmWebAddress": "{nine}"}}"#)).1.contains("at most 8"));
+    }
+
+    #[test]
+    fn a_password_is_never_told_and_kept_only_for_whom_it_was_given() {
+        let given = with_login("http://rm1:8088", r#", "pwd": "gr8-s3cret""#);
+        let first = read(&given, None).unwrap();
+        assert!(!first.shown().contains(SECRET) && !format!("{first:?}").contains(SECRET));
+        let stored = first.stored();
+        assert!(stored.expose_secret().contains(SECRET) && !format!("{stored:?}").contains(SECRET));
+        let before = Some(stored.expose_secret());
+        let again = read(&with_login("http://rm1:8088", ""), before).unwrap();
+        assert_eq!(again.stored().expose_secret(), stored.expose_secret());
+        for other in [
+            with_login("http://rm2:8088", ""),
+            with_login("http://rm1:8088;http://rm2:8088", ""),
+            with_login("http://rm1:8088", "").replace("hadoop", "root"),
+        ] {
+            assert_eq!(read(&other, before).unwrap_err().field, "config.pwd", "{other}");
+        }
+    }
+}

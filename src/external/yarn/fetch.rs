@@ -1,0 +1,143 @@
+//! Asks the ResourceManager that is active, whichever of the addresses it has.
+
+use std::{
+    pin::Pin,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    domain::queue::{Application, QueueAmounts, Queues},
+    external::{
+        Address, FetchError,
+        http::{Failure, Http},
+    },
+};
+
+use super::{ParseError, Yarn, cluster, scheduler::Scheduler};
+
+const INFO: &str = "/ws/v1/cluster/info";
+const METRICS: &str = "/ws/v1/cluster/metrics";
+const SCHEDULER: &str = "/ws/v1/cluster/scheduler";
+
+/// Those that are not over, without what is large in them and not looked at; older releases do not know how to leave it out.
+const APPLICATIONS: &str = "/ws/v1/cluster/apps?states=NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING\
+                            &deSelects=resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression,resourceInfo";
+
+/// How often all addresses are gone through, and how long it rests between, at least and at most: neither too many instances at the
+/// same moment, nor all the while.
+const ROUNDS_MAX: u32 = 3;
+const REST: Duration = Duration::from_millis(200);
+
+/// How the standby of old releases begins to say so, with a good status.
+const STANDBY: &[u8] = b"This is standby RM";
+
+/// Which address was the active one's.
+#[derive(Debug, Default)]
+pub(super) struct LastActive(AtomicUsize);
+
+/// A ResourceManager that is asked.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    yarn: &'a Yarn,
+    http: &'a Http,
+    address: &'a Address,
+}
+
+/// Something that is asked of the active one.
+type Ask<T> = for<'a> fn(Asked<'a>) -> Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>;
+
+/// All queues.
+pub(super) async fn queues(yarn: &Yarn, http: &Http) -> Result<Queues, FetchError> {
+    from_active(yarn, http, |asked| Box::pin(asked.queues())).await
+}
+
+/// All applications that are not over.
+pub(super) async fn applications(yarn: &Yarn, http: &Http) -> Result<Vec<Application>, FetchError> {
+    from_active(yarn, http, |asked| Box::pin(asked.applications())).await
+}
+
+/// Fetches from whichever is active, beginning with the one that was.
+async fn from_active<T>(yarn: &Yarn, http: &Http, ask: Ask<T>) -> Result<T, FetchError> {
+    let addresses = &yarn.config.addresses;
+    let deadline = Instant::now() + http.fetch_timeout();
+    let mut error = FetchError { failures: Vec::new() };
+    for round in 0..ROUNDS_MAX {
+        if round > 0 {
+            tokio::time::sleep(rest(round)).await;
+        }
+        let mut failures = Vec::new();
+        let first = yarn.active.0.load(Ordering::Relaxed);
+        for place in (0..addresses.len()).map(|place| (first + place) % addresses.len()) {
+            let Some(address) = addresses.get(place) else { continue };
+            let asked = Asked { yarn, http, address };
+            let fetched = tokio::time::timeout_at(deadline, asked.if_active(ask)).await;
+            match fetched.unwrap_or(Err(Failure::Timeout)) {
+                Ok(fetched) => {
+                    yarn.active.0.store(place, Ordering::Relaxed);
+                    return Ok(fetched);
+                }
+                Err(failure) => failures.push((address.as_str().to_owned(), failure)),
+            }
+        }
+        error.failures = failures;
+        if Instant::now() >= deadline || !error.may_pass() {
+            break;
+        }
+    }
+    Err(error)
+}
+
+impl Asked<'_> {
+    /// Asks, when it is its turn, if this is the active one. A single one need not be asked whether it is: it says so.
+    async fn if_active<T>(self, ask: Ask<T>) -> Result<T, Failure> {
+        let _turn = self.http.turn().await?;
+        if self.yarn.config.addresses.len() > 1 && !cluster::is_active(&self.get(INFO).await?)? {
+            return Err(Failure::NotActive);
+        }
+        ask(self).await
+    }
+
+    async fn queues(self) -> Result<Queues, Failure> {
+        let scheduler = read(self.get(SCHEDULER).await?, Scheduler::read).await?;
+        let cluster = match scheduler.needs_cluster() {
+            true => cluster::size(&self.get(METRICS).await?)?,
+            false => QueueAmounts::default(),
+        };
+        Ok(scheduler.queues(self.yarn.config.capacity, cluster)?)
+    }
+
+    async fn applications(self) -> Result<Vec<Application>, Failure> {
+        read(self.get(APPLICATIONS).await?, cluster::applications).await
+    }
+
+    async fn get(self, path: &str) -> Result<Vec<u8>, Failure> {
+        let login = self.yarn.config.login.as_ref().map(|login| (login.user.as_str(), &login.password));
+        match self.http.get(self.address, path, login).await {
+            // A standby names the active one as that calls itself, or says when to come again.
+            Err(Failure::Redirect(307)) => Err(Failure::NotActive),
+            Ok(body) if body.starts_with(STANDBY) => Err(Failure::NotActive),
+            answer => answer,
+        }
+    }
+}
+
+/// Reads megabytes where nobody else waits for it.
+async fn read<T: Send + 'static>(body: Vec<u8>, parse: fn(&[u8]) -> Result<T, ParseError>) -> Result<T, Failure> {
+    let read = tokio::task::spawn_blocking(move || parse(&body)).await;
+    Ok(read.map_err(|_| Failure::Stopping)??)
+}
+
+/// Each time twice as long, and up to twice as long as that, so that instances do not come back together.
+fn rest(round: u32) -> Duration {
+    let least = REST * 2_u32.saturating_pow(round.saturating_sub(1));
+    // A few bits of chance; a clock's would do as well.
+    let chance = u32::try_from(uuid::Uuid::new_v4().as_u128() % 1000).unwrap_or_default();
+    least + least * chance / 1000
+}
+
+#[cfg(test)]
+#[path = "fetch_tests.rs"]
+mod tests;

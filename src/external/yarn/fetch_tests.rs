@@ -1,0 +1,284 @@
+//! Against servers that behave as ResourceManagers do, and as none should.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpListener,
+};
+use tokio_rustls::{TlsAcceptor, rustls};
+
+use super::*;
+use crate::external::{allowed::AllowedHosts, http::Times, read};
+
+const FAIR: &str = include_str!("../../../tests/fixtures/yarn/fair-3.4.2.json");
+const SHARES: &str = include_str!("../../../tests/fixtures/yarn/capacity-2.7.json");
+const ACTIVE: &str = r#"{"clusterInfo": {"haState": "ACTIVE"}}"#;
+const STANDBY: &str = r#"{"clusterInfo": {"haState": "STANDBY"}}"#;
+
+/// What a server does with a request.
+enum Reply {
+    Json(String),
+    /// The whole answer, as it goes over the wire.
+    Raw(String),
+    /// A head, and then the same for ever.
+    Endless(&'static str),
+    Silence,
+}
+
+/// A server that remembers the heads of the requests it got.
+struct Fake {
+    address: SocketAddr,
+    heads: Arc<Mutex<Vec<String>>>,
+}
+
+impl Fake {
+    async fn start(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> Self {
+        Self::start_with(reply, None).await
+    }
+
+    async fn start_with(reply: impl Fn(&str) -> Reply + Send + Sync + 'static, tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, heads) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<String>>>::default());
+        let (seen, reply) = (heads.clone(), Arc::new(reply));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (seen, reply, tls) = (seen.clone(), reply.clone(), tls.clone());
+                tokio::spawn(async move {
+                    match tls {
+                        None => answer(stream, seen, &*reply).await,
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                answer(stream, seen, &*reply).await;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        Self { address, heads }
+    }
+
+    fn paths(&self) -> Vec<String> {
+        let path = |head: &String| head.split([' ', '?']).nth(1).unwrap().rsplit('/').next().unwrap().to_owned();
+        self.heads.lock().unwrap().iter().map(path).collect()
+    }
+}
+
+async fn answer(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    seen: Arc<Mutex<Vec<String>>>,
+    reply: &(dyn Fn(&str) -> Reply + Send + Sync),
+) {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read_exact(&mut byte).await.is_err() {
+            return;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    seen.lock().unwrap().push(head.clone());
+    let answer = match reply(head.split(' ').nth(1).unwrap()) {
+        Reply::Json(body) => http("200 OK", "application/json", &body),
+        Reply::Raw(answer) => answer,
+        Reply::Endless(head) => {
+            let _ = stream.write_all(head.as_bytes()).await;
+            while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
+            return;
+        }
+        Reply::Silence => return std::future::pending().await,
+    };
+    let _ = stream.write_all(answer.as_bytes()).await;
+}
+
+fn http(status: &str, content_type: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}
+
+/// The active one, with these queues.
+fn active(scheduler: &'static str) -> impl Fn(&str) -> Reply + Send + Sync {
+    move |path| match path.rsplit('/').next().unwrap().split('?').next().unwrap() {
+        "info" => Reply::Json(ACTIVE.into()),
+        "scheduler" => Reply::Json(scheduler.into()),
+        "metrics" => Reply::Json(r#"{"clusterMetrics": {"totalMB": 9216, "totalVirtualCores": 9}}"#.into()),
+        "apps" => Reply::Json(r#"{"apps": {"app": [{"id": "application_1", "queue": "etl"}]}}"#.into()),
+        _ => Reply::Raw(http("404 Not Found", "text/plain", "")),
+    }
+}
+
+fn client(allowed: &str) -> Http {
+    let millis = Duration::from_millis;
+    let times = Times { connect: millis(500), read: millis(300), answer: millis(600), fetch: millis(3000) };
+    Http::with_times(AllowedHosts::parse(allowed).unwrap(), times)
+}
+
+async fn paths(addresses: &str, more: &str) -> Result<usize, FetchError> {
+    let config = format!(r#"{{"rmWebAddress": "{addresses}"{more}}}"#);
+    let cluster = read("Yarn", &config, None).unwrap();
+    Ok(cluster.queues(&client("127.0.0.1")).await?.behind(None).count())
+}
+
+/// How it failed at the only address.
+async fn failure(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> (Failure, Fake) {
+    let fake = Fake::start(reply).await;
+    let error = paths(&format!("http://{}", fake.address), "").await.unwrap_err();
+    let [(address, failure)] = &error.failures[..] else { panic!("{error}") };
+    assert_eq!(*address, format!("http://{}", fake.address));
+    (failure.clone(), fake)
+}
+
+#[tokio::test]
+async fn queues_and_applications_are_fetched_from_a_single_one() {
+    let rm = Fake::start(active(FAIR)).await;
+    assert_eq!(paths(&format!("http://{}", rm.address), "").await, Ok(5));
+    assert_eq!(rm.paths(), ["scheduler"], "a single one is not asked who is active");
+    let old = Fake::start(active(SHARES)).await;
+    assert_eq!(paths(&format!("http://{}/", old.address), "").await, Ok(4));
+    assert_eq!(old.paths(), ["scheduler", "metrics"]);
+    let cluster = read("Yarn", &format!(r#"{{"rmWebAddress": "http://{}"}}"#, rm.address), None).unwrap();
+    let applications = cluster.applications(&client("*")).await.unwrap();
+    assert_eq!(applications.len(), 1);
+    assert!(rm.heads.lock().unwrap().last().unwrap().contains("states=NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"));
+}
+
+#[tokio::test]
+async fn the_active_one_of_several_is_found_and_remembered() {
+    let standby = Fake::start(|_| Reply::Json(STANDBY.into())).await;
+    // It says so, however it is asked: 3.x as a redirect, older ones as text with a good status.
+    let elsewhere = "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://localhost:9/ws\r\nContent-Length: 0\r\n\r\n";
+    let redirecting = Fake::start(move |_| Reply::Raw(elsewhere.into())).await;
+    let old = Fake::start(|_| Reply::Raw(http("200 OK", "text/plain", "This is standby RM. Redirecting to..."))).await;
+    let rm = Fake::start(active(FAIR)).await;
+    let all =
+        [standby.address, redirecting.address, old.address, rm.address].map(|address| format!("http://{address}"));
+    let config = format!(r#"{{"rmWebAddress": "{}"}}"#, all.join(";"));
+    let (cluster, http) = (read("Yarn", &config, None).unwrap(), client("127.0.0.1"));
+    for _ in 0..2 {
+        assert_eq!(cluster.queues(&http).await.unwrap().behind(None).count(), 5);
+    }
+    assert_eq!(rm.paths(), ["info", "scheduler", "info", "scheduler"]);
+    for other in [&standby, &redirecting, &old] {
+        assert_eq!(other.paths(), ["info"], "the second time it is known who is active");
+    }
+}
+
+#[tokio::test]
+async fn where_none_is_active_it_is_tried_again_and_told() {
+    let fakes =
+        [Fake::start(|_| Reply::Json(STANDBY.into())).await, Fake::start(|_| Reply::Json(STANDBY.into())).await];
+    let all = fakes.each_ref().map(|fake| format!("http://{}", fake.address)).join(";");
+    let error = paths(&all, "").await.unwrap_err();
+    assert!(error.failures.iter().all(|(_, failure)| *failure == Failure::NotActive), "{error}");
+    assert_eq!((error.failures.len(), error.class()), (2, "not_active"));
+    assert_eq!(fakes[0].paths().len(), 3);
+}
+
+#[tokio::test]
+async fn credentials_go_to_named_addresses_and_no_redirect_is_followed() {
+    let other = Fake::start(active(FAIR)).await;
+    let elsewhere = format!("HTTP/1.1 302 Found\r\nLocation: http://{}/\r\nContent-Length: 0\r\n\r\n", other.address);
+    let rm = Fake::start(move |_| Reply::Raw(elsewhere.clone())).await;
+    let login = r#", "authorEnable": true, "user": "hadoop", "pwd": "gr8-s3cret""#;
+    let error = paths(&format!("http://{}", rm.address), login).await.unwrap_err();
+    assert_eq!(error.failures[0].1, Failure::Redirect(302));
+    assert!(!error.to_string().contains("gr8"), "{error}");
+    assert!(other.paths().is_empty());
+    let heads = rm.heads.lock().unwrap().clone();
+    assert_eq!(heads.len(), 1, "a redirect is no matter of the moment");
+    assert!(heads[0].to_lowercase().contains("authorization: basic agfkb29womdyoc1zm2nyzxq="), "{heads:?}");
+}
+
+#[tokio::test]
+async fn a_redirect_to_itself_is_no_loop() {
+    let (failure, fake) =
+        failure(|path| Reply::Raw(format!("HTTP/1.1 301 Moved\r\nLocation: {path}\r\nContent-Length: 0\r\n\r\n")))
+            .await;
+    assert_eq!((failure, fake.paths().len()), (Failure::Redirect(301), 1));
+}
+
+#[tokio::test]
+async fn what_is_no_answer_is_told_without_what_it_holds() {
+    for (answer, expected) in [
+        (http("200 OK", "text/html", "<html>gr8-s3cret</html>"), "no JSON"),
+        (http("200 OK", "application/json", &FAIR[..FAIR.len() / 2]), "ends in the middle"),
+        (http("200 OK", "application/json", "{}"), "scheduler.schedulerInfo"),
+        (http("401 Unauthorized", "text/html", "gr8-s3cret"), "answered 401: it wants a user"),
+        (http("404 Not Found", "text/html", "gr8-s3cret"), "answered 404"),
+    ] {
+        let (failure, fake) = failure(move |_| Reply::Raw(answer.clone())).await;
+        let told = failure.to_string();
+        assert!(told.contains(expected) && !told.contains("gr8"), "{told}");
+        assert_eq!(fake.paths().len(), 1, "{told}: no matter of the moment");
+    }
+    let cut = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{{", FAIR.len());
+    assert_eq!(failure(move |_| Reply::Raw(cut.clone())).await.0, Failure::Broken);
+    let (failure, fake) = failure(|_| Reply::Raw(http("503 Service Unavailable", "text/plain", ""))).await;
+    assert_eq!((failure, fake.paths().len()), (Failure::Status(503), 3));
+}
+
+#[tokio::test]
+async fn an_endless_answer_ends() {
+    for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"] {
+        let (failure, _) = failure(move |_| Reply::Endless(head)).await;
+        assert!([Failure::TooLarge, Failure::Timeout].contains(&failure), "{failure:?}");
+    }
+}
+
+#[tokio::test]
+async fn silence_is_not_waited_for() {
+    let begun = Instant::now();
+    let (failure, fake) = failure(|_| Reply::Silence).await;
+    assert_eq!((failure, fake.paths().len()), (Failure::Timeout, 3));
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    // However many addresses are silent.
+    let begun = Instant::now();
+    let error = paths(&vec![format!("http://{}", fake.address); 8].join(";"), "").await.unwrap_err();
+    assert_eq!(error.failures.len(), 8);
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn nobody_there_is_tried_again() {
+    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = paths(&format!("http://{gone}"), "").await.unwrap_err();
+    assert_eq!(error.to_string(), format!("http://{gone} cannot be connected to"));
+}
+
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_refused() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let own = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+    let config = rustls::ServerConfig::builder().with_no_client_auth();
+    let config = config.with_single_cert(vec![own.cert.der().clone()], key).unwrap();
+    let fake = Fake::start_with(active(FAIR), Some(TlsAcceptor::from(Arc::new(config)))).await;
+    let error = paths(&format!("https://{}", fake.address), "").await.unwrap_err();
+    assert_eq!(error.failures[0].1, Failure::Tls);
+    assert!(fake.paths().is_empty());
+}
+
+#[tokio::test]
+async fn hosts_that_are_not_allowed_are_not_asked() {
+    let rm = Fake::start(active(FAIR)).await;
+    let cluster = read("Yarn", &format!(r#"{{"rmWebAddress": "http://{}"}}"#, rm.address), None).unwrap();
+    for hosts in ["", "rm1", "127.0.0.1:1"] {
+        let error = cluster.queues(&client(hosts)).await.unwrap_err();
+        assert_eq!(error.failures[0].1, Failure::NotAllowed);
+    }
+    assert!(rm.paths().is_empty());
+}
+
+#[tokio::test]
+async fn a_packed_answer_is_unpacked() {
+    let rm = Fake::start(active(FAIR)).await;
+    assert_eq!(paths(&format!("http://{}", rm.address), "").await, Ok(5));
+    let head = rm.heads.lock().unwrap()[0].to_lowercase();
+    assert!(head.contains("accept-encoding: gzip") && head.contains("accept: application/json"), "{head}");
+}

@@ -1,0 +1,244 @@
+//! A reader of JSON from schedulers of any age: what is not asked for is skipped, keys may stand there twice, and there is no more of
+//! it in memory than a bound.
+
+use std::{cell::Cell, fmt};
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::ParseError;
+
+/// How many values are kept of one answer: those of tens of thousands of queues.
+const VALUES_MAX: usize = 1_000_000;
+
+/// What is kept of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Value {
+    /// Null, true or false.
+    Nothing,
+    /// A number.
+    Int(i64),
+    /// A number that is not whole, or too large.
+    Real(f64),
+    /// A text.
+    Text(String),
+    /// A list.
+    List(Vec<Value>),
+    /// The entries of an object whose keys were asked for; a key may be there more than once.
+    Object(Vec<(&'static str, Value)>),
+}
+
+/// Reads `json`, and keeps what stands under `keys`.
+pub(super) fn read(json: &[u8], keys: &'static [&'static str]) -> Result<Value, ParseError> {
+    let left = Cell::new(VALUES_MAX);
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let value = Reader { keys, left: &left }.deserialize(&mut deserializer);
+    // What is kept says nothing of errors, and so these say nothing of what the answer holds.
+    let value = value.and_then(|value| deserializer.end().map(|()| value)).map_err(|error| match left.get() {
+        0 => ParseError::TooMany { most: VALUES_MAX },
+        _ => ParseError::NotJson { line: error.line(), column: error.column(), is_cut: error.is_eof() },
+    })?;
+    Ok(value)
+}
+
+impl Value {
+    /// All that stands directly under `key`: of lists, what is in them.
+    pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
+        let entries = match self {
+            Self::Object(entries) => entries.as_slice(),
+            _ => &[],
+        };
+        let under = entries.iter().filter(move |(name, _)| *name == key).map(|(_, value)| value);
+        under.flat_map(|value| match value {
+            Self::List(values) => values.as_slice(),
+            value => std::slice::from_ref(value),
+        })
+    }
+
+    /// The objects there.
+    pub fn objects<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.all(key).filter(|value| matches!(value, Self::Object(_)))
+    }
+
+    /// The text there.
+    pub fn text<'a>(&'a self, key: &'a str) -> Option<&'a str> {
+        self.all(key).find_map(|value| match value {
+            Self::Text(text) => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The number there, without what is behind its point; old releases write some as text.
+    pub fn int(&self, key: &str) -> Option<i64> {
+        self.all(key).find_map(|value| match value {
+            Self::Int(number) => Some(*number),
+            // As far as numbers go.
+            Self::Real(number) => Some(*number as i64),
+            Self::Text(text) => text.trim().parse().ok(),
+            _ => None,
+        })
+    }
+
+    /// The number there, if it is one that can be counted with.
+    pub fn real(&self, key: &str) -> Option<f64> {
+        let real = self.all(key).find_map(|value| match value {
+            Self::Int(number) => Some(*number as f64),
+            Self::Real(number) => Some(*number),
+            Self::Text(text) => text.trim().parse().ok(),
+            _ => None,
+        });
+        real.filter(|real| real.is_finite())
+    }
+}
+
+/// Reads one value. How deep it may go is serde_json's to bound, at 128.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    keys: &'static [&'static str],
+    /// How many more values may be kept.
+    left: &'a Cell<usize>,
+}
+
+impl Reader<'_> {
+    fn keep<E: serde::de::Error>(self, value: Value) -> Result<Value, E> {
+        let left = self.left.get().checked_sub(1).filter(|left| *left > 0);
+        self.left.set(left.unwrap_or(0));
+        left.map(|_| value).ok_or_else(|| E::custom("too many values"))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
+        self.keep(Value::Nothing)
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Value, E> {
+        self.keep(Value::Nothing)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Value, E> {
+        self.keep(Value::Int(number))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Value, E> {
+        self.keep(i64::try_from(number).map_or(Value::Real(number as f64), Value::Int))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Value, E> {
+        self.keep(Value::Real(number))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
+        self.keep(Value::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = seq.next_element_seed(self)? {
+            values.push(value);
+        }
+        self.keep(Value::List(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(key) = map.next_key_seed(Key(self.keys))? {
+            match key {
+                Some(key) => entries.push((key, map.next_value_seed(self)?)),
+                None => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        self.keep(Value::Object(entries))
+    }
+}
+
+/// Finds a key among those that are asked for.
+struct Key(&'static [&'static str]);
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = Option<&'static str>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Key {
+    type Value = Option<&'static str>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(self.0.iter().find(|key| **key == text).copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: &[&str] = &["a", "b"];
+
+    #[test]
+    fn keys_may_stand_there_twice_and_lists_may_be_missing() {
+        for json in [
+            r#"{"a": [{"b": 1}, {"b": 2}]}"#,
+            r#"{"a": {"b": 1}, "c": [[]], "a": {"b": 2}}"#,
+            r#"{"a": [{"b": 1}], "a": [{"b": 2}, ""]}"#,
+        ] {
+            let value = read(json.as_bytes(), KEYS).unwrap();
+            let numbers: Vec<_> = value.objects("a").map(|value| value.int("b")).collect();
+            assert_eq!(numbers, [Some(1), Some(2)], "{json}");
+        }
+    }
+
+    #[test]
+    fn numbers_come_in_any_form() {
+        let int = |json: &str| read(format!(r#"{{"a": {json}}}"#).as_bytes(), KEYS).unwrap().int("a");
+        assert_eq!(int("7.9"), Some(7));
+        assert_eq!(int("\"7\""), Some(7));
+        assert_eq!(int("18446744073709551615"), Some(i64::MAX));
+        assert_eq!(int("1e300"), Some(i64::MAX));
+        assert_eq!(int("null"), None);
+        assert_eq!(int("{}"), None);
+        assert_eq!(read(br#"{"a": "NaN"}"#, KEYS).unwrap().real("a"), None);
+    }
+
+    #[test]
+    fn what_is_no_json_is_told_by_its_place_alone() {
+        for (json, is_cut) in [("<html>secret", false), (r#"{"a": "secret"#, true), ("{} secret", false), ("", true)] {
+            match read(json.as_bytes(), KEYS).unwrap_err() {
+                error @ ParseError::NotJson { is_cut: cut, .. } => {
+                    assert_eq!(cut, is_cut, "{json}");
+                    assert!(!error.to_string().contains("secret"), "{error}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn depth_and_size_are_bounded() {
+        let deep = format!("{}1{}", r#"{"a":"#.repeat(100_000), "}".repeat(100_000));
+        assert!(matches!(read(deep.as_bytes(), KEYS), Err(ParseError::NotJson { .. })));
+        let ignored = format!("{{\"c\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(read(ignored.as_bytes(), KEYS), Ok(Value::Object(vec![])), "what is skipped takes no stack");
+        let many = format!("[{}{{}}]", "{},".repeat(VALUES_MAX));
+        assert_eq!(read(many.as_bytes(), KEYS), Err(ParseError::TooMany { most: VALUES_MAX }));
+    }
+}

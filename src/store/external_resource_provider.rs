@@ -1,0 +1,118 @@
+//! `linkis_external_resource_provider`: the clusters whose queues somebody else keeps.
+
+use secrecy::{ExposeSecret as _, SecretString};
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{name::Name, principal::Principal, provider::Provider};
+
+use super::{
+    StoreError, expect_rows,
+    rows::{Table, hash, labels_json},
+};
+
+const TABLE: Table = Table("linkis_external_resource_provider");
+
+/// A provider as it is stored.
+#[derive(Debug, Clone)]
+pub struct ProviderRecord {
+    /// Which.
+    pub provider: Provider,
+    /// How it is asked, secrets included.
+    pub config: SecretString,
+    /// Another whenever it is written.
+    pub etag: Uuid,
+    /// Who wrote it last.
+    pub updated_by: Principal,
+    /// When, by the database's clock.
+    pub update_time: OffsetDateTime,
+}
+
+#[derive(FromRow)]
+struct Row {
+    resource_type: String,
+    name: String,
+    labels: String,
+    config: String,
+    etag: Uuid,
+    updated_by: String,
+    update_time: OffsetDateTime,
+}
+
+impl TryFrom<Row> for ProviderRecord {
+    type Error = StoreError;
+
+    fn try_from(row: Row) -> Result<Self, StoreError> {
+        let provider = Provider {
+            resource_type: TABLE.name("resource_type", &row.resource_type)?,
+            name: TABLE.name("name", &row.name)?,
+            labels: TABLE.labels(&row.labels)?,
+        };
+        let updated_by = Principal::parse("updated_by", &row.updated_by);
+        let updated_by = updated_by.map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        Ok(Self { provider, config: row.config.into(), etag: row.etag, updated_by, update_time: row.update_time })
+    }
+}
+
+/// Keeps others from writing until the transaction ends; they may read.
+pub async fn lock(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let lock = "LOCK TABLE linkis_external_resource_provider IN SHARE ROW EXCLUSIVE MODE";
+    sqlx::raw_sql(lock).execute(connection).await?;
+    Ok(())
+}
+
+/// All providers, by type and name: there are few.
+pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<ProviderRecord>, StoreError> {
+    let rows: Vec<Row> = sqlx::query_as(
+        "-- external_resource_provider::read
+        SELECT resource_type, name, labels::text, config, etag, updated_by, update_time
+        FROM linkis_external_resource_provider ORDER BY resource_type, name",
+    )
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(ProviderRecord::try_from).collect()
+}
+
+/// Writes a provider, new or not; answers with when.
+pub async fn upsert(
+    connection: &mut PgConnection,
+    provider: &Provider,
+    config: &SecretString,
+    etag: Uuid,
+    by: &Principal,
+) -> Result<OffsetDateTime, StoreError> {
+    let labels = labels_json(&provider.labels);
+    Ok(sqlx::query_scalar(
+        "-- external_resource_provider::upsert
+        INSERT INTO linkis_external_resource_provider
+            (resource_type, name, labels, config, etag, update_time, updated_by, labels_hash)
+        VALUES ($1, $2, $3::jsonb, $4, $5, clock_timestamp(), $6, $7)
+        ON CONFLICT (resource_type, name) DO UPDATE SET labels = excluded.labels, config = excluded.config,
+            etag = excluded.etag, update_time = excluded.update_time, updated_by = excluded.updated_by,
+            labels_hash = excluded.labels_hash
+        RETURNING update_time",
+    )
+    .bind(provider.resource_type.as_str())
+    .bind(provider.name.as_str())
+    .bind(&labels)
+    .bind(config.expose_secret())
+    .bind(etag)
+    .bind(by.as_str())
+    .bind(hash(&labels).as_slice())
+    .fetch_one(connection)
+    .await?)
+}
+
+/// Removes a provider that is there.
+pub async fn delete(connection: &mut PgConnection, resource_type: &Name, name: &Name) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- external_resource_provider::delete
+        DELETE FROM linkis_external_resource_provider WHERE resource_type = $1 AND name = $2",
+    )
+    .bind(resource_type.as_str())
+    .bind(name.as_str())
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, 1, done.rows_affected())
+}

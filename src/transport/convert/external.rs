@@ -1,0 +1,117 @@
+//! Providers, queues and applications.
+
+use secrecy::SecretString;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        name::{FieldError, Labels, Name},
+        provider::Provider,
+        queue::{self, Queues},
+    },
+    service::external::{Expected, Put, SelectBy, Selector, Shown},
+    transport::proto,
+};
+
+use super::answer::timestamp;
+
+/// The longest configuration, in bytes.
+const CONFIG_BYTES_MAX: usize = 16 * 1024;
+
+/// The type of providers that have queues.
+const YARN: &str = "Yarn";
+
+/// A provider to be put.
+pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
+    let message = message.ok_or_else(|| FieldError::new("provider", "is required"))?;
+    let provider = Provider {
+        resource_type: Name::parse("provider.resource_type", &message.resource_type)?,
+        name: Name::parse("provider.name", &message.name)?,
+        labels: Labels::parse("provider.labels", message.labels)?,
+    };
+    let bytes = message.config.len();
+    if bytes > CONFIG_BYTES_MAX {
+        let problem = format!("has {bytes} bytes; at most {CONFIG_BYTES_MAX} are allowed");
+        return Err(FieldError::new("provider.config", problem));
+    }
+    Ok(Put { provider, config: SecretString::from(message.config) })
+}
+
+/// What a caller knows of a provider.
+pub fn expected(etag: Option<&str>) -> Expected {
+    match etag {
+        None => Expected::Anything,
+        Some("") => Expected::Nothing,
+        Some(etag) => Uuid::parse_str(etag).map_or(Expected::Unknown, Expected::Etag),
+    }
+}
+
+/// A provider, without its secrets.
+pub fn provider(shown: &Shown) -> proto::Provider {
+    let Shown { record, config } = shown;
+    proto::Provider {
+        resource_type: record.provider.resource_type.to_string(),
+        name: record.provider.name.to_string(),
+        labels: record.provider.labels.as_map().clone(),
+        config: config.clone(),
+        etag: record.etag.to_string(),
+        updated_by: record.updated_by.to_string(),
+        update_time: Some(timestamp(record.update_time)),
+    }
+}
+
+/// Which provider is asked.
+pub fn selector(message: Option<&proto::ProviderSelector>) -> Result<Selector, FieldError> {
+    let unset = proto::ProviderSelector::default();
+    let proto::ProviderSelector { resource_type, name, labels } = message.unwrap_or(&unset);
+    let resource_type = if resource_type.is_empty() { YARN } else { resource_type };
+    let resource_type = Name::parse("provider.resource_type", resource_type)?;
+    let by = match name.as_str() {
+        "" => SelectBy::Labels(Labels::parse("provider.labels", labels.clone())?.as_map().clone()),
+        _ if !labels.is_empty() => {
+            return Err(FieldError::new("provider.labels", "are for where no name is given; leave one of both out"));
+        }
+        name => SelectBy::Name(Name::parse("provider.name", name)?),
+    };
+    Ok(Selector { resource_type, by })
+}
+
+fn amounts(amounts: queue::QueueAmounts) -> Option<proto::QueueAmounts> {
+    Some(proto::QueueAmounts { memory: amounts.memory, cores: amounts.cores })
+}
+
+/// A queue among all of its cluster.
+pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
+    let state = match queues.state(queue) {
+        queue::QueueState::Running => proto::QueueState::Running,
+        queue::QueueState::Draining => proto::QueueState::Draining,
+        queue::QueueState::Stopped => proto::QueueState::Stopped,
+    };
+    proto::Queue {
+        path: queue.path.clone(),
+        state: state.into(),
+        max: amounts(queue.max),
+        used: amounts(queue.used),
+        left: amounts(queues.left(queue)),
+        running_applications: queue.running_applications,
+        pending_applications: queue.pending_applications,
+    }
+}
+
+/// An application, in the queue with this path.
+pub fn application(application: &queue::Application, path: &str) -> proto::Application {
+    let queue::Application { id, name, user, queue: _, state, allocated, start_millis } = application;
+    let start_time = prost_types::Timestamp {
+        seconds: start_millis.div_euclid(1000),
+        nanos: i32::try_from(start_millis.rem_euclid(1000) * 1_000_000).unwrap_or_default(),
+    };
+    proto::Application {
+        application_id: id.clone(),
+        name: name.clone(),
+        user: user.clone(),
+        queue: path.to_owned(),
+        state: state.clone(),
+        allocated: amounts(*allocated),
+        start_time: Some(start_time),
+    }
+}

@@ -1,0 +1,183 @@
+//! `ExternalResourceService`: clusters whose queues somebody else keeps.
+
+use std::time::Duration;
+
+use tonic::{Request, Response, Status};
+
+use crate::{
+    domain::{
+        name::{FieldError, Name, check_text},
+        queue::{Queue, Queues},
+    },
+    error::{Error, ExternalError},
+    service::external::{ExternalResourceService, Seen},
+};
+
+use super::{
+    convert, deadline, identity,
+    page::Page,
+    proto::{self, external_resource_service_server},
+    server_info::duration,
+};
+
+/// Keeps providers, and tells what they say.
+#[derive(Debug)]
+pub struct ExternalResource {
+    service: ExternalResourceService,
+    /// How long a change may take if the call does not say.
+    timeout: Duration,
+}
+
+impl ExternalResource {
+    /// On top of the service.
+    pub fn new(service: ExternalResourceService, timeout: Duration) -> Self {
+        Self { service, timeout }
+    }
+}
+
+/// The queue of a provider that a name means.
+fn find<'a>(seen: &'a Seen<Queues>, name: &str) -> Result<&'a Queue, Error> {
+    let not_found = |error| ExternalError::Queue { provider: seen.provider.to_string(), error };
+    Ok(seen.value.find(name).map_err(not_found)?)
+}
+
+/// Whether a path is that of a queue, or of one that is in it.
+fn is_in(path: &str, queue: &str) -> bool {
+    path.strip_prefix(queue).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+fn size(page: &Page) -> usize {
+    usize::try_from(page.size).unwrap_or(usize::MAX)
+}
+
+#[tonic::async_trait]
+impl external_resource_service_server::ExternalResourceService for ExternalResource {
+    async fn put_provider(
+        &self,
+        call: Request<proto::PutProviderRequest>,
+    ) -> Result<Response<proto::PutProviderResponse>, Status> {
+        let (by, deadline) = (identity::of_call(&call), deadline::of_call(call.metadata(), self.timeout));
+        let proto::PutProviderRequest { provider, expected_etag } = call.into_inner();
+        let put = convert::external::put(provider).map_err(Error::from)?;
+        let expected = convert::external::expected(expected_etag.as_deref());
+        let shown = self.service.put(&by, put, expected, deadline).await?;
+        Ok(Response::new(proto::PutProviderResponse { provider: Some(convert::external::provider(&shown)) }))
+    }
+
+    async fn delete_provider(
+        &self,
+        call: Request<proto::DeleteProviderRequest>,
+    ) -> Result<Response<proto::DeleteProviderResponse>, Status> {
+        let deadline = deadline::of_call(call.metadata(), self.timeout);
+        let proto::DeleteProviderRequest { resource_type, name, expected_etag } = call.get_ref();
+        let resource_type = Name::parse("resource_type", resource_type).map_err(Error::from)?;
+        let name = Name::parse("name", name).map_err(Error::from)?;
+        let expected = convert::external::expected(expected_etag.as_deref());
+        self.service.delete(&resource_type, &name, expected, deadline).await?;
+        Ok(Response::new(proto::DeleteProviderResponse {}))
+    }
+
+    async fn list_providers(
+        &self,
+        _: Request<proto::ListProvidersRequest>,
+    ) -> Result<Response<proto::ListProvidersResponse>, Status> {
+        let providers = self.service.providers().await?;
+        let providers = providers.iter().map(convert::external::provider).collect();
+        Ok(Response::new(proto::ListProvidersResponse { providers }))
+    }
+
+    async fn get_queue(
+        &self,
+        call: Request<proto::GetQueueRequest>,
+    ) -> Result<Response<proto::GetQueueResponse>, Status> {
+        let proto::GetQueueRequest { provider, queue_name } = call.get_ref();
+        let selector = convert::external::selector(provider.as_ref()).map_err(Error::from)?;
+        check_queue_name(queue_name).map_err(Error::from)?;
+        if queue_name.is_empty() {
+            return Err(Error::from(FieldError::new("queue_name", "must not be empty")).into());
+        }
+        let seen = self.service.queues(&selector).await?;
+        let found = find(&seen, queue_name)?;
+        let mut along = seen.value.along(found).map(|queue| convert::external::queue(&seen.value, queue));
+        Ok(Response::new(proto::GetQueueResponse {
+            queue: along.next(),
+            ancestors: along.collect(),
+            provider_name: seen.provider.to_string(),
+            age: duration(seen.age),
+        }))
+    }
+
+    async fn list_queues(
+        &self,
+        call: Request<proto::ListQueuesRequest>,
+    ) -> Result<Response<proto::ListQueuesResponse>, Status> {
+        let proto::ListQueuesRequest { provider, page_size, page_token } = call.into_inner();
+        let selector = convert::external::selector(provider.as_ref()).map_err(Error::from)?;
+        let filters = proto::ListQueuesRequest { provider, ..Default::default() };
+        let page = Page::new("ListQueues", page_size, &filters).map_err(Error::from)?;
+        let after = page.key(&page_token).map_err(Error::from)?;
+        let seen = self.service.queues(&selector).await?;
+        let mut found: Vec<&Queue> = seen.value.behind(after).take(size(&page).saturating_add(1)).collect();
+        let next = if page.cut(&mut found) { found.last().map(|last| page.token(&last.path)) } else { None };
+        Ok(Response::new(proto::ListQueuesResponse {
+            queues: found.into_iter().map(|queue| convert::external::queue(&seen.value, queue)).collect(),
+            next_page_token: next.unwrap_or_default(),
+            provider_name: seen.provider.to_string(),
+            age: duration(seen.age),
+        }))
+    }
+
+    async fn list_applications(
+        &self,
+        call: Request<proto::ListApplicationsRequest>,
+    ) -> Result<Response<proto::ListApplicationsResponse>, Status> {
+        // A viewer who is bound to users sees nothing of others.
+        let own = identity::reach(&call)?.users().cloned();
+        let is_seen = |user: &str| own.as_ref().is_none_or(|own| own.iter().any(|name| name.as_str() == user));
+        let message = call.into_inner();
+        let selector = convert::external::selector(message.provider.as_ref()).map_err(Error::from)?;
+        check_queue_name(&message.queue_name).map_err(Error::from)?;
+        for (field, text) in [("user", &message.user), ("state", &message.state)] {
+            check_text(field, text).map_err(Error::from)?;
+        }
+        let filters = proto::ListApplicationsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = Page::new("ListApplications", message.page_size, &filters).map_err(Error::from)?;
+        let after = page.key(&message.page_token).map_err(Error::from)?.unwrap_or_default();
+        let queues = self.service.queues(&selector).await?;
+        let within = match message.queue_name.as_str() {
+            "" => None,
+            name => Some(find(&queues, name)?.path.as_str()),
+        };
+        let seen = self.service.applications(&selector).await?;
+        let behind = seen.value.partition_point(|application| application.id.as_str() <= after);
+        let matching = seen.value.iter().skip(behind).filter_map(|application| {
+            let path = queues.value.find(&application.queue).map_or(application.queue.as_str(), |queue| &queue.path);
+            let matches = is_seen(&application.user)
+                && (message.user.is_empty() || application.user == message.user)
+                && (message.state.is_empty() || application.state == message.state)
+                && within.is_none_or(|within| is_in(path, within));
+            matches.then_some((application, path))
+        });
+        let mut found: Vec<_> = matching.take(size(&page).saturating_add(1)).collect();
+        let next = if page.cut(&mut found) { found.last().map(|(last, _)| page.token(&last.id)) } else { None };
+        let applications = found.into_iter().map(|(app, path)| convert::external::application(app, path)).collect();
+        Ok(Response::new(proto::ListApplicationsResponse {
+            applications,
+            next_page_token: next.unwrap_or_default(),
+            provider_name: seen.provider.to_string(),
+            age: duration(seen.age.max(queues.age)),
+        }))
+    }
+}
+
+/// Paths of queues may be longer than names.
+fn check_queue_name(name: &str) -> Result<(), FieldError> {
+    const BYTES_MAX: usize = 1024;
+    match name.len() > BYTES_MAX || name.chars().any(char::is_control) {
+        true => Err(FieldError::new(
+            "queue_name",
+            format!("must have at most {BYTES_MAX} bytes, and no control characters"),
+        )),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,471 @@
+//! Clusters whose queues somebody else keeps: providers, and what they say, of a ResourceManager that answers as a real one does.
+
+use std::{
+    collections::BTreeMap,
+    process::Command,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Path, Request, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use hyper::server::conn::http1;
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use linkis_rm::{
+    external::allowed::AllowedHosts,
+    server::Options,
+    transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
+};
+use tokio::{net::TcpListener, task::JoinHandle};
+use tonic::{Code, Status, transport::Channel};
+use tonic_types::StatusExt as _;
+
+use crate::harness::*;
+
+const FAIR: &str = include_str!("../fixtures/yarn/fair-3.4.2.json");
+const CAPACITY: &str = include_str!("../fixtures/yarn/capacity-3.4.2.json");
+const SECRET: &str = "gr8-s3cret";
+
+/// How a ResourceManager behaves.
+#[derive(Clone, Default)]
+struct Behaviour {
+    /// What it answers about its queues; nothing is 503.
+    scheduler: Option<String>,
+    apps: String,
+    delay: Duration,
+}
+
+/// A ResourceManager.
+struct Yarn {
+    address: String,
+    behaviour: Arc<Mutex<Behaviour>>,
+    asked: Arc<AtomicUsize>,
+    serving: JoinHandle<()>,
+}
+
+type Shared = (Arc<Mutex<Behaviour>>, Arc<AtomicUsize>);
+
+async fn answer(State((behaviour, asked)): State<Shared>, Path(what): Path<String>, _: Request) -> Response {
+    asked.fetch_add(1, Ordering::SeqCst);
+    let Behaviour { scheduler, apps, delay } = behaviour.lock().unwrap().clone();
+    tokio::time::sleep(delay).await;
+    let body = match what.as_str() {
+        "scheduler" => scheduler,
+        "apps" => Some(apps),
+        _ => None,
+    };
+    body.map_or_else(|| StatusCode::SERVICE_UNAVAILABLE.into_response(), IntoResponse::into_response)
+}
+
+impl Yarn {
+    async fn start(scheduler: &str) -> Self {
+        let apps = |n: i32| {
+            let (queue, user) = if n % 2 == 0 { ("etl", "hadoop") } else { ("root.default", "alice") };
+            serde_json::json!({"id": format!("application_1_{n:04}"), "user": user, "queue": queue, "name": format!("job {n}"),
+                "state": if n % 4 == 0 { "ACCEPTED" } else { "RUNNING" }, "allocatedMB": 1024, "allocatedVCores": 1,
+                "startedTime": 1_795_304_054_064_i64})
+        };
+        let apps = serde_json::json!({"apps": {"app": (0..10).map(apps).collect::<Vec<_>>()}}).to_string();
+        let behaviour = Behaviour { scheduler: Some(scheduler.into()), apps, delay: Duration::ZERO };
+        let (behaviour, asked) = (Arc::new(Mutex::new(behaviour)), Arc::<AtomicUsize>::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let router =
+            Router::new().route("/ws/v1/cluster/{what}", get(answer)).with_state((behaviour.clone(), asked.clone()));
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let service = TowerToHyperService::new(router.clone());
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        Self { address, behaviour, asked, serving }
+    }
+
+    fn behave(&self, change: impl FnOnce(&mut Behaviour)) {
+        change(&mut self.behaviour.lock().unwrap());
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+async fn client_of(rm: &Instance) -> Client<Channel> {
+    Client::connect(rm.address.clone()).await.unwrap()
+}
+
+fn provider(name: &str, config: &str) -> proto::Provider {
+    proto::Provider { resource_type: "Yarn".into(), name: name.into(), config: config.into(), ..Default::default() }
+}
+
+fn config(address: &str) -> String {
+    format!(
+        r#"{{"rmWebAddress": "{address}", "hadoopVersion": "2.7.2", "authorEnable": false, "user": "", "pwd": "", "kerberosEnable": false}}"#
+    )
+}
+
+async fn put(client: &Client<Channel>, provider: proto::Provider) -> Result<proto::Provider, Status> {
+    let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: None };
+    Ok(client.clone().put_provider(call).await?.into_inner().provider.unwrap())
+}
+
+async fn get_queue(client: &Client<Channel>, queue_name: &str) -> Result<proto::GetQueueResponse, Status> {
+    let call = proto::GetQueueRequest { provider: None, queue_name: queue_name.into() };
+    Ok(client.clone().get_queue(call).await?.into_inner())
+}
+
+fn reason(status: &Status) -> String {
+    status.get_details_error_info().unwrap().reason
+}
+
+fn field(status: &Status) -> String {
+    status.get_details_bad_request().unwrap().field_violations[0].field.clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_is_told_as_its_scheduler_says() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
+    let error = get_queue(&client, "eng.etl").await.unwrap_err();
+    assert_eq!((error.code(), reason(&error)), (Code::NotFound, "NO_SUCH_PROVIDER".into()));
+    put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    let told = get_queue(&client, "eng.etl").await.unwrap();
+    let queue = told.queue.unwrap();
+    let amounts = |gb: i64, cores: i64| Some(proto::QueueAmounts { memory: gb << 30, cores });
+    assert_eq!((queue.path.as_str(), queue.state()), ("root.eng.etl", proto::QueueState::Running));
+    assert_eq!((queue.max, queue.used, queue.left), (amounts(40, 40), amounts(12, 3), amounts(28, 37)));
+    assert_eq!((queue.running_applications, told.provider_name.as_str()), (Some(1), "default"));
+    let above: Vec<_> = told.ancestors.iter().map(|queue| queue.path.as_str()).collect();
+    assert_eq!(above, ["root.eng", "root"]);
+    for (name, reason_told) in [("etl", "NO_SUCH_QUEUE"), ("", "INVALID_FIELD"), ("a\u{7}", "INVALID_FIELD")] {
+        assert_eq!(reason(&get_queue(&client, name).await.unwrap_err()), reason_told, "{name:?}");
+    }
+    assert!(rm.metrics.text().unwrap().contains(r#"linkis_rm_external_fetches_total{result="ok"} 1"#));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_holds_from_the_next_call_on_every_instance() {
+    let (database, rm) = start().await;
+    let other = Instance::start(&database).await;
+    let (here, there) = (client_of(&rm).await, client_of(&other).await);
+    let (first, second) = (Yarn::start(FAIR).await, Yarn::start(CAPACITY).await);
+    put(&here, provider("default", &config(&first.address))).await.unwrap();
+    let max = async |client: &Client<Channel>| {
+        get_queue(client, "root.eng.etl").await.unwrap().queue.unwrap().max.unwrap().memory >> 30
+    };
+    assert_eq!((max(&here).await, max(&there).await), (40, 40));
+    put(&there, provider("default", &config(&second.address))).await.unwrap();
+    assert_eq!((max(&here).await, max(&there).await), (100, 100));
+    let guaranteed = config(&second.address).replace("\"pwd\"", "\"queueCapacity\": \"guaranteed\", \"pwd\"");
+    put(&here, provider("default", &guaranteed)).await.unwrap();
+    assert_eq!((max(&here).await, max(&there).await), (60, 60));
+    let delete =
+        proto::DeleteProviderRequest { resource_type: "Yarn".into(), name: "default".into(), expected_etag: None };
+    here.clone().delete_provider(delete.clone()).await.unwrap();
+    for client in [&here, &there] {
+        assert_eq!(reason(&get_queue(client, "root").await.unwrap_err()), "NO_SUCH_PROVIDER");
+    }
+    let error = here.clone().delete_provider(delete).await.unwrap_err();
+    assert_eq!((error.code(), reason(&error)), (Code::NotFound, "NO_SUCH_PROVIDER".into()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_many_ask_a_cluster_is_asked_once() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(CAPACITY).await, client_of(&rm).await);
+    put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    yarn.behave(|behaviour| behaviour.delay = Duration::from_millis(200));
+    // One that goes away has it fetched all the same.
+    let gone = tokio::time::timeout(Duration::from_millis(50), get_queue(&client, "etl")).await;
+    assert!(gone.is_err());
+    let calls: Vec<_> = (0..50)
+        .map(|_| {
+            tokio::spawn({
+                let client = client.clone();
+                async move { get_queue(&client, "etl").await }
+            })
+        })
+        .collect();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+    assert_eq!(yarn.asked(), 1);
+    // What it says now is told when that is too old.
+    yarn.behave(|behaviour| behaviour.scheduler = Some(FAIR.into()));
+    eventually("the other scheduler", Duration::from_secs(5), async || get_queue(&client, "etl").await.is_err()).await;
+    assert_eq!(yarn.asked(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_away_is_told_and_seldom_asked() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
+    put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    yarn.behave(|behaviour| behaviour.scheduler = None);
+    for _ in 0..20 {
+        let error = get_queue(&client, "root").await.unwrap_err();
+        assert_eq!((error.code(), reason(&error)), (Code::Unavailable, "EXTERNAL_UNAVAILABLE".into()));
+        assert!(error.message().ends_with(&format!("{} answered 503", yarn.address)), "{error}");
+        assert!(error.get_details_retry_info().is_some());
+        assert_eq!(error.get_details_error_info().unwrap().metadata["code"], "11006");
+    }
+    assert!(yarn.asked() <= 6, "{} tries, three of each fetch", yarn.asked());
+    yarn.behave(|behaviour| behaviour.scheduler = Some("<html></html>".into()));
+    eventually("it is tried again", Duration::from_secs(5), async || {
+        get_queue(&client, "root").await.unwrap_err().code() == Code::FailedPrecondition
+    })
+    .await;
+    yarn.serving.abort();
+    yarn.behave(|behaviour| behaviour.scheduler = Some(FAIR.into()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn providers_are_checked_and_each_mistake_is_told_by_field() {
+    let database = Database::fresh().await;
+    let external_hosts = AllowedHosts::parse("rm1,*.example.com:8088").unwrap();
+    let rm = Instance::start_with(&database, Options { external_hosts, ..options() }).await;
+    let client = client_of(&rm).await;
+    let good = || provider("default", &config("http://rm1:8088"));
+    for (wrong, at) in [
+        (proto::Provider { resource_type: "Mesos".into(), ..good() }, "provider.resource_type"),
+        (proto::Provider { resource_type: String::new(), ..good() }, "provider.resource_type"),
+        (proto::Provider { name: String::new(), ..good() }, "provider.name"),
+        (proto::Provider { config: String::new(), ..good() }, "provider.config"),
+        (proto::Provider { config: " ".repeat(20_000), ..good() }, "provider.config"),
+        (proto::Provider { config: r#"{"rmWebAdress": ""}"#.into(), ..good() }, "provider.config.rmWebAddress"),
+        (proto::Provider { config: config("http://rm1").replace("user", "usr"), ..good() }, "provider.config.usr"),
+        (
+            proto::Provider {
+                config: config("http://rm1").replace("\"kerberosEnable\": false", "\"kerberosEnable\": true"),
+                ..good()
+            },
+            "provider.config.kerberosEnable",
+        ),
+        (proto::Provider { config: config("http://169.254.169.254"), ..good() }, "provider.config"),
+        (proto::Provider { config: config("http://rm1;http://rm2"), ..good() }, "provider.config"),
+        (
+            proto::Provider { labels: BTreeMap::from([(String::new(), "x".into())]), ..good() },
+            "provider.labels (a key)",
+        ),
+    ] {
+        let error = put(&client, wrong).await.unwrap_err();
+        assert_eq!((error.code(), field(&error).as_str()), (Code::InvalidArgument, at), "{error}");
+    }
+    let error = put(&client, provider("default", &config("http://rm2:8088"))).await.unwrap_err();
+    assert!(
+        error.message().contains("http://rm2:8088 is not among the hosts")
+            && error.message().contains("--external-hosts"),
+        "{error}"
+    );
+    assert!(
+        client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap().into_inner().providers.is_empty()
+    );
+    let both = proto::ProviderSelector {
+        name: "x".into(),
+        labels: BTreeMap::from([("a".into(), "b".into())]),
+        ..Default::default()
+    };
+    let call = proto::GetQueueRequest { provider: Some(both), queue_name: "root".into() };
+    assert_eq!(field(&client.clone().get_queue(call).await.unwrap_err()), "provider.labels");
+    let call = proto::ListQueuesRequest { page_size: -1, ..Default::default() };
+    assert_eq!(field(&client.clone().list_queues(call).await.unwrap_err()), "page_size");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_asks_only_hosts_that_it_was_told_itself() {
+    let (database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
+    put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    let strict = Instance::start_with(&database, Options { external_hosts: AllowedHosts::NONE, ..options() }).await;
+    let error = get_queue(&client_of(&strict).await, "root").await.unwrap_err();
+    assert_eq!((error.code(), reason(&error)), (Code::FailedPrecondition, "EXTERNAL_UNAVAILABLE".into()));
+    assert!(error.message().contains("--external-hosts"), "{error}");
+    assert_eq!(yarn.asked(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_caller_expects_of_a_provider_is_checked() {
+    let (_database, rm) = start().await;
+    let client = client_of(&rm).await;
+    let put_if = async |provider: proto::Provider, etag: Option<&str>| {
+        let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: etag.map(str::to_owned) };
+        client.clone().put_provider(call).await.map(|told| told.into_inner().provider.unwrap())
+    };
+    let default = || provider("default", &config("http://127.0.0.1:8088"));
+    let first = put_if(default(), Some("")).await.unwrap();
+    assert_eq!((first.updated_by.as_str(), first.update_time.is_some()), ("anonymous", true));
+    for stale in ["", "x", &uuid::Uuid::new_v4().to_string()] {
+        let error = put_if(default(), Some(stale)).await.unwrap_err();
+        assert_eq!((error.code(), reason(&error)), (Code::Aborted, "PROVIDER_CHANGED".into()));
+    }
+    let second = put_if(default(), Some(&first.etag)).await.unwrap();
+    assert_ne!(first.etag, second.etag);
+    let other = provider("other", &config("http://127.0.0.1:8089"));
+    let error = put_if(other.clone(), None).await.unwrap_err();
+    assert_eq!((error.code(), reason(&error)), (Code::AlreadyExists, "PROVIDER_LABELS_TAKEN".into()));
+    let labels = |n: usize| BTreeMap::from([("yarnCluster".to_owned(), format!("Yarn-{n}"))]);
+    for n in 1..32 {
+        put_if(proto::Provider { name: format!("p{n:02}"), labels: labels(n), ..other.clone() }, None).await.unwrap();
+    }
+    let error = put_if(proto::Provider { labels: labels(32), ..other.clone() }, None).await.unwrap_err();
+    assert_eq!(reason(&error), "TOO_MANY_PROVIDERS");
+    put_if(default(), None).await.unwrap();
+    let delete = |etag: &str| proto::DeleteProviderRequest {
+        resource_type: "Yarn".into(),
+        name: "p01".into(),
+        expected_etag: Some(etag.into()),
+    };
+    let error = client.clone().delete_provider(delete(&second.etag)).await.unwrap_err();
+    assert_eq!(reason(&error), "PROVIDER_CHANGED");
+    let told = client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap().into_inner().providers;
+    assert_eq!(told.len(), 32);
+    client.clone().delete_provider(delete(&told[1].etag)).await.unwrap();
+}
+
+/// The provider that a request's labels tell.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_labels_of_a_request_tell_its_cluster() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
+    let labels = BTreeMap::from([("yarnCluster".to_owned(), "Yarn-etl".to_owned())]);
+    put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    put(&client, proto::Provider { labels: labels.clone(), ..provider("etl", &config(&yarn.address)) }).await.unwrap();
+    let asked = async |selector: proto::ProviderSelector| {
+        let call = proto::GetQueueRequest { provider: Some(selector), queue_name: "root".into() };
+        client.clone().get_queue(call).await.unwrap().into_inner().provider_name
+    };
+    let selector = proto::ProviderSelector::default;
+    assert_eq!(asked(selector()).await, "default");
+    assert_eq!(asked(proto::ProviderSelector { labels, ..selector() }).await, "etl");
+    assert_eq!(
+        asked(proto::ProviderSelector { labels: BTreeMap::from([("yarnCluster".into(), "x".into())]), ..selector() })
+            .await,
+        "default"
+    );
+    assert_eq!(asked(proto::ProviderSelector { name: "etl".into(), ..selector() }).await, "etl");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_is_told_to_nobody() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start("<html>").await, client_of(&rm).await);
+    let with = |address: &str, pwd: &str| {
+        provider("default", &format!(r#"{{"rmWebAddress": "{address}", "authorEnable": true, "user": "hadoop"{pwd}}}"#))
+    };
+    let mut told = vec![format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret""#)).await.unwrap())];
+    // Without the password it stays; but not for other addresses, whose server would be told it.
+    told.push(format!("{:?}", put(&client, with(&yarn.address, "")).await.unwrap()));
+    let other = put(&client, with("http://127.0.0.1:9", "")).await.unwrap_err();
+    assert_eq!(field(&other), "provider.config.pwd");
+    told.push(format!("{other:?}"));
+    told.push(format!(
+        "{:?}",
+        put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret", "x": 1"#)).await.unwrap_err()
+    ));
+    told.push(format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret""#).clone()).await.unwrap()));
+    told.push(format!("{:?}", get_queue(&client, "root").await.unwrap_err()));
+    told.push(format!("{:?}", client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap()));
+    told.push(rm.metrics.text().unwrap());
+    assert!(told.iter().all(|text| !text.contains(SECRET)), "{told:?}");
+    assert!(yarn.asked() > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_its_most_talkative_the_log_has_no_password() {
+    let (database, yarn) = (Database::fresh().await, Yarn::start(FAIR).await);
+    let lines = Arc::<Mutex<Vec<String>>>::default();
+    let log = lines.clone();
+    let mut command = Command::new("env");
+    command.args(["RUST_LOG=trace", PROGRAM, "--database-url", &database.url(), "--external-hosts", "127.0.0.1"]);
+    let rm = Process::start_command(command.args(["--http-listen", ""]), move |line| log.lock().unwrap().push(line));
+    let client = Client::connect(rm.address.clone()).await.unwrap();
+    let config =
+        format!(r#"{{"rmWebAddress": "{}", "authorEnable": true, "user": "hadoop", "pwd": "{SECRET}"}}"#, yarn.address);
+    put(&client, provider("default", &config)).await.unwrap();
+    put(&client, provider("default", &config.replace("authorEnable", "x"))).await.unwrap_err();
+    get_queue(&client, "root").await.unwrap();
+    yarn.behave(|behaviour| behaviour.scheduler = None);
+    eventually("it fails", Duration::from_secs(5), async || get_queue(&client, "root").await.is_err()).await;
+    assert_eq!(rm.terminate(), Some(0));
+    let lines = lines.lock().unwrap();
+    assert!(lines.iter().any(|line| line.contains("TRACE")), "{lines:?}");
+    let secrets = [SECRET, "aGFkb29wOmdyOC1zM2NyZXQ="];
+    let told: Vec<_> = lines.iter().filter(|line| secrets.iter().any(|secret| line.contains(secret))).collect();
+    assert!(told.is_empty(), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queues_and_applications_come_in_pages() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(CAPACITY).await, client_of(&rm).await);
+    put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    let (mut paths, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let call = proto::ListQueuesRequest { page_size: 2, page_token, ..Default::default() };
+        let page = client.clone().list_queues(call).await.unwrap().into_inner();
+        paths.push(page.queues.into_iter().map(|queue| queue.path).collect::<Vec<_>>());
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(paths, [vec!["root", "root.default"], vec!["root.eng", "root.eng.adhoc"], vec!["root.eng.etl"]]);
+
+    let list = async |filter: proto::ListApplicationsRequest| {
+        let (mut ids, mut pages, mut page_token) = (Vec::new(), 0, String::new());
+        while pages == 0 || !page_token.is_empty() {
+            let call = proto::ListApplicationsRequest { page_token, page_size: 3, ..filter.clone() };
+            let page = client.clone().list_applications(call).await.unwrap().into_inner();
+            ids.extend(page.applications.into_iter().map(|app| (app.application_id, app.queue)));
+            (pages, page_token) = (pages + 1, page.next_page_token);
+        }
+        (ids.len(), pages, ids.first().map(|(_, queue)| queue.clone()).unwrap_or_default())
+    };
+    let filter = proto::ListApplicationsRequest::default;
+    assert_eq!(list(filter()).await, (10, 4, "root.eng.etl".into()), "a last name is told as its path");
+    assert_eq!(list(proto::ListApplicationsRequest { queue_name: "eng".into(), ..filter() }).await.0, 5);
+    assert_eq!(list(proto::ListApplicationsRequest { queue_name: "root".into(), ..filter() }).await.0, 10);
+    assert_eq!(
+        list(proto::ListApplicationsRequest { user: "alice".into(), ..filter() }).await,
+        (5, 2, "root.default".into())
+    );
+    let accepted = proto::ListApplicationsRequest { state: "ACCEPTED".into(), queue_name: "etl".into(), ..filter() };
+    assert_eq!(list(accepted).await, (3, 1, "root.eng.etl".into()));
+    let unknown = proto::ListApplicationsRequest { queue_name: "x".into(), ..filter() };
+    assert_eq!(reason(&client.clone().list_applications(unknown).await.unwrap_err()), "NO_SUCH_QUEUE");
+}
+
+/// Neither of them has to be there, or to be quick, for anything else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_hangs_holds_up_nobody_else() {
+    let (_database, rm) = start().await;
+    let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
+    put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    yarn.behave(|behaviour| behaviour.delay = Duration::from_secs(3600));
+    let hanging: Vec<_> = (0..100)
+        .map(|_| {
+            tokio::spawn({
+                let client = client.clone();
+                async move { get_queue(&client, "root").await }
+            })
+        })
+        .collect();
+    eventually("it is asked", Duration::from_secs(5), async || yarn.asked() > 0).await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    let put_meanwhile = proto::Provider {
+        labels: BTreeMap::from([("a".into(), "b".into())]),
+        ..provider("b", &config("http://127.0.0.1:9"))
+    };
+    put(&client, put_meanwhile).await.unwrap();
+    assert_eq!(yarn.asked(), 1);
+    hanging.into_iter().for_each(|call| call.abort());
+}

@@ -1,0 +1,350 @@
+//! Against a real YARN, where its jars are (`tests/yarn/fetch`, `LINKIS_RM_YARN_LIB`): what is told of every queue is what it says.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use linkis_rm::transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client};
+use serde_json::Value;
+use tonic::transport::Channel;
+
+use crate::harness::*;
+
+const RESOURCE_MANAGER: &str = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager";
+const NODE_MANAGER: &str = "org.apache.hadoop.yarn.server.nodemanager.NodeManager";
+const ADMIN: &str = "org.apache.hadoop.yarn.client.cli.RMAdminCLI";
+
+/// A virtual machine may take its time to start, on a machine that builds something.
+const START: Duration = Duration::from_secs(120);
+
+/// The folder of the jars; without it, the test says that it is skipped.
+fn jars() -> Option<PathBuf> {
+    let lib = std::env::var_os("LINKIS_RM_YARN_LIB").filter(|lib| !lib.is_empty());
+    if lib.is_none() {
+        eprintln!("skipped: no LINKIS_RM_YARN_LIB; set it to what tests/yarn/fetch prints");
+    }
+    lib.map(PathBuf::from)
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn xml(properties: &[(String, String)]) -> String {
+    let property =
+        |(name, value): &(String, String)| format!("<property><name>{name}</name><value>{value}</value></property>\n");
+    format!("<configuration>\n{}</configuration>", properties.iter().map(property).collect::<String>())
+}
+
+/// Processes of one cluster, in a folder of their own.
+struct Yarn {
+    lib: PathBuf,
+    folder: PathBuf,
+    processes: Vec<Child>,
+    /// Of its ResourceManagers.
+    addresses: Vec<String>,
+}
+
+impl Drop for Yarn {
+    fn drop(&mut self) {
+        for process in &mut self.processes {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+impl Yarn {
+    /// What is configured of every process; `managers` ResourceManagers, of which the first is the default.
+    fn configure(lib: PathBuf, name: &str, scheduler: &str, managers: usize) -> Self {
+        let folder = scratch(name);
+        remove_at_end(&folder);
+        let conf = folder.join("conf");
+        fs::create_dir_all(&conf).unwrap();
+        let dir = |name: &str| folder.join(name).display().to_string();
+        let mut properties: Vec<(String, String)> = [
+            (
+                "yarn.resourcemanager.scheduler.class",
+                format!("org.apache.hadoop.yarn.server.resourcemanager.scheduler.{scheduler}"),
+            ),
+            ("yarn.scheduler.fair.allocation.file", dir("conf/fair-scheduler.xml")),
+            ("yarn.scheduler.maximum-allocation-mb", "102400".into()),
+            ("yarn.scheduler.maximum-allocation-vcores", "100".into()),
+            ("yarn.nodemanager.resource.memory-mb", "102400".into()),
+            ("yarn.nodemanager.resource.cpu-vcores", "100".into()),
+            ("yarn.nodemanager.disk-health-checker.enable", "false".into()),
+            ("yarn.nodemanager.vmem-check-enabled", "false".into()),
+            ("yarn.nodemanager.local-dirs", dir("local")),
+            ("yarn.nodemanager.log-dirs", dir("logs")),
+            ("yarn.nodemanager.address", format!("127.0.0.1:{}", free_port())),
+            ("yarn.nodemanager.localizer.address", format!("127.0.0.1:{}", free_port())),
+            ("yarn.nodemanager.webapp.address", format!("127.0.0.1:{}", free_port())),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
+        let mut addresses = Vec::new();
+        for manager in 1..=managers {
+            let suffix = if managers == 1 { String::new() } else { format!(".rm{manager}") };
+            for address in
+                ["address", "scheduler.address", "resource-tracker.address", "admin.address", "webapp.address"]
+            {
+                let at = format!("127.0.0.1:{}", free_port());
+                if address == "webapp.address" {
+                    addresses.push(format!("http://{at}"));
+                }
+                properties.push((format!("yarn.resourcemanager.{address}{suffix}"), at));
+            }
+        }
+        if managers > 1 {
+            let ids: Vec<_> = (1..=managers).map(|manager| format!("rm{manager}")).collect();
+            let ha = [
+                ("enabled", "true".to_owned()),
+                ("automatic-failover.enabled", "false".into()),
+                ("rm-ids", ids.join(",")),
+            ];
+            properties.extend(ha.map(|(name, value)| (format!("yarn.resourcemanager.ha.{name}"), value)));
+            properties.push(("yarn.resourcemanager.cluster-id".into(), "test".into()));
+        }
+        fs::write(conf.join("yarn-site.xml"), xml(&properties)).unwrap();
+        let core = [("fs.defaultFS", "file:///"), ("hadoop.tmp.dir", &dir("tmp"))];
+        fs::write(conf.join("core-site.xml"), xml(&core.map(|(name, value)| (name.into(), value.into())))).unwrap();
+        Self { lib, folder, processes: vec![], addresses }
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.folder.join("conf").join(file), text).unwrap();
+    }
+
+    fn java(&self, class: &str, more: &[&str]) -> Command {
+        let log = |name: &str| {
+            let file = fs::File::options().create(true).append(true).open(self.folder.join(name)).unwrap();
+            Stdio::from(file)
+        };
+        let class_path = format!("{}:{}/*", self.folder.join("conf").display(), self.lib.display());
+        let mut command = Command::new("java");
+        command.args([
+            "--add-opens",
+            "java.base/java.lang=ALL-UNNAMED",
+            "--add-opens",
+            "java.base/java.util=ALL-UNNAMED",
+        ]);
+        command.args(["-Xmx400m", "-cp", &class_path]).args(more).arg(class);
+        command.stdin(Stdio::null()).stdout(log("out.log")).stderr(log("out.log"));
+        command
+    }
+
+    fn start(&mut self, class: &str, more: &[&str]) {
+        let process = self.java(class, more).spawn().unwrap();
+        self.processes.push(process);
+    }
+
+    fn admin(&self, arguments: &[&str]) {
+        let status = self.java(ADMIN, &[]).args(arguments).status().unwrap();
+        assert!(status.success(), "rmadmin {arguments:?}: {}", self.log());
+    }
+
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.folder.join("out.log")).unwrap_or_default();
+        log.get(log.floor_char_boundary(log.len().saturating_sub(4000))..).unwrap_or_default().to_owned()
+    }
+
+    /// What it answers itself, read by other code.
+    async fn ask(&self, path: &str) -> Option<Value> {
+        let answer = http().get(format!("{}{path}", self.addresses[0])).send().await.ok()?;
+        serde_json::from_str(&answer.text().await.ok()?).ok()
+    }
+
+    async fn post(&self, path: &str, body: String) -> String {
+        let post = http().post(format!("{}{path}", self.addresses[0])).header("content-type", "application/json");
+        post.body(body).send().await.unwrap().text().await.unwrap()
+    }
+
+    /// Starts an application that only sleeps; answers with its id.
+    async fn submit(&self, queue: &str, memory: i64, cores: i64) -> String {
+        let new = self.post("/ws/v1/cluster/apps/new-application?user.name=hadoop", String::new()).await;
+        let new: Value = serde_json::from_str(&new).unwrap();
+        let id = new["application-id"].as_str().unwrap().to_owned();
+        let application = serde_json::json!({
+            "application-id": id, "application-name": "sleeps", "application-type": "YARN", "queue": queue,
+            "am-container-spec": {"commands": {"command": "sleep 20"}},
+            "resource": {"memory": memory, "vCores": cores}, "max-app-attempts": 1, "unmanaged-AM": false,
+        });
+        let told = self.post("/ws/v1/cluster/apps?user.name=hadoop", application.to_string()).await;
+        assert!(told.is_empty(), "{told}");
+        id
+    }
+
+    /// Maximum and use of every queue, in MB and cores, by path.
+    async fn queues(&self) -> Option<BTreeMap<String, [i64; 4]>> {
+        let answer = self.ask("/ws/v1/cluster/scheduler").await?;
+        let info = &answer["scheduler"]["schedulerInfo"];
+        let mut all = BTreeMap::new();
+        match info["type"].as_str()? {
+            "fairScheduler" => fair(&info["rootQueue"], &mut all),
+            _ => drop(capacity(info, &mut all)),
+        }
+        Some(all)
+    }
+}
+
+fn http() -> reqwest::Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
+
+fn pair(amounts: &Value) -> [i64; 2] {
+    [amounts["memory"].as_i64().unwrap(), amounts["vCores"].as_i64().unwrap()]
+}
+
+fn fair(queue: &Value, all: &mut BTreeMap<String, [i64; 4]>) {
+    let ([memory, cores], [used, used_cores]) = (pair(&queue["maxResources"]), pair(&queue["usedResources"]));
+    all.insert(queue["queueName"].as_str().unwrap().into(), [memory, cores, used, used_cores]);
+    for inner in queue["childQueues"]["queue"].as_array().into_iter().flatten() {
+        fair(inner, all);
+    }
+}
+
+/// Answers with what the queue uses.
+fn capacity(queue: &Value, all: &mut BTreeMap<String, [i64; 4]>) -> [i64; 2] {
+    let inner = queue["queues"]["queue"].as_array().into_iter().flatten();
+    let sums = inner.map(|inner| capacity(inner, all)).fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
+    let max = &queue["capacities"]["queueCapacitiesByPartition"][0]["effectiveMaxResource"];
+    let used = if queue["resourcesUsed"].is_object() { pair(&queue["resourcesUsed"]) } else { sums };
+    let [memory, cores] = pair(max);
+    all.insert(queue["queuePath"].as_str().unwrap().into(), [memory, cores, used[0], used[1]]);
+    used
+}
+
+async fn told(client: &Client<Channel>) -> BTreeMap<String, [i64; 4]> {
+    let call = proto::ListQueuesRequest { page_size: 1000, ..Default::default() };
+    let Ok(page) = client.clone().list_queues(call).await else { return BTreeMap::new() };
+    let row = |queue: proto::Queue| {
+        let (max, used) = (queue.max.unwrap(), queue.used.unwrap());
+        (queue.path, [max.memory >> 20, max.cores, used.memory >> 20, used.cores])
+    };
+    page.into_inner().queues.into_iter().map(row).collect()
+}
+
+/// Waits until both say the same of every queue, and `is_so` of it.
+async fn agree(yarn: &Yarn, client: &Client<Channel>, what: &str, is_so: impl Fn(&BTreeMap<String, [i64; 4]>) -> bool) {
+    let begun = std::time::Instant::now();
+    loop {
+        let (told, said) = (told(client).await, yarn.queues().await.unwrap_or_default());
+        if !said.is_empty() && said == told && is_so(&told) {
+            return;
+        }
+        assert!(begun.elapsed() < START, "{what}:\n{told:?}\n{said:?}\n{}", yarn.log());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+async fn provided(yarn: &Yarn) -> (Instance, Client<Channel>) {
+    let (_, rm) = start().await;
+    let client = Client::connect(rm.address.clone()).await.unwrap();
+    let config = serde_json::json!({"rmWebAddress": yarn.addresses.join(";")}).to_string();
+    let provider =
+        proto::Provider { resource_type: "Yarn".into(), name: "default".into(), config, ..Default::default() };
+    let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: None };
+    client.clone().put_provider(call).await.unwrap();
+    (rm, client)
+}
+
+/// The same of both schedulers: before anything runs, while something does, and after the queues were changed.
+async fn follows(mut yarn: Yarn, queue: &str, path: &str, change: impl Fn(&Yarn)) {
+    yarn.start(RESOURCE_MANAGER, &[]);
+    yarn.start(NODE_MANAGER, &[]);
+    let (_rm, client) = provided(&yarn).await;
+    agree(&yarn, &client, "the node is there", |queues| queues.get("root").is_some_and(|root| root[0] == 102_400))
+        .await;
+    let application_id = yarn.submit(queue, 12_288, 3).await;
+    agree(&yarn, &client, "it runs", |queues| queues[path][2..] == [12_288, 3] && queues["root"][2..] == [12_288, 3])
+        .await;
+    let call = proto::ListApplicationsRequest { queue_name: queue.into(), ..Default::default() };
+    let applications = client.clone().list_applications(call).await.unwrap().into_inner().applications;
+    let [application] = &applications[..] else { panic!("{applications:?}") };
+    let allocated = Some(proto::QueueAmounts { memory: 12 << 30, cores: 3 });
+    assert_eq!(
+        (&application.application_id, application.queue.as_str(), application.allocated),
+        (&application_id, path, allocated)
+    );
+    let before = told(&client).await[path];
+    change(&yarn);
+    agree(&yarn, &client, "it was changed", |queues| queues[path][..2] != before[..2]).await;
+    agree(&yarn, &client, "it is over", |queues| queues["root"][2] == 0).await;
+}
+
+fn fair_queues(etl: &str) -> String {
+    format!(
+        r#"<allocations><queue name="eng"><maxResources>81920 mb,80 vcores</maxResources>
+            <queue name="etl"><maxResources>{etl}</maxResources></queue><queue name="adhoc"/></queue>
+            <queue name="default"/></allocations>"#
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fair_scheduler_s_queues_are_told_as_they_are() {
+    let Some(lib) = jars() else { return };
+    let yarn = Yarn::configure(lib, "yarn-fair", "fair.FairScheduler", 1);
+    yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores"));
+    follows(yarn, "root.eng.etl", "root.eng.etl", |yarn| {
+        yarn.write("fair-scheduler.xml", &fair_queues("51200 mb,50 vcores"));
+        yarn.admin(&["-refreshQueues"]);
+    })
+    .await;
+}
+
+fn capacity_queues(etl_max: &str) -> String {
+    let properties = [
+        ("root.queues", "eng,default"),
+        ("root.eng.capacity", "80"),
+        ("root.default.capacity", "20"),
+        ("root.eng.queues", "etl,adhoc"),
+        ("root.eng.etl.capacity", "75"),
+        ("root.eng.etl.maximum-capacity", etl_max),
+        ("root.eng.adhoc.capacity", "25"),
+        ("maximum-am-resource-percent", "1.0"),
+    ];
+    xml(&properties.map(|(name, value)| (format!("yarn.scheduler.capacity.{name}"), value.to_owned())))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_capacity_scheduler_s_queues_are_told_as_they_are() {
+    let Some(lib) = jars() else { return };
+    let yarn = Yarn::configure(lib, "yarn-capacity", "capacity.CapacityScheduler", 1);
+    yarn.write("capacity-scheduler.xml", &capacity_queues("100"));
+    follows(yarn, "etl", "root.eng.etl", |yarn| {
+        yarn.write("capacity-scheduler.xml", &capacity_queues("90"));
+        yarn.admin(&["-refreshQueues"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failover_is_followed() {
+    let Some(lib) = jars() else { return };
+    let mut yarn = Yarn::configure(lib, "yarn-ha", "fair.FairScheduler", 2);
+    yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores"));
+    for id in ["-Dyarn.resourcemanager.ha.id=rm1", "-Dyarn.resourcemanager.ha.id=rm2"] {
+        yarn.start(RESOURCE_MANAGER, &[id]);
+    }
+    let (_rm, client) = provided(&yarn).await;
+    let etl = async || {
+        let call = proto::GetQueueRequest { provider: None, queue_name: "eng.etl".into() };
+        client.clone().get_queue(call).await
+    };
+    eventually("both are there", START, async || {
+        etl().await.is_err_and(|error| error.message().matches("is not the active").count() == 2)
+    })
+    .await;
+    yarn.admin(&["-transitionToActive", "rm1"]);
+    eventually("the first is active", START, async || etl().await.is_ok()).await;
+    yarn.admin(&["-transitionToStandby", "rm1"]);
+    yarn.admin(&["-transitionToActive", "rm2"]);
+    eventually("the second is active", START, async || etl().await.is_ok()).await;
+    assert_eq!(etl().await.unwrap().into_inner().queue.unwrap().max.unwrap().cores, 40);
+}
