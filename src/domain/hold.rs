@@ -34,6 +34,17 @@ pub struct TakenHold {
     pub until: OffsetDateTime,
 }
 
+/// What an operator wants to hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewHold {
+    /// What.
+    pub key: LockKey,
+    /// For how long, from when it is taken.
+    pub duration: Duration,
+    /// Why, for people.
+    pub reason: Name,
+}
+
 /// For people: not to be taken apart again.
 impl fmt::Display for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,6 @@
 //! Who calls: the edge finds it out, once per call, and everything behind carries it along.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
 use tonic::{
     Request,
@@ -16,7 +16,10 @@ use crate::{
     service::tokens::{Caller, Tokens},
 };
 
-use super::access::{Needed, Table};
+use super::{
+    access::{Needed, Table},
+    edge,
+};
 
 /// What stands before a token.
 const SCHEME: &str = "bearer ";
@@ -31,7 +34,7 @@ pub struct Admitted {
     /// Which call.
     method: &'static str,
     /// Where it comes from.
-    address: Option<SocketAddr>,
+    address: Option<edge::PeerAddress>,
 }
 
 impl Admitted {
@@ -64,7 +67,7 @@ pub struct Call<'a> {
     /// Whom the certificate of its connection is for.
     pub certified: Option<&'a Arc<Caller>>,
     /// Where it comes from.
-    pub address: Option<SocketAddr>,
+    pub address: Option<edge::PeerAddress>,
 }
 
 impl Identity {
@@ -114,7 +117,7 @@ fn token(header: &str) -> Option<&str> {
 }
 
 /// Logs that somebody wanted what he may not.
-fn tell_denied(call: &str, caller: &Caller, address: Option<SocketAddr>, denied: &Denied) {
+fn tell_denied(call: &str, caller: &Caller, address: Option<edge::PeerAddress>, denied: &Denied) {
     let (Denied { roles, needs }, address) = (denied, address.map(tracing::field::display));
     tracing::warn!(principal = %caller.principal, address, roles, call, needs, "a call is denied");
 }

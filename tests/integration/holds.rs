@@ -10,8 +10,10 @@ use std::{
 
 use linkis_rm::{
     client::{ClientError, RmClient},
-    domain::{hold::Hold, operation::LockKey},
-    service::holds::NewHold,
+    domain::{
+        hold::{Hold, NewHold},
+        operation::LockKey,
+    },
 };
 use tokio::task::JoinSet;
 use tonic::Code;

@@ -3,12 +3,11 @@
 use crate::{
     domain::{
         drain::{Drain, DrainEm, ResumeEm},
-        hold::{HOLD_MAX, Hold, TakenHold},
+        hold::{HOLD_MAX, Hold, NewHold, TakenHold},
         name::{FieldError, Name},
-        operation::LockKey,
+        operation::{LockKey, NamedTicket},
         principal::Principal,
     },
-    service::{holds::NewHold, ticket_lookup::NamedTicket},
     transport::proto,
 };
 

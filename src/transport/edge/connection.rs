@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -14,7 +13,6 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::{Instant, Sleep, sleep, sleep_until, timeout_at},
 };
 use tokio_rustls::TlsAcceptor;
@@ -23,7 +21,7 @@ use tonic::transport::server::Connected;
 
 use crate::{domain::principal::Principal, service::tokens::Caller, tls};
 
-use super::{Edge, share::Share, stream::Stream};
+use super::{Edge, share::Share, socket, stream::Stream};
 
 /// What an HTTP/2 client says first.
 const GREETING_BYTES: usize = 24;
@@ -38,7 +36,7 @@ const QUIET_BYTES: usize = 1024;
 #[derive(Debug)]
 pub struct Peer {
     /// Where it is.
-    pub(super) address: Option<SocketAddr>,
+    pub(super) address: Option<socket::PeerAddress>,
     /// Whom its certificate is for.
     pub(super) certified: Option<Arc<Caller>>,
     /// How many calls are under way.
@@ -50,7 +48,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(edge: &Edge, address: Option<SocketAddr>, certified: Option<Arc<Caller>>) -> Self {
+    pub(super) fn new(edge: &Edge, address: Option<socket::PeerAddress>, certified: Option<Arc<Caller>>) -> Self {
         let share = || Share::of(edge.bounds.connection_bytes());
         Self { address, certified, calls: AtomicUsize::new(0), bytes: share(), answer_bytes: share() }
     }
@@ -59,8 +57,8 @@ impl Peer {
 /// A connection that there is room for, of which nothing is known yet; when it is dropped, there is room for another.
 #[derive(Debug)]
 pub(super) struct Newcomer {
-    stream: TcpStream,
-    address: SocketAddr,
+    stream: socket::Stream,
+    address: socket::PeerAddress,
     place: Place,
     /// Until when it has to have said its first words.
     until: Instant,
@@ -78,12 +76,12 @@ impl Drop for Place {
 
 impl Newcomer {
     /// `None` if there are too many.
-    pub(super) fn admit(stream: TcpStream, address: SocketAddr, edge: &Arc<Edge>) -> Option<Self> {
+    pub(super) fn admit(stream: socket::Stream, address: socket::PeerAddress, edge: &Arc<Edge>) -> Option<Self> {
         if !edge.gauges.held_connections.take(1) {
             return None;
         }
         let place = Place(edge.clone());
-        if let Err(error) = stream.set_nodelay(true) {
+        if let Err(error) = stream.set_nodelay() {
             tracing::debug!(%address, %error, "cannot send small packets at once");
         }
         let until = Instant::now() + edge.bounds.handshake_timeout;
@@ -151,7 +149,13 @@ struct Look {
 }
 
 impl Connection {
-    fn new(stream: Stream, address: SocketAddr, place: Place, until: Instant, certified: Option<Arc<Caller>>) -> Self {
+    fn new(
+        stream: Stream,
+        address: socket::PeerAddress,
+        place: Place,
+        until: Instant,
+        certified: Option<Arc<Caller>>,
+    ) -> Self {
         let edge = &place.0;
         Self {
             stream,

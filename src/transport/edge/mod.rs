@@ -5,8 +5,8 @@
 //! received and not yet read (a window, [`Bounds::connection_window`]), of the bodies of its calls (a share of [`Bounds::body_bytes`]),
 //! and of their answers (as much again, and 8 KB for each call).
 //!
-//! - `listener`: the accept loop, and who is turned away;
-//! - `stream`: its bytes, encrypted or not;
+//! - `socket`: where it listens; `listener`: the accept loop, and who is turned away;
+//! - `stream`: a connection's bytes, encrypted or not;
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
 //! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
 //! - `answer`: an answer, as it is sent;
@@ -28,12 +28,14 @@ pub mod gauges;
 mod listener;
 mod open_files;
 mod share;
+mod socket;
 mod stream;
 
 pub use calls::Calls;
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
+pub use socket::{Listen, Listener, PeerAddress};
 
 /// How much one call may have sent that nobody has read.
 pub const STREAM_WINDOW: u32 = 64 << 10;

@@ -6,19 +6,18 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
+
+use super::socket;
 
 /// Where a connection's bytes come from and go to.
 #[derive(Debug)]
 pub enum Stream {
     /// As they are.
-    Plain(TcpStream),
+    Plain(socket::Stream),
     /// Encrypted.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<socket::Stream>>),
 }
 
 impl AsyncRead for Stream {
