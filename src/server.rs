@@ -101,6 +101,11 @@ pub struct Security {
     pub is_open: bool,
 }
 
+impl Security {
+    /// Nothing: for one machine, or a program of its own.
+    pub const OPEN: Self = Self { tls: None, is_open: true };
+}
+
 /// An instance that is ready to serve.
 #[derive(Debug)]
 pub struct Server {

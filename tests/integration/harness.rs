@@ -155,8 +155,7 @@ pub fn options() -> Options {
     };
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
-    let security = Security { tls: None, is_open: true };
-    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, security }
+    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, security: Security::OPEN }
 }
 
 impl Instance {
