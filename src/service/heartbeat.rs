@@ -174,7 +174,7 @@ impl HeartbeatService {
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
         let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| Error::LockTimeout)?;
-        let Found { unknown, lost } = answered.unwrap_or(Err(Error::ShuttingDown))?;
+        let Found { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped(deadline)))?;
         self.give_up(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
         Ok(unknown)
     }
@@ -193,6 +193,11 @@ impl HeartbeatService {
             while under_way.join_next().await.is_some() {}
         }
     }
+}
+
+/// Why a report was dropped unanswered: by whoever found its caller's time over, maybe just before the caller did.
+fn dropped(deadline: Instant) -> Error {
+    if deadline <= Instant::now() { Error::LockTimeout } else { Error::ShuttingDown }
 }
 
 async fn give_up_one(committer: &Committer, ticket: Released, deadline: Instant) {

@@ -202,7 +202,7 @@ impl ResourceManagerService for ResourceManager {
             calls::may_wait();
         }
         let answer = if message.dry_run {
-            match self.request_resource.dry_run(em, ask, deadlines.locks).await? {
+            match self.request_resource.dry_run(em, ask.into(), deadlines.locks).await? {
                 (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
                     head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
@@ -213,7 +213,7 @@ impl ResourceManagerService for ResourceManager {
             }
         } else {
             let (ticket_id, is_repeatable) = (ask.ticket_id, ask.request_id.is_some());
-            let answer = self.request_resource.request(em, ask, deadlines);
+            let answer = self.request_resource.request(em, ask.into(), deadlines);
             let answer = identity::while_admitted(&call, deadlines.line.is_some(), answer).await;
             let answer = answer.map_err(|error| match error {
                 Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
