@@ -9,15 +9,15 @@ use std::{
 };
 
 use clap::{Args, Parser};
-use sqlx::postgres::PgConnectOptions;
 
 use crate::{
     commands::Command,
-    domain::{limit::Rule, resource::parse_size},
+    domain::{limit::Rule, resource::parse_size, secret::Secret},
     external::allowed::AllowedHosts,
     limits_file,
     server::Security,
     service::heartbeat::LivenessTimeouts,
+    store::target::Target,
     tls,
     transport::edge::{BODY_BYTES_LEAST, Bounds, Listen},
 };
@@ -125,7 +125,11 @@ struct Arguments {
 pub struct DatabaseArguments {
     /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    database_url: Option<String>,
+    database_url: Option<Secret>,
+
+    /// A file with that URL instead, read again when it changes: connections that are made from then on show the new password.
+    #[arg(long, env = "DATABASE_URL_FILE", value_name = "FILE")]
+    database_url_file: Option<PathBuf>,
 
     /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
     #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
@@ -135,10 +139,24 @@ pub struct DatabaseArguments {
 impl DatabaseArguments {
     /// What is said; the mistake otherwise.
     pub fn choose(&self) -> Result<Database, String> {
-        match self.database_url.as_deref().filter(|url| !url.is_empty()) {
-            None => Ok(Database::Embedded(self.data_dir.clone())),
-            Some(url) => parse_database(url, self.data_dir.is_some()),
+        let url = self.database_url.as_ref().filter(|url| !url.reveal().is_empty());
+        let file = self.database_url_file.clone().filter(|path| is_set(path));
+        let (name, target) = match (url, file) {
+            (None, None) => return Ok(Database::Embedded(self.data_dir.clone())),
+            (Some(_), Some(_)) => {
+                return Err(
+                    "--database-url-file (DATABASE_URL_FILE): DATABASE_URL is set, too; set only one of them".into()
+                );
+            }
+            (Some(url), None) => ("--database-url (DATABASE_URL)", Target::parse(url.reveal())),
+            (None, Some(file)) => ("--database-url-file (DATABASE_URL_FILE)", Target::in_file(file)),
+        };
+        if self.data_dir.is_some() {
+            return Err(format!(
+                "--data-dir (LINKIS_RM_DATA_DIR): is for the private PostgreSQL, but {name} names another; set only one of them"
+            ));
         }
+        target.map(Database::External).map_err(|error| format!("{name}: {error}"))
     }
 }
 
@@ -197,7 +215,7 @@ pub struct Config {
 #[derive(Debug, Clone)]
 pub enum Database {
     /// One that somebody else runs.
-    External(Box<PgConnectOptions>),
+    External(Target),
     /// A private one, started here; `None` for the default folder.
     Embedded(Option<PathBuf>),
 }
@@ -429,21 +447,6 @@ fn parse_addresses((name, example): ListenSetting, text: &str, may_leave: bool) 
     }
 }
 
-fn parse_database(url: &str, has_data_dir: bool) -> Result<Database, String> {
-    if has_data_dir {
-        return Err("--data-dir (LINKIS_RM_DATA_DIR): is for the private PostgreSQL, but DATABASE_URL names another; \
-                    set only one of them"
-            .into());
-    }
-    let is_postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
-    let options = url.parse().ok().filter(|_| is_postgres);
-    // The URL is not repeated: it may hold a password.
-    options.map(|options| Database::External(Box::new(options))).ok_or_else(|| {
-        "--database-url (DATABASE_URL): is not a PostgreSQL URL; for example postgres://user:password@host/database"
-            .into()
-    })
-}
-
 /// The largest limits file that is read: tens of thousands of limits.
 const LIMITS_BYTES_MAX: u64 = 4 << 20;
 
@@ -618,5 +621,26 @@ mod tests {
             let error = check(&wrong).unwrap_err();
             assert!(error.0.len() == 1 && error.to_string().contains(told), "{error}");
         }
+    }
+
+    #[test]
+    fn a_database_is_said_once_and_its_password_shows_nowhere() {
+        let url = "postgres://me:hunter2@db.example/rm";
+        let file = std::env::temp_dir().join(format!("linkis-rm-url-{}", std::process::id()));
+        std::fs::write(&file, format!("{url}\n")).unwrap();
+        let path = file.to_str().unwrap();
+        let at_once = Arguments::parse_from(["linkis-rm", "--database-url", url]);
+        let shown =
+            format!("{at_once:?} {:?} {:?}", check(&["--database-url", url]), check(&["--database-url-file", path]));
+        assert!(!shown.contains("hunter2") && shown.matches("db.example:5432 (rm)").count() == 2, "{shown}");
+        for wrong in [
+            &["--database-url", url, "--database-url-file", path][..],
+            &["--database-url-file", path, "--data-dir", "/x"],
+            &["--database-url-file", "/nowhere/at/all"],
+        ] {
+            let error = check(wrong).unwrap_err().to_string();
+            assert!(error.contains("--database-url-file") && !error.contains("hunter2"), "{error}");
+        }
+        std::fs::remove_file(file).unwrap();
     }
 }

@@ -5,11 +5,13 @@ use std::{error::Error, process::ExitCode};
 use linkis_rm::{
     config::{Config, Database, Mode},
     server::{self, Ending, Options, Server},
-    store::embedded::{self, Embedded},
+    store::{
+        embedded::{self, Embedded},
+        target::Target,
+    },
     telemetry,
     transport::{edge, resource_manager::RequestTimeouts},
 };
-use sqlx::postgres::PgConnectOptions;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A call costs some dozens of small allocations, on whatever thread, and as many are freed on another.
@@ -95,15 +97,15 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn database(database: &Database) -> Result<(PgConnectOptions, Option<Embedded>), embedded::EmbeddedError> {
+async fn database(database: &Database) -> Result<(Target, Option<Embedded>), embedded::EmbeddedError> {
     let data_dir = match database {
-        Database::External(options) => return Ok((PgConnectOptions::clone(options), None)),
+        Database::External(target) => return Ok((target.clone(), None)),
         Database::Embedded(Some(data_dir)) => data_dir.clone(),
         Database::Embedded(None) => embedded::default_data_dir()?,
     };
     tracing::info!(data_dir = %data_dir.display(), "using a private PostgreSQL");
     let private = Embedded::start(embedded::Settings { data_dir, server_options: vec![] }).await?;
-    Ok((private.connect_options(), Some(private)))
+    Ok((private.connect_options().into(), Some(private)))
 }
 
 /// Never ends if there is no private PostgreSQL.

@@ -2,7 +2,6 @@
 
 use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
-use sqlx::postgres::PgConnectOptions;
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc, watch},
@@ -48,7 +47,7 @@ use crate::{
         usage::Usage,
         waiting::{self, WaitingLine},
     },
-    store::{Store, StoreError},
+    store::{Store, StoreError, target::Target},
     tls::{self, Tls, TlsError},
     transport::{
         self,
@@ -108,6 +107,11 @@ pub struct Security {
     pub tls: Option<tls::Files>,
     /// Whether everybody may do everything, as long as no token was ever made.
     pub is_open: bool,
+}
+
+impl Security {
+    /// Nothing: for one machine, or a program of its own.
+    pub const OPEN: Self = Self { tls: None, is_open: true };
 }
 
 /// An instance that is ready to serve.
@@ -211,11 +215,11 @@ impl Server {
     pub async fn open(
         listener: Listener,
         http: Option<TcpListener>,
-        database: PgConnectOptions,
+        database: impl Into<Target>,
         options: Options,
     ) -> Result<Self, ServerError> {
-        let edge = Edge::new(options.bounds);
         let tls = options.security.tls.clone().map(Tls::read).transpose()?;
+        let edge = Edge::new(options.bounds, tls.clone());
         let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, edge.gauges());
         let (readiness, seen) = watch::channel(Readiness::Starting);
         let serve = |listener: TcpListener| {
@@ -262,10 +266,11 @@ impl Server {
             .add_service(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
+        tasks.spawn(store.clone().follow(stopping.clone()));
         if let Some(tls) = &tls {
             tasks.spawn(tls.clone().follow(stopping.clone()));
         }
-        let incoming = accepted(listener, &edge, tls, &tasks, &stopping);
+        let incoming = accepted(listener, &edge, &tasks, &stopping);
         tasks.close();
 
         let identity = Arc::new(Identity::new(tokens, options.security.is_open));
@@ -393,12 +398,11 @@ fn assemble(
 fn accepted(
     listener: Listener,
     edge: &Arc<Edge>,
-    tls: Option<Arc<Tls>>,
     tasks: &Tasks,
     stopping: &CancellationToken,
 ) -> ReceiverStream<std::io::Result<edge::Connection>> {
     let (serve, accepted) = mpsc::channel(ACCEPTED_MAX);
-    let accepting = edge::accept(listener, edge.clone(), tls, serve);
+    let accepting = edge::accept(listener, edge.clone(), serve);
     let stopping = stopping.clone();
     tasks.spawn(async move { stopping.run_until_cancelled(accepting).await.unwrap_or_default() });
     ReceiverStream::new(accepted)

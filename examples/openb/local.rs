@@ -4,7 +4,7 @@ use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use linkis_rm::{
     external::allowed::AllowedHosts,
-    server::{Ending, Options, Server, ServerError, listen},
+    server::{Ending, Options, Security, Server, ServerError, listen},
     service::heartbeat::LivenessTimeouts,
     store::embedded::{Embedded, Settings},
     transport::{edge::Bounds, resource_manager::RequestTimeouts},
@@ -26,6 +26,7 @@ const OPTIONS: Options = Options {
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
     bounds: Bounds::DEFAULT,
+    security: Security::OPEN,
     external_hosts: AllowedHosts::NONE,
 };
 

@@ -241,7 +241,7 @@ struct Opened {
 impl Opened {
     async fn new(arguments: &DatabaseArguments) -> Result<Self, Failure> {
         let (options, private) = match arguments.choose().map_err(Failure::Usage)? {
-            Database::External(options) => (*options, None),
+            Database::External(target) => (target.options(), None),
             Database::Embedded(data_dir) => private(data_dir).await?,
         };
         let options = session::unbounded(session::bounded(options));

@@ -228,7 +228,7 @@ mod tests {
     async fn every_code_has_its_name_and_only_the_first_end_counts() {
         let method =
             || Method { grpc_type: "unary", grpc_service: "some.Service".to_owned(), grpc_method: "Do".to_owned() };
-        let metrics = Metrics::new([method()], Edge::new(Bounds::DEFAULT).gauges());
+        let metrics = Metrics::new([method()], Edge::new(Bounds::DEFAULT, None).gauges());
         for number in 0..17 {
             let mut call = metrics.calls.begin("/some.Service/Do");
             call.end(Code::from_i32(number));

@@ -17,7 +17,7 @@ pub(super) struct Edge(pub Arc<EdgeGauges>);
 /// A gauge: its name, what an operator does with it, what it is, and where it is read.
 type Row = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
 
-const ROWS: [Row; 9] = [
+const ROWS: [Row; 11] = [
     (
         "connections",
         "Open gRPC connections: if they only grow, some client opens one for each call",
@@ -54,6 +54,18 @@ const ROWS: [Row; 9] = [
         "TLS handshakes that failed: a certificate of a caller that is not believed, or over; the log says whose",
         MetricType::Counter,
         EdgeGauges::handshakes_failed,
+    ),
+    (
+        "tls_reloads_total",
+        "Certificates that changed and were taken up: whether a renewal has reached this instance",
+        MetricType::Counter,
+        EdgeGauges::certificates_reloaded,
+    ),
+    (
+        "tls_reload_failures_total",
+        "Certificates that changed and cannot be used: those before stay in force until they are over; the log says why",
+        MetricType::Counter,
+        EdgeGauges::certificates_unusable,
     ),
     (
         "calls_shed_total",

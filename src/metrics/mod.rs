@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_task_tells_how_it_fares() {
-        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT).gauges());
+        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
         assert_eq!(told(&metrics, "linkis_rm_task"), [""; 0]);
         let task = metrics.task("expiry");
         task.lag(Duration::from_millis(1500));
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_held_counts_however_it_ends() {
-        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT).gauges());
+        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
         let (first, second) = (metrics.committer.set_aside(), metrics.committer.set_aside());
         drop(first);
         assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);

@@ -4,7 +4,7 @@
 //!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`], [`token`],
 //!   [`external_resource_provider`]: the tables;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
-//! - [`session`]: connections, and what bounds their waits;
+//! - [`target`]: where the database is; [`session`]: connections, and what bounds their waits;
 //! - [`operators`]: the few connections that operators' calls share;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -15,8 +15,9 @@ use std::{fmt, time::Duration};
 
 use sqlx::{
     migrate::MigrateError,
-    postgres::{PgConnectOptions, PgPool, PgPoolOptions},
+    postgres::{PgPool, PgPoolOptions},
 };
+use tokio_util::sync::CancellationToken;
 
 pub mod action_record;
 pub mod em_drain;
@@ -40,6 +41,7 @@ pub mod resource_lock;
 pub mod schema;
 pub mod session;
 pub mod settlement;
+pub mod target;
 pub mod token;
 pub mod user_resource;
 pub mod waiting;
@@ -47,9 +49,13 @@ pub mod waiting;
 mod rows;
 
 use operators::Operators;
+use target::Target;
 
 /// How many connections serve what EMs and managers call: short reads by key, and waiting for held keys.
 const POOL_CONNECTIONS_MAX: u32 = 10;
+
+/// How often the file with the database's URL is read, if it stands in one.
+const LOOK_INTERVAL: Duration = Duration::from_secs(3);
 
 /// How long to wait for connections to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -57,25 +63,29 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The database, as one instance of the service uses it.
 #[derive(Clone, Debug)]
 pub struct Store {
-    options: PgConnectOptions,
+    target: Target,
     pool: PgPool,
     operators: Operators,
 }
 
 impl Store {
-    /// Prepares to use the database at `options`, and brings its schema up to date, with room for a history that reaches back so far.
+    /// Prepares to use the database at `target`, and brings its schema up to date, with room for a history that reaches back so far.
     /// Several instances may do so at once.
-    pub async fn open(options: PgConnectOptions, history: Duration) -> Result<Self, StoreError> {
-        let options = session::bounded(options);
+    pub async fn open(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
+        let target = target.into().map(session::bounded);
+        if target.is_unverified() {
+            tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
+        }
+        let options = target.options();
         // Directly, because a pool would try until its time is over, and hide why.
         let connected = session::connect(&session::unbounded(options.clone())).await;
         let mut migrations = connected
-            .map_err(|error| StoreError::Unreachable { address: address(&options), source: Box::new(error) })?;
+            .map_err(|error| StoreError::Unreachable { address: target.to_string(), source: Box::new(error) })?;
         let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
         let operators = Operators::new(&options);
         schema::migrate(&mut migrations).await?;
         history_part::make(&mut migrations, history).await?;
-        Ok(Self { options, pool, operators })
+        Ok(Self { target, pool, operators })
     }
 
     /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
@@ -90,12 +100,39 @@ impl Store {
 
     /// A connection of its own for one task.
     pub fn session(&self) -> session::Session {
-        session::Session::new(self.options.clone())
+        session::Session::new(self.target.clone())
     }
 
     /// One connection that is kept for listening, opened when it is first needed.
     pub fn listening(&self) -> PgPool {
-        pool_options(1).connect_lazy_with(self.options.clone())
+        pool_options(1).connect_lazy_with(self.target.options())
+    }
+
+    /// Takes up what its file says when that changes, until the server stops: connections that are made from then on show it. What is no
+    /// URL leaves things as they are.
+    pub async fn follow(self, stopping: CancellationToken) {
+        let Some(file) = self.target.file() else { return };
+        let mut failed = false;
+        while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
+            let path = file.clone();
+            // It may be on a disk that does not answer.
+            let read = tokio::task::spawn_blocking(move || target::read(&path));
+            match stopping.run_until_cancelled(read).await {
+                Some(Ok(Ok(options))) => {
+                    failed = false;
+                    let options = session::bounded(options);
+                    self.pool.set_connect_options(options.clone());
+                    self.operators.show(options.clone());
+                    self.target.set(options);
+                }
+                Some(Ok(Err(error))) if !failed => {
+                    failed = true;
+                    tracing::warn!(path = %file.display(), %error, "the database's URL stays as it was");
+                }
+                Some(_) => {}
+                None => return,
+            }
+        }
     }
 
     /// Closes what is open; what the database does not answer is left to the end of the process.
@@ -240,15 +277,6 @@ impl StoreError {
             }
             _ => None,
         }
-    }
-}
-
-/// Where a database is, for people.
-fn address(options: &PgConnectOptions) -> String {
-    let database = options.get_database().unwrap_or("its default database");
-    match options.get_socket() {
-        Some(socket) => format!("{} ({database})", socket.display()),
-        None => format!("{}:{} ({database})", options.get_host(), options.get_port()),
     }
 }
 

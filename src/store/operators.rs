@@ -106,6 +106,11 @@ impl Operators {
         })
     }
 
+    /// Has connections that are made from now on show this.
+    pub(super) fn show(&self, options: PgConnectOptions) {
+        self.pool.set_connect_options(options);
+    }
+
     pub(super) async fn close(&self) {
         self.pool.close().await;
     }

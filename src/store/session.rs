@@ -9,7 +9,7 @@ use sqlx::{
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
-use super::StoreError;
+use super::{StoreError, target::Target};
 
 /// How long to try for a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -166,7 +166,7 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
 /// One transaction follows the other: the end of each begins the next, so that none waits for its beginning.
 #[derive(Debug)]
 pub struct Session {
-    options: PgConnectOptions,
+    target: Target,
     connection: Option<PgConnection>,
     transaction: Transaction,
     /// When a transaction last began that none before it had begun.
@@ -184,8 +184,8 @@ enum Transaction {
 }
 
 impl Session {
-    pub(super) fn new(options: PgConnectOptions) -> Self {
-        Self { options, connection: None, transaction: Transaction::None, chained_since: Instant::now() }
+    pub(super) fn new(target: Target) -> Self {
+        Self { target, connection: None, transaction: Transaction::None, chained_since: Instant::now() }
     }
 
     /// The connection, opened if there is none; in no transaction.
@@ -243,7 +243,7 @@ impl Session {
             Some(connection) => connection,
             None => {
                 self.transaction = Transaction::None;
-                connect(&self.options).await?
+                connect(&self.target.options()).await?
             }
         };
         Ok(self.connection.insert(connection))

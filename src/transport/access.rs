@@ -82,6 +82,11 @@ impl Row {
         }
     }
 
+    /// Whether it is for those alone who run the cluster.
+    pub fn is_of_administrators(&self) -> bool {
+        [Role::Ecm, Role::Manager, Role::Viewer].into_iter().all(|role| self.leave(role) == No)
+    }
+
     /// What is left of the call to a caller with these rights.
     ///
     /// # Errors

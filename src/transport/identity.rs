@@ -94,6 +94,10 @@ impl Identity {
         let Some(Needed::Role(row)) = needed else { return Err(Error::NoSuchMethod) };
         let tell = |denied: &Denied| tell_denied(row.method, &caller, call.address, denied);
         let reach = row.reach(&caller.rights).inspect_err(tell)?;
+        if row.is_of_administrators() {
+            let (principal, call) = (&caller.principal, row.method);
+            tracing::info!(%principal, address, call, "an administrator calls");
+        }
         Ok(Some(Admitted { caller, reach, method: row.method, address: call.address }))
     }
 

@@ -159,8 +159,7 @@ pub fn options() -> Options {
     };
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
-    let security = Security { tls: None, is_open: true };
-    let external_hosts = AllowedHosts::parse("127.0.0.1").unwrap();
+    let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
     Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, security, external_hosts }
 }
 

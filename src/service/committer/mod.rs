@@ -299,7 +299,7 @@ mod tests {
 
     fn answer() -> (Reply, Answer, mpsc::Sender<Pending>, mpsc::Receiver<Pending>) {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
-        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT).gauges());
+        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
         (reply, Answer { answer, undo, undoing: Undoing { queue: queue.downgrade(), metrics } }, queue, inbox)
     }

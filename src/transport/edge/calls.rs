@@ -433,7 +433,7 @@ mod tests {
         let message = [[1, 0, 0, 0, 20].as_slice(), &[9; 16], &length.to_le_bytes()].concat();
         let bytes = u64::try_from(message.len()).unwrap() + u64::from(length);
         for cut in 0..message.len() {
-            let edge = Edge::new(Bounds::DEFAULT);
+            let edge = Edge::new(Bounds::DEFAULT, None);
             let peer = Arc::new(Peer::new(&edge, None, None));
             let mut body = Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
             let (first, second) = message.split_at(cut);
@@ -444,7 +444,7 @@ mod tests {
             body.take(&[7]).unwrap();
             assert_eq!(edge.gauges().bytes_in_flight(), bytes + 1);
         }
-        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT });
+        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT }, None);
         let peer = Arc::new(Peer::new(&edge, None, None));
         let call = || Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
         let mut bodies: Vec<_> = (0..5).map(|_| call()).collect();
@@ -458,7 +458,7 @@ mod tests {
     #[test]
     fn large_bodies_leave_room_for_small_ones_and_one_connection_for_others() {
         let bounds = Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT };
-        let edge = Edge::new(bounds);
+        let edge = Edge::new(bounds, None);
         let peers: [_; 4] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
         let call = |peer: usize| Call::begin(&edge, peers.get(peer));
         let large = [call(0), call(0), call(1), call(2)];
@@ -478,7 +478,7 @@ mod tests {
     }
     #[test]
     fn answers_that_are_not_taken_have_room_beside_others_and_the_largest_alone() {
-        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT });
+        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT }, None);
         let peers: [_; 6] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
         let call = |peer: usize| Call::begin(&edge, peers.get(peer));
         let (first, second, small, largest) = (call(0), call(0), call(0), call(1));

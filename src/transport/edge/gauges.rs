@@ -1,12 +1,18 @@
 //! How much of the edge is taken, and how often somebody was turned away.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use crate::tls::Tls;
 
 use super::{Bounds, share::Share};
 
 /// Counted since the instance started, or held now.
 #[derive(Debug)]
 pub struct EdgeGauges {
+    tls: Option<Arc<Tls>>,
     pub(super) held_connections: Share,
     pub(super) held_bytes: Share,
     /// Those of them that are in bodies which are not small.
@@ -39,8 +45,9 @@ impl Counter {
 }
 
 impl EdgeGauges {
-    pub(super) fn new(bounds: &Bounds) -> Self {
+    pub(super) fn new(bounds: &Bounds, tls: Option<Arc<Tls>>) -> Self {
         Self {
+            tls,
             held_connections: Share::of(bounds.connections),
             held_bytes: Share::of(bounds.body_bytes),
             held_large_bytes: Share::of(bounds.body_bytes / 2),
@@ -87,6 +94,16 @@ impl EdgeGauges {
     /// Connections whose TLS handshake failed.
     pub fn handshakes_failed(&self) -> u64 {
         self.handshakes_failed.get()
+    }
+
+    /// How often certificates that had changed were taken up.
+    pub fn certificates_reloaded(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |tls| tls.reloads())
+    }
+
+    /// How often they could not be used.
+    pub fn certificates_unusable(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |tls| tls.failed_reloads())
     }
 
     /// Calls that were turned away because there was no room for their bodies, or answers.

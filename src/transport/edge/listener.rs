@@ -4,25 +4,18 @@ use std::{io, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, task::JoinSet};
 
-use crate::tls::Tls;
-
 use super::{Connection, Edge, Listener, connection::Newcomer};
 
 /// How long to wait after a connection could not be accepted: what is missing, e.g. a file descriptor, is not there again at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections and hands them on to be served, until nobody serves any more. Those beyond the bound are closed at once. Each has
-/// its handshake by itself, if `tls` asks for one, and counts as a connection meanwhile.
-pub async fn accept(
-    listener: Listener,
-    edge: Arc<Edge>,
-    tls: Option<Arc<Tls>>,
-    serve: mpsc::Sender<io::Result<Connection>>,
-) {
+/// its handshake by itself, if they are encrypted, and counts as a connection meanwhile.
+pub async fn accept(listener: Listener, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
     let mut handshakes = JoinSet::new();
     loop {
         match listener.accept().await {
-            Ok((stream, address)) => match (Newcomer::admit(stream, address, &edge), &tls) {
+            Ok((stream, address)) => match (Newcomer::admit(stream, address, &edge), &edge.tls) {
                 (Some(newcomer), None) => {
                     if serve.send(Ok(newcomer.plain())).await.is_err() {
                         return;

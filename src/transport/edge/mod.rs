@@ -16,7 +16,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::transport::message_size::HEARTBEAT_BYTES_MAX;
+use crate::{tls::Tls, transport::message_size::HEARTBEAT_BYTES_MAX};
 
 use gauges::EdgeGauges;
 use share::Share;
@@ -113,6 +113,8 @@ impl Bounds {
 #[derive(Debug)]
 pub struct Edge {
     bounds: Bounds,
+    /// What connections are encrypted with.
+    tls: Option<Arc<Tls>>,
     gauges: Arc<EdgeGauges>,
     reflections: Share,
     /// Bytes of answers that are not yet taken: a room of their own, because nobody has to read them in time.
@@ -122,11 +124,12 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// Nobody is there yet.
-    pub fn new(bounds: Bounds) -> Arc<Self> {
+    /// Nobody is there yet. Connections are encrypted with `tls`, if there is any.
+    pub fn new(bounds: Bounds, tls: Option<Arc<Tls>>) -> Arc<Self> {
         Arc::new(Self {
             bounds,
-            gauges: Arc::new(EdgeGauges::new(&bounds)),
+            gauges: Arc::new(EdgeGauges::new(&bounds, tls.clone())),
+            tls,
             reflections: Share::of(REFLECTIONS_MAX),
             answer_bytes: Share::of(bounds.body_bytes),
             closing: CancellationToken::new(),

@@ -1,0 +1,310 @@
+//! TLS: who is believed, and certificates that change while calls go on.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use linkis_rm::{
+    server::Security,
+    tls::Files,
+    transport::proto::{self, usage_service_client::UsageServiceClient},
+};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+};
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{
+    harness::*,
+    identity::{ask, em_message, granted, reason, register, rm_of, token},
+};
+
+/// How long a file that changed may not be taken up.
+const TAKEN_UP_WITHIN: Duration = Duration::from_secs(10);
+
+pub type Authority = CertifiedIssuer<'static, KeyPair>;
+
+/// One who says whom to believe.
+pub fn authority(name: &str) -> Authority {
+    let mut params = CertificateParams::new(vec![]).unwrap();
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// A certificate and its key, both in PEM.
+#[derive(Clone)]
+pub struct Identity {
+    cert: String,
+    pub key: String,
+}
+
+/// A certificate for these host names and URIs, that is over in a year.
+pub fn certify(by: &Authority, hosts: &[&str], uris: &[&str], year: i32) -> Identity {
+    let mut params = CertificateParams::new(hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>()).unwrap();
+    params.subject_alt_names.extend(uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())));
+    (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
+    let key = KeyPair::generate().unwrap();
+    let cert = params.signed_by(&key, by).unwrap();
+    Identity { cert: cert.pem(), key: key.serialize_pem() }
+}
+
+pub const FAR: i32 = 2100;
+
+/// Files in a folder of their own.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Self {
+        let folder = scratch(name);
+        fs::create_dir_all(&folder).unwrap();
+        remove_at_end(&folder);
+        Self(folder)
+    }
+
+    pub fn files(&self) -> Files {
+        Files { cert: self.0.join("cert"), key: self.0.join("key"), client_ca: Some(self.0.join("ca")) }
+    }
+
+    /// Each appears at once and whole, as if a link were changed.
+    pub fn write(&self, name: &str, text: &str) {
+        let next = self.0.join("next");
+        fs::write(&next, text).unwrap();
+        fs::rename(next, self.0.join(name)).unwrap();
+    }
+
+    pub fn write_all(&self, server: &Identity, ca: &Authority) {
+        self.write("cert", &server.cert);
+        self.write("key", &server.key);
+        self.write("ca", &ca.as_ref().pem());
+    }
+}
+
+async fn start_tls(database: &Database, folder: &Folder) -> Instance {
+    let security = Security { tls: Some(folder.files()), is_open: false };
+    Instance::start_with(database, linkis_rm::server::Options { security, ..options() }).await
+}
+
+/// What somebody connects with who believes `server_ca`.
+fn config(server_ca: &Authority, identity: Option<&Identity>) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(server_ca.as_ref().der().clone()).unwrap();
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+    let mut config = match identity {
+        None => builder.with_no_client_auth(),
+        Some(Identity { cert, key }) => {
+            let cert = CertificateDer::from_pem_slice(cert.as_bytes()).unwrap();
+            builder.with_client_auth_cert(vec![cert], PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap()).unwrap()
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
+}
+
+/// A connection of one who believes `server_ca`, and shows `identity`.
+async fn connect(
+    rm: &Instance,
+    server_ca: &Authority,
+    identity: Option<&Identity>,
+) -> Result<Channel, tonic::transport::Error> {
+    connect_to(rm.address.strip_prefix("http://").unwrap(), server_ca, identity).await
+}
+
+/// The same, to a server at `address`.
+pub async fn connect_to(
+    address: &str,
+    server_ca: &Authority,
+    identity: Option<&Identity>,
+) -> Result<Channel, tonic::transport::Error> {
+    let connector = tokio_rustls::TlsConnector::from(config(server_ca, identity));
+    let address = address.to_owned();
+    let connect = tower::service_fn(move |_: http::Uri| {
+        let (connector, address) = (connector.clone(), address.clone());
+        async move {
+            let stream = tokio::net::TcpStream::connect(address).await?;
+            let stream = connector.connect(ServerName::try_from("rm.example").unwrap(), stream).await?;
+            Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
+        }
+    });
+    Endpoint::from_static("http://rm.example").connect_with_connector(connect).await
+}
+
+/// What becomes of one who shows `identity` and nothing else: UNAVAILABLE if there is no connection.
+async fn asks(rm: &Instance, server_ca: &Authority, identity: Option<&Identity>, host: &str) -> Result<(), Status> {
+    let unavailable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
+    let channel = connect(rm, server_ca, identity).await.map_err(unavailable)?;
+    UsageServiceClient::new(channel).get_em(proto::GetEmRequest { em: em_message(host) }).await.map(|_| ())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_for_its_host_and_a_wrong_one_for_nobody() {
+    let (database, folder) = (Database::fresh().await, Folder::new("certificates"));
+    let admin = token(&database, "admin", &["--role", "admin"]);
+    let (ca, other_ca) = (authority("ca"), authority("other"));
+    let server = certify(&ca, &["rm.example"], &[], FAR);
+    folder.write_all(&server, &ca);
+    let rm = start_tls(&database, &folder).await;
+
+    let application = "linkis-rm://ecm/linkis-cg-engineconnmanager/host1";
+    let by_uri = certify(&ca, &["host2"], &[application], FAR);
+    let by_host = certify(&ca, &["host2", "*.example"], &[], FAR);
+    let nameless = certify(&ca, &[], &["spiffe://somebody/else"], FAR);
+    let of_admin = connect(&rm, &ca, None).await.unwrap();
+    for host in ["host1", "host2"] {
+        rm_of(&of_admin, &admin).register(register(host)).await.unwrap();
+    }
+    for (identity, host, refused) in [
+        (Some(&by_uri), "host1", None),
+        (Some(&by_uri), "host2", Some((Code::PermissionDenied, "ROLE_DENIED"))),
+        (Some(&by_host), "host2", None),
+        (Some(&by_host), "host1", Some((Code::PermissionDenied, "ROLE_DENIED"))),
+        (Some(&nameless), "host1", Some((Code::Unauthenticated, "TOKEN_MISSING"))),
+        (None, "host1", Some((Code::Unauthenticated, "TOKEN_MISSING"))),
+    ] {
+        let told = asks(&rm, &ca, identity, host).await;
+        let told = told.as_ref().map_err(|status| (status.code(), reason(status)));
+        assert_eq!(told.err(), refused.map(|(code, reason)| (code, reason.to_owned())), "{host}");
+    }
+    assert_eq!(handshakes_failed(&rm), 0);
+
+    // Those whom nobody believes get no further than the handshake; the server counts them.
+    let (stranger, late) = (certify(&other_ca, &["host1"], &[], FAR), certify(&ca, &["host1"], &[], 2024));
+    for identity in [&stranger, &late] {
+        let before = handshakes_failed(&rm);
+        let status = asks(&rm, &ca, Some(identity), "host1").await.unwrap_err();
+        assert!(
+            [Code::Unavailable, Code::Unknown].contains(&status.code()) && reason(&status).is_empty(),
+            "{status:?}"
+        );
+        assert!(handshakes_failed(&rm) > before, "it is counted");
+    }
+
+    // A token says more than a certificate; and what is done under a certificate is told by its name.
+    let channel = connect(&rm, &ca, Some(&by_uri)).await.unwrap();
+    rm_of(&channel, &admin).register(register("host3")).await.unwrap();
+    let ticket = granted(rm_of(&channel, "").request_resource(ask("host1", "alice", 1)).await.unwrap().into_inner());
+    let mut usage = UsageServiceClient::new(crate::identity::with(&of_admin, &admin));
+    let of_ticket = proto::ListActionsRequest { ticket_id: ticket, ..Default::default() };
+    let lines = usage.list_actions(of_ticket).await.unwrap().into_inner().actions;
+    assert_eq!(lines[0].actor, "ecm/linkis-cg-engineconnmanager/host1");
+    assert!(usage.get_server_info(proto::GetServerInfoRequest {}).await.unwrap().into_inner().tls);
+}
+
+fn handshakes_failed(rm: &Instance) -> u64 {
+    counted("linkis_rm_tls_handshake_failures_total", &rm.metrics.text().unwrap())
+}
+
+/// The value of a metric without labels.
+fn counted(name: &str, text: &str) -> u64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name} in {text}")).trim().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_change_while_calls_go_on_and_garbage_changes_nothing() {
+    let (database, folder) = (Database::fresh().await, Folder::new("changing-certificates"));
+    let admin = token(&database, "admin", &["--role", "admin"]);
+    let (old_ca, new_ca) = (authority("old"), authority("new"));
+    // The server's own certificate is by the same authority throughout, so that its callers believe it throughout.
+    let server_ca = Arc::new(authority("server"));
+    folder.write_all(&certify(&server_ca, &["rm.example"], &[], FAR), &old_ca);
+    let rm = Arc::new(start_tls(&database, &folder).await);
+    let (old, new) = (certify(&old_ca, &["host1"], &[], FAR), certify(&new_ca, &["host1"], &[], FAR));
+    let kept = connect(&rm, &server_ca, Some(&old)).await.unwrap();
+    rm_of(&kept, "").register(register("host1")).await.unwrap();
+    assert!(asks(&rm, &server_ca, Some(&new), "host1").await.is_err(), "not yet");
+
+    // Calls on a connection that is kept, and on a new one each, all the while.
+    let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let load = tokio::spawn({
+        let (rm, stop, calls, server_ca, kept) =
+            (rm.clone(), stop.clone(), calls.clone(), server_ca.clone(), kept.clone());
+        async move {
+            let get_em = || proto::GetEmRequest { em: em_message("host1") };
+            while !stop.load(Ordering::Relaxed) {
+                UsageServiceClient::new(kept.clone()).get_em(get_em()).await.unwrap();
+                let fresh = connect(&rm, &server_ca, None).await.unwrap();
+                UsageServiceClient::new(crate::identity::with(&fresh, &admin)).get_em(get_em()).await.unwrap();
+                calls.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    });
+    folder.write_all(&certify(&server_ca, &["rm.example"], &[], FAR), &new_ca);
+    let is_new = || async { asks(&rm, &server_ca, Some(&new), "host1").await.is_ok() };
+    eventually("the new authority is believed", TAKEN_UP_WITHIN, is_new).await;
+    assert!(asks(&rm, &server_ca, Some(&old), "host1").await.is_err(), "and the old one is not any more");
+
+    for (file, garbage) in
+        [("cert", "garbage"), ("ca", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")]
+    {
+        let before = failed_reloads(&rm);
+        folder.write(file, garbage);
+        let told = || async { failed_reloads(&rm) > before };
+        eventually("it is told that it cannot be used", TAKEN_UP_WITHIN, told).await;
+        assert!(
+            asks(&rm, &server_ca, Some(&new), "host1").await.is_ok()
+                && asks(&rm, &server_ca, Some(&old), "host1").await.is_err()
+        );
+    }
+    stop.store(true, Ordering::Relaxed);
+    load.await.expect("no call failed");
+    assert!(calls.load(Ordering::Relaxed) > 10);
+}
+
+fn failed_reloads(rm: &Instance) -> u64 {
+    counted("linkis_rm_tls_reload_failures_total", &rm.metrics.text().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_speak_tls_is_soon_rid_of_and_health_needs_no_certificate() {
+    let (database, folder) = (Database::fresh().await, Folder::new("no-tls"));
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
+    let mut options = options();
+    options.security = Security { tls: Some(folder.files()), is_open: false };
+    options.bounds.handshake_timeout = Duration::from_millis(300);
+    let rm = Instance::start_with(&database, options).await;
+    let (address, http, config) = (rm.address.strip_prefix("http://").unwrap().to_owned(), rm.http, config(&ca, None));
+    tokio::task::spawn_blocking(move || {
+        let (mut silent, mut plain) = (TcpStream::connect(&address).unwrap(), TcpStream::connect(&address).unwrap());
+        plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        for stream in [&mut silent, &mut plain] {
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let mut rest = Vec::new();
+            // Perhaps an alert; then the end.
+            let ended = stream.read_to_end(&mut rest);
+            assert!(ended.is_ok() || ended.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
+            assert!(rest.len() < 100, "{rest:?}");
+        }
+        let mut config = Arc::unwrap_or_clone(config);
+        config.alpn_protocols.clear();
+        let tls = rustls::ClientConnection::new(Arc::new(config), ServerName::try_from("rm.example").unwrap()).unwrap();
+        let mut stream = rustls::StreamOwned::new(tls, TcpStream::connect(http).unwrap());
+        stream.write_all(b"GET /livez HTTP/1.1\r\nhost: rm\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("alive\n"), "{answer}");
+    })
+    .await
+    .unwrap();
+    assert_eq!(handshakes_failed(&rm), 1);
+    let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text().unwrap()) == 0 };
+    eventually("their places are free again", Duration::from_secs(5), none_left).await;
+}

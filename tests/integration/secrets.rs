@@ -1,0 +1,103 @@
+//! What nobody may read in a log, and a database whose password changes.
+
+use std::{
+    fs::{self, File},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use linkis_rm::transport::proto;
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    certificates::{FAR, Folder, authority, certify, connect_to},
+    harness::*,
+    identity::{ask, em_message, granted, register, rm_of, token},
+};
+
+/// Ended with the test, whatever becomes of it.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_most_talkative_log_tells_no_secret() {
+    let (database, folder) = (Database::fresh().await, Folder::new("secrets"));
+    let admin = token(&database, "admin", &["--role", "admin"]);
+    let refused = token(&Database::fresh().await, "elsewhere", &["--role", "admin"]);
+    let ca = authority("ca");
+    let server = certify(&ca, &["rm.example"], &[], FAR);
+    folder.write_all(&server, &ca);
+    let (files, log) = (folder.files(), folder.0.join("log"));
+    let url = database.url().replace("postgres@", "postgres:hunter2@");
+    let mut command = Command::new(PROGRAM);
+    command.args(["--listen", "127.0.0.1:0", "--database-url", &url]).env("RUST_LOG", "trace");
+    command.args(["--tls-cert".as_ref(), files.cert.as_os_str(), "--tls-key".as_ref(), files.key.as_os_str()]);
+    command.args(["--tls-client-ca".as_ref(), files.client_ca.as_ref().unwrap().as_os_str()]);
+    command.env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null()).stderr(File::create(&log).unwrap());
+    let mut process = Ended(command.spawn().unwrap());
+    let address = || {
+        let text = String::from_utf8_lossy(&fs::read(&log).unwrap()).into_owned();
+        let line = text.lines().find_map(|line| Some(line.split_once("serving address=")?.1.trim().to_owned()));
+        line.filter(|address| address.contains(':'))
+    };
+    eventually("it serves", Duration::from_secs(30), || async { address().is_some() }).await;
+
+    let channel = connect_to(&address().unwrap(), &ca, Some(&certify(&ca, &["host1"], &[], FAR))).await.unwrap();
+    let mut rm = rm_of(&channel, &admin);
+    rm.register(register("host1")).await.unwrap();
+    let ticket_id = granted(rm.request_resource(ask("host1", "alice", 1)).await.unwrap().into_inner());
+    let engine = Some(proto::EngineInstance { application_name: "e".into(), instance: "host1:1".into() });
+    let (user, em) = ("alice".to_owned(), em_message("host1"));
+    let inited = proto::ResourceInitedRequest { ticket_id: ticket_id.clone(), user, em, engine, ..Default::default() };
+    rm.resource_inited(inited).await.unwrap();
+    rm.resource_released(proto::ResourceReleasedRequest { ticket_id, ..Default::default() }).await.unwrap();
+    rm_of(&channel, &refused).register(register("host1")).await.unwrap_err();
+    rm_of(&channel, &admin[..20]).register(register("host1")).await.unwrap_err();
+    let pid = rustix::process::Pid::from_child(&process.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(process.0.wait().unwrap().code(), Some(0));
+
+    let text = String::from_utf8_lossy(&fs::read(&log).unwrap()).into_owned();
+    assert!(
+        text.contains("TRACE") && text.contains("DEBUG") && text.contains("it is not known who makes it"),
+        "{text}"
+    );
+    let hash: [u8; 32] = Sha256::digest(&admin).into();
+    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let key = server.key.lines().nth(1).unwrap();
+    for secret in [&admin[4..20], &refused[4..20], &hex[..16], &format!("{:?}", &hash[..8])[1..20], "hunter2", key] {
+        let lines: Vec<_> = text.lines().filter(|line| line.to_lowercase().contains(&secret.to_lowercase())).collect();
+        assert!(lines.is_empty(), "{secret}: {lines:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_databases_url_is_read_again_when_its_file_changes() {
+    let (database, folder) = (Database::fresh().await, Folder::new("database-url"));
+    let (proxy, behind) = database.behind_proxy("url-file");
+    folder.write("url", &behind.url());
+    let path = folder.0.join("url");
+    let mut command = Command::new(PROGRAM);
+    let rm = Process::start_command(command.env("DATABASE_URL_FILE", &path), |line| println!("{line}"));
+    rm.client.register(registration(em("host1"), load(64, 16, 16))).await.unwrap();
+    // As when a password is changed: those who are connected are cut off, and nobody gets in with the old one.
+    proxy.close();
+    proxy.cut_all();
+    assert!(rm.client.ems().await.is_err());
+    folder.write("url", "no URL");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    folder.write("url", &format!("{}\n", database.url()));
+    let back = || async {
+        let registered = rm.client.register(registration(em("host1"), load(64, 16, 16))).await;
+        registered.is_ok() && rm.client.ems().await.is_ok_and(|ems| ems.len() == 1)
+    };
+    eventually("it gets in with the new one", Duration::from_secs(20), back).await;
+    drop(rm);
+    drop(proxy);
+}
