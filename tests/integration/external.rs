@@ -284,8 +284,7 @@ async fn an_instance_asks_only_hosts_that_it_was_told_itself() {
     let (database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
-    let strict =
-        Instance::start_with(&database, Options { external_hosts: AllowedHosts::NONE, ..options() }).await;
+    let strict = Instance::start_with(&database, Options { external_hosts: AllowedHosts::NONE, ..options() }).await;
     let error = get_queue(&client_of(&strict).await, "root").await.unwrap_err();
     assert_eq!((error.code(), reason(&error)), (Code::FailedPrecondition, "EXTERNAL_UNAVAILABLE".into()));
     assert!(error.message().contains("--external-hosts"), "{error}");
