@@ -171,12 +171,18 @@ impl Yarn {
         let id = new["application-id"].as_str().unwrap().to_owned();
         let application = serde_json::json!({
             "application-id": id, "application-name": "sleeps", "application-type": "YARN", "queue": queue,
-            "am-container-spec": {"commands": {"command": "sleep 20"}},
+            "am-container-spec": {"commands": {"command": "sleep 300"}},
             "resource": {"memory": memory, "vCores": cores}, "max-app-attempts": 1, "unmanaged-AM": false,
         });
         let told = self.post("/ws/v1/cluster/apps?user.name=hadoop", application.to_string()).await;
         assert!(told.is_empty(), "{told}");
         id
+    }
+
+    async fn kill(&self, id: &str) {
+        let path = format!("{}/ws/v1/cluster/apps/{id}/state?user.name=hadoop", self.addresses[0]);
+        let put = http().put(path).header("content-type", "application/json").body(r#"{"state": "KILLED"}"#);
+        put.send().await.unwrap().error_for_status().unwrap();
     }
 
     /// Maximum and use of every queue, in MB and cores, and whether it runs, by path.
@@ -277,9 +283,10 @@ async fn follows(mut yarn: Yarn, queue: &str, stops: Option<&str>, change: impl 
     );
     change(&yarn);
     agree(&yarn, &client, "there is another queue", |queues| {
-        queues.contains_key("root.eng.new") && !stops.is_some_and(|stops| queues[stops][4] != 0)
+        queues.contains_key("root.eng.new") && stops.is_none_or(|stops| queues[stops][4] == 0)
     })
     .await;
+    yarn.kill(&application_id).await;
     agree(&yarn, &client, "it is over", |queues| queues["root"][2] == 0).await;
 }
 
@@ -354,5 +361,5 @@ async fn a_failover_is_followed() {
     yarn.admin(&["-transitionToStandby", "rm1"]);
     yarn.admin(&["-transitionToActive", "rm2"]);
     eventually("the second is active", START, async || etl().await.is_ok()).await;
-    assert_eq!(etl().await.unwrap().into_inner().queue.unwrap().max.unwrap().cores, 40);
+    assert_eq!(etl().await.unwrap().into_inner().queue.unwrap().path, "root.eng.etl");
 }
