@@ -17,6 +17,9 @@
 //!
 //! `main → server → transport → service → {store, external} → domain`: nothing reaches back.
 //!
+//! With `default-features = false, features = ["client"]` there are `domain`, `client`, and of `transport` what is sent: no database, no
+//! server.
+//!
 //! # What is always true, at every commit
 //!
 //! 1. Never over-committed: on every EM, used + locked ≤ total − protected, in every dimension. A capacity that was lowered under
@@ -42,17 +45,30 @@
     clippy::too_many_lines
 )]
 
+#[cfg(feature = "client")]
 pub mod client;
+#[cfg(feature = "server")]
 pub mod commands;
+#[cfg(feature = "server")]
 pub mod config;
 pub mod domain;
+#[cfg(feature = "server")]
 pub mod error;
+#[cfg(feature = "server")]
 pub mod external;
+#[cfg(feature = "server")]
 pub mod http;
+#[cfg(feature = "server")]
 pub mod limits_file;
+#[cfg(feature = "server")]
 pub mod metrics;
+#[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
 pub mod service;
+#[cfg(feature = "server")]
 pub mod store;
+#[cfg(feature = "server")]
 pub mod telemetry;
+#[cfg(feature = "client")]
 pub mod transport;

@@ -8,6 +8,7 @@ use std::{
 use reqwest::{Client, Response, StatusCode, Url, header, redirect};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_rustls::rustls;
 
 use super::{Address, allowed::AllowedHosts};
 

@@ -16,12 +16,11 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use uuid::Uuid;
 
 use crate::{
     domain::{
         operation::{Operation, Outcome, Released},
-        report::Report,
+        report::{Report, UnknownTicket},
         ticket_digest::TicketDigest,
     },
     error::Error,
@@ -67,15 +66,6 @@ impl LivenessTimeouts {
     pub fn report_interval(&self) -> Duration {
         self.silent_after / 3
     }
-}
-
-/// A ticket that an EM reported although it does not live there: its engine has to stop.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnknownTicket {
-    /// Which.
-    pub id: Uuid,
-    /// How it ended, if that is known; for people.
-    pub reason: String,
 }
 
 /// A report that waits, and who waits for its answer.

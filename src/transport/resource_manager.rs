@@ -35,12 +35,6 @@ use super::{
 /// The longest that a grant may stay locked.
 pub const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How many tickets one heartbeat may name.
-pub const TICKETS_MAX: usize = 100_000;
-
-/// How many bytes each of them takes.
-pub const TICKET_BYTES: usize = size_of::<Uuid>();
-
 /// What a server lets its callers wait for.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestTimeouts {

@@ -11,6 +11,7 @@ use std::{
 
 use linkis_rm::transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client};
 use serde_json::Value;
+use tokio_rustls::rustls;
 use tonic::transport::Channel;
 
 use crate::harness::*;

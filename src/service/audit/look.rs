@@ -8,12 +8,11 @@ use crate::{
     domain::{
         audit::{AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray},
         em::EmInstance,
-        limit::Limits,
+        limit::{Limits, ScopeUsage},
         limit_mode::LimitMode,
         resource::ResourceError,
         scope::{Counter, Usage},
     },
-    service::limits::ScopeUsage,
     store::{
         StoreError, em_resource, label_resource, label_set, limit, resource_lock, session,
         user_resource::{self, EmGroup, Group},

@@ -11,6 +11,7 @@
 pub mod answer;
 pub mod audit;
 pub mod cap;
+#[cfg(feature = "server")]
 pub mod external;
 pub mod limit;
 pub mod request;
