@@ -8,6 +8,7 @@ use std::{
 use reqwest::{Client, Response, StatusCode, Url, header, redirect};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_rustls::rustls;
 
 use super::{Address, allowed::AllowedHosts};
 
@@ -191,12 +192,9 @@ impl Http {
             None => request,
         };
         let mut response = request.send().await.map_err(|error| failure(&error))?;
-        let declared = response.content_length().and_then(|bytes| usize::try_from(bytes).ok());
         check_status(&response)?;
-        if declared.is_some_and(|bytes| bytes > BODY_BYTES_MAX) {
-            return Err(Failure::TooLarge);
-        }
-        let mut body = Vec::with_capacity(declared.unwrap_or_default());
+        // As it comes: nothing is kept for what is only said to come.
+        let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| failure(&error))? {
             if body.len() + chunk.len() > BODY_BYTES_MAX {
                 return Err(Failure::TooLarge);

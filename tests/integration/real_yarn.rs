@@ -11,6 +11,7 @@ use std::{
 
 use linkis_rm::transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client};
 use serde_json::Value;
+use tokio_rustls::rustls;
 use tonic::transport::Channel;
 
 use crate::harness::*;
@@ -120,7 +121,7 @@ impl Yarn {
         fs::write(self.folder.join("conf").join(file), text).unwrap();
     }
 
-    fn java(&self, class: &str, more: &[&str]) -> Command {
+    fn java(&self, class: &str, arguments: &[&str]) -> Command {
         let log = |name: &str| {
             let file = fs::File::options().create(true).append(true).open(self.folder.join(name)).unwrap();
             Stdio::from(file)
@@ -133,18 +134,18 @@ impl Yarn {
             "--add-opens",
             "java.base/java.util=ALL-UNNAMED",
         ]);
-        command.args(["-Xmx400m", "-cp", &class_path]).args(more).arg(class);
+        command.args(["-Xmx400m", "-cp", &class_path, class]).args(arguments);
         command.stdin(Stdio::null()).stdout(log("out.log")).stderr(log("out.log"));
         command
     }
 
-    fn start(&mut self, class: &str, more: &[&str]) {
-        let process = self.java(class, more).spawn().unwrap();
+    fn start(&mut self, class: &str, arguments: &[&str]) {
+        let process = self.java(class, arguments).spawn().unwrap();
         self.processes.push(process);
     }
 
     fn admin(&self, arguments: &[&str]) {
-        let status = self.java(ADMIN, &[]).args(arguments).status().unwrap();
+        let status = self.java(ADMIN, arguments).status().unwrap();
         assert!(status.success(), "rmadmin {arguments:?}: {}", self.log());
     }
 
@@ -171,7 +172,7 @@ impl Yarn {
         let id = new["application-id"].as_str().unwrap().to_owned();
         let application = serde_json::json!({
             "application-id": id, "application-name": "sleeps", "application-type": "YARN", "queue": queue,
-            "am-container-spec": {"commands": {"command": "sleep 20"}},
+            "am-container-spec": {"commands": {"command": "sleep 300"}},
             "resource": {"memory": memory, "vCores": cores}, "max-app-attempts": 1, "unmanaged-AM": false,
         });
         let told = self.post("/ws/v1/cluster/apps?user.name=hadoop", application.to_string()).await;
@@ -179,8 +180,14 @@ impl Yarn {
         id
     }
 
-    /// Maximum and use of every queue, in MB and cores, by path.
-    async fn queues(&self) -> Option<BTreeMap<String, [i64; 4]>> {
+    async fn kill(&self, id: &str) {
+        let path = format!("{}/ws/v1/cluster/apps/{id}/state?user.name=hadoop", self.addresses[0]);
+        let put = http().put(path).header("content-type", "application/json").body(r#"{"state": "KILLED"}"#);
+        put.send().await.unwrap().error_for_status().unwrap();
+    }
+
+    /// Maximum and use of every queue, in MB and cores, and whether it runs, by path.
+    async fn queues(&self) -> Option<BTreeMap<String, [i64; 5]>> {
         let answer = self.ask("/ws/v1/cluster/scheduler").await?;
         let info = &answer["scheduler"]["schedulerInfo"];
         let mut all = BTreeMap::new();
@@ -201,37 +208,39 @@ fn pair(amounts: &Value) -> [i64; 2] {
     [amounts["memory"].as_i64().unwrap(), amounts["vCores"].as_i64().unwrap()]
 }
 
-fn fair(queue: &Value, all: &mut BTreeMap<String, [i64; 4]>) {
+fn fair(queue: &Value, all: &mut BTreeMap<String, [i64; 5]>) {
     let ([memory, cores], [used, used_cores]) = (pair(&queue["maxResources"]), pair(&queue["usedResources"]));
-    all.insert(queue["queueName"].as_str().unwrap().into(), [memory, cores, used, used_cores]);
+    all.insert(queue["queueName"].as_str().unwrap().into(), [memory, cores, used, used_cores, 1]);
     for inner in queue["childQueues"]["queue"].as_array().into_iter().flatten() {
         fair(inner, all);
     }
 }
 
 /// Answers with what the queue uses.
-fn capacity(queue: &Value, all: &mut BTreeMap<String, [i64; 4]>) -> [i64; 2] {
+fn capacity(queue: &Value, all: &mut BTreeMap<String, [i64; 5]>) -> [i64; 2] {
     let inner = queue["queues"]["queue"].as_array().into_iter().flatten();
     let sums = inner.map(|inner| capacity(inner, all)).fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
     let max = &queue["capacities"]["queueCapacitiesByPartition"][0]["effectiveMaxResource"];
     let used = if queue["resourcesUsed"].is_object() { pair(&queue["resourcesUsed"]) } else { sums };
     let [memory, cores] = pair(max);
-    all.insert(queue["queuePath"].as_str().unwrap().into(), [memory, cores, used[0], used[1]]);
+    let runs = i64::from(queue["state"].as_str().is_none_or(|state| state == "RUNNING"));
+    all.insert(queue["queuePath"].as_str().unwrap().into(), [memory, cores, used[0], used[1], runs]);
     used
 }
 
-async fn told(client: &Client<Channel>) -> BTreeMap<String, [i64; 4]> {
+async fn told(client: &Client<Channel>) -> BTreeMap<String, [i64; 5]> {
     let call = proto::ListQueuesRequest { page_size: 1000, ..Default::default() };
     let Ok(page) = client.clone().list_queues(call).await else { return BTreeMap::new() };
     let row = |queue: proto::Queue| {
+        let runs = i64::from(queue.state() == proto::QueueState::Running);
         let (max, used) = (queue.max.unwrap(), queue.used.unwrap());
-        (queue.path, [max.memory >> 20, max.cores, used.memory >> 20, used.cores])
+        (queue.path, [max.memory >> 20, max.cores, used.memory >> 20, used.cores, runs])
     };
     page.into_inner().queues.into_iter().map(row).collect()
 }
 
 /// Waits until both say the same of every queue, and `is_so` of it.
-async fn agree(yarn: &Yarn, client: &Client<Channel>, what: &str, is_so: impl Fn(&BTreeMap<String, [i64; 4]>) -> bool) {
+async fn agree(yarn: &Yarn, client: &Client<Channel>, what: &str, is_so: impl Fn(&BTreeMap<String, [i64; 5]>) -> bool) {
     let begun = std::time::Instant::now();
     loop {
         let (told, said) = (told(client).await, yarn.queues().await.unwrap_or_default());
@@ -255,14 +264,15 @@ async fn provided(yarn: &Yarn) -> (Instance, Client<Channel>) {
 }
 
 /// The same of both schedulers: before anything runs, while something does, and after the queues were changed.
-async fn follows(mut yarn: Yarn, queue: &str, path: &str, change: impl Fn(&Yarn)) {
+async fn follows(mut yarn: Yarn, queue: &str, stops: Option<&str>, change: impl Fn(&Yarn)) {
+    let path = "root.eng.etl";
     yarn.start(RESOURCE_MANAGER, &[]);
     yarn.start(NODE_MANAGER, &[]);
     let (_rm, client) = provided(&yarn).await;
     agree(&yarn, &client, "the node is there", |queues| queues.get("root").is_some_and(|root| root[0] == 102_400))
         .await;
     let application_id = yarn.submit(queue, 12_288, 3).await;
-    agree(&yarn, &client, "it runs", |queues| queues[path][2..] == [12_288, 3] && queues["root"][2..] == [12_288, 3])
+    agree(&yarn, &client, "it runs", |queues| [path, "root"].iter().all(|path| queues[*path][2..4] == [12_288, 3]))
         .await;
     let call = proto::ListApplicationsRequest { queue_name: queue.into(), ..Default::default() };
     let applications = client.clone().list_applications(call).await.unwrap().into_inner().applications;
@@ -272,16 +282,19 @@ async fn follows(mut yarn: Yarn, queue: &str, path: &str, change: impl Fn(&Yarn)
         (&application.application_id, application.queue.as_str(), application.allocated),
         (&application_id, path, allocated)
     );
-    let before = told(&client).await[path];
     change(&yarn);
-    agree(&yarn, &client, "it was changed", |queues| queues[path][..2] != before[..2]).await;
+    agree(&yarn, &client, "there is another queue", |queues| {
+        queues.contains_key("root.eng.new") && stops.is_none_or(|stops| queues[stops][4] == 0)
+    })
+    .await;
+    yarn.kill(&application_id).await;
     agree(&yarn, &client, "it is over", |queues| queues["root"][2] == 0).await;
 }
 
-fn fair_queues(etl: &str) -> String {
+fn fair_queues(etl: &str, more: &str) -> String {
     format!(
         r#"<allocations><queue name="eng"><maxResources>81920 mb,80 vcores</maxResources>
-            <queue name="etl"><maxResources>{etl}</maxResources></queue><queue name="adhoc"/></queue>
+            <queue name="etl"><maxResources>{etl}</maxResources></queue><queue name="adhoc"/>{more}</queue>
             <queue name="default"/></allocations>"#
     )
 }
@@ -290,35 +303,38 @@ fn fair_queues(etl: &str) -> String {
 async fn the_fair_scheduler_s_queues_are_told_as_they_are() {
     let Some(lib) = jars() else { return };
     let yarn = Yarn::configure(lib, "yarn-fair", "fair.FairScheduler", 1);
-    yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores"));
-    follows(yarn, "root.eng.etl", "root.eng.etl", |yarn| {
-        yarn.write("fair-scheduler.xml", &fair_queues("51200 mb,50 vcores"));
+    yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores", ""));
+    follows(yarn, "root.eng.etl", None, |yarn| {
+        yarn.write("fair-scheduler.xml", &fair_queues("51200 mb,50 vcores", r#"<queue name="new"/>"#));
         yarn.admin(&["-refreshQueues"]);
     })
     .await;
 }
 
-fn capacity_queues(etl_max: &str) -> String {
+fn capacity_queues(more: &[(&str, &str)]) -> String {
     let properties = [
+        ("resource-calculator", "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator"),
+        ("maximum-am-resource-percent", "1.0"),
         ("root.queues", "eng,default"),
         ("root.eng.capacity", "80"),
         ("root.default.capacity", "20"),
-        ("root.eng.queues", "etl,adhoc"),
         ("root.eng.etl.capacity", "75"),
-        ("root.eng.etl.maximum-capacity", etl_max),
+        ("root.eng.etl.maximum-capacity", "90"),
         ("root.eng.adhoc.capacity", "25"),
-        ("maximum-am-resource-percent", "1.0"),
     ];
-    xml(&properties.map(|(name, value)| (format!("yarn.scheduler.capacity.{name}"), value.to_owned())))
+    let named = |(name, value): &(&str, &str)| (format!("yarn.scheduler.capacity.{name}"), (*value).to_owned());
+    xml(&properties.iter().chain(more).map(named).collect::<Vec<_>>())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_capacity_scheduler_s_queues_are_told_as_they_are() {
     let Some(lib) = jars() else { return };
     let yarn = Yarn::configure(lib, "yarn-capacity", "capacity.CapacityScheduler", 1);
-    yarn.write("capacity-scheduler.xml", &capacity_queues("100"));
-    follows(yarn, "etl", "root.eng.etl", |yarn| {
-        yarn.write("capacity-scheduler.xml", &capacity_queues("90"));
+    yarn.write("capacity-scheduler.xml", &capacity_queues(&[("root.eng.queues", "etl,adhoc")]));
+    follows(yarn, "etl", Some("root.eng.adhoc"), |yarn| {
+        let changed =
+            [("root.eng.queues", "etl,adhoc,new"), ("root.eng.new.capacity", "0"), ("root.eng.adhoc.state", "STOPPED")];
+        yarn.write("capacity-scheduler.xml", &capacity_queues(&changed));
         yarn.admin(&["-refreshQueues"]);
     })
     .await;
@@ -328,7 +344,7 @@ async fn the_capacity_scheduler_s_queues_are_told_as_they_are() {
 async fn a_failover_is_followed() {
     let Some(lib) = jars() else { return };
     let mut yarn = Yarn::configure(lib, "yarn-ha", "fair.FairScheduler", 2);
-    yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores"));
+    yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores", ""));
     for id in ["-Dyarn.resourcemanager.ha.id=rm1", "-Dyarn.resourcemanager.ha.id=rm2"] {
         yarn.start(RESOURCE_MANAGER, &[id]);
     }
@@ -346,5 +362,5 @@ async fn a_failover_is_followed() {
     yarn.admin(&["-transitionToStandby", "rm1"]);
     yarn.admin(&["-transitionToActive", "rm2"]);
     eventually("the second is active", START, async || etl().await.is_ok()).await;
-    assert_eq!(etl().await.unwrap().into_inner().queue.unwrap().max.unwrap().cores, 40);
+    assert_eq!(etl().await.unwrap().into_inner().queue.unwrap().path, "root.eng.etl");
 }

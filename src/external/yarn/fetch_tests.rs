@@ -178,6 +178,10 @@ async fn where_none_is_active_it_is_tried_again_and_told() {
     assert!(error.failures.iter().all(|(_, failure)| *failure == Failure::NotActive), "{error}");
     assert_eq!((error.failures.len(), error.class()), (2, "not_active"));
     assert_eq!(fakes[0].paths().len(), 3);
+    // A single one is asked at once, and says so in its own way.
+    let (failure, fake) =
+        failure(|_| Reply::Raw(http("200 OK", "text/plain", "This is standby RM. Redirecting to..."))).await;
+    assert_eq!((failure, fake.paths().len()), (Failure::NotActive, 3));
 }
 
 #[tokio::test]
@@ -225,9 +229,14 @@ async fn what_is_no_answer_is_told_without_what_it_holds() {
 
 #[tokio::test]
 async fn an_endless_answer_ends() {
-    for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"] {
-        let (failure, _) = failure(move |_| Reply::Endless(head)).await;
-        assert!([Failure::TooLarge, Failure::Timeout].contains(&failure), "{failure:?}");
+    // With so much time that its size alone can end it.
+    let seconds = Duration::from_secs;
+    let times = Times { connect: seconds(2), read: seconds(10), answer: seconds(60), fetch: seconds(60) };
+    let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
+    for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n"] {
+        let rm = Fake::start(move |_| Reply::Endless(head)).await;
+        let cluster = read("Yarn", &format!(r#"{{"rmWebAddress": "http://{}"}}"#, rm.address), None).unwrap();
+        assert_eq!(cluster.queues(&http).await.unwrap_err().failures[0].1, Failure::TooLarge);
     }
 }
 
@@ -276,7 +285,7 @@ async fn hosts_that_are_not_allowed_are_not_asked() {
 }
 
 #[tokio::test]
-async fn a_packed_answer_is_unpacked() {
+async fn json_is_asked_for_and_may_come_packed() {
     let rm = Fake::start(active(FAIR)).await;
     assert_eq!(paths(&format!("http://{}", rm.address), "").await, Ok(5));
     let head = rm.heads.lock().unwrap()[0].to_lowercase();
