@@ -57,6 +57,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         patience: config.patience,
         history: config.history,
         drain_timeout: config.drain_timeout,
+        shutdown_delay: config.shutdown_delay,
         bounds: edge::make_room(config.bounds),
     };
     let server = Server::open(listener, http, options, server_options).await?;

@@ -24,6 +24,7 @@ const OPTIONS: Options = Options {
     patience: LivenessTimeouts::DEFAULT,
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
+    shutdown_delay: Duration::ZERO,
     bounds: Bounds::DEFAULT,
 };
 

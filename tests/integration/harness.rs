@@ -155,7 +155,7 @@ pub fn options() -> Options {
     };
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
-    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT }
+    Options { times, patience, history, drain_timeout, shutdown_delay: Duration::ZERO, bounds: Bounds::DEFAULT }
 }
 
 impl Instance {

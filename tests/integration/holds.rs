@@ -65,7 +65,7 @@ async fn an_em_is_held_until_it_is_let_go_or_its_time_is_over() {
         is_locked_out(hurried(instance).request_resource(&ask()).await);
         is_locked_out(hurried(instance).resource_released(&release(&grant, "hadoop")).await);
         instance.client.request_resource(&request(&em("free"), "hadoop", load(1, 1, 1))).await.granted();
-        assert_eq!(instance.client.holds().await.unwrap(), [hold.clone()]);
+        assert_eq!(instance.client.holds().await.unwrap(), std::slice::from_ref(&hold));
         // Who reads, or would be refused anyway, is not held up.
         instance.client.em(&em("held")).await.unwrap();
         instance.client.request_resource(&request(&em("held"), "hadoop", load(5000, 1, 1))).await.refused();

@@ -55,6 +55,10 @@ impl Service<http::Request<Body>> for Calls {
         if request.headers().get(ENCODING).is_none_or(|encoding| encoding != "gzip") {
             request.headers_mut().remove(ACCEPT_ENCODING);
         }
+        if let Err(error) = self.edge.places.admit(&mut request) {
+            self.edge.gauges.turned_away.add();
+            return Answering { answer: Err(error), uri: request.uri().clone(), closing: None, call: None };
+        }
         let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
         let uri = request.uri().clone();
         let is_reflection = uri.path().starts_with("/grpc.reflection.");

@@ -16,6 +16,7 @@ pub struct EdgeGauges {
     pub(super) accept_errors: Counter,
     pub(super) ungreeted: Counter,
     pub(super) shed: Counter,
+    pub(super) turned_away: Counter,
     pub(super) late: Counter,
 }
 
@@ -48,6 +49,7 @@ impl EdgeGauges {
             accept_errors: Counter::default(),
             ungreeted: Counter::default(),
             shed: Counter::default(),
+            turned_away: Counter::default(),
             late: Counter::default(),
         }
     }
@@ -85,6 +87,11 @@ impl EdgeGauges {
     /// Calls that were turned away because there was no room for their bodies, or answers.
     pub fn calls_shed(&self) -> u64 {
         self.shed.get()
+    }
+
+    /// Calls that were turned away because there were too many.
+    pub fn calls_turned_away(&self) -> u64 {
+        self.turned_away.get()
     }
 
     /// Calls whose bodies took too long to arrive.

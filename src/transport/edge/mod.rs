@@ -9,6 +9,7 @@
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
 //! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
 //! - `answer`: an answer, as it is sent;
+//! - `places`: how many calls there may be, by what they are for;
 //! - [`gauges`]: how much of it all is taken.
 
 use std::{sync::Arc, time::Duration};
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::transport::message_size::HEARTBEAT_BYTES_MAX;
 
 use gauges::EdgeGauges;
+use places::Places;
 use share::Share;
 
 mod answer;
@@ -26,12 +28,14 @@ mod connection;
 pub mod gauges;
 mod listener;
 mod open_files;
+mod places;
 mod share;
 
 pub use calls::Calls;
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
+pub use places::ActiveCall;
 
 /// How much one call may have sent that nobody has read.
 pub const STREAM_WINDOW: u32 = 64 << 10;
@@ -74,6 +78,12 @@ pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
 pub struct Bounds {
     /// How many connections there may be.
     pub connections: usize,
+    /// How old a connection gets before its client is asked to open another; `None` for as old as it likes.
+    pub connection_age: Option<Duration>,
+    /// How many calls that ask for something may be judged at once; what frees something is not counted, nor who waits in line.
+    pub calls: usize,
+    /// How many requests may wait in line.
+    pub waiting: usize,
     /// How many calls one connection may have under way.
     pub connection_streams: u32,
     /// How long a new connection may take for its first words.
@@ -88,6 +98,9 @@ impl Bounds {
     /// What holds if nothing else is set.
     pub const DEFAULT: Self = Self {
         connections: 16_384,
+        connection_age: None,
+        calls: 4096,
+        waiting: 4000,
         connection_streams: 1024,
         handshake_timeout: Duration::from_secs(5),
         body_timeout: Duration::from_secs(10),
@@ -110,6 +123,7 @@ impl Bounds {
 pub struct Edge {
     bounds: Bounds,
     gauges: Arc<EdgeGauges>,
+    places: Places,
     reflections: Share,
     /// Bytes of answers that are not yet taken: a room of their own, because nobody has to read them in time.
     answer_bytes: Share,
@@ -123,6 +137,7 @@ impl Edge {
         Arc::new(Self {
             bounds,
             gauges: Arc::new(EdgeGauges::new(&bounds)),
+            places: Places::new(&bounds),
             reflections: Share::of(REFLECTIONS_MAX),
             answer_bytes: Share::of(bounds.body_bytes),
             closing: CancellationToken::new(),
