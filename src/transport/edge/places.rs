@@ -48,6 +48,8 @@ impl Purpose {
             Some("ResourceReleased" | "ResourceInited" | "ResourceReported" | "Heartbeat" | "Unregister") => {
                 Self::Frees
             }
+            // Of an engine that runs: thousands come when a database was lost.
+            _ if path == "/linkis.rm.v1.AdminService/AdoptTicket" => Self::Frees,
             _ if path.starts_with("/grpc.health.") => Self::Frees,
             // Reflection has room of its own.
             _ if path.starts_with("/grpc.reflection.") => Self::Frees,
