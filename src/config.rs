@@ -94,9 +94,25 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_DRAIN_TIMEOUT", default_value = "10s", value_name = "DURATION")]
     drain_timeout: String,
 
+    /// How long to go on serving, and say that it stops, before the server does.
+    #[arg(long, env = "LINKIS_RM_SHUTDOWN_DELAY", default_value = "0s", value_name = "DURATION")]
+    shutdown_delay: String,
+
+    /// How many calls that ask for resources, or register, may be judged at once; more are told to try again.
+    #[arg(long, env = "LINKIS_RM_MAX_CONCURRENT_CALLS", default_value = "4096", value_name = "NUMBER")]
+    max_concurrent_calls: String,
+
+    /// How many requests may wait in line; more are told to try again.
+    #[arg(long, env = "LINKIS_RM_MAX_WAITING", default_value = "4000", value_name = "NUMBER")]
+    max_waiting: String,
+
     /// How many connections there may be; more are closed at once.
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTIONS", default_value = "16384", value_name = "NUMBER")]
     max_connections: String,
+
+    /// How old a connection gets before its client is asked to open another, and none of its calls is cut off [default: as old as it likes]
+    #[arg(long, env = "LINKIS_RM_MAX_CONNECTION_AGE", value_name = "DURATION")]
+    max_connection_age: Option<String>,
 
     /// How many calls one connection may have under way; its client holds back more.
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTION_CALLS", default_value = "1024", value_name = "NUMBER")]
@@ -203,6 +219,8 @@ pub struct Config {
     pub history: Duration,
     /// How long calls may take to finish when the server stops.
     pub drain_timeout: Duration,
+    /// How long to go on serving before the server stops.
+    pub shutdown_delay: Duration,
     /// What callers may take.
     pub bounds: Bounds,
     /// What callers have to show.
@@ -250,6 +268,7 @@ impl Arguments {
         // Shorter, and a call that is repeated after an outage would not be known any more.
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
+        let shutdown_delay = duration("--shutdown-delay (LINKIS_RM_SHUTDOWN_DELAY)", &self.shutdown_delay, "0s", "1h");
         let patience = self.patience(&mut mistakes);
         let bounds = self.bounds(&mut mistakes);
         let hosts = AllowedHosts::parse(&self.external_hosts);
@@ -266,6 +285,7 @@ impl Arguments {
             patience,
             history,
             drain_timeout,
+            shutdown_delay,
             bounds,
             tls,
             external_hosts,
@@ -281,6 +301,7 @@ impl Arguments {
                 Some(patience),
                 Some(history),
                 Some(drain_timeout),
+                Some(shutdown_delay),
                 Some(bounds),
                 Some(tls),
                 Some(external_hosts),
@@ -296,6 +317,7 @@ impl Arguments {
                 patience,
                 history,
                 drain_timeout,
+                shutdown_delay,
                 bounds,
                 external_hosts,
             }),
@@ -320,6 +342,14 @@ impl Arguments {
     fn bounds(&self, mistakes: &mut Vec<String>) -> Option<Bounds> {
         let name = "--max-connections (LINKIS_RM_MAX_CONNECTIONS)";
         let connections = ok_or_record(mistakes, parse_number(name, &self.max_connections, 1, 1_000_000));
+        let name = "--max-connection-age (LINKIS_RM_MAX_CONNECTION_AGE)";
+        let age = self.max_connection_age.as_deref().filter(|text| !text.is_empty());
+        let age = age.map(|text| parse_duration(name, text, "1s", "365d")).transpose();
+        let connection_age = ok_or_record(mistakes, age);
+        let name = "--max-concurrent-calls (LINKIS_RM_MAX_CONCURRENT_CALLS)";
+        let calls = ok_or_record(mistakes, parse_number(name, &self.max_concurrent_calls, 1, 1_000_000));
+        let name = "--max-waiting (LINKIS_RM_MAX_WAITING)";
+        let waiting = ok_or_record(mistakes, parse_number(name, &self.max_waiting, 1, 1_000_000));
         let name = "--max-connection-calls (LINKIS_RM_MAX_CONNECTION_CALLS)";
         let connection_streams = ok_or_record(mistakes, parse_number(name, &self.max_connection_calls, 1, 65_536));
         let name = "--handshake-timeout (LINKIS_RM_HANDSHAKE_TIMEOUT)";
@@ -330,6 +360,9 @@ impl Arguments {
         let body_bytes = ok_or_record(mistakes, parse_bytes(name, &self.max_body_bytes, BODY_BYTES_LEAST));
         Some(Bounds {
             connections: connections?,
+            connection_age: connection_age?,
+            calls: calls?,
+            waiting: waiting?,
             connection_streams: connection_streams?,
             handshake_timeout: handshake_timeout?,
             body_timeout: body_timeout?,
@@ -523,6 +556,10 @@ mod tests {
             ("--max-connections", "0", "from 1 to 1000000"),
             ("--max-connections", "many", "from 1 to 1000000"),
             ("--max-connection-calls", "100000", "from 1 to 65536"),
+            ("--max-concurrent-calls", "0", "from 1 to 1000000"),
+            ("--max-waiting", "none", "from 1 to 1000000"),
+            ("--max-connection-age", "1ms", "between 1s and 365d"),
+            ("--shutdown-delay", "2h", "between 0s and 1h"),
             ("--handshake-timeout", "0s", "between 100ms and 1h"),
             ("--body-timeout", "2h", "between 100ms and 1h"),
             ("--max-body-bytes", "1m", "at least 8m"),

@@ -59,6 +59,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         patience: config.patience,
         history: config.history,
         drain_timeout: config.drain_timeout,
+        shutdown_delay: config.shutdown_delay,
         bounds: edge::make_room(config.bounds),
         security: config.security,
         external_hosts: config.external_hosts,

@@ -75,6 +75,9 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often an instance looks whether its database answers.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The service that health tells to be there as long as the process is, whatever else is not.
+const LIVENESS: &str = "liveness";
+
 /// How long a server that stops lets those linger who have no call under way: long enough for them to hear that it stops.
 const LINGER: Duration = Duration::from_millis(250);
 
@@ -92,6 +95,8 @@ pub struct Options {
     pub history: Duration,
     /// How long calls may take to finish when it stops.
     pub drain_timeout: Duration,
+    /// How long it says that it stops, and lets everybody in all the same, before it does.
+    pub shutdown_delay: Duration,
     /// What its callers may take.
     pub bounds: Bounds,
     /// What they have to show.
@@ -259,13 +264,13 @@ impl Server {
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
         // While calls under way are finished, metrics and health are served on.
         let Self { listener, store, options, edge, tls, tokens, metrics, readiness, http: _http } = self;
-        let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
+        let (tasks, stopping, leaving) = (Tasks::here(), CancellationToken::new(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
         let routes = assemble(&store, &options, &tokens, &metrics, &tasks, &stopping)?
             .add_service(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
-        tasks.spawn(watch_health(health, store.clone(), stopping.clone()));
+        tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
         tasks.spawn(store.clone().follow(stopping.clone()));
         if let Some(tls) = &tls {
             tasks.spawn(tls.clone().follow(stopping.clone()));
@@ -281,11 +286,18 @@ impl Server {
             stopping.clone().cancelled_owned(),
         );
         tokio::pin!(serving);
+        let lame_duck = async {
+            stop.await;
+            leaving.cancel();
+            // Whoever sends calls here hears that it stops before it does.
+            tokio::time::sleep(options.shutdown_delay).await;
+        };
         let failed = tokio::select! {
             ended = &mut serving => Some(ended.map_err(ServerError::from)),
             () = defect.cancelled() => Some(Err(ServerError::Defect)),
-            () = stop => None,
+            () = lame_duck => None,
         };
+        leaving.cancel();
         stopping.cancel();
         if let Some(ended) = failed {
             store.close().await;
@@ -321,7 +333,8 @@ fn assemble(
 ) -> Result<Routes, ServerError> {
     let seen = StateCache::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
-    let (line, leaving) = WaitingLine::new(store.clone(), metrics.clone(), tasks, stopping.clone());
+    let (line, leaving) =
+        WaitingLine::new(store.clone(), options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
     let after_commit = AfterCommit {
         seen: seen.clone(),
         expiring_soon: expiring_soon.clone(),
@@ -410,7 +423,14 @@ fn accepted(
 
 /// HTTP/2 within `bounds`.
 fn transport_server(bounds: &Bounds) -> tonic::transport::Server {
-    tonic::transport::Server::builder()
+    let server = tonic::transport::Server::builder();
+    // Without a time for it: with one, calls under way would be cut off then, and new ones not sent elsewhere before. None of them
+    // lasts longer than it said.
+    let server = match bounds.connection_age {
+        Some(age) => server.max_connection_age(age),
+        None => server,
+    };
+    server
         .max_concurrent_streams(bounds.connection_streams)
         // As many calls as it may have under way may be cancelled before they were looked at. Of more, a client would be at fault; of
         // fewer, an instance that stood still would cut off those who still wait, for those who went away.
@@ -431,6 +451,8 @@ struct Health {
 
 /// Tells load balancers whether to send calls here: while the database answers, and until the server is told to stop.
 async fn watch_health(health: Health, store: Store, stopping: CancellationToken) {
+    // Whoever would restart an instance because its database is away asks for this.
+    health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
     let mut session = store.session();
     let mut looks = tokio::time::interval(HEALTH_INTERVAL);
     loop {

@@ -25,6 +25,7 @@ const OPTIONS: Options = Options {
     patience: LivenessTimeouts::DEFAULT,
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
+    shutdown_delay: Duration::ZERO,
     bounds: Bounds::DEFAULT,
     security: Security::OPEN,
     external_hosts: AllowedHosts::NONE,

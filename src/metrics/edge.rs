@@ -17,7 +17,7 @@ pub(super) struct Edge(pub Arc<EdgeGauges>);
 /// A gauge: its name, what an operator does with it, what it is, and where it is read.
 type Row = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 12] = [
     (
         "connections",
         "Open gRPC connections: if they only grow, some client opens one for each call",
@@ -72,6 +72,12 @@ const ROWS: [Row; 11] = [
         "Calls turned away because there was no room for their messages: find who sends so much, or allow more",
         MetricType::Counter,
         EdgeGauges::calls_shed,
+    ),
+    (
+        "calls_turned_away_total",
+        "Calls turned away because too many were under way, or too many of one caller's: see --max-concurrent-calls, or start another instance",
+        MetricType::Counter,
+        EdgeGauges::calls_turned_away,
     ),
     (
         "bodies_late_total",

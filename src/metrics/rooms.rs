@@ -166,6 +166,8 @@ pub struct Line {
     pub polls: Counter,
     /// Requests that were granted after they had stood in line.
     pub served: Counter,
+    /// Requests that were not let into the line.
+    pub turned_away: Counter,
 }
 
 impl Line {
@@ -174,7 +176,7 @@ impl Line {
             callers: add(
                 registry,
                 "waiting_requests",
-                "Requests that wait in line through this instance: at 4000, more are turned away",
+                "Requests that wait in line through this instance: near --max-waiting, more are turned away",
                 Gauge::default(),
             ),
             looks: add(
@@ -193,6 +195,12 @@ impl Line {
                 registry,
                 "waiting_served_total",
                 "Requests that were granted after they had stood in line",
+                Counter::default(),
+            ),
+            turned_away: add(
+                registry,
+                "waiting_turned_away_total",
+                "Requests that were not let into the line because too many waited, or too many of one caller's: see --max-waiting",
                 Counter::default(),
             ),
         }

@@ -9,6 +9,7 @@
 //! - [`external`]: clusters whose queues somebody else keeps;
 //! - [`history`]: what was done, read to its live end;
 //! - [`holds`]: what nobody may change for a while;
+//! - [`fair_share`]: places of which nobody has more than his share;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
 //! - [`background`]: what is done although nobody waits for it: expiry, lost EMs, jobs in steps, retention;
 //! - [`shared_try`]: one try for all who want the same at the same time;
@@ -23,6 +24,7 @@ pub mod audit;
 pub mod background;
 pub mod committer;
 pub mod external;
+pub mod fair_share;
 pub mod heartbeat;
 pub mod history;
 pub mod holds;

@@ -48,19 +48,24 @@ impl RequestResourceService {
         Self { admission, committer, line }
     }
 
-    /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen.
-    pub async fn request(
+    /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen. Whoever waits in line gives `active` up: what he had
+    /// while he was judged at once.
+    pub async fn request<A>(
         &self,
         em: Option<EmInstance>,
         ask: Arc<RequestSpec>,
         deadlines: Deadlines,
+        active: A,
     ) -> Result<Outcome, Error> {
         let any_em = em.is_none();
         if let (Some(em), Some(until)) = (&em, deadlines.line) {
             let request = request(em.clone(), &ask);
             if self.admission.is_doubtful(&request) {
                 // It is ready to stand in line: what a look may show, the ledger would find again.
-                return self.wait(request, self.line.enter(any_em, &ask, until)?).await;
+                let caller = self.line.enter(any_em, &ask, until)?;
+                drop(active);
+                // Apart, because most calls do not wait, and each takes the room of all that it may do.
+                return Box::pin(self.wait(request, caller)).await;
             }
         }
         let answer = match &em {
@@ -70,7 +75,9 @@ impl RequestResourceService {
         match (answer, deadlines.line) {
             (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
                 let em = em.or_else(|| self.admission.closest(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
-                self.wait(request(em, &ask), self.line.enter(any_em, &ask, until)?).await
+                let caller = self.line.enter(any_em, &ask, until)?;
+                drop(active);
+                Box::pin(self.wait(request(em, &ask), caller)).await
             }
             (answer, _) => Ok(answer),
         }

@@ -34,7 +34,11 @@ use crate::{
     },
 };
 
-use super::{shared_try::SharedTry, tasks::Tasks};
+use super::{
+    fair_share::{FairShare, Place},
+    shared_try::SharedTry,
+    tasks::Tasks,
+};
 
 mod index;
 mod keeper;
@@ -43,9 +47,6 @@ mod wake;
 use index::{Index, Sleeper};
 pub use keeper::{listen, live, run};
 pub use wake::Wake;
-
-/// How many callers may wait here at once.
-const WAITERS_MAX: usize = 4000;
 
 /// How often an instance with waiters says that it lives, looks for dead ones, and lets the first in line look again.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -65,15 +66,18 @@ pub struct WaitingLine {
     leaving: mpsc::UnboundedSender<Uuid>,
     stopping: CancellationToken,
     metrics: Metrics,
+    /// For those who wait here.
+    places: Arc<FairShare>,
     /// Says that this instance lives, on a connection of its own: whatever else waits for connections, nobody here loses his position.
     alive: SharedTry,
     signs: Arc<tokio::sync::Mutex<Session>>,
 }
 
 impl WaitingLine {
-    /// An empty line, and where it hears of those who leave it.
+    /// An empty line for up to `most` callers, and where it hears of those who leave it.
     pub fn new(
         store: Store,
+        most: usize,
         metrics: Metrics,
         tasks: &Tasks,
         stopping: CancellationToken,
@@ -85,7 +89,8 @@ impl WaitingLine {
         let (leaving, left) = mpsc::unbounded_channel();
         let (alive, signs) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
         let (instance_id, index) = (Uuid::new_v4(), Arc::default());
-        (Self { store, instance_id, index, leaving, stopping, metrics, alive, signs }, left)
+        let places = FairShare::of(most);
+        (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs }, left)
     }
 
     /// Where to tell of requests that stand in line although their callers are gone.
@@ -125,13 +130,13 @@ impl WaitingLine {
     /// A caller that is going to wait until `until`.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if too many wait here.
+    /// [`Error::Overloaded`] if too many wait here, or too many of whoever asks.
     pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<Caller, Error> {
-        let mut index = self.index();
-        if index.callers >= WAITERS_MAX {
+        let Some(place) = self.places.take(&ask.principal) else {
+            self.metrics.line.turned_away.inc();
             return Err(Error::Overloaded);
-        }
-        index.callers += 1;
+        };
+        self.index().callers += 1;
         let needs = ask.resource.amounts().filter(|(_, amount)| *amount > 0).map(|(dimension, _)| dimension);
         let sleeper = Sleeper { wake: Arc::default(), any_em, needs: needs.collect() };
         Ok(Caller {
@@ -142,6 +147,7 @@ impl WaitingLine {
             stands: None,
             news_count: 0,
             _counted: self.metrics.line.caller(),
+            _place: place,
         })
     }
 
@@ -196,6 +202,7 @@ pub struct Caller {
     news_count: u64,
     /// Counts as waiting here as long as it does.
     _counted: Held,
+    _place: Place,
 }
 
 /// Why a caller need not wait any longer.

@@ -26,7 +26,9 @@ use crate::{
 };
 
 use super::{
-    convert, deadline, identity,
+    convert, deadline,
+    edge::ActiveCall,
+    identity,
     proto::{
         self, request_resource_response::Result as Answer, resource_manager_service_server::ResourceManagerService,
     },
@@ -186,8 +188,9 @@ impl ResourceManagerService for ResourceManager {
 
     async fn request_resource(
         &self,
-        call: Request<proto::RequestResourceRequest>,
+        mut call: Request<proto::RequestResourceRequest>,
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
+        let active: Option<ActiveCall> = call.extensions_mut().remove();
         let message = call.get_ref();
         let (em, ask) = self.parse_request(&call)?;
         identity::check(&call, |reach| reach.check(em.as_ref(), &ask.user))?;
@@ -196,7 +199,7 @@ impl ResourceManagerService for ResourceManager {
             calls::may_wait();
         }
         let answer = if message.dry_run {
-            match self.request_resource.dry_run(em, ask.into(), deadlines.locks).await? {
+            match Box::pin(self.request_resource.dry_run(em, ask.into(), deadlines.locks)).await? {
                 (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
                     head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
@@ -207,7 +210,7 @@ impl ResourceManagerService for ResourceManager {
             }
         } else {
             let (ticket_id, is_repeatable) = (ask.ticket_id, ask.request_id.is_some());
-            let answer = self.request_resource.request(em, ask.into(), deadlines);
+            let answer = self.request_resource.request(em, ask.into(), deadlines, active);
             let answer = identity::while_admitted(&call, deadlines.line.is_some(), answer).await;
             let answer = answer.map_err(|error| match error {
                 Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },

@@ -98,7 +98,7 @@ async fn nothing_new_is_granted_on_an_em_that_is_drained_and_what_lives_there_st
         let em = client.em(&host).await.unwrap();
         assert_eq!(em.drain.as_deref(), Some(&drain));
         let drained = client.ems().await.unwrap().into_iter().filter(|em| em.drain.is_some());
-        assert_eq!(drained.map(|em| em.instance).collect::<Vec<_>>(), [host.clone()]);
+        assert!(drained.map(|em| em.instance).eq([host.clone()]));
     }
     let mut usage = UsageServiceClient::connect(second.address.clone()).await.unwrap();
     let ems = vec![linkis_rm::transport::convert::answer::em_message(&host)];

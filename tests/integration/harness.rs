@@ -160,7 +160,8 @@ pub fn options() -> Options {
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
-    Options { times, patience, history, drain_timeout, bounds: Bounds::DEFAULT, security, external_hosts }
+    let (shutdown_delay, bounds) = (Duration::ZERO, Bounds::DEFAULT);
+    Options { times, patience, history, drain_timeout, shutdown_delay, bounds, security, external_hosts }
 }
 
 /// Any free port of this machine.

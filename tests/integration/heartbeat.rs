@@ -256,7 +256,10 @@ async fn a_silent_em_is_not_chosen_until_it_reports_again() {
     eventually("it is silent", LONGEST, || ecm.is_silent()).await;
     let error = rm.client.request_resource(&anywhere()).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(tonic::Code::NotFound), Some("NO_EM_AVAILABLE")));
-    assert!(error.to_string().contains("1 match the request, but all of them are silent or unhealthy"), "{error}");
+    assert!(
+        error.to_string().contains("1 match the request, but all of them are silent, unhealthy or drained"),
+        "{error}"
+    );
     let error = rm.client.dry_run(&anywhere()).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("NO_EM_AVAILABLE"));
     assert_eq!(ecm.locked().await.em, ecm.em, "one that is named is served");

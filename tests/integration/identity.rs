@@ -154,7 +154,11 @@ const MATRIX: &str = "
     ListWaiting         -mvoa      ListActions        -mvoa      ListLimits          -mvoa
     ListPolicies        -mvoa      SetLimit           ----a      DeleteLimit         ----a
     ReplaceLimits       ----a      SetPolicy          ----a      Audit               ---oa
-    Repair              ----a      AdoptTicket        ----a
+    Repair              ----a      AdoptTicket        ----a      Drain               e--oa
+    Resume              e--oa      ForceRelease       ---oa      Hold                ---oa
+    ReleaseHold         ---oa      ListHolds          ---oa      PutProvider         ----a
+    DeleteProvider      ----a      ListProviders      ---oa      GetQueue            -mvoa
+    ListQueues          -mvoa      ListApplications   -mvoa
     ServerReflectionInfo emvoa     Check              *emvoa     Watch               *emvoa";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,11 +12,13 @@ use std::{
 };
 
 use linkis_rm::{
-    client::ResourceRequest,
+    client::{ResourceRequest, RmClient},
     domain::{
         adopt::Adopt,
         em::EmInstance,
+        hold::NewHold,
         limit::{Pattern, Rule},
+        operation::LockKey,
         resource::Dimension,
     },
     store::embedded::{Embedded, Settings},
@@ -200,7 +202,22 @@ async fn round(rm: &Instance, number: usize) {
     };
     client.adopt_ticket(&adopt).await.unwrap();
     client.adopt_ticket(&adopt).await.unwrap();
+    operate(client, &host).await;
     client.unregister(&host).await.unwrap();
+}
+
+/// What operators do.
+async fn operate(client: &RmClient, host: &EmInstance) {
+    client.drain(host, "a disk").await.unwrap();
+    client.resume(host, "").await.unwrap();
+    let grant = client.request_resource(&request(host, "hadoop", load(1, 1, 1))).await.granted();
+    client.force_release(grant.ticket_id, "it hangs").await.unwrap();
+    for key in [LockKey::Em(host.clone()), LockKey::User(name("hadoop"))] {
+        let hold = NewHold { key: key.clone(), duration: Duration::from_secs(60), reason: name("a look") };
+        client.hold(&hold).await.unwrap();
+        assert_eq!(client.holds().await.unwrap().len(), 1);
+        assert!(client.release_hold(&key).await.unwrap());
+    }
 }
 
 /// The first page of everything.

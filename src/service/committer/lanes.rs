@@ -44,6 +44,19 @@ const HOLD_POLL: Duration = Duration::from_millis(50);
 /// How long a lane pauses after the database failed it.
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 
+/// How many wait in a lane when no more requests may: whoever holds a key for long must not have all that there is room for wait for it.
+const LANE_REQUESTS_MAX: usize = 1024;
+
+/// Lets an operation wait in a lane, unless it asks for something and too many do.
+fn join(lane: &mut Vec<Pending>, pending: Pending) {
+    if pending.operation.request().is_some() && lane.len() >= LANE_REQUESTS_MAX {
+        // Whether it is heard is its caller's affair.
+        pending.answer(Err(Error::Overloaded));
+    } else {
+        lane.push(pending);
+    }
+}
+
 /// The lanes that are open.
 pub(super) struct Lanes {
     store: Store,
@@ -75,7 +88,7 @@ impl Lanes {
             match pending.operation.lock_keys(true).find(|key| waiting.contains_key(key)) {
                 Some(key) => {
                     pending.waits = Some(self.metrics.committer.set_aside());
-                    waiting.entry(key).or_default().push(pending);
+                    join(waiting.entry(key).or_default(), pending);
                 }
                 None => others.push(pending),
             }
@@ -87,7 +100,7 @@ impl Lanes {
     pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<Pending>) {
         operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.set_aside()));
         match self.waiting().entry(key) {
-            Entry::Occupied(mut lane) => lane.get_mut().extend(operations),
+            Entry::Occupied(mut lane) => operations.into_iter().for_each(|pending| join(lane.get_mut(), pending)),
             Entry::Vacant(lane) => {
                 tracing::info!(key = ?lane.key(), operations = operations.len(), "somebody else holds a resource lock");
                 let key = lane.key().clone();

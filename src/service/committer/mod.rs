@@ -129,7 +129,7 @@ impl Committer {
         deadline: Instant,
     ) -> Result<Outcome, Error> {
         let (reply, answer) = oneshot::channel();
-        let (progress, place) = (Progress::default(), self.room.take().ok_or(Error::Overloaded)?);
+        let (progress, place) = (Progress::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
         let undo = holder(&operation).map(|user| (by.clone(), user));
         let mut answer = Answer { answer, undo, undoing: self.undoing() };
         let waits = Some(self.metrics.committer.queued());

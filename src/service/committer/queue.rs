@@ -13,12 +13,15 @@ use tokio::{
     time::{Duration, Instant},
 };
 
-use crate::domain::operation::STEP_TICKETS_MAX;
+use crate::domain::operation::{Operation, STEP_TICKETS_MAX};
 
 use super::Pending;
 
 /// How many operations may wait, or be set aside; more are turned away, because they would only wait longer than their callers do.
 pub(super) const WAITING_MAX: usize = 16_384;
+
+/// With how many waiting no more requests may.
+const REQUESTS_MAX: usize = WAITING_MAX / 2;
 
 /// What the operations of one transaction may cost. Larger batches are hardly cheaper per operation, and make everyone wait longer.
 pub(super) const BATCH_COST_MAX: usize = 512;
@@ -41,11 +44,12 @@ pub(super) struct Room(Arc<AtomicUsize>);
 pub(super) struct Place(Arc<AtomicUsize>);
 
 impl Room {
-    /// Room for one more; `None` if there is none.
-    pub fn take(&self) -> Option<Place> {
+    /// Room for one more; `None` if there is none. Those that ask for something leave half of the room to those that give back.
+    pub fn take(&self, operation: &Operation) -> Option<Place> {
+        let most = if operation.request().is_some() { REQUESTS_MAX } else { WAITING_MAX };
         let place = Place(self.0.clone());
         // Counted first: dropped again if it was one too many.
-        (place.0.fetch_add(1, Ordering::Relaxed) < WAITING_MAX).then_some(place)
+        (place.0.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
 
@@ -172,7 +176,7 @@ mod tests {
     use crate::{
         domain::{
             em::EmInstance,
-            operation::{Operation, Released, Unregister},
+            operation::{Released, Unregister},
             principal::Principal,
         },
         service::committer::Progress,

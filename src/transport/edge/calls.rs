@@ -85,6 +85,10 @@ impl Service<http::Request<Body>> for Calls {
         // What has no end of its own ends with the token that it began with.
         let ended = admitted.as_ref().map(|admitted| admitted.caller.ended.clone());
         admitted.and_then(|admitted| request.extensions_mut().insert(admitted));
+        if let Err(error) = self.edge.places.admit(&mut request) {
+            self.edge.gauges.turned_away.add();
+            return Answering { answer: Err(error), uri, closing: None, call: None };
+        }
         let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
         let is_reflection = uri.path().starts_with("/grpc.reflection.");
         if is_reflection && !call.take_reflection() {

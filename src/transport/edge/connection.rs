@@ -27,7 +27,7 @@ use super::{Edge, share::Share, socket, stream::Stream};
 const GREETING_BYTES: usize = 24;
 
 /// How often a connection of a server that stops is looked at.
-const LOOK: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_millis(150);
 
 /// More than this since the last look, and an answer is still on its way.
 const QUIET_BYTES: usize = 1024;

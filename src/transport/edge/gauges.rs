@@ -23,6 +23,7 @@ pub struct EdgeGauges {
     pub(super) ungreeted: Counter,
     pub(super) handshakes_failed: Counter,
     pub(super) shed: Counter,
+    pub(super) turned_away: Counter,
     pub(super) late: Counter,
 }
 
@@ -57,6 +58,7 @@ impl EdgeGauges {
             ungreeted: Counter::default(),
             handshakes_failed: Counter::default(),
             shed: Counter::default(),
+            turned_away: Counter::default(),
             late: Counter::default(),
         }
     }
@@ -109,6 +111,11 @@ impl EdgeGauges {
     /// Calls that were turned away because there was no room for their bodies, or answers.
     pub fn calls_shed(&self) -> u64 {
         self.shed.get()
+    }
+
+    /// Calls that were turned away because there were too many.
+    pub fn calls_turned_away(&self) -> u64 {
+        self.turned_away.get()
     }
 
     /// Calls whose bodies took too long to arrive.

@@ -10,6 +10,7 @@
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
 //! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
 //! - `answer`: an answer, as it is sent;
+//! - `places`: how many calls there may be, by what they are for;
 //! - [`gauges`]: how much of it all is taken.
 
 use std::{sync::Arc, time::Duration};
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{tls::Tls, transport::message_size::HEARTBEAT_BYTES_MAX};
 
 use gauges::EdgeGauges;
+use places::Places;
 use share::Share;
 
 mod answer;
@@ -27,6 +29,7 @@ mod connection;
 pub mod gauges;
 mod listener;
 mod open_files;
+mod places;
 mod share;
 mod socket;
 mod stream;
@@ -35,6 +38,7 @@ pub use calls::Calls;
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
+pub use places::ActiveCall;
 pub use socket::{Listen, Listener, PeerAddress};
 
 /// How much one call may have sent that nobody has read.
@@ -78,6 +82,12 @@ pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
 pub struct Bounds {
     /// How many connections there may be.
     pub connections: usize,
+    /// How old a connection gets before its client is asked to open another; `None` for as old as it likes.
+    pub connection_age: Option<Duration>,
+    /// How many calls that ask for something may be judged at once; what frees something is not counted, nor who waits in line.
+    pub calls: usize,
+    /// How many requests may wait in line.
+    pub waiting: usize,
     /// How many calls one connection may have under way.
     pub connection_streams: u32,
     /// How long a new connection may take for its first words.
@@ -92,6 +102,9 @@ impl Bounds {
     /// What holds if nothing else is set.
     pub const DEFAULT: Self = Self {
         connections: 16_384,
+        connection_age: None,
+        calls: 4096,
+        waiting: 4000,
         connection_streams: 1024,
         handshake_timeout: Duration::from_secs(5),
         body_timeout: Duration::from_secs(10),
@@ -116,6 +129,7 @@ pub struct Edge {
     /// What connections are encrypted with.
     tls: Option<Arc<Tls>>,
     gauges: Arc<EdgeGauges>,
+    places: Places,
     reflections: Share,
     /// Bytes of answers that are not yet taken: a room of their own, because nobody has to read them in time.
     answer_bytes: Share,
@@ -129,6 +143,7 @@ impl Edge {
         Arc::new(Self {
             bounds,
             gauges: Arc::new(EdgeGauges::new(&bounds, tls.clone())),
+            places: Places::new(&bounds),
             tls,
             reflections: Share::of(REFLECTIONS_MAX),
             answer_bytes: Share::of(bounds.body_bytes),

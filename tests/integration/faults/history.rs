@@ -103,6 +103,7 @@ struct EmThen {
     total: Option<Amounts>,
     held: HashMap<Uuid, Amounts>,
     in_use: Amounts,
+    is_drained: bool,
     /// The tickets that go with the EM, and since when.
     leaving: HashMap<Uuid, OffsetDateTime>,
 }
@@ -115,6 +116,14 @@ impl EmThen {
             (Some(id), _) => self.held.remove(&id),
             (None, "registered" | "resized") => {
                 self.total = Some(line.amounts());
+                return None;
+            }
+            (None, "drained") => {
+                self.is_drained = true;
+                return None;
+            }
+            (None, "resumed") => {
+                self.is_drained = false;
                 return None;
             }
             (None, _) => {
@@ -196,6 +205,9 @@ pub fn replay(journal: &Journal, history: &[Line]) -> Goings {
         let mut then = EmThen::default();
         for commit in commits {
             let mut before = HashMap::new();
+            let stays_drained = then.is_drained && !commit.iter().any(|line| line.action == "resumed");
+            let is_granted = commit.iter().any(|line| line.action == "granted");
+            journal.check(!(stays_drained && is_granted), || format!("{em} is drained, and grants: {commit:?}"));
             for line in &commit {
                 let was = then.apply(line);
                 if let Some(id) = line.ticket_id {

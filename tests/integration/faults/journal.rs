@@ -280,11 +280,16 @@ impl Journal {
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
         // Limits come and go, and with them what caps may be for.
-        "request" | "dry run" => &["EM_NOT_REGISTERED", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"],
+        "request" | "dry run" => {
+            &["EM_NOT_REGISTERED", "EM_DRAINING", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"]
+        }
+        "drain" | "resume" => &["EM_NOT_REGISTERED"],
         "adopt" => &["EM_NOT_REGISTERED", "TICKET_ENDED"],
         "adopt another" => &["EM_NOT_REGISTERED", "TICKET_ENDED", "TICKET_EXISTS"],
-        "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
-        "reported" => &["TICKET_NOT_FOUND", "TICKET_NOT_INITED", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED"],
+        "inited" => &["TICKET_NOT_FOUND", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED", "EM_DRAINING"],
+        "reported" => {
+            &["TICKET_NOT_FOUND", "TICKET_NOT_INITED", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED", "EM_DRAINING"]
+        }
         "release of another's" => &["TICKET_NOT_OWNED"],
         "release of nothing" => &["TICKET_NOT_FOUND"],
         "unregister" => &["EM_NOT_REGISTERED"],

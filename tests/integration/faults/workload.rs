@@ -1,6 +1,7 @@
 //! The callers: every call there is, at random, by several dozen at once, through whichever instance.
 
 use std::{
+    env,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -149,6 +150,10 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     tasks.spawn(adopter::run(shared.clone(), random.fork()));
     tasks.spawn(resizer(shared.clone(), random.fork()));
     tasks.spawn(mover(shared.clone(), random.fork()));
+    // An earlier release does not know of drains.
+    if env::var("LINKIS_RM_FAULTS_OTHER").is_err() {
+        tasks.spawn(drainer(shared.clone(), random.fork()));
+    }
     tasks.spawn(onlooker(shared.clone(), random.fork()));
     tasks.spawn(crowd::big_em(shared.clone(), random.fork()));
     tasks.spawn(crowd::deadlines(shared.clone(), random.fork()));
@@ -188,6 +193,18 @@ async fn mover(shared: Shared, mut random: Random) {
         tokio::time::sleep(random.millis(0, 200)).await;
         let registration = registered(Hosts::FLEETING, load(200, 200, 200));
         shared.insist(&mut random, "register", |rm| resize(rm, registration.clone())).await;
+    }
+}
+
+/// Drains EMs, now and then for another reason, and has each grant again.
+async fn drainer(shared: Shared, mut random: Random) {
+    while shared.goes_on(random.millis(100, 1000)).await {
+        let host = em(random.pick([Hosts::HOT[0], Hosts::BIG[0], Hosts::BIG[1], Hosts::FLEETING]));
+        let drain = async |rm: RmClient| rm.drain(&host, "a fault").await;
+        shared.insist(&mut random, "drain", drain).await;
+        tokio::time::sleep(random.millis(0, 400)).await;
+        let resume = async |rm: RmClient| rm.resume(&host, "").await;
+        shared.insist(&mut random, "resume", resume).await;
     }
 }
 
