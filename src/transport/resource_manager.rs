@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        access::Denied,
         em::EmInstance,
         name::{FieldError, Name, check_text},
         operation::{Operation, Outcome, RequestId, RequestSpec},
@@ -258,7 +259,9 @@ impl ResourceManagerService for ResourceManager {
         let named = convert::request::released(call.get_ref().clone()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
         let released = self.tickets.complete(named, deadline).await?;
-        identity::check(&call, |reach| reach.check(Some(&released.em), &released.user))?;
+        // Whose it is and where, whoever may not give it back is not told.
+        let generic = |denied: Denied| Denied { needs: "the ticket's EM or user among its own".to_owned(), ..denied };
+        identity::check(&call, |reach| reach.check(Some(&released.em), &released.user).map_err(generic))?;
         match self.committer.submit(&identity::of_call(&call), Operation::Released(released), deadline).await? {
             Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
             other => Err(unexpected(&other)),

@@ -406,6 +406,11 @@ async fn an_ecm_speaks_for_its_own_host_alone() {
         );
         assert_eq!(fact(status, "role"), "ecm");
     }
+    // Not even where the ticket is.
+    let status =
+        a.resource_released(proto::ResourceReleasedRequest { ticket_id: on_b.clone(), ..Default::default() }).await;
+    let told = format!("{:?}", status.unwrap_err());
+    assert!(told.contains("ROLE_DENIED") && !told.contains("host2") && !told.contains("alice"), "{told}");
     // One that lies about where the ticket is gets no further.
     let status = a.resource_released(released(&on_b, em_message("host1"))).await.unwrap_err();
     assert_eq!(reason(&status), "TICKET_NOT_OWNED");

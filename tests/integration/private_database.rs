@@ -55,7 +55,17 @@ async fn a_second_instance_on_the_same_folder_is_told_so() {
     let told = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(told.contains(data_dir.to_str().unwrap()), "{told}");
     eventually("the first still serves", Duration::from_secs(1), || async { process.client.ems().await.is_ok() }).await;
+    // Tokens are made beside it, and when it does not run.
+    let create = ["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin"];
+    let token = || {
+        let made = Command::new(PROGRAM).args(create).args(arguments).env_remove("DATABASE_URL").output().unwrap();
+        assert!(made.status.success() && made.stdout.starts_with(b"lrm_"), "{made:?}");
+    };
+    token();
+    let locks = || async { process.client.ems().await.is_err() };
+    eventually("it is known", Duration::from_secs(5), locks).await;
     assert_eq!(process.terminate(), Some(0));
+    token();
     std::fs::remove_dir_all(data_dir).unwrap();
 }
 
