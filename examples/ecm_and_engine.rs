@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! cargo run --example ecm_and_engine [-- http://127.0.0.1:50051]
+//! cargo run --example ecm_and_engine --no-default-features --features client -- http://rm1:50051,http://rm2:50051
 //! ```
 
 #![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
@@ -17,7 +18,7 @@ use std::{
 };
 
 use linkis_rm::{
-    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    client::{ClientError, Code, ResourceRequest, ResultResource, RmClient},
     domain::{
         em::{Em, EmInstance},
         name::{Labels, Name},
@@ -27,14 +28,13 @@ use linkis_rm::{
         ticket::{EngineInstance, TicketState},
     },
 };
-use tonic::Code;
 use uuid::Uuid;
 
 const DEFAULT_ADDRESS: &str = "http://127.0.0.1:50051";
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const GIB: i64 = 1 << 30;
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let address = std::env::args().nth(1).unwrap_or_else(|| DEFAULT_ADDRESS.into());
     match play(&address).await {
@@ -64,7 +64,8 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("registered", &em.to_string());
     step("", &fullness(&registered)?);
 
-    // It asks before it starts an engine. The request id makes it safe to ask again when an answer was lost.
+    // It asks before it starts an engine. The request id makes it safe to ask again when an answer was lost: the client does that by
+    // itself, with an id of its own if there is none. Whoever asks again after a restart of his own keeps one.
     let creator = Name::parse("creator", "IDE")?;
     let request = ResourceRequest {
         engine_type: "spark-3.2.1".into(),

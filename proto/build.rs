@@ -16,7 +16,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(files, ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    // The client has its own way to call (`client/call.rs`): it needs the messages alone.
+    let with_stubs = env::var_os("CARGO_FEATURE_SERVER").is_some();
     // Ordered maps: equal messages have equal bytes, which is what a request id is checked by.
-    tonic_prost_build::configure().btree_map(".").compile_fds(descriptors)?;
+    let messages = tonic_prost_build::configure().btree_map(".");
+    messages.build_client(with_stubs).build_server(with_stubs).compile_fds(descriptors)?;
     Ok(())
 }

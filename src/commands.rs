@@ -1,17 +1,23 @@
 //! The commands beside serving: they ask a running service, and print what it answers.
 
-use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, process::ExitCode, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::{Args, Subcommand};
 use tonic::Code;
 
 use crate::{
-    client::{ClientError, RmClient},
+    client::{ClientError, ClientSettings, Identity, RmClient, Tls},
     domain::{
-        audit::{AuditReport, Difference, Differences},
+        audit::{AuditReport, Difference, Differences, Repaired},
         resource::Dimension,
     },
-    service::audit::Repaired,
 };
 
 /// Something differs, or could not be repaired.
@@ -22,6 +28,9 @@ const EXIT_NO_ANSWER: u8 = 2;
 
 /// How long an answer may take: an audit reads everything.
 const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How often it is asked: somebody waits to hear that nobody answers.
+const ATTEMPTS: u32 = 3;
 
 /// What to do other than to serve.
 #[derive(Debug, Clone, Subcommand)]
@@ -37,9 +46,25 @@ pub enum Command {
 /// Which service to ask.
 #[derive(Debug, Clone, Args)]
 pub struct Service {
-    /// Where it serves gRPC.
-    #[arg(long, env = "LINKIS_RM_ADDRESS", default_value = "http://127.0.0.1:50051", value_name = "URL")]
+    /// Where it serves gRPC: HOST:PORT, https://HOST:PORT or unix:/PATH; several with commas, of which one that serves is asked.
+    #[arg(long, env = "LINKIS_RM_ADDRESS", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     address: String,
+
+    /// The certificates, as PEM, of those who may vouch for a service at https. Without it, those whom browsers trust.
+    #[arg(long, env = "LINKIS_RM_SERVICE_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// The certificate, as PEM, that shows who asks.
+    #[arg(long, env = "LINKIS_RM_SERVICE_CERT", value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+
+    /// The key of the certificate, as PEM.
+    #[arg(long, env = "LINKIS_RM_SERVICE_KEY", value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+
+    /// A file with the token that says who asks.
+    #[arg(long, env = "LINKIS_RM_SERVICE_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
 }
 
 impl Command {
@@ -70,13 +95,26 @@ impl Command {
 }
 
 impl Service {
+    /// Of several addresses, one that does not answer is passed over.
+    fn client(&self) -> Result<RmClient, ClientError> {
+        let identity = match (&self.cert, &self.key) {
+            (Some(cert), Some(key)) => Some(Identity { certificates: read("--cert", cert)?, key: read("--key", key)? }),
+            _ => None,
+        };
+        let tls = Tls { ca: self.ca.as_deref().map(|file| read("--ca", file)).transpose()?, identity };
+        let token = self.token_file.as_deref().map(|file| read("--token-file", file)).transpose()?;
+        let token = token.map(|token| String::from_utf8_lossy(&token).trim().to_owned());
+        let settings = ClientSettings { attempts: ATTEMPTS, tls, token, ..ClientSettings::new(TIMEOUT) };
+        RmClient::with(&self.address, &settings)
+    }
+
     async fn audit(&self) -> Result<(String, bool), ClientError> {
-        let report = RmClient::new(&self.address, TIMEOUT)?.audit().await?;
+        let report = self.client()?.audit().await?;
         Ok((report_text(&report), report.differences.is_empty()))
     }
 
     async fn repair(&self) -> Result<(String, bool), ClientError> {
-        let done = RmClient::new(&self.address, TIMEOUT)?.repair().await?;
+        let done = self.client()?.repair().await?;
         Ok((repaired_text(&done), done.remaining.is_empty()))
     }
 
@@ -89,9 +127,16 @@ impl Service {
             }
             Some(Code::Unimplemented) => format!("\nThe service at {address} is an older one. Update it."),
             Some(_) => format!("\nThe service at {address} failed. Its log says why; then type the same again."),
-            None => "\nName the service with --address, e.g. --address http://127.0.0.1:50051.".to_owned(),
+            None if matches!(error, ClientError::Secret(_)) => String::new(),
+            None => "\nName the service with --address, e.g. --address 127.0.0.1:50051.".to_owned(),
         }
     }
+}
+
+/// A file that a setting names.
+fn read(setting: &str, file: &Path) -> Result<Vec<u8>, ClientError> {
+    std::fs::read(file)
+        .map_err(|error| ClientError::Secret(format!("{setting}: {} cannot be read: {error}", file.display())))
 }
 
 fn report_text(report: &AuditReport) -> String {

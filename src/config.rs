@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Display,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _},
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -16,7 +16,7 @@ use crate::{
     domain::{limit::Rule, resource::parse_size},
     limits_file,
     service::heartbeat::LivenessTimeouts,
-    transport::edge::{BODY_BYTES_LEAST, Bounds},
+    transport::edge::{BODY_BYTES_LEAST, Bounds, Listen},
 };
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
@@ -28,7 +28,7 @@ struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// Where to serve gRPC; port 0 picks a free one.
+    /// Where to serve gRPC: HOST:PORT, of which port 0 picks a free one, or unix:/PATH for a socket on this machine.
     #[arg(long, env = "LINKIS_RM_LISTEN", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     listen: String,
 
@@ -146,9 +146,9 @@ impl Mode {
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Where to serve gRPC.
-    pub listen: SocketAddr,
-    /// Where to serve metrics and health; `None` for nowhere.
-    pub http_listen: Option<SocketAddr>,
+    pub listen: Listen,
+    /// Where to serve metrics and health: at the first of these addresses that can be had. `None` for nowhere.
+    pub http_listen: Option<Vec<SocketAddr>>,
     /// Which PostgreSQL to use.
     pub database: Database,
     /// All limits to start with; `None` to leave them as they are.
@@ -188,11 +188,11 @@ pub struct ConfigError(Vec<String>);
 impl Arguments {
     fn check(self) -> Result<Config, ConfigError> {
         let mut mistakes = Vec::new();
-        let listen = ok_or_record(&mut mistakes, parse_listen(LISTEN, &self.listen, self.insecure));
+        let listen = ok_or_record(&mut mistakes, parse_listen(&self.listen, self.insecure));
         let http_listen = match &self.http_listen {
-            None => Some(listen.map(http_default)),
+            None => Some(listen.as_ref().map(|listen| vec![http_default(listen)])),
             Some(text) if text.is_empty() => Some(None),
-            Some(text) => ok_or_record(&mut mistakes, parse_listen(HTTP_LISTEN, text, self.insecure)).map(Some),
+            Some(text) => ok_or_record(&mut mistakes, parse_addresses(HTTP_LISTEN, text, self.insecure)).map(Some),
         };
         let database = match self.database_url.as_deref().filter(|url| !url.is_empty()) {
             None => Some(Database::Embedded(self.data_dir.clone())),
@@ -329,31 +329,58 @@ fn ok_or_record<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Opt
 }
 
 /// A setting that says where to listen, and an example of it.
-type Listen = (&'static str, &'static str);
+type ListenSetting = (&'static str, &'static str);
 
-const LISTEN: Listen = ("--listen (LINKIS_RM_LISTEN)", "127.0.0.1:50051");
-const HTTP_LISTEN: Listen = ("--http-listen (LINKIS_RM_HTTP_LISTEN)", "127.0.0.1:51051");
+const LISTEN: ListenSetting = ("--listen (LINKIS_RM_LISTEN)", "127.0.0.1:50051");
+const HTTP_LISTEN: ListenSetting = ("--http-listen (LINKIS_RM_HTTP_LISTEN)", "127.0.0.1:51051");
 
 /// How far above the port of gRPC that of metrics and health is, unless it is set.
 const HTTP_PORT_ABOVE: u16 = 1000;
 
+/// Where metrics and health are if gRPC is at no port.
+const HTTP_PORT: u16 = 51_051;
+
+/// What stands before a path.
+const UNIX: &str = "unix:";
+
 /// On this machine only, wherever gRPC is served; on any free port if gRPC is, or if there is none so far above it.
-fn http_default(listen: SocketAddr) -> SocketAddr {
+fn http_default(listen: &Listen) -> SocketAddr {
+    let first = match listen {
+        Listen::Tcp(addresses) => addresses.first(),
+        Listen::Unix(_) => None,
+    };
+    let Some(listen) = first else { return (Ipv4Addr::LOCALHOST, HTTP_PORT).into() };
     let loopback: IpAddr = if listen.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     let port = if listen.port() == 0 { 0 } else { listen.port().checked_add(HTTP_PORT_ABOVE).unwrap_or(0) };
     SocketAddr::new(loopback, port)
 }
 
-fn parse_listen((name, example): Listen, text: &str, insecure: bool) -> Result<SocketAddr, String> {
-    let address: SocketAddr =
-        text.parse().map_err(|_| format!("{name}: {text:?} is not a numeric ADDRESS:PORT; for example {example}"))?;
-    if !address.ip().is_loopback() && !insecure {
-        return Err(format!(
+/// A file that is a socket is on this machine, and its rights say who may call.
+fn parse_listen(text: &str, insecure: bool) -> Result<Listen, String> {
+    let Some(path) = text.strip_prefix(UNIX) else { return parse_addresses(LISTEN, text, insecure).map(Listen::Tcp) };
+    let path = path.strip_prefix("//").unwrap_or(path);
+    match path {
+        "" => Err(format!("{}: {text:?} names no file; for example unix:/run/linkis-rm/rm.sock", LISTEN.0)),
+        path => Ok(Listen::Unix(path.into())),
+    }
+}
+
+/// All addresses that a host has, each with the port.
+fn parse_addresses((name, example): ListenSetting, text: &str, insecure: bool) -> Result<Vec<SocketAddr>, String> {
+    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if !has_port {
+        return Err(format!("{name}: {text:?} is not HOST:PORT; for example {example}"));
+    }
+    let found = text.to_socket_addrs().map_err(|error| format!("{name}: {text:?} cannot be found: {error}"))?;
+    let addresses: Vec<_> = found.collect();
+    match addresses.iter().find(|address| !address.ip().is_loopback()) {
+        None if addresses.is_empty() => Err(format!("{name}: {text:?} has no address")),
+        Some(address) if !insecure => Err(format!(
             "{name}: {address} can be reached from other machines, and nothing is encrypted or asked for a password; \
              add --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
-        ));
+        )),
+        _ => Ok(addresses),
     }
-    Ok(address)
 }
 
 fn parse_database(url: &str, has_data_dir: bool) -> Result<Database, String> {
@@ -465,7 +492,8 @@ mod tests {
     #[test]
     fn a_command_needs_none_of_the_settings() {
         let parse = |line: &str| Arguments::try_parse_from(line.split(' '));
-        for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1"] {
+        for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1", "linkis-rm audit --address rm:1,rm:2"]
+        {
             assert!(parse(line).unwrap().command.is_some(), "{line}");
         }
         for line in ["linkis-rm --listen 127.0.0.1:1 audit", "linkis-rm audit --listen 127.0.0.1:1", "linkis-rm mend"] {
@@ -484,14 +512,34 @@ mod tests {
             (&["--listen", "127.0.0.1:65000"], Some("127.0.0.1:0")),
             (&["--http-listen", "127.0.0.2:9"], Some("127.0.0.2:9")),
             (&["--http-listen", ""], None),
+            (&["--listen", "unix:/run/rm.sock"], Some("127.0.0.1:51051")),
         ] {
-            let told = check(arguments).unwrap().http_listen.map(|address| address.to_string());
+            let told = check(arguments).unwrap().http_listen.map(|addresses| addresses[0].to_string());
             assert_eq!(told.as_deref(), http_listen, "{arguments:?}");
         }
         let error = check(&["--http-listen", "here"]).unwrap_err().to_string();
         assert!(error.contains("for example 127.0.0.1:51051"), "{error}");
         let error = check(&["--listen", "here"]).unwrap_err();
         assert_eq!(error.0.len(), 1, "{error}");
+    }
+
+    #[test]
+    fn it_listens_at_names_and_files() {
+        let told = |listen: &str| check(&["--listen", listen]).map(|config| config.listen);
+        for listen in ["unix:/run/rm.sock", "unix:///run/rm.sock"] {
+            assert_eq!(told(listen).unwrap(), Listen::Unix("/run/rm.sock".into()));
+        }
+        let Listen::Tcp(addresses) = told("localhost:7").unwrap() else { panic!("a name is no file") };
+        assert!(!addresses.is_empty() && addresses.iter().all(|address| address.port() == 7), "{addresses:?}");
+        for (wrong, why) in [
+            ("unix:", "names no file"),
+            ("localhost", "is not HOST:PORT"),
+            ("localhost:http", "is not HOST:PORT"),
+            ("no-such-host.invalid:7", "cannot be found"),
+        ] {
+            assert!(told(wrong).unwrap_err().to_string().contains(why), "{wrong}");
+        }
+        assert!(check(&["--http-listen", "localhost:7"]).is_ok());
     }
 
     #[test]

@@ -16,6 +16,9 @@
 //!
 //! `main → server → transport → service → store → domain`: nothing reaches back.
 //!
+//! With `default-features = false, features = ["client"]` there are `domain`, `client`, and of `transport` what is sent: no database, no
+//! server.
+//!
 //! # What is always true, at every commit
 //!
 //! 1. Never over-committed: on every EM, used + locked ≤ total − protected, in every dimension. A capacity that was lowered under
@@ -41,16 +44,28 @@
     clippy::too_many_lines
 )]
 
+#[cfg(feature = "client")]
 pub mod client;
+#[cfg(feature = "server")]
 pub mod commands;
+#[cfg(feature = "server")]
 pub mod config;
 pub mod domain;
+#[cfg(feature = "server")]
 pub mod error;
+#[cfg(feature = "server")]
 pub mod http;
+#[cfg(feature = "server")]
 pub mod limits_file;
+#[cfg(feature = "server")]
 pub mod metrics;
+#[cfg(feature = "server")]
 pub mod server;
+#[cfg(feature = "server")]
 pub mod service;
+#[cfg(feature = "server")]
 pub mod store;
+#[cfg(feature = "server")]
 pub mod telemetry;
+#[cfg(feature = "client")]
 pub mod transport;

@@ -44,7 +44,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = server::listen(config.listen).await?;
     let http = match config.http_listen {
-        Some(address) => Some(server::listen_http(address).await?),
+        Some(address) => Some(server::listen_http(&address).await?),
         None => None,
     };
     let (options, private) = database(&config.database).await?;

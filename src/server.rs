@@ -49,7 +49,7 @@ use crate::{
     transport::{
         self,
         admin::Admin,
-        edge::{self, Bounds, Calls, Edge},
+        edge::{self, Bounds, Calls, Edge, Listen, Listener},
         message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
         observe::{self, Observe},
         proto,
@@ -98,7 +98,7 @@ pub struct Options {
 /// An instance that is ready to serve.
 #[derive(Debug)]
 pub struct Server {
-    listener: TcpListener,
+    listener: Listener,
     store: Store,
     options: Options,
     edge: Arc<Edge>,
@@ -118,7 +118,7 @@ pub enum ServerError {
     #[error("cannot listen on {address}: it is taken; is another instance running? choose another with {setting}")]
     Taken {
         /// Which address.
-        address: SocketAddr,
+        address: Listen,
         /// Where it is set.
         setting: &'static str,
     },
@@ -126,7 +126,7 @@ pub enum ServerError {
     #[error("cannot listen on {address}; choose another with {setting}")]
     Listen {
         /// Which address.
-        address: SocketAddr,
+        address: Listen,
         /// Where it is set.
         setting: &'static str,
         /// Why not.
@@ -159,20 +159,22 @@ pub enum Ending {
 }
 
 /// Takes an address for gRPC; first of all, because that tells soonest whether another instance has it.
-pub async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    bind(address, "--listen").await
+pub async fn listen(address: impl Into<Listen>) -> Result<Listener, ServerError> {
+    let address = address.into();
+    Listener::bind(&address).await.map_err(|source| cannot_listen(address, "--listen", source))
 }
 
 /// Takes an address for metrics and health.
-pub async fn listen_http(address: SocketAddr) -> Result<TcpListener, ServerError> {
-    bind(address, "--http-listen").await
+pub async fn listen_http(addresses: &[SocketAddr]) -> Result<TcpListener, ServerError> {
+    let wrong = |source| cannot_listen(Listen::Tcp(addresses.to_vec()), "--http-listen", source);
+    TcpListener::bind(addresses).await.map_err(wrong)
 }
 
-async fn bind(address: SocketAddr, setting: &'static str) -> Result<TcpListener, ServerError> {
-    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+fn cannot_listen(address: Listen, setting: &'static str, source: std::io::Error) -> ServerError {
+    match source.kind() {
         std::io::ErrorKind::AddrInUse => ServerError::Taken { address, setting },
         _ => ServerError::Listen { address, setting, source },
-    })
+    }
 }
 
 /// The descriptors of everything that is served.
@@ -187,7 +189,7 @@ impl Server {
     /// Brings the schema of the database up to date; calls wait at `listener` meanwhile. Metrics and health are served at `http` from
     /// now on, if there is one.
     pub async fn open(
-        listener: TcpListener,
+        listener: Listener,
         http: Option<TcpListener>,
         database: PgConnectOptions,
         options: Options,
@@ -217,8 +219,8 @@ impl Server {
     }
 
     /// Where it listens.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
+    pub fn address(&self) -> std::io::Result<Listen> {
+        self.listener.address()
     }
 
     /// Where it serves metrics and health; `None` if it does not.
@@ -361,7 +363,7 @@ fn assemble(
 
 /// The connections of callers that were let in, until the server stops.
 fn accepted(
-    listener: TcpListener,
+    listener: Listener,
     edge: &Arc<Edge>,
     tasks: &Tasks,
     stopping: &CancellationToken,

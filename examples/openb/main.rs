@@ -47,7 +47,10 @@ use std::{
 
 use clap::Parser;
 use indicatif::HumanCount;
-use linkis_rm::{client::RmClient, domain::selector::Placement};
+use linkis_rm::{
+    client::{ClientSettings, RmClient},
+    domain::selector::Placement,
+};
 
 use plan::{Answers, Plan};
 use progress::Progress;
@@ -126,7 +129,7 @@ async fn run(arguments: &Arguments) -> Result<(Tally, Answers), Box<dyn Error>> 
     let address =
         arguments.address.as_ref().or(local.as_ref().map(|local| &local.address)).cloned().unwrap_or_default();
     println!("service at {address}{}", if local.is_some() { ", started for this replay" } else { "" });
-    let client = RmClient::new(&address, CALL_TIMEOUT)?;
+    let client = RmClient::with(&address, &ClientSettings::once(CALL_TIMEOUT))?;
     if local.is_none() {
         make_room(&client, &address, &trace, arguments).await?;
     }

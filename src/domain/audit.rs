@@ -98,6 +98,15 @@ pub struct AuditReport {
     pub notes: Vec<String>,
 }
 
+/// What a repair did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// What differed, and now is what the tickets say.
+    pub repaired: Differences,
+    /// What could not be repaired, and why.
+    pub remaining: Differences,
+}
+
 impl AuditReport {
     /// How many notes are told.
     pub const NOTES_MAX: usize = 100;

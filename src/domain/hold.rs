@@ -21,6 +21,17 @@ pub struct Hold {
     pub taken: Option<TakenHold>,
 }
 
+/// What an operator wants to hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewHold {
+    /// What.
+    pub key: LockKey,
+    /// For how long, from when it is taken.
+    pub duration: Duration,
+    /// Why, for people.
+    pub reason: Name,
+}
+
 /// How a hold was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenHold {

@@ -22,10 +22,12 @@ use super::{
 
 mod label_set;
 mod rule;
+mod usage;
 
 pub use label_set::{Counting, LabelSet, Lacking, Queues};
-pub use rule::{Pattern, Rule, RuleChanges, RuleRecord};
+pub use rule::{Expected, Pattern, Rule, RuleChanges, RuleRecord};
 use rule::{RuleSet, check_order};
+pub use usage::{Over, Replaced, ScopeUsage};
 
 /// How many labels a limit may name.
 pub const LABELS_MAX: usize = 8;

@@ -120,6 +120,17 @@ pub struct Reported {
     pub epoch: Option<i64>,
 }
 
+/// A ticket as its caller names it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedTicket {
+    /// Which ticket.
+    pub ticket_id: Uuid,
+    /// Whose it should be, if the caller says so.
+    pub user: Option<Name>,
+    /// Where it should be, if the caller says so.
+    pub em: Option<EmInstance>,
+}
+
 /// An EM is given up, unless something was heard of it since.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reap {

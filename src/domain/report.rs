@@ -34,6 +34,15 @@ impl Health {
     }
 }
 
+/// A ticket that an EM reported although it does not live there: its engine has to stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownTicket {
+    /// Which.
+    pub id: Uuid,
+    /// How it ended, if that is known; for people.
+    pub reason: String,
+}
+
 /// How busy a host is, whoever keeps it busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {

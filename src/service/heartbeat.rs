@@ -16,12 +16,11 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
-use uuid::Uuid;
 
 use crate::{
     domain::{
         operation::{Operation, Outcome, Released},
-        report::Report,
+        report::{Report, UnknownTicket},
         ticket_digest::TicketDigest,
     },
     error::Error,
@@ -67,15 +66,6 @@ impl LivenessTimeouts {
     pub fn report_interval(&self) -> Duration {
         self.silent_after / 3
     }
-}
-
-/// A ticket that an EM reported although it does not live there: its engine has to stop.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnknownTicket {
-    /// Which.
-    pub id: Uuid,
-    /// How it ended, if that is known; for people.
-    pub reason: String,
 }
 
 /// A report that waits, and who waits for its answer.
@@ -174,7 +164,7 @@ impl HeartbeatService {
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
         let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| Error::LockTimeout)?;
-        let Found { unknown, lost } = answered.unwrap_or(Err(Error::ShuttingDown))?;
+        let Found { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped(deadline)))?;
         self.give_up(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
         Ok(unknown)
     }
@@ -193,6 +183,11 @@ impl HeartbeatService {
             while under_way.join_next().await.is_some() {}
         }
     }
+}
+
+/// Why a report was dropped unanswered: by whoever found its caller's time over, maybe just before the caller did.
+fn dropped(deadline: Instant) -> Error {
+    if deadline <= Instant::now() { Error::LockTimeout } else { Error::ShuttingDown }
 }
 
 async fn give_up_one(committer: &Committer, ticket: Released, deadline: Instant) {

@@ -12,8 +12,7 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     domain::{
-        hold::{HOLDS_MAX, Hold},
-        name::Name,
+        hold::{HOLDS_MAX, Hold, NewHold},
         operation::{LockKey, Rejection},
         principal::Principal,
     },
@@ -39,17 +38,6 @@ pub struct HoldService {
     store: Store,
     /// One at a time, on one connection, however many are wanted.
     changing: Arc<Mutex<()>>,
-}
-
-/// What an operator wants to hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NewHold {
-    /// What.
-    pub key: LockKey,
-    /// For how long, from when it is taken.
-    pub duration: Duration,
-    /// Why, for people.
-    pub reason: Name,
 }
 
 /// Why a hold was not taken.

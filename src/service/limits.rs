@@ -18,14 +18,12 @@ use tokio::{
 use crate::{
     domain::{
         limit::{
-            Counting, LABEL_SETS_MAX, LabelSet, LimitedScope, Limits, Pattern, Rule, RuleChanges, RuleRecord, maxima,
+            Counting, Expected, LABEL_SETS_MAX, LabelSet, Limits, Pattern, Rule, RuleChanges, RuleRecord, ScopeUsage,
         },
-        limit_mode::LimitMode,
         name::Name,
         operation::Rejection,
         policy::Policy,
         principal::Principal,
-        scope::{Scope, Usage},
     },
     error::Error,
     store::{
@@ -40,8 +38,6 @@ use crate::{
 };
 
 mod replace;
-
-pub use replace::{Over, Replaced};
 
 /// How many scopes over their limit an answer names.
 const OVER_MAX: usize = 100;
@@ -76,58 +72,6 @@ pub struct LimitService {
     looking: Arc<Semaphore>,
     /// The rules as they were last read, so that pages of them need not be read again and again.
     known: Arc<std::sync::Mutex<Arc<Limits>>>,
-}
-
-/// A scope, what it holds, and the rules that decide there.
-#[derive(Debug, Clone)]
-pub struct ScopeUsage {
-    /// Which.
-    pub scope: Scope,
-    /// The rules that decide there, the most specific first: each decides the dimensions that none before it names.
-    pub rules: Vec<Arc<Rule>>,
-    /// What its live tickets hold together.
-    pub usage: Usage,
-}
-
-impl ScopeUsage {
-    /// A counter and what it holds.
-    pub fn new(limited: LimitedScope, usage: Usage) -> Self {
-        Self { scope: limited.counter.scope, rules: limited.rules, usage }
-    }
-
-    /// Whether it holds more than its rules allow: one was lowered below what was held, an engine was adopted, or one only watches.
-    pub fn is_over(&self) -> bool {
-        self.is_over_in(LimitMode::Enforced) || self.is_over_in(LimitMode::Watched)
-    }
-
-    /// The same of the rules of one mode. Beyond those that are enforced, nothing is granted until it drains.
-    pub fn is_over_in(&self, mode: LimitMode) -> bool {
-        let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
-        maxima(&self.rules).any(|(dimension, max, rule)| rule.mode == mode && held(dimension) > max)
-    }
-}
-
-/// What a change expects to find.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expected {
-    /// Whatever there is.
-    Anything,
-    /// No such rule.
-    Nothing,
-    /// The rule as it was when it had this etag.
-    Etag(String),
-}
-
-impl Expected {
-    fn check(&self, pattern: &Pattern, found: Option<&RuleRecord>) -> Result<(), Rejection> {
-        let is_there = match (self, found) {
-            (Self::Anything, _) | (Self::Nothing, None) => true,
-            (Self::Etag(etag), Some(found)) => *etag == found.etag,
-            (Self::Nothing, Some(_)) | (Self::Etag(_), None) => false,
-        };
-        let last = || found.map(|found| (found.updated_by.clone(), found.update_time));
-        if is_there { Ok(()) } else { Err(Rejection::LimitChanged { limit: pattern.to_string(), last: last() }) }
-    }
 }
 
 /// What became of a rule that was set.

@@ -3,6 +3,8 @@
 //! A request is judged on its EM, or on one that is chosen for it: first by a look without locks, then again under them, where it
 //! is granted. One that may wait then stands in line, and goes the same way again whenever there may be room for it.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use crate::{
@@ -51,7 +53,7 @@ impl RequestResourceService {
     pub async fn request<A>(
         &self,
         em: Option<EmInstance>,
-        ask: RequestSpec,
+        ask: Arc<RequestSpec>,
         deadlines: Deadlines,
         active: A,
     ) -> Result<Outcome, Error> {
@@ -85,7 +87,7 @@ impl RequestResourceService {
     pub async fn dry_run(
         &self,
         em: Option<EmInstance>,
-        ask: RequestSpec,
+        ask: Arc<RequestSpec>,
         deadline: Instant,
     ) -> Result<(EmInstance, Verdict, Room), Error> {
         let em = match em {
@@ -114,7 +116,7 @@ impl RequestResourceService {
 
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
     /// none, the one that comes closest says why.
-    async fn choose(&self, ask: &RequestSpec, deadline: Instant) -> Result<Outcome, Error> {
+    async fn choose(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Result<Outcome, Error> {
         self.admission.survey_beside(deadline).await?;
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
@@ -139,7 +141,7 @@ impl RequestResourceService {
     }
 
     /// What the first of some EMs answers on which it fits.
-    async fn try_some(&self, ask: &RequestSpec, deadline: Instant) -> Option<Result<Outcome, Error>> {
+    async fn try_some(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Option<Result<Outcome, Error>> {
         let mut tried = Vec::new();
         while tried.len() < CANDIDATES_MAX {
             let em = self.admission.choose(ask, &tried)?;
@@ -319,6 +321,6 @@ struct Try {
     woken_by: Option<Wake>,
 }
 
-fn request(em: EmInstance, ask: &RequestSpec) -> Request {
+fn request(em: EmInstance, ask: &Arc<RequestSpec>) -> Request {
     Request { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }
 }

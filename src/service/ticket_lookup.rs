@@ -12,11 +12,7 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    domain::{
-        em::EmInstance,
-        name::Name,
-        operation::{Rejection, Released},
-    },
+    domain::operation::{NamedTicket, Rejection, Released},
     error::Error,
     service::tasks::Tasks,
     store::{
@@ -31,17 +27,6 @@ const QUEUE_MAX: usize = 16_384;
 
 /// How many look-ups share one read.
 const BATCH_MAX: usize = 1024;
-
-/// A ticket as its caller names it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NamedTicket {
-    /// Which ticket.
-    pub ticket_id: Uuid,
-    /// Whose it should be, if the caller says so.
-    pub user: Option<Name>,
-    /// Where it should be, if the caller says so.
-    pub em: Option<EmInstance>,
-}
 
 /// The way to have tickets looked up; clones share it.
 #[derive(Clone, Debug)]

@@ -14,8 +14,8 @@ use tonic::{
 };
 
 use super::{
+    convert::request::{TICKET_BYTES, TICKETS_MAX},
     proto::resource_manager_service_server::{ResourceManagerService, ResourceManagerServiceServer},
-    resource_manager::{TICKET_BYTES, TICKETS_MAX},
 };
 
 /// The largest message that is read, in bytes.

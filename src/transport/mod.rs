@@ -11,18 +11,30 @@
 //! - [`server_info`]: what an instance tells of itself;
 //! - [`resource_manager`], [`limit`], [`usage`], [`admin`]: the services.
 
+#[cfg(feature = "server")]
 pub mod admin;
 pub mod convert;
+#[cfg(feature = "server")]
 pub mod deadline;
+#[cfg(feature = "server")]
 pub mod edge;
+#[cfg(feature = "server")]
 pub mod identity;
+#[cfg(feature = "server")]
 pub mod limit;
+#[cfg(feature = "server")]
 pub mod message_size;
+#[cfg(feature = "server")]
 pub mod observe;
+#[cfg(feature = "server")]
 pub mod page;
+#[cfg(feature = "server")]
 pub mod resource_manager;
+#[cfg(feature = "server")]
 pub mod server_info;
+#[cfg(feature = "server")]
 pub mod status;
+#[cfg(feature = "server")]
 pub mod usage;
 
 /// The generated code of package `linkis.rm.v1`.

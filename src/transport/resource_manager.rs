@@ -37,12 +37,6 @@ use super::{
 /// The longest that a grant may stay locked.
 pub const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How many tickets one heartbeat may name.
-pub const TICKETS_MAX: usize = 100_000;
-
-/// How many bytes each of them takes.
-pub const TICKET_BYTES: usize = size_of::<Uuid>();
-
 /// What a server lets its callers wait for.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestTimeouts {
@@ -200,7 +194,7 @@ impl ResourceManagerService for ResourceManager {
             calls::may_wait();
         }
         let answer = if message.dry_run {
-            match Box::pin(self.request_resource.dry_run(em, ask, deadlines.locks)).await? {
+            match Box::pin(self.request_resource.dry_run(em, ask.into(), deadlines.locks)).await? {
                 (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
                     em: Some(convert::answer::em_message(&em)),
                     head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
@@ -211,7 +205,8 @@ impl ResourceManagerService for ResourceManager {
             }
         } else {
             let (ticket_id, is_repeatable) = (ask.ticket_id, ask.request_id.is_some());
-            let answer = self.request_resource.request(em, ask, deadlines, active).await.map_err(|error| match error {
+            let answer = self.request_resource.request(em, ask.into(), deadlines, active).await;
+            let answer = answer.map_err(|error| match error {
                 Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
                 error => error,
             });

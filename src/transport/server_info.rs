@@ -10,11 +10,14 @@ use crate::{
 };
 
 use super::{
-    convert::{self, request::RESERVED_MAX},
+    convert::{
+        self,
+        request::{RESERVED_MAX, TICKETS_MAX},
+    },
     message_size::{HEARTBEAT_BYTES_MAX, LIMITS_BYTES_MAX, MESSAGE_BYTES_MAX},
     page::{PAGE_SIZE, PAGE_SIZE_MAX},
     proto,
-    resource_manager::{LOCK_TTL_MAX, RequestTimeouts, TICKETS_MAX},
+    resource_manager::{LOCK_TTL_MAX, RequestTimeouts},
     usage::GET_MAX,
 };
 

@@ -477,5 +477,5 @@ async fn the_commands_print_and_exit_as_scripts_need() {
     }
     let failed = command(&["audit", "--address", "here"]);
     assert_eq!(failed.status.code(), Some(2));
-    assert!(text(&failed.stderr).contains("--address http://127.0.0.1:50051"), "{}", text(&failed.stderr));
+    assert!(text(&failed.stderr).contains("--address 127.0.0.1:50051"), "{}", text(&failed.stderr));
 }

@@ -191,8 +191,8 @@ async fn a_held_em_stalls_nobody_else_and_its_requests_wait_for_it() {
         });
     }
     // One that cannot wait so long is told before its own deadline, which would say DEADLINE_EXCEEDED; nothing is granted to it.
-    let hurried = linkis_rm::client::RmClient::new(&rm.address, Duration::from_millis(500)).unwrap();
-    let error = hurried.request_resource(&request(&em("held"), "hurried", load(1, 1, 1))).await.unwrap_err();
+    let hasty = hurried(&rm.address, Duration::from_millis(500));
+    let error = hasty.request_resource(&request(&em("held"), "hurried", load(1, 1, 1))).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
 
     let contended = run(Duration::from_secs(2)).await;
@@ -262,8 +262,8 @@ async fn a_user_is_held_although_no_rule_counts_by_user() {
     .execute(&database.pool)
     .await
     .unwrap();
-    let hurried = linkis_rm::client::RmClient::new(&rm.address, Duration::from_millis(400)).unwrap();
-    let error = hurried.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.unwrap_err();
+    let hasty = hurried(&rm.address, Duration::from_millis(400));
+    let error = hasty.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
     rm.client.request_resource(&request(&em("a"), "alice", load(1, 1, 1))).await.granted();
     sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
@@ -279,8 +279,8 @@ async fn a_committed_lock_row_is_respected() {
         rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
     }
     sqlx::raw_sql(HOLD_EM).execute(&database.pool).await.unwrap();
-    let hurried = linkis_rm::client::RmClient::new(&rm.address, Duration::from_millis(400)).unwrap();
-    let error = hurried.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.unwrap_err();
+    let hasty = hurried(&rm.address, Duration::from_millis(400));
+    let error = hasty.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
     let client = rm.client.clone();
     let patient =

@@ -229,3 +229,19 @@ async fn a_read_on_a_connection_that_fell_silent_is_answered() {
     let answer = tokio::time::timeout(Duration::from_secs(30), read).await.expect("an answer").unwrap();
     assert_eq!(answer.unwrap_err().reason().as_deref(), Some("DATABASE_UNAVAILABLE"));
 }
+
+/// Work that one instance does for all goes on soon after its connection for that was lost without a word.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_renewed_soon_after_its_connection_fell_silent() {
+    let (database, direct) = start().await;
+    direct.stop().await;
+    let (proxy, proxied) = database.behind_proxy("lease");
+    let _rm = Instance::start(&proxied).await;
+    let renewals = "SELECT coalesce(max(held_until) > clock_timestamp() + interval '4 seconds', false)::int::bigint FROM linkis_rm_lease";
+    let is_renewed = || async { database.count(renewals).await == 1 };
+    eventually("it is held", Duration::from_secs(5), is_renewed).await;
+    proxy.forget_all();
+    eventually("it is about to end", Duration::from_secs(5), || async { !is_renewed().await }).await;
+    // Sooner than a statement without an answer is given up otherwise.
+    eventually("it is renewed", Duration::from_secs(8), is_renewed).await;
+}

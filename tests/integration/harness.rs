@@ -5,7 +5,7 @@ use std::{
     fs,
     future::Future,
     io::{BufRead as _, BufReader},
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -17,10 +17,10 @@ use std::{
 };
 
 use linkis_rm::{
-    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient},
     domain::{
         em::{Em, EmInstance},
-        limit::{Counting, LabelSet, Limits, Pattern, Rule},
+        limit::{Counting, LabelSet, Limits, Pattern, Rule, ScopeUsage},
         limit_mode::LimitMode,
         name::{Labels, Name},
         operation::{Grant, Inited, Register, Released},
@@ -32,9 +32,12 @@ use linkis_rm::{
     },
     metrics::Metrics,
     server::{Ending, Options, Server, listen, listen_http},
-    service::{heartbeat::LivenessTimeouts, limits::ScopeUsage},
+    service::heartbeat::LivenessTimeouts,
     store::embedded::{Embedded, Settings},
-    transport::{edge::Bounds, resource_manager::RequestTimeouts},
+    transport::{
+        edge::{Bounds, Listen},
+        resource_manager::RequestTimeouts,
+    },
 };
 use rustix::process::{Pid, Signal};
 use sqlx::{
@@ -158,16 +161,22 @@ pub fn options() -> Options {
     Options { times, patience, history, drain_timeout, shutdown_delay: Duration::ZERO, bounds: Bounds::DEFAULT }
 }
 
+/// Any free port of this machine.
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
 impl Instance {
     pub async fn start(database: &Database) -> Self {
         Self::start_with(database, options()).await
     }
 
     pub async fn start_with(database: &Database, options: Options) -> Self {
-        let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let (listener, http) = (listen(any_port).await.unwrap(), listen_http(any_port).await.unwrap());
+        Self::start_at(database, options, ANY_PORT.into()).await
+    }
+
+    pub async fn start_at(database: &Database, options: Options, place: Listen) -> Self {
+        let (listener, http) = (listen(place).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
         let server = Server::open(listener, Some(http), database.options.clone(), options).await.unwrap();
-        let address = format!("http://{}", server.address().unwrap());
+        let address = typed(&server.address().unwrap().to_string());
         let (http, metrics) = (server.http_address().unwrap(), server.metrics().clone());
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move { server.serve(async { drop(stopped.await) }).await.unwrap() });
@@ -187,9 +196,14 @@ pub async fn start() -> (Database, Instance) {
     (database, instance)
 }
 
-/// A client of its own, with its own connection.
+/// A client of its own, with its own connection. It tells what the service answers, and asks for nothing twice.
 pub fn client(address: &str) -> RmClient {
-    RmClient::new(address, Duration::from_secs(60)).unwrap()
+    hurried(address, Duration::from_secs(60))
+}
+
+/// The same, with less time.
+pub fn hurried(address: &str, timeout: Duration) -> RmClient {
+    RmClient::with(address, &ClientSettings::once(timeout)).unwrap()
 }
 
 pub fn name(text: &str) -> Name {
@@ -332,6 +346,11 @@ pub async fn lives(client: &RmClient, ticket_id: Uuid) -> bool {
 /// The program as it was just built.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkis-rm");
 
+/// The address of a server as its clients are told it.
+pub fn typed(address: &str) -> String {
+    if address.starts_with("unix:") { address.to_owned() } else { format!("http://{address}") }
+}
+
 /// A server in a process of its own.
 pub struct Process {
     child: Child,
@@ -345,10 +364,19 @@ impl Process {
         Self::start_command(Command::new(PROGRAM).args(arguments), |line| println!("{line}"))
     }
 
+    /// The same at a place that is told.
+    pub fn start_at(listen: &str, arguments: &[&str]) -> Self {
+        Self::spawn(listen, Command::new(PROGRAM).args(arguments), |line| println!("{line}"))
+    }
+
     /// The same with a command made elsewhere; what it logs once it serves is given to `log_line`.
-    pub fn start_command(command: &mut Command, mut log_line: impl FnMut(String) + Send + 'static) -> Self {
+    pub fn start_command(command: &mut Command, log_line: impl FnMut(String) + Send + 'static) -> Self {
+        Self::spawn("127.0.0.1:0", command, log_line)
+    }
+
+    fn spawn(listen: &str, command: &mut Command, mut log_line: impl FnMut(String) + Send + 'static) -> Self {
         let mut child = command
-            .args(["--listen", "127.0.0.1:0"])
+            .args(["--listen", listen])
             .env_remove("DATABASE_URL")
             .env_remove("LINKIS_RM_DATA_DIR")
             .env("RUST_LOG", "info")
@@ -358,7 +386,7 @@ impl Process {
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let mut told = Vec::new();
         let address = log.by_ref().find_map(|line| {
-            let address = line.split_once("serving address=").map(|(_, address)| format!("http://{address}"));
+            let address = line.split_once("serving address=").map(|(_, address)| typed(address));
             told.push(line);
             address
         });

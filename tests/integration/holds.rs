@@ -10,8 +10,10 @@ use std::{
 
 use linkis_rm::{
     client::{ClientError, RmClient},
-    domain::{hold::Hold, operation::LockKey},
-    service::holds::NewHold,
+    domain::{
+        hold::{Hold, NewHold},
+        operation::LockKey,
+    },
 };
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -35,7 +37,7 @@ fn of_user(user: &str) -> LockKey {
 
 /// One who waits for 400 ms, and no longer.
 fn hurried(rm: &Instance) -> RmClient {
-    RmClient::new(&rm.address, Duration::from_millis(400)).unwrap()
+    crate::harness::hurried(&rm.address, Duration::from_millis(400))
 }
 
 #[track_caller]

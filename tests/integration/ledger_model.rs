@@ -887,7 +887,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
     let remaining = Duration::from_secs(60);
     Operation::Request(Request {
         em: instance(ask.em),
-        ask: RequestSpec {
+        ask: Arc::new(RequestSpec {
             principal: Principal::Anonymous,
             ticket_id: ask.id,
             user: user(ask.user),
@@ -901,7 +901,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             request_id: ask
                 .request_id
                 .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask.body()) }),
-        },
+        }),
         wait: position.map(|position| Wait {
             instance_id: Uuid::nil(),
             remaining,
@@ -1054,7 +1054,7 @@ impl Tables {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
         for new in deltas.waiting {
-            let before = self.waiting.insert(new.position, (new.request.ask.resource, new.spots));
+            let before = self.waiting.insert(new.position, (new.request.ask.resource.clone(), new.spots));
             assert_eq!(before, None, "inserted rows are new");
         }
         for moved in deltas.moved {

@@ -218,7 +218,7 @@ impl Tables {
             Step::Unregister(em) => Operation::Unregister(Unregister { em: instance(em), epoch: None }),
             Step::Request(em, user, is_old) => Operation::Request(Request {
                 em: instance(em),
-                ask: RequestSpec {
+                ask: Arc::new(RequestSpec {
                     principal: Principal::Anonymous,
                     ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),
                     user: name(&format!("user{user}")),
@@ -230,7 +230,7 @@ impl Tables {
                     caps: Default::default(),
                     lock_ttl: Duration::from_secs(1_000_000),
                     request_id: None,
-                },
+                }),
                 wait: None,
                 scopes: Default::default(),
             }),

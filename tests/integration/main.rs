@@ -8,6 +8,7 @@ mod audit;
 mod bad_input;
 mod caps;
 mod choosing;
+mod client;
 mod compression;
 mod conformance;
 mod contention;

@@ -16,11 +16,11 @@ use linkis_rm::{
     domain::{
         adopt::Adopt,
         em::EmInstance,
+        hold::NewHold,
         limit::{Pattern, Rule},
         operation::LockKey,
         resource::Dimension,
     },
-    service::holds::NewHold,
     store::embedded::{Embedded, Settings},
     transport::{
         page::Page,

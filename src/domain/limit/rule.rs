@@ -13,6 +13,7 @@ use time::OffsetDateTime;
 
 use crate::domain::{
     limit_mode::LimitMode,
+    operation::Rejection,
     resource::Dimension,
     scope::{CREATOR, ENGINE_TYPE, Scope, USER, Uncounted},
 };
@@ -209,6 +210,33 @@ pub struct RuleRecord {
     pub update_time: OffsetDateTime,
     /// Another whenever it is set; not to be taken apart.
     pub etag: String,
+}
+
+/// What a change expects to find.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expected {
+    /// Whatever there is.
+    Anything,
+    /// No such rule.
+    Nothing,
+    /// The rule as it was when it had this etag.
+    Etag(String),
+}
+
+impl Expected {
+    /// Whether that is what was found for `pattern`.
+    ///
+    /// # Errors
+    /// [`Rejection::LimitChanged`] if it is not.
+    pub fn check(&self, pattern: &Pattern, found: Option<&RuleRecord>) -> Result<(), Rejection> {
+        let is_there = match (self, found) {
+            (Self::Anything, _) | (Self::Nothing, None) => true,
+            (Self::Etag(etag), Some(found)) => *etag == found.etag,
+            (Self::Nothing, Some(_)) | (Self::Etag(_), None) => false,
+        };
+        let last = || found.map(|found| (found.updated_by.clone(), found.update_time));
+        if is_there { Ok(()) } else { Err(Rejection::LimitChanged { limit: pattern.to_string(), last: last() }) }
+    }
 }
 
 /// What is different when other rules are all there are.

@@ -27,8 +27,8 @@ use super::Grant;
 pub struct Request {
     /// Where.
     pub em: EmInstance,
-    /// What.
-    pub ask: RequestSpec,
+    /// What; each try of it shares this.
+    pub ask: Arc<RequestSpec>,
     /// How it waits in line if it does not fit; `None` to be refused then.
     pub wait: Option<Wait>,
     /// The counters that it would belong to.

@@ -9,12 +9,11 @@ use crate::{
         audit::{AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray},
         em::EmInstance,
         hold::TakenHold,
-        limit::Limits,
+        limit::{Limits, ScopeUsage},
         limit_mode::LimitMode,
         resource::ResourceError,
         scope::{Counter, Usage},
     },
-    service::limits::ScopeUsage,
     store::{
         StoreError, em_resource, label_resource, label_set, limit, resource_hold, session,
         user_resource::{self, EmGroup, Group},

@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 
 use crate::{
     domain::{
-        audit::{AuditReport, Difference, Differences, Subject},
+        audit::{AuditReport, Difference, Repaired, Subject},
         principal::Principal,
     },
     error::Error,
@@ -36,15 +36,6 @@ pub struct AuditService {
     store: Store,
     /// One at a time: each reads everything.
     turn: Arc<Mutex<()>>,
-}
-
-/// What a repair did.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Repaired {
-    /// What differed, and now is what the tickets say.
-    pub repaired: Differences,
-    /// What could not be repaired, and why.
-    pub remaining: Differences,
 }
 
 impl AuditService {

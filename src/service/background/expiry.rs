@@ -28,7 +28,7 @@ use crate::{
     service::committer::Committer,
     store::{
         StoreError,
-        session::{Session, answered},
+        session::{Session, answered_soon},
         user_resource::{self, Due, DueKey},
     },
 };
@@ -120,7 +120,7 @@ impl Task for Sweep {
         }
         let since = if self.is_whole { None } else { Some(RECENT) };
         let ahead = if self.holder.holds() { AHEAD } else { -OVERDUE };
-        let page = answered(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
+        let page = answered_soon(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
         let mut page = page.inspect_err(|_| (self.after, self.next_whole) = (None, self.begun))?;
         if page.first().is_some_and(|due| due.late > RECENT) {
             self.next_whole = self.begun;

@@ -14,7 +14,7 @@ use crate::{
     service::committer::Committer,
     store::{
         StoreError, em_resource,
-        session::{Session, answered},
+        session::{Session, answered_soon},
     },
 };
 
@@ -49,7 +49,7 @@ impl Task for Going {
     const PERIOD: Duration = Duration::from_millis(500);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let going = answered(em_resource::going(session.get().await?, TOLD_MAX)).await?;
+        let going = answered_soon(em_resource::going(session.get().await?, TOLD_MAX)).await?;
         self.left.set(i64::try_from(going.len()).unwrap_or(i64::MAX));
         if going.is_empty() || !self.holder.holds() {
             return Ok(Step::Done);
@@ -62,8 +62,12 @@ impl Task for Going {
         while let Some(stepped) = steps.join_next().await {
             any |= stepped.unwrap_or(false);
         }
-        // Where none could take a step, another moment may be better.
-        Ok(if any { Step::More } else { Step::Done })
+        if any {
+            return Ok(Step::More);
+        }
+        // Another instance may do better, or another moment.
+        self.holder.hand_over();
+        Ok(Step::Done)
     }
 }
 

@@ -9,11 +9,12 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::store::{
     StoreError, lease,
-    session::{Session, answered},
+    session::{Session, answered_soon},
 };
 
 use super::{Step, Task};
@@ -21,14 +22,25 @@ use super::{Step, Task};
 /// The lease on all background work.
 const BACKGROUND: &str = "background";
 
+/// How long one that hands the lease over leaves it to the others.
+const HANDED_OVER: Duration = Duration::from_secs(3);
+
 /// Whether this instance holds the lease.
 #[derive(Clone, Debug, Default)]
-pub struct Holder(Arc<AtomicBool>);
+pub struct Holder {
+    holds: Arc<AtomicBool>,
+    hands_over: Arc<AtomicBool>,
+}
 
 impl Holder {
     /// Whether it does.
     pub fn holds(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// It could not do its work: the lease goes to another instance, if there is one.
+    pub fn hand_over(&self) {
+        self.hands_over.store(true, Ordering::Relaxed);
     }
 }
 
@@ -37,12 +49,14 @@ impl Holder {
 pub struct Lease {
     instance_id: Uuid,
     holder: Holder,
+    /// Until when others may take it.
+    leaves_it_until: Instant,
 }
 
 impl Lease {
     /// Of an instance that does not hold it yet.
     pub fn new(holder: Holder) -> Self {
-        Self { instance_id: Uuid::new_v4(), holder }
+        Self { instance_id: Uuid::new_v4(), holder, leaves_it_until: Instant::now() }
     }
 }
 
@@ -51,22 +65,28 @@ impl Task for Lease {
     const PERIOD: Duration = Duration::from_secs(1);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let held = match session.get().await {
-            Ok(connection) => answered(lease::hold(connection, BACKGROUND, self.instance_id)).await,
-            Err(error) => Err(error),
-        };
+        if self.holder.hands_over.swap(false, Ordering::Relaxed) && self.holder.holds() {
+            self.leaves_it_until = Instant::now() + HANDED_OVER;
+            self.end(session).await;
+        }
+        if Instant::now() < self.leaves_it_until {
+            return Ok(Step::Done);
+        }
+        // Nobody holds its row for long.
+        let held = async { lease::hold(session.get().await?, BACKGROUND, self.instance_id).await };
+        let held = answered_soon(held).await;
         // Who cannot renew it may have lost it.
-        self.holder.0.store(matches!(held, Ok(true)), Ordering::Relaxed);
+        self.holder.holds.store(matches!(held, Ok(true)), Ordering::Relaxed);
         held.map(|_| Step::Done)
     }
 
     /// Another need not wait for the end of the lease.
     async fn end(&mut self, session: &mut Session) {
-        if self.holder.0.swap(false, Ordering::Relaxed)
+        if self.holder.holds.swap(false, Ordering::Relaxed)
             && let Ok(connection) = session.get().await
         {
             // Without the database it ends by itself.
-            let _ = answered(lease::give_back(connection, BACKGROUND, self.instance_id)).await;
+            let _ = answered_soon(lease::give_back(connection, BACKGROUND, self.instance_id)).await;
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     service::{committer::Committer, heartbeat::LivenessTimeouts},
     store::{
         StoreError, em_report,
-        session::{Session, answered},
+        session::{Session, answered_soon},
     },
 };
 
@@ -97,7 +97,7 @@ async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmIn
     let (connection, mut silent) = (session.get().await?, Vec::new());
     loop {
         let after = silent.last().map(|(em, _)| em);
-        let page = answered(em_report::silent(&mut *connection, silent_after, after, LOOK_PAGE)).await?;
+        let page = answered_soon(em_report::silent(&mut *connection, silent_after, after, LOOK_PAGE)).await?;
         let is_last = i64::try_from(page.len()).is_ok_and(|len| len < LOOK_PAGE);
         silent.extend(page);
         if is_last {

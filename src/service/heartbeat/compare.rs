@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         operation::{Released, ended_at},
-        report::{LiveTicket, Report, reconcile},
+        report::{LiveTicket, Report, UnknownTicket, reconcile},
     },
     error::Error,
     store::{
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-use super::{Differing, Found, UnknownTicket};
+use super::{Differing, Found};
 
 /// How many reports are compared at once.
 const BATCH_MAX: usize = 64;

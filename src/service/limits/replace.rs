@@ -5,43 +5,14 @@ use tokio::time::Instant;
 
 use crate::{
     domain::{
-        limit::{Limits, Rule, RuleChanges},
+        limit::{Limits, Over, Replaced, Rule, RuleChanges, ScopeUsage},
         principal::Principal,
     },
     error::Error,
     store::{label_resource, session::answered},
 };
 
-use super::{Change, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE, ScopeUsage};
-
-/// What it changes that other rules are all there are.
-#[derive(Debug, Clone)]
-pub struct Replaced {
-    /// Which rules.
-    pub changes: RuleChanges,
-    /// Which scopes hold more than the rules allow.
-    pub over: Over,
-    /// Whether all rules decide; otherwise there is something to count first.
-    pub decides: bool,
-}
-
-/// Scopes that hold more than rules allow.
-#[derive(Debug, Clone, Default)]
-pub struct Over {
-    /// The first of them.
-    pub first: Vec<ScopeUsage>,
-    /// How many there are among those that were looked at.
-    pub count: usize,
-    /// Whether not all scopes were looked at: there are very many, or some are not counted yet.
-    pub is_partial: bool,
-}
-
-impl Over {
-    /// None was looked at.
-    fn unknown() -> Self {
-        Self { is_partial: true, ..Self::default() }
-    }
-}
+use super::{Change, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
 
 impl LimitService {
     /// Makes `rules` all the rules there are; no two of them have the same pattern. Those with new labels decide when all tickets

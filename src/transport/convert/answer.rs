@@ -18,15 +18,16 @@ use crate::{
         operation::Grant,
         principal::Principal,
         refusal::{Refusal, Shortfall},
-        report::{EmStatus, Health, Load},
+        report::{EmStatus, Health, Load, UnknownTicket},
         resource::Resource,
         ticket::{End, EngineInstance, Ticket, TicketState},
         ticket_digest::TicketDigest,
     },
-    error::Error,
-    service::heartbeat::UnknownTicket,
     transport::proto,
 };
+
+#[cfg(feature = "server")]
+use crate::error::Error;
 
 use super::{cap, limit, operator, request, resource};
 
@@ -88,6 +89,7 @@ pub fn unknown_ticket(unknown: UnknownTicket) -> proto::UnknownTicket {
 }
 
 /// An EM with its counters, and what is known of it by its reports.
+#[cfg(feature = "server")]
 pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResource, Error> {
     let left = em.left().map_err(Error::defect)?;
     Ok(proto::EmResource {

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::{
     domain::{
-        audit::{AuditReport, Difference, Differences},
+        audit::{AuditReport, Difference, Differences, Repaired},
         name::FieldError,
         resource::Dimension,
     },
-    service::audit::Repaired,
     transport::proto,
 };
 

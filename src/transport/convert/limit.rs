@@ -4,14 +4,13 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     domain::{
-        limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule, RuleRecord},
+        limit::{DIMENSIONS_MAX, Expected, LABELS_MAX, Pattern, Replaced, Rule, RuleRecord, ScopeUsage},
         limit_mode::LimitMode,
         name::{FieldError, Name},
         policy::{Check, Policy, REQUIRED_MAX},
         resource::{Dimension, parse_size},
         scope::{Scope, Tally, Usage},
     },
-    service::limits::{Expected, Replaced, ScopeUsage},
     transport::proto,
 };
 

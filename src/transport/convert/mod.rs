@@ -4,6 +4,7 @@
 //! - [`limit`]: limits and scopes, both ways;
 //! - [`cap`]: caps, both ways;
 //! - [`audit`]: audits and repairs, both ways;
+//! - [`operator`]: drains, forced releases and holds, both ways;
 //! - [`request`]: what callers send;
 //! - [`answer`]: what callers are told, and, for the RM client, back again.
 

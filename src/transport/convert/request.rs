@@ -10,23 +10,25 @@ use crate::{
         em::EmInstance,
         name::{FieldError, Labels, Name, check_text},
         observation::Observations,
-        operation::{Inited, Register, Reported, Unregister},
+        operation::{Inited, NamedTicket, Register, Reported, Unregister},
         report::{Health, Load, Report},
         scope::RESERVED,
         selector::{PREFERENCES_MAX, Placement, Preference, Selector, WEIGHT_MAX},
         ticket::EngineInstance,
     },
-    service::ticket_lookup::NamedTicket,
-    transport::{
-        proto,
-        resource_manager::{TICKET_BYTES, TICKETS_MAX},
-    },
+    transport::proto,
 };
 
 use super::resource;
 
 /// For how many labels an EM may be reserved.
 pub const RESERVED_MAX: usize = 8;
+
+/// How many tickets one heartbeat may name.
+pub const TICKETS_MAX: usize = 100_000;
+
+/// How many bytes each of them takes.
+pub const TICKET_BYTES: usize = size_of::<Uuid>();
 
 fn missing(field: &str) -> FieldError {
     FieldError::new(field, "is required")

@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc,
@@ -14,13 +13,16 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::{Instant, Sleep, sleep},
 };
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
-use super::{Edge, share::Share};
+use super::{
+    Edge,
+    share::Share,
+    socket::{self, Stream},
+};
 
 /// What an HTTP/2 client says first.
 const GREETING_BYTES: usize = 24;
@@ -52,7 +54,7 @@ impl Peer {
 /// A connection that was admitted; when it is dropped, there is room for another.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     peer: Arc<Peer>,
     edge: Arc<Edge>,
     greeting: Option<Greeting>,
@@ -80,11 +82,11 @@ struct Look {
 
 impl Connection {
     /// `None` if there are too many.
-    pub(super) fn admit(stream: TcpStream, address: SocketAddr, edge: &Arc<Edge>) -> Option<Self> {
+    pub(super) fn admit(stream: Stream, address: &socket::Peer, edge: &Arc<Edge>) -> Option<Self> {
         if !edge.gauges.held_connections.take(1) {
             return None;
         }
-        if let Err(error) = stream.set_nodelay(true) {
+        if let Err(error) = stream.set_nodelay() {
             tracing::debug!(%address, %error, "cannot send small packets at once");
         }
         let until = Box::pin(sleep(edge.bounds.handshake_timeout));

@@ -2,18 +2,18 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use tokio::{net::TcpListener, sync::mpsc};
+use tokio::sync::mpsc;
 
-use super::{Connection, Edge};
+use super::{Connection, Edge, Listener};
 
 /// How long to wait after a connection could not be accepted: what is missing, e.g. a file descriptor, is not there again at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections and hands them on to be served, until nobody serves any more. Those beyond the bound are closed at once.
-pub async fn accept(listener: TcpListener, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
+pub async fn accept(listener: Listener, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
     loop {
         match listener.accept().await {
-            Ok((stream, address)) => match Connection::admit(stream, address, &edge) {
+            Ok((stream, address)) => match Connection::admit(stream, &address, &edge) {
                 Some(connection) => {
                     if serve.send(Ok(connection)).await.is_err() {
                         return;

@@ -5,7 +5,7 @@
 //! received and not yet read (a window, [`Bounds::connection_window`]), of the bodies of its calls (a share of [`Bounds::body_bytes`]),
 //! and of their answers (as much again, and 8 KB for each call).
 //!
-//! - `listener`: the accept loop, and who is turned away;
+//! - `socket`: where it listens; `listener`: the accept loop, and who is turned away;
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
 //! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
 //! - `answer`: an answer, as it is sent;
@@ -30,12 +30,14 @@ mod listener;
 mod open_files;
 mod places;
 mod share;
+mod socket;
 
 pub use calls::Calls;
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
 pub use places::ActiveCall;
+pub use socket::{Listen, Listener};
 
 /// How much one call may have sent that nobody has read.
 pub const STREAM_WINDOW: u32 = 64 << 10;

@@ -75,8 +75,7 @@ struct Clients {
 
 impl Clients {
     fn new(address: &str) -> Self {
-        let client = |timeout| RmClient::new(address, timeout).unwrap();
-        Self { caller: client(CALLER_TIMEOUT), probe: client(PROBE_TIMEOUT) }
+        Self { caller: hurried(address, CALLER_TIMEOUT), probe: hurried(address, PROBE_TIMEOUT) }
     }
 }
 

@@ -1,0 +1,100 @@
+//! What administrators ask: `AdminService`.
+
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        adopt::Adopt,
+        audit::{AuditReport, Repaired},
+        drain::Drain,
+        em::EmInstance,
+        hold::{Hold, NewHold},
+        name::FieldError,
+        operation::LockKey,
+        ticket::Ticket,
+    },
+    transport::{
+        convert::{answer, audit, operator, resource},
+        proto,
+    },
+};
+
+use super::{Result, RmClient, calls};
+
+impl RmClient {
+    /// Puts an engine that runs into the books, also where there is no room. Needs an administrator.
+    pub async fn adopt_ticket(&self, adopt: &Adopt) -> Result<Ticket> {
+        let message = proto::AdoptTicketRequest {
+            ticket_id: adopt.ticket_id.to_string(),
+            em: Some(answer::em_message(&adopt.em)),
+            user: adopt.user.to_string(),
+            creator: adopt.creator.to_string(),
+            engine_type: adopt.engine_type.clone(),
+            labels: adopt.labels.as_map().clone(),
+            engine: Some(answer::engine_message(&adopt.engine)),
+            used: Some(resource::message(adopt.used.parts())),
+        };
+        let answer = self.make(&calls::ADOPT_TICKET, &message).await?;
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// Has nothing new granted on an EM, until [`RmClient::resume`]. Needs an operator.
+    pub async fn drain(&self, em: &EmInstance, reason: &str) -> Result<Drain> {
+        let message = proto::DrainRequest { em: Some(answer::em_message(em)), reason: reason.to_owned() };
+        let answer = self.make(&calls::DRAIN, &message).await?;
+        Ok(operator::read_drain(answer.drain.unwrap_or_default())?)
+    }
+
+    /// Has an EM grant again; answers whether it was drained. Needs an operator.
+    pub async fn resume(&self, em: &EmInstance, reason: &str) -> Result<bool> {
+        let message = proto::ResumeRequest { em: Some(answer::em_message(em)), reason: reason.to_owned() };
+        Ok(self.make(&calls::RESUME, &message).await?.was_drained)
+    }
+
+    /// Ends a ticket, whosever it is; answers how it ended, which may have been before. Needs an operator.
+    pub async fn force_release(&self, ticket_id: Uuid, reason: &str) -> Result<String> {
+        let message = proto::ForceReleaseRequest { ticket_id: ticket_id.to_string(), reason: reason.to_owned() };
+        Ok(self.make(&calls::FORCE_RELEASE, &message).await?.ended)
+    }
+
+    /// Keeps everybody from changing anything about an EM or a user for a while. Needs an operator.
+    pub async fn hold(&self, new: &NewHold) -> Result<Hold> {
+        let (em, user) = named(&new.key);
+        let duration = new.duration.try_into().map_err(|_| FieldError::new("duration", "is too long"))?;
+        let message = proto::HoldRequest { em, user, duration: Some(duration), reason: new.reason.to_string() };
+        let answer = self.make(&calls::HOLD, &message).await?;
+        Ok(operator::read_hold(answer.hold.unwrap_or_default())?)
+    }
+
+    /// Ends a hold before its time; answers whether there was one. Needs an operator.
+    pub async fn release_hold(&self, key: &LockKey) -> Result<bool> {
+        let (em, user) = named(key);
+        Ok(self.make(&calls::RELEASE_HOLD, &proto::ReleaseHoldRequest { em, user }).await?.was_held)
+    }
+
+    /// The holds that there are. Needs an operator.
+    pub async fn holds(&self) -> Result<Vec<Hold>> {
+        let answer = self.make(&calls::LIST_HOLDS, &proto::ListHoldsRequest {}).await?;
+        answer.holds.into_iter().map(|hold| Ok(operator::read_hold(hold)?)).collect()
+    }
+
+    /// Compares every counter with what the tickets say, at one moment.
+    pub async fn audit(&self) -> Result<AuditReport> {
+        let answer = self.make(&calls::AUDIT, &proto::AuditRequest {}).await?;
+        Ok(audit::read_report(answer)?)
+    }
+
+    /// Makes every counter what the tickets say.
+    pub async fn repair(&self) -> Result<Repaired> {
+        let answer = self.make(&calls::REPAIR, &proto::RepairRequest {}).await?;
+        Ok(audit::read_repaired(answer)?)
+    }
+}
+
+/// What is held, as it is named.
+fn named(key: &LockKey) -> (Option<proto::EmInstance>, String) {
+    match key {
+        LockKey::Em(em) => (Some(answer::em_message(em)), String::new()),
+        LockKey::User(user) => (None, user.to_string()),
+    }
+}

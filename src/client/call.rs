@@ -1,0 +1,142 @@
+//! One call: tried on one address after another, as often as it is safe, within its deadline.
+
+use std::{marker::PhantomData, time::Duration};
+
+use http::uri::PathAndQuery;
+use prost::{
+    Message,
+    bytes::{BufMut as _, Bytes},
+};
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::{
+    Request, Status,
+    client::Grpc,
+    codec::{Codec, EncodeBuf, Encoder},
+};
+use tonic_prost::ProstDecoder;
+
+use super::{
+    ClientError,
+    connection::{self, Sender},
+    pool::Pool,
+    random,
+    retry::{Failure, Repeat},
+};
+
+/// The longest that any call may take.
+const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// A call of the API: with which message, and how it is answered.
+#[derive(Debug)]
+pub(super) struct Call<Q, A> {
+    /// Where it goes.
+    pub path: &'static str,
+    /// Whether it may be made again when nobody knows what became of it.
+    pub repeat: Repeat,
+    /// The largest answer that is read, in bytes.
+    pub answer_bytes_max: usize,
+    types: PhantomData<fn(Q) -> A>,
+}
+
+impl<Q, A> Call<Q, A> {
+    pub const fn new(path: &'static str, repeat: Repeat) -> Self {
+        Self { path, repeat, answer_bytes_max: 4 << 20, types: PhantomData }
+    }
+
+    pub const fn with_large_answers(self, answer_bytes_max: usize) -> Self {
+        Self { answer_bytes_max, ..self }
+    }
+}
+
+/// How often, and for how long, a call is tried.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    pub timeout: Duration,
+    pub attempts: u32,
+}
+
+impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
+    /// Makes the call.
+    pub async fn make(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<A, ClientError> {
+        let deadline = Instant::now() + patience.timeout.min(TIMEOUT_MAX);
+        // Once, however often it is sent.
+        let body = Bytes::from(message.encode_to_vec());
+        let (mut failed, mut on) = (0, None);
+        loop {
+            let failure = match self.attempt(pool, body.clone(), deadline, &mut on).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            failed += 1;
+            if failed >= patience.attempts || !failure.may_be_repeated(self.repeat) {
+                return Err(failure.into_status().into());
+            }
+            let [high, low] = random();
+            let pause = failure.pause(failed, f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX));
+            if Instant::now() + pause >= deadline {
+                return Err(failure.into_status().into());
+            }
+            let (is_of_the_way, status) = (failure.is_of_the_way(), failure.into_status());
+            tracing::debug!(call = self.path, failed, ?pause, reason = status.message(), "a call will be tried again");
+            match is_of_the_way {
+                true if failed == 1 && pool.another_serves(on) => {}
+                // As soon as there is somebody to ask.
+                true if !pool.another_serves(on) => pool.someone_serves(pause).await,
+                _ => sleep(pause).await,
+            }
+        }
+    }
+
+    /// Tries it once. Writes down on which address.
+    async fn attempt(&self, pool: &Pool, body: Bytes, deadline: Instant, on: &mut Option<usize>) -> Result<A, Failure> {
+        let trying = async {
+            let (at, sender) = pool.next(*on).await.map_err(Failure::NotSent)?;
+            *on = Some(at);
+            self.send(pool, at, sender, body, deadline).await.map_err(connection::failure)
+        };
+        let late = |_| Failure::Answered(Status::deadline_exceeded("there was no answer in time"));
+        timeout_at(deadline, trying).await.map_err(late)?
+    }
+
+    async fn send(&self, pool: &Pool, at: usize, sender: Sender, body: Bytes, deadline: Instant) -> Result<A, Status> {
+        let mut request = Request::new(body);
+        request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+        if let Some(authorization) = pool.authorization() {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        let grpc = Grpc::with_origin(sender, pool.origin(at));
+        let path = PathAndQuery::from_static(self.path);
+        let mut grpc = grpc.max_decoding_message_size(self.answer_bytes_max);
+        Ok(grpc.unary(request, path, Encoded(PhantomData)).await?.into_inner())
+    }
+}
+
+/// Sends what is encoded already, and reads answers.
+struct Encoded<A>(PhantomData<fn() -> A>);
+
+impl<A: Message + Default + 'static> Codec for Encoded<A> {
+    type Encode = Bytes;
+    type Decode = A;
+    type Encoder = Verbatim;
+    type Decoder = ProstDecoder<A>;
+
+    fn encoder(&mut self) -> Verbatim {
+        Verbatim
+    }
+
+    fn decoder(&mut self) -> ProstDecoder<A> {
+        ProstDecoder::default()
+    }
+}
+
+struct Verbatim;
+
+impl Encoder for Verbatim {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put(message);
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! The table of calls: whether each may be made again when nobody knows whether it was carried out.
+
+use crate::transport::proto::{
+    AdoptTicketRequest, AdoptTicketResponse, AuditRequest, AuditResponse, DeleteLimitRequest, DeleteLimitResponse,
+    DrainRequest, DrainResponse, ForceReleaseRequest, ForceReleaseResponse, GetEmRequest, GetEmResponse,
+    GetServerInfoRequest, GetServerInfoResponse, GetTicketRequest, GetTicketResponse, HeartbeatRequest,
+    HeartbeatResponse, HoldRequest, HoldResponse, ListEmsRequest, ListEmsResponse, ListHoldsRequest, ListHoldsResponse,
+    ListLimitsRequest, ListLimitsResponse, ListPoliciesRequest, ListPoliciesResponse, ListScopesRequest,
+    ListScopesResponse, ListTicketsRequest, ListTicketsResponse, ListWaitingRequest, ListWaitingResponse,
+    RegisterRequest, RegisterResponse, ReleaseHoldRequest, ReleaseHoldResponse, RepairRequest, RepairResponse,
+    RequestResourceRequest, RequestResourceResponse, ResourceInitedRequest, ResourceInitedResponse,
+    ResourceReleasedRequest, ResourceReleasedResponse, ResourceReportedRequest, ResourceReportedResponse,
+    ResumeRequest, ResumeResponse, SetLimitRequest, SetLimitResponse, SetPolicyRequest, SetPolicyResponse,
+    UnregisterRequest, UnregisterResponse,
+};
+
+use super::{call::Call, retry::Repeat};
+
+/// The largest report of an audit: it may name a thousand scopes with long names.
+const AUDIT_BYTES_MAX: usize = 64 << 20;
+
+const SAFE: Repeat = Repeat::Safe;
+const ONLY_IF_NOT_DONE: Repeat = Repeat::OnlyIfNotDone;
+
+/// One row for each call, and all their paths.
+macro_rules! calls {
+    ($($(#[$why:meta])* $name:ident: $service:literal / $call:literal, $question:ty => $answer:ty, $repeat:expr;)*) => {
+        $(
+            $(#[$why])*
+            pub(super) const $name: Call<$question, $answer> =
+                Call::new(concat!("/linkis.rm.v1.", $service, "/", $call), $repeat);
+        )*
+
+        #[cfg(test)]
+        const ALL: &[(&str, Repeat)] = &[$(($name.path, $name.repeat)),*];
+    };
+}
+
+calls! {
+    /// The same again is success.
+    REGISTER: "ResourceManagerService" / "Register", RegisterRequest => RegisterResponse, SAFE;
+    /// Again, it tells that there is no such EM, or removes one that has registered since.
+    UNREGISTER: "ResourceManagerService" / "Unregister", UnregisterRequest => UnregisterResponse, ONLY_IF_NOT_DONE;
+    /// Once for each request id, and nothing at all if it is a dry run.
+    REQUEST_RESOURCE: "ResourceManagerService" / "RequestResource", RequestResourceRequest => RequestResourceResponse, SAFE;
+    /// The same again is success.
+    RESOURCE_INITED: "ResourceManagerService" / "ResourceInited", ResourceInitedRequest => ResourceInitedResponse, SAFE;
+    /// The same again is success.
+    RESOURCE_REPORTED: "ResourceManagerService" / "ResourceReported", ResourceReportedRequest => ResourceReportedResponse, SAFE;
+    /// The same again is success.
+    RESOURCE_RELEASED: "ResourceManagerService" / "ResourceReleased", ResourceReleasedRequest => ResourceReleasedResponse, SAFE;
+    /// A report with the same sequence counts once.
+    HEARTBEAT: "ResourceManagerService" / "Heartbeat", HeartbeatRequest => HeartbeatResponse, SAFE;
+    /// The same again changes nothing.
+    SET_LIMIT: "LimitService" / "SetLimit", SetLimitRequest => SetLimitResponse, SAFE;
+    /// Again, it tells that there is no such limit, or removes one that was set since.
+    DELETE_LIMIT: "LimitService" / "DeleteLimit", DeleteLimitRequest => DeleteLimitResponse, ONLY_IF_NOT_DONE;
+    /// It only reads.
+    LIST_LIMITS: "LimitService" / "ListLimits", ListLimitsRequest => ListLimitsResponse, SAFE;
+    /// The same again changes nothing.
+    SET_POLICY: "LimitService" / "SetPolicy", SetPolicyRequest => SetPolicyResponse, SAFE;
+    /// It only reads.
+    LIST_POLICIES: "LimitService" / "ListPolicies", ListPoliciesRequest => ListPoliciesResponse, SAFE;
+    /// It only reads.
+    LIST_SCOPES: "UsageService" / "ListScopes", ListScopesRequest => ListScopesResponse, SAFE;
+    /// It only reads.
+    LIST_WAITING: "UsageService" / "ListWaiting", ListWaitingRequest => ListWaitingResponse, SAFE;
+    /// It only reads.
+    GET_SERVER_INFO: "UsageService" / "GetServerInfo", GetServerInfoRequest => GetServerInfoResponse, SAFE;
+    /// It only reads.
+    GET_EM: "UsageService" / "GetEm", GetEmRequest => GetEmResponse, SAFE;
+    /// It only reads.
+    LIST_EMS: "UsageService" / "ListEms", ListEmsRequest => ListEmsResponse, SAFE;
+    /// It only reads.
+    GET_TICKET: "UsageService" / "GetTicket", GetTicketRequest => GetTicketResponse, SAFE;
+    /// It only reads.
+    LIST_TICKETS: "UsageService" / "ListTickets", ListTicketsRequest => ListTicketsResponse, SAFE;
+    /// It only reads.
+    AUDIT_SMALL: "AdminService" / "Audit", AuditRequest => AuditResponse, SAFE;
+    /// Again, it no longer tells what was repaired.
+    REPAIR: "AdminService" / "Repair", RepairRequest => RepairResponse, ONLY_IF_NOT_DONE;
+    /// The same again is success.
+    ADOPT_TICKET: "AdminService" / "AdoptTicket", AdoptTicketRequest => AdoptTicketResponse, SAFE;
+    /// The same again changes nothing.
+    DRAIN: "AdminService" / "Drain", DrainRequest => DrainResponse, SAFE;
+    /// Again, it no longer tells that it was drained, or ends a drain that came since.
+    RESUME: "AdminService" / "Resume", ResumeRequest => ResumeResponse, ONLY_IF_NOT_DONE;
+    /// The same again is success.
+    FORCE_RELEASE: "AdminService" / "ForceRelease", ForceReleaseRequest => ForceReleaseResponse, SAFE;
+    /// Again, it counts from then on.
+    HOLD: "AdminService" / "Hold", HoldRequest => HoldResponse, SAFE;
+    /// Again, it no longer tells that it was held, or ends a hold that came since.
+    RELEASE_HOLD: "AdminService" / "ReleaseHold", ReleaseHoldRequest => ReleaseHoldResponse, ONLY_IF_NOT_DONE;
+    /// It only reads.
+    LIST_HOLDS: "AdminService" / "ListHolds", ListHoldsRequest => ListHoldsResponse, SAFE;
+}
+
+/// An audit may be told at length.
+pub(super) const AUDIT: Call<AuditRequest, AuditResponse> = AUDIT_SMALL.with_large_answers(AUDIT_BYTES_MAX);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost::Message as _;
+
+    use super::*;
+    use crate::transport::proto;
+
+    #[test]
+    fn the_calls_are_those_of_the_api() {
+        let descriptors = prost_types::FileDescriptorSet::decode(proto::DESCRIPTORS).unwrap();
+        let mut known = BTreeSet::new();
+        for file in &descriptors.file {
+            for service in &file.service {
+                let path = |method: &str| format!("/{}.{}/{method}", file.package(), service.name());
+                known.extend(service.method.iter().map(|method| path(method.name())));
+            }
+        }
+        for (path, _) in ALL {
+            assert!(known.contains(*path), "{path}");
+        }
+        let unsafe_ones: Vec<_> = ALL.iter().filter(|(_, repeat)| *repeat == ONLY_IF_NOT_DONE).collect();
+        assert_eq!(unsafe_ones.len(), 5, "{unsafe_ones:?}");
+    }
+}

@@ -1,0 +1,62 @@
+//! What administrators ask of limits: `LimitService`.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    domain::{
+        limit::{Pattern, Rule, ScopeUsage},
+        limit_mode::LimitMode,
+        name::Name,
+        policy::Policy,
+    },
+    transport::{convert::limit, proto},
+};
+
+use super::{Result, RmClient, calls};
+
+impl RmClient {
+    /// Adds a limit, or changes the one with the same pattern. Answers with scopes that hold more than they may.
+    pub async fn set_limit(&self, rule: &Rule) -> Result<Vec<ScopeUsage>> {
+        let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)), expected_etag: None };
+        let answer = self.make(&calls::SET_LIMIT, &message).await?;
+        answer.over_limit.into_iter().map(|scope| Ok(limit::read_scope_usage(scope)?)).collect()
+    }
+
+    /// Removes a limit.
+    pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
+        let rule = Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new() };
+        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), expected_etag: None };
+        self.make(&calls::DELETE_LIMIT, &message).await?;
+        Ok(())
+    }
+
+    /// All limits, in the order in which they are checked.
+    pub async fn limits(&self) -> Result<Vec<Rule>> {
+        let mut rules = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListLimitsRequest { page_size: 1000, page_token };
+            let page = self.make(&calls::LIST_LIMITS, &message).await?;
+            for message in &page.limits {
+                rules.push(limit::rule("limit", Some(message))?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(rules);
+            }
+        }
+    }
+
+    /// Decides which limits are for the tickets on a kind of EM.
+    pub async fn set_policy(&self, em_kind: &Name, policy: &Policy) -> Result<()> {
+        let message = proto::SetPolicyRequest { policy: Some(limit::policy_message(em_kind, policy)) };
+        self.make(&calls::SET_POLICY, &message).await?;
+        Ok(())
+    }
+
+    /// The policies of all kinds of EMs, by application name.
+    pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>> {
+        let answer = self.make(&calls::LIST_POLICIES, &proto::ListPoliciesRequest {}).await?;
+        answer.policies.iter().map(|message| Ok(limit::policy("policy", Some(message))?)).collect()
+    }
+}

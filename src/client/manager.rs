@@ -1,0 +1,235 @@
+//! What ECMs, LinkisManager and engines ask: `ResourceManagerService`.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        cap::Cap,
+        em::{Em, EmInstance},
+        name::{FieldError, Labels, Name},
+        operation::{Grant, Inited, Register, Released, Reported},
+        refusal::Refusal,
+        report::{Report, UnknownTicket},
+        resource::Resource,
+        selector::{Preference, Selector},
+        ticket::Ticket,
+    },
+    transport::{
+        convert::{answer, cap, request, resource},
+        proto::{self, request_resource_response::Result as Answer},
+    },
+};
+
+use super::{Result, RmClient, call::Patience, calls};
+
+/// What an engine to be started will need.
+#[derive(Clone, Debug)]
+pub struct ResourceRequest {
+    /// Where to start it; `None` leaves the choice to the service.
+    pub em: Option<EmInstance>,
+    /// For whom.
+    pub user: Name,
+    /// By which application of the user.
+    pub creator: Name,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// How much.
+    pub resource: Resource,
+    /// Kept with the ticket; those of the selector count the same, and need not stand here.
+    pub labels: Labels,
+    /// Which EMs will do, and which it would rather have.
+    pub selector: Selector,
+    /// What it allows itself, each for other labels that some limit has counted: at most 4.
+    pub caps: Vec<Cap>,
+    /// How long to wait in line if there is not enough now; zero is not at all.
+    pub wait_timeout: Duration,
+    /// How long the grant stays locked; `None` for the server's default.
+    pub lock_ttl: Option<Duration>,
+    /// Makes the request repeatable: set one whenever a lost answer is to be asked for again.
+    pub request_id: Option<String>,
+}
+
+impl ResourceRequest {
+    /// A request with what every request needs.
+    pub fn new(em: Option<EmInstance>, user: Name, creator: Name, resource: Resource) -> Self {
+        Self {
+            em,
+            user,
+            creator,
+            engine_type: String::new(),
+            resource,
+            labels: Labels::default(),
+            selector: Selector::default(),
+            caps: Vec::new(),
+            wait_timeout: Duration::ZERO,
+            lock_ttl: None,
+            request_id: None,
+        }
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ResultResource {
+    /// Granted.
+    Available(Grant),
+    /// Not granted, and why.
+    NotEnough(Refusal),
+}
+
+/// The answer to a report.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heartbeat {
+    /// Tickets that were reported, but do not live on the EM: their engines have to stop.
+    pub unknown_tickets: Vec<UnknownTicket>,
+    /// How often the service wants a report.
+    pub interval: Duration,
+}
+
+impl RmClient {
+    /// Tells what an EM provides; again is a resize.
+    pub async fn register(&self, registration: Register) -> Result<Em> {
+        let message = proto::RegisterRequest {
+            em: Some(answer::em_message(&registration.em)),
+            total: Some(resource::message(registration.total.parts())),
+            protected_resource: Some(resource::message(registration.protected.parts())),
+            labels: registration.labels.as_map().clone(),
+            reserved_labels: registration.reserved.as_map().clone(),
+        };
+        let answer = self.make(&calls::REGISTER, &message).await?;
+        Ok(answer::read_em(answer.em.unwrap_or_default())?)
+    }
+
+    /// Removes an EM; answers how many tickets went with it.
+    pub async fn unregister(&self, em: &EmInstance) -> Result<i64> {
+        self.unregister_any(em, None).await
+    }
+
+    /// The same on behalf of the registration that was answered with `epoch`: one that came after it is left alone.
+    pub async fn unregister_fenced(&self, em: &EmInstance, epoch: i64) -> Result<i64> {
+        self.unregister_any(em, Some(epoch)).await
+    }
+
+    async fn unregister_any(&self, em: &EmInstance, epoch: Option<i64>) -> Result<i64> {
+        let message = proto::UnregisterRequest { em: Some(answer::em_message(em)), epoch: epoch.unwrap_or_default() };
+        Ok(self.make(&calls::UNREGISTER, &message).await?.removed_tickets)
+    }
+
+    /// Asks for resources. If the request has no id, and calls are tried more than once, it gets one: however often it was sent, it is
+    /// granted once. A grant whose answer never arrived stays locked until it expires.
+    pub async fn request_resource(&self, request: &ResourceRequest) -> Result<ResultResource> {
+        self.ask(request, false).await
+    }
+
+    /// Asks how [`RmClient::request_resource`] would be answered. A grant then has the nil ticket.
+    pub async fn dry_run(&self, request: &ResourceRequest) -> Result<ResultResource> {
+        self.ask(request, true).await
+    }
+
+    async fn ask(&self, request: &ResourceRequest, dry_run: bool) -> Result<ResultResource> {
+        let lock_ttl = request.lock_ttl.map(|ttl| duration("lock_ttl", ttl)).transpose()?;
+        let wait_timeout = duration("wait_timeout", request.wait_timeout)?;
+        let selector = &request.selector;
+        let preference = |preference: &Preference| proto::PreferredLabel {
+            key: preference.key.clone(),
+            value: preference.value.clone(),
+            weight: i32::try_from(preference.weight).unwrap_or(i32::MAX),
+        };
+        // An id costs the service a row: who asks once, and who only wants to know, needs none.
+        let own_id = || (self.patience.attempts > 1 && !dry_run).then(|| Uuid::new_v4().to_string());
+        let message = proto::RequestResourceRequest {
+            em: request.em.as_ref().map(answer::em_message),
+            user: request.user.to_string(),
+            creator: request.creator.to_string(),
+            engine_type: request.engine_type.clone(),
+            resource: Some(resource::message(request.resource.parts())),
+            labels: request.labels.as_map().clone(),
+            wait_timeout: Some(wait_timeout),
+            lock_ttl,
+            request_id: request.request_id.clone().or_else(own_id).unwrap_or_default(),
+            dry_run,
+            em_application_name: selector.application_name.as_ref().map(ToString::to_string).unwrap_or_default(),
+            required_labels: selector.required.as_map().clone(),
+            preferred_labels: selector.preferred.iter().map(preference).collect(),
+            placement: selector.placement.map_or(proto::Placement::Unspecified, request::placement_message).into(),
+            caps: request.caps.iter().map(cap::message).collect(),
+            ..Default::default()
+        };
+        let timeout = self.patience.timeout.saturating_add(request.wait_timeout);
+        let answer = calls::REQUEST_RESOURCE.make(&self.pool, &message, Patience { timeout, ..self.patience }).await?;
+        match answer.result {
+            Some(Answer::Available(available)) => Ok(ResultResource::Available(answer::read_available(available)?)),
+            Some(Answer::NotEnough(refusal)) => Ok(ResultResource::NotEnough(answer::read_not_enough(refusal))),
+            None => Err(FieldError::new("result", "is missing").into()),
+        }
+    }
+
+    /// Reports that the engine of a ticket runs.
+    pub async fn resource_inited(&self, report: &Inited) -> Result<Ticket> {
+        let message = proto::ResourceInitedRequest {
+            ticket_id: report.ticket_id.to_string(),
+            user: report.user.to_string(),
+            em: Some(answer::em_message(&report.em)),
+            used: report.used.as_ref().map(|used| resource::message(used.parts())),
+            engine: Some(answer::engine_message(&report.engine)),
+            epoch: report.epoch.unwrap_or_default(),
+        };
+        let answer = self.make(&calls::RESOURCE_INITED, &message).await?;
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// Reports that an engine uses other amounts than before, or which application it is.
+    pub async fn resource_reported(&self, report: &Reported) -> Result<Ticket> {
+        let message = proto::ResourceReportedRequest {
+            ticket_id: report.ticket_id.to_string(),
+            user: report.user.to_string(),
+            em: Some(answer::em_message(&report.em)),
+            used: Some(resource::message(report.used.parts())),
+            epoch: report.epoch.unwrap_or_default(),
+        };
+        let answer = self.make(&calls::RESOURCE_REPORTED, &message).await?;
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// Gives back what a ticket holds.
+    pub async fn resource_released(&self, ticket: &Released) -> Result<()> {
+        let message = proto::ResourceReleasedRequest {
+            ticket_id: ticket.ticket_id.to_string(),
+            user: ticket.user.to_string(),
+            em: Some(answer::em_message(&ticket.em)),
+        };
+        self.make(&calls::RESOURCE_RELEASED, &message).await?;
+        Ok(())
+    }
+
+    /// Gives back what a ticket holds, by its id alone.
+    pub async fn ticket_released(&self, ticket_id: Uuid) -> Result<()> {
+        let message = proto::ResourceReleasedRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
+        self.make(&calls::RESOURCE_RELEASED, &message).await?;
+        Ok(())
+    }
+
+    /// Reports that an EM lives, how it is, and which tickets have engines there.
+    pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
+        let message = proto::HeartbeatRequest {
+            em: Some(answer::em_message(&report.em)),
+            epoch: report.epoch,
+            sequence: report.sequence,
+            health: answer::health(report.health).into(),
+            load: report.load.map(answer::load),
+            ticket_ids: request::ticket_bytes(&report.tickets),
+            observed: report.observed.as_ref().map(answer::observations).unwrap_or_default(),
+        };
+        let answer = self.make(&calls::HEARTBEAT, &message).await?;
+        let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);
+        let unknown_tickets = unknown_tickets.collect::<std::result::Result<_, _>>()?;
+        let interval = request::duration("report_interval", answer.report_interval.unwrap_or_default())?;
+        Ok(Heartbeat { unknown_tickets, interval })
+    }
+}
+
+fn duration(field: &str, duration: Duration) -> Result<prost_types::Duration> {
+    Ok(duration.try_into().map_err(|_| FieldError::new(field, "is too long"))?)
+}

@@ -1,0 +1,116 @@
+//! What operators ask: `UsageService`.
+
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::{Em, EmInstance},
+        limit::ScopeUsage,
+        line::WaitingRequest,
+        report::EmStatus,
+        ticket::Ticket,
+    },
+    transport::{
+        convert::{answer, limit},
+        proto,
+    },
+};
+
+use super::{Result, RmClient, calls};
+
+impl RmClient {
+    /// What all scopes hold that limits are for.
+    pub async fn scopes(&self) -> Result<Vec<ScopeUsage>> {
+        let mut scopes = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListScopesRequest { page_size: 1000, page_token };
+            let page = self.make(&calls::LIST_SCOPES, &message).await?;
+            for scope in page.scopes {
+                scopes.push(limit::read_scope_usage(scope)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(scopes);
+            }
+        }
+    }
+
+    /// All requests that wait in line, the first in line first.
+    pub async fn waiting(&self) -> Result<Vec<WaitingRequest>> {
+        let mut waiting = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListWaitingRequest { page_size: 1000, page_token };
+            let page = self.make(&calls::LIST_WAITING, &message).await?;
+            for request in page.waiting {
+                waiting.push(answer::read_waiting(request)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(waiting);
+            }
+        }
+    }
+
+    /// What the instance that answers is, and what it lets its callers do.
+    pub async fn server_info(&self) -> Result<proto::GetServerInfoResponse> {
+        self.make(&calls::GET_SERVER_INFO, &proto::GetServerInfoRequest {}).await
+    }
+
+    /// One EM.
+    pub async fn em(&self, em: &EmInstance) -> Result<Em> {
+        let message = proto::GetEmRequest { em: Some(answer::em_message(em)) };
+        let answer = self.make(&calls::GET_EM, &message).await?;
+        Ok(answer::read_em(answer.em.unwrap_or_default())?)
+    }
+
+    /// What is known of an EM by its reports; `None` if it never sent one.
+    pub async fn em_status(&self, em: &EmInstance) -> Result<Option<EmStatus>> {
+        let message = proto::GetEmRequest { em: Some(answer::em_message(em)) };
+        let answer = self.make(&calls::GET_EM, &message).await?;
+        Ok(answer::read_em_status(&answer.em.unwrap_or_default())?)
+    }
+
+    /// All EMs.
+    pub async fn ems(&self) -> Result<Vec<Em>> {
+        let mut ems = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let message = proto::ListEmsRequest { page_size: 1000, page_token };
+            let page = self.make(&calls::LIST_EMS, &message).await?;
+            for em in page.ems {
+                ems.push(answer::read_em(em)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(ems);
+            }
+        }
+    }
+
+    /// One live ticket.
+    pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket> {
+        let message = proto::GetTicketRequest { ticket_id: ticket_id.to_string(), engine: None };
+        let answer = self.make(&calls::GET_TICKET, &message).await?;
+        Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
+    }
+
+    /// All live tickets: of one EM, or of all.
+    pub async fn tickets(&self, em: Option<&EmInstance>) -> Result<Vec<Ticket>> {
+        let mut tickets = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let em = em.map(answer::em_message);
+            let message = proto::ListTicketsRequest { em, page_size: 1000, page_token, ..Default::default() };
+            let page = self.make(&calls::LIST_TICKETS, &message).await?;
+            for ticket in page.tickets {
+                tickets.push(answer::read_ticket(ticket)?);
+            }
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(tickets);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What scopes hold, beside the rules that decide there.
+
+use std::sync::Arc;
+
+use super::{LimitedScope, Rule, RuleChanges, maxima};
+use crate::domain::{
+    limit_mode::LimitMode,
+    scope::{Scope, Usage},
+};
+
+/// A scope, what it holds, and the rules that decide there.
+#[derive(Debug, Clone)]
+pub struct ScopeUsage {
+    /// Which.
+    pub scope: Scope,
+    /// The rules that decide there, the most specific first: each decides the dimensions that none before it names.
+    pub rules: Vec<Arc<Rule>>,
+    /// What its live tickets hold together.
+    pub usage: Usage,
+}
+
+impl ScopeUsage {
+    /// A counter and what it holds.
+    pub fn new(limited: LimitedScope, usage: Usage) -> Self {
+        Self { scope: limited.counter.scope, rules: limited.rules, usage }
+    }
+
+    /// Whether it holds more than its rules allow: one was lowered below what was held, an engine was adopted, or one only watches.
+    pub fn is_over(&self) -> bool {
+        self.is_over_in(LimitMode::Enforced) || self.is_over_in(LimitMode::Watched)
+    }
+
+    /// The same of the rules of one mode. Beyond those that are enforced, nothing is granted until it drains.
+    pub fn is_over_in(&self, mode: LimitMode) -> bool {
+        let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
+        maxima(&self.rules).any(|(dimension, max, rule)| rule.mode == mode && held(dimension) > max)
+    }
+}
+
+/// What it changes that other rules are all there are.
+#[derive(Debug, Clone)]
+pub struct Replaced {
+    /// Which rules.
+    pub changes: RuleChanges,
+    /// Which scopes hold more than the rules allow.
+    pub over: Over,
+    /// Whether all rules decide; otherwise there is something to count first.
+    pub decides: bool,
+}
+
+/// Scopes that hold more than rules allow.
+#[derive(Debug, Clone, Default)]
+pub struct Over {
+    /// The first of them.
+    pub first: Vec<ScopeUsage>,
+    /// How many there are among those that were looked at.
+    pub count: usize,
+    /// Whether not all scopes were looked at: there are very many, or some are not counted yet.
+    pub is_partial: bool,
+}
+
+impl Over {
+    /// None was looked at.
+    pub fn unknown() -> Self {
+        Self { is_partial: true, ..Self::default() }
+    }
+}
