@@ -62,7 +62,8 @@ impl RmClient {
         let (em, user) = named(&new.key);
         let duration = new.duration.try_into().map_err(|_| FieldError::new("duration", "is too long"))?;
         let message = proto::HoldRequest { em, user, duration: Some(duration), reason: new.reason.to_string() };
-        Ok(operator::read_hold(self.make(&calls::HOLD, &message).await?.hold.unwrap_or_default())?)
+        let answer = self.make(&calls::HOLD, &message).await?;
+        Ok(operator::read_hold(answer.hold.unwrap_or_default())?)
     }
 
     /// Ends a hold before its time; answers whether there was one. Needs an operator.

@@ -81,15 +81,15 @@ calls! {
     REPAIR: "AdminService" / "Repair", RepairRequest => RepairResponse, ONLY_IF_NOT_DONE;
     /// The same again is success.
     ADOPT_TICKET: "AdminService" / "AdoptTicket", AdoptTicketRequest => AdoptTicketResponse, SAFE;
-    /// The same again is success.
+    /// The same again changes nothing.
     DRAIN: "AdminService" / "Drain", DrainRequest => DrainResponse, SAFE;
-    /// Again, it tells that the EM was not drained, or resumes one that was drained since.
+    /// Again, it no longer tells that it was drained, or ends a drain that came since.
     RESUME: "AdminService" / "Resume", ResumeRequest => ResumeResponse, ONLY_IF_NOT_DONE;
     /// The same again is success.
     FORCE_RELEASE: "AdminService" / "ForceRelease", ForceReleaseRequest => ForceReleaseResponse, SAFE;
-    /// The same again sets the time anew.
+    /// Again, it counts from then on.
     HOLD: "AdminService" / "Hold", HoldRequest => HoldResponse, SAFE;
-    /// Again, it tells that there is none, or ends one that was taken since.
+    /// Again, it no longer tells that it was held, or ends a hold that came since.
     RELEASE_HOLD: "AdminService" / "ReleaseHold", ReleaseHoldRequest => ReleaseHoldResponse, ONLY_IF_NOT_DONE;
     /// It only reads.
     LIST_HOLDS: "AdminService" / "ListHolds", ListHoldsRequest => ListHoldsResponse, SAFE;

@@ -37,7 +37,7 @@ fn of_user(user: &str) -> LockKey {
 
 /// One who waits for 400 ms, and no longer.
 fn hurried(rm: &Instance) -> RmClient {
-    RmClient::new(&rm.address, Duration::from_millis(400)).unwrap()
+    crate::harness::hurried(&rm.address, Duration::from_millis(400))
 }
 
 #[track_caller]

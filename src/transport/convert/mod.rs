@@ -5,6 +5,7 @@
 //! - [`cap`]: caps, both ways;
 //! - [`external`]: providers and queues, both ways;
 //! - [`audit`]: audits and repairs, both ways;
+//! - [`operator`]: drains, forced releases and holds, both ways;
 //! - [`request`]: what callers send;
 //! - [`answer`]: what callers are told, and, for the RM client, back again.
 

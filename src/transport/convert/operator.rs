@@ -48,8 +48,8 @@ pub fn hold(message: proto::HoldRequest) -> Result<NewHold, FieldError> {
     let duration = message.duration.ok_or_else(|| FieldError::new("duration", "is required"))?;
     let duration = request::duration("duration", duration)?;
     if duration.is_zero() || duration > HOLD_MAX {
-        let most = humantime::format_duration(HOLD_MAX);
-        return Err(FieldError::new("duration", format!("must be above zero and at most {most}")));
+        let most = HOLD_MAX.as_secs() / 60;
+        return Err(FieldError::new("duration", format!("must be above zero and at most {most}m")));
     }
     let reason = Name::parse("reason", &message.reason)?;
     Ok(NewHold { key: key(message.em, &message.user)?, duration, reason })
