@@ -9,10 +9,11 @@ use std::{
 };
 
 use clap::{Args, Parser};
+use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::{
     commands::Command,
-    domain::{limit::Rule, resource::parse_size, secret::Secret},
+    domain::{limit::Rule, resource::parse_size},
     external::allowed::AllowedHosts,
     limits_file,
     server::Security,
@@ -141,7 +142,7 @@ struct Arguments {
 pub struct DatabaseArguments {
     /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    database_url: Option<Secret>,
+    database_url: Option<SecretString>,
 
     /// A file with that URL instead, read again when it changes: connections that are made from then on show the new password.
     #[arg(long, env = "DATABASE_URL_FILE", value_name = "FILE")]
@@ -155,7 +156,7 @@ pub struct DatabaseArguments {
 impl DatabaseArguments {
     /// What is said; the mistake otherwise.
     pub fn choose(&self) -> Result<Database, String> {
-        let url = self.database_url.as_ref().filter(|url| !url.reveal().is_empty());
+        let url = self.database_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.database_url_file.clone().filter(|path| is_set(path));
         let (name, target) = match (url, file) {
             (None, None) => return Ok(Database::Embedded(self.data_dir.clone())),
@@ -164,7 +165,7 @@ impl DatabaseArguments {
                     "--database-url-file (DATABASE_URL_FILE): DATABASE_URL is set, too; set only one of them".into()
                 );
             }
-            (Some(url), None) => ("--database-url (DATABASE_URL)", Target::parse(url.reveal())),
+            (Some(url), None) => ("--database-url (DATABASE_URL)", Target::parse(url.expose_secret())),
             (None, Some(file)) => ("--database-url-file (DATABASE_URL_FILE)", Target::in_file(file)),
         };
         if self.data_dir.is_some() {

@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, fmt::Write as _, io::Write as _, path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand};
+use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -13,7 +14,6 @@ use crate::{
         access::{EmPattern, Rights, Role, USERS_MAX},
         name::{FieldError, Name},
         principal::Principal,
-        secret::Secret,
         token,
     },
     store::{
@@ -157,7 +157,7 @@ impl Tokens {
                 transaction.commit().await?;
                 database.close().await;
                 eprintln!("token {} of {}; it is shown this once:", new.id, new.name);
-                Ok((format!("{}\n", token.reveal()), ExitCode::SUCCESS))
+                Ok((format!("{}\n", token.expose_secret()), ExitCode::SUCCESS))
             }
             Self::List(list) => {
                 let mut database = Opened::new(&list.database).await?;
@@ -183,7 +183,7 @@ impl Tokens {
 }
 
 impl Create {
-    fn token(&self) -> Result<(Secret, NewToken), Failure> {
+    fn token(&self) -> Result<(SecretString, NewToken), Failure> {
         let name = Name::parse("--name", &self.name)?;
         if Principal::parse("--name", name.as_str())? != Principal::Named(name.clone()) {
             return Err(Failure::Usage(format!("--name: {name} is nobody's name: the service uses it itself")));

@@ -2,7 +2,7 @@
 //!
 //! - [`name`]: names and labels, validated once;
 //! - [`principal`]: who calls;
-//! - [`access`]: who may do what; [`token`], [`secret`]: by what callers are known, and what is shown to nobody;
+//! - [`access`]: who may do what; [`token`]: by what callers are known;
 //! - [`resource`]: the one algebra of amounts;
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
 //! - [`drain`]: that nothing new is granted on it; [`hold`]: that nothing about it is changed for a while;
@@ -46,8 +46,8 @@ pub mod refusal;
 pub mod report;
 pub mod resource;
 pub mod scope;
-pub mod secret;
 pub mod selector;
 pub mod ticket;
 pub mod ticket_digest;
+#[cfg(feature = "server")]
 pub mod token;

@@ -3,9 +3,8 @@
 
 use std::fmt;
 
+use secrecy::SecretString;
 use sha2::{Digest as _, Sha256};
-
-use super::secret::Secret;
 
 /// What every token begins with, so that scanners find those that were left lying about.
 const PREFIX: &str = "lrm_";
@@ -53,13 +52,13 @@ impl fmt::Debug for TokenHash {
 }
 
 /// A new token, made of bytes that nobody can guess; `None` if `random` ends too early.
-pub fn make(random: impl IntoIterator<Item = u8>) -> Option<(Secret, TokenHash)> {
+pub fn make(random: impl IntoIterator<Item = u8>) -> Option<(SecretString, TokenHash)> {
     let fair = random.into_iter().filter(|byte| *byte < FAIR_BYTES);
     let chars: Vec<u8> = fair.map(|byte| digit(u32::from(byte))).take(RANDOM_CHARS).collect();
     let chars = String::from_utf8(chars).ok().filter(|chars| chars.len() == RANDOM_CHARS)?;
     let check = String::from_utf8(checksum(chars.as_bytes()).to_vec()).ok()?;
     let token = format!("{PREFIX}{chars}_{check}");
-    TokenHash::of(&token).map(|hash| (Secret::new(token), hash))
+    TokenHash::of(&token).map(|hash| (SecretString::from(token), hash))
 }
 
 /// The digit for what `number` leaves when it is divided by 62.
@@ -87,6 +86,8 @@ fn crc32(bytes: &[u8]) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use secrecy::ExposeSecret as _;
+
     use super::*;
 
     #[test]
@@ -97,7 +98,7 @@ mod tests {
     #[test]
     fn a_token_is_recognised_and_nothing_else() {
         let (token, hash) = make((0..=255).cycle().skip(7)).unwrap();
-        let token = token.reveal();
+        let token = token.expose_secret();
         assert_eq!((token.len(), TokenHash::of(token)), (54, Some(hash)));
         let turned = |at: usize| {
             let mut bytes = token.as_bytes().to_vec();
@@ -123,6 +124,6 @@ mod tests {
     fn neither_token_nor_hash_show_themselves() {
         let (token, hash) = make([9; 43]).unwrap();
         let told = format!("{token:?} {hash:?}");
-        assert!(!told.contains("9999") && !told.contains(token.reveal()), "{told}");
+        assert!(!told.contains("9999") && !told.contains(token.expose_secret()), "{told}");
     }
 }

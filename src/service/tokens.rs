@@ -230,14 +230,15 @@ impl Task for ReadTokens {
 
 #[cfg(test)]
 mod tests {
-    use crate::domain::{name::Name, token};
+    use secrecy::ExposeSecret as _;
 
     use super::*;
+    use crate::domain::{name::Name, token};
 
     fn stored(chance: u8, left: Duration, is_revoked: bool) -> (String, StoredToken) {
         let (token, hash) = token::make([chance; 43]).unwrap();
         let name = Name::parse("name", "alice").unwrap();
-        let token = token.reveal().to_owned();
+        let token = token.expose_secret().to_owned();
         (token, StoredToken { id: Uuid::nil(), hash, name, rights: Rights::of_admin(), left, is_revoked })
     }
 

@@ -13,6 +13,7 @@ use std::{
 };
 
 use linkis_rm::{
+    client::{self, ClientSettings, RmClient},
     server::Security,
     tls::Files,
     transport::proto::{self, usage_service_client::UsageServiceClient},
@@ -307,4 +308,37 @@ async fn who_does_not_speak_tls_is_soon_rid_of_and_health_needs_no_certificate()
     assert_eq!(handshakes_failed(&rm), 1);
     let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text().unwrap()) == 0 };
     eventually("their places are free again", Duration::from_secs(5), none_left).await;
+}
+
+/// This crate's own client believes the server by its authority, and says who calls by a token or by a certificate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_client_speaks_tls_and_shows_a_token_or_a_certificate() {
+    let (database, folder) = (Database::fresh().await, Folder::new("certificates-client"));
+    let admin = token(&database, "admin", &["--role", "admin"]);
+    let (ca, other_ca) = (authority("ca"), authority("other"));
+    folder.write_all(&certify(&ca, &["127.0.0.1"], &[], FAR), &ca);
+    let rm = start_tls(&database, &folder).await;
+    let address = rm.address.replace("http://", "https://");
+    let client = |ca: &Authority, token: Option<&str>, identity: Option<&Identity>| {
+        let identity = identity.map(|Identity { cert, key }| client::Identity {
+            certificates: cert.clone().into_bytes(),
+            key: key.clone().into_bytes(),
+        });
+        let tls = client::Tls { ca: Some(ca.as_ref().pem().into_bytes()), identity };
+        let settings = ClientSettings { tls, token: token.map(str::to_owned), ..ClientSettings::once(TAKEN_UP_WITHIN) };
+        RmClient::with(&address, &settings).unwrap()
+    };
+    let host1 = em("host1");
+    client(&ca, Some(&admin), None).register(registration(host1.clone(), load(10, 10, 10))).await.unwrap();
+    let of_host = |host: &str| certify(&ca, &[host], &[], FAR);
+    client(&ca, None, Some(&of_host("host1"))).em(&host1).await.unwrap();
+    for (client, told) in [
+        (client(&ca, None, Some(&of_host("host2"))), Some("ROLE_DENIED")),
+        (client(&ca, None, None), Some("TOKEN_MISSING")),
+        (client(&ca, Some("lrm_unknown"), None), Some("TOKEN_UNKNOWN")),
+        (client(&other_ca, Some(&admin), None), None),
+    ] {
+        let error = client.em(&host1).await.unwrap_err();
+        assert_eq!(error.reason().as_deref(), told, "{error}");
+    }
 }

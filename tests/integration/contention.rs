@@ -8,7 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::client::ResultResource;
+use linkis_rm::{
+    client::{ClientSettings, ResultResource, RmClient},
+    server::Options,
+    transport::resource_manager::RequestTimeouts,
+};
 use tokio::task::JoinSet;
 use tonic::Code;
 
@@ -386,7 +390,12 @@ async fn a_batch_that_waited_in_vain_leaves_no_transaction_open() {
 /// Hundreds of held keys cost the others no more than one does, and the database no more connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_held_keys_stall_nobody_else() {
-    let (database, rm) = start().await;
+    /// Longer than the others are served one after another, on the slowest machine.
+    const PATIENCE: Duration = Duration::from_secs(240);
+    let database = Database::fresh().await;
+    let times = RequestTimeouts { request_timeout: PATIENCE, ..options().times };
+    let rm = Instance::start_with(&database, Options { times, ..options() }).await;
+    let patient = RmClient::with(&rm.address, &ClientSettings::once(PATIENCE)).unwrap();
     rm.client.register(registration(em("free"), load(10_000, 10_000, 10_000))).await.unwrap();
     rm.client.set_limit(&each_user(1000)).await.unwrap();
     let mut holder = database.connect().await;
@@ -398,7 +407,7 @@ async fn many_held_keys_stall_nobody_else() {
     .unwrap();
     let mut waiting = JoinSet::new();
     for n in 1..=300 {
-        let client = rm.client.clone();
+        let client = patient.clone();
         waiting.spawn(async move {
             client.request_resource(&request(&em("free"), &format!("held{n}"), load(1, 1, 1))).await.granted();
         });
