@@ -474,8 +474,8 @@ fn parse_addresses((name, example): ListenSetting, text: &str, may_leave: bool) 
     match addresses.iter().find(|address| !address.ip().is_loopback()) {
         None if addresses.is_empty() => Err(format!("{name}: {text:?} has no address")),
         Some(address) if !may_leave => Err(format!(
-            "{name}: {address} can be reached from other machines, and nothing is encrypted or asked for a password; \
-             add --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
+            "{name}: {address} can be reached from other machines, and nothing is encrypted; add --tls-cert and --tls-key, \
+             or --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
         )),
         _ => Ok(addresses),
     }

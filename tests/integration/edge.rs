@@ -24,9 +24,13 @@ use tokio::{
     net::TcpStream,
     task::JoinSet,
 };
-use tonic::{Code, codegen::Bytes, transport::Channel};
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
-use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_client::ServerReflectionClient};
+use tonic::{Code, Streaming, codegen::Bytes, transport::Channel};
+use tonic_health::pb::{
+    HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, ServerReflectionResponse, server_reflection_client::ServerReflectionClient,
+};
 use uuid::Uuid;
 
 use crate::harness::*;
@@ -355,17 +359,38 @@ async fn thousands_of_callers_share_one_connection() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 3000);
 }
 
+/// Streams that would go on for ever: one that watches health, and one that never asks what it could.
+struct Endless {
+    watch: Streaming<HealthCheckResponse>,
+    reflection: Streaming<ServerReflectionResponse>,
+}
+
+impl Endless {
+    async fn begin(rm: &Process) -> Self {
+        let channel = Channel::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
+        let watch = HealthClient::new(channel.clone()).watch(HealthCheckRequest::default()).await;
+        let mut watch = watch.unwrap().into_inner();
+        while watch.message().await.unwrap().unwrap().status() != ServingStatus::Serving {}
+        let questions = tokio_stream::pending::<ServerReflectionRequest>();
+        let reflection = ServerReflectionClient::new(channel).server_reflection_info(questions).await;
+        Self { watch, reflection: reflection.unwrap().into_inner() }
+    }
+
+    /// The server has said that it stops, and then ended both.
+    async fn assert_ended(mut self) {
+        // It may have been told more than once that all was well.
+        while self.watch.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
+        assert_eq!(self.watch.message().await.unwrap_err().code(), Code::Unavailable);
+        assert!(!matches!(self.reflection.message().await, Ok(Some(_))));
+    }
+}
+
 /// Nobody who has no call under way keeps a server from stopping; who watches its health hears of it first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_does_not_wait_for_those_who_only_linger() {
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[]);
-    let channel = Channel::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
-    let mut watch = HealthClient::new(channel.clone()).watch(HealthCheckRequest::default()).await.unwrap().into_inner();
-    while watch.message().await.unwrap().unwrap().status() != ServingStatus::Serving {}
-    let questions = tokio_stream::pending::<ServerReflectionRequest>();
-    let mut reflection =
-        ServerReflectionClient::new(channel).server_reflection_info(questions).await.unwrap().into_inner();
+    let endless = Endless::begin(&rm).await;
     let (_silent, mut rude) = (tcp(&rm.address).await, tcp(&rm.address).await);
     // It speaks, and then neither answers nor goes.
     rude.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
@@ -373,10 +398,7 @@ async fn a_stop_does_not_wait_for_those_who_only_linger() {
     let start = Instant::now();
     assert_eq!(tokio::task::spawn_blocking(|| rm.terminate()).await.unwrap(), Some(0));
     let took = start.elapsed();
-    // It may have been told more than once that all was well.
-    while watch.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
-    assert_eq!(watch.message().await.unwrap_err().code(), Code::Unavailable);
-    assert!(!matches!(reflection.message().await, Ok(Some(_))));
+    endless.assert_ended().await;
     assert!(took < Duration::from_secs(2), "it took {took:?}");
 }
 
@@ -395,12 +417,7 @@ async fn a_stop_sends_all_who_wait_elsewhere_at_once() {
         waiters.spawn(async move { client.request_resource(&waits).await.unwrap_err() });
     }
     eventually("they wait", Duration::from_secs(30), async || rm.client.waiting().await.unwrap().len() == 100).await;
-    let channel = Channel::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
-    let mut watch = HealthClient::new(channel.clone()).watch(HealthCheckRequest::default()).await.unwrap().into_inner();
-    while watch.message().await.unwrap().unwrap().status() != ServingStatus::Serving {}
-    let questions = tokio_stream::pending::<ServerReflectionRequest>();
-    let mut reflection =
-        ServerReflectionClient::new(channel).server_reflection_info(questions).await.unwrap().into_inner();
+    let endless = Endless::begin(&rm).await;
     let idle = client(&rm.address);
     idle.ems().await.unwrap();
     let _silent = tcp(&rm.address).await;
@@ -413,9 +430,7 @@ async fn a_stop_sends_all_who_wait_elsewhere_at_once() {
         let told = (error.code(), error.reason());
         assert_eq!(told, (Some(Code::Unavailable), Some("SHUTTING_DOWN".to_owned())), "{error}");
     }
-    while watch.message().await.unwrap().unwrap().status() != ServingStatus::NotServing {}
-    assert_eq!(watch.message().await.unwrap_err().code(), Code::Unavailable);
-    assert!(!matches!(reflection.message().await, Ok(Some(_))));
+    endless.assert_ended().await;
     assert!(took < Duration::from_secs(1), "it took {took:?}");
 }
 
