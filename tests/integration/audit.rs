@@ -204,9 +204,10 @@ async fn whatever_is_changed_by_hand_is_found_and_repaired() {
             "DELETE FROM linkis_label_resource WHERE scope = '{\"user\": \"hadoop\"}'",
             vec![(HADOOP, "used", nothing(), ticket(2)), (HADOOP, "locked", nothing(), ticket(3))],
         ),
+        // It counts something: what counts nothing, the service removes by itself.
         (
             "INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
-             VALUES (99, '{\"tenant\": \"x\"}', '{}', '{}', sha256('99:{\"tenant\":\"x\"}'))",
+             VALUES (99, '{\"tenant\": \"x\"}', '{\"cores\": 1}', '{}', sha256('99:{\"tenant\":\"x\"}'))",
             vec![("scope tenant=x", "row", String::new(), String::new())],
         ),
         (
