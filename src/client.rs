@@ -22,9 +22,9 @@
 //! ```
 //!
 //! - `manager`, `limits`, `usage`, `admin`: the calls, a file for each service;
-//! - `calls`: their table, and which are safe to repeat;
+//! - [`calls`]: their table, and which are safe to repeat; [`RmClient::make`] makes any of them with the API's own messages;
 //! - `call`: one call, with its tries; `retry`: whether there is another, and when;
-//! - `pool`: which address is next; `connection`, `health`: one of them;
+//! - `pool`: which address is next; `connection`, `health`: one of them, of which [`check_health`] asks how it is;
 //! - `address`, `settings`, `error`: what goes in, and what goes wrong.
 
 use std::{sync::Arc, time::Duration};
@@ -35,7 +35,7 @@ use uuid::Uuid;
 mod address;
 mod admin;
 mod call;
-mod calls;
+pub mod calls;
 mod connection;
 mod error;
 mod health;
@@ -46,13 +46,15 @@ mod retry;
 mod settings;
 mod usage;
 
+pub use call::Call;
 pub use error::ClientError;
+pub use health::check_health;
 pub use manager::{Heartbeat, ResourceRequest, ResultResource};
 pub use settings::{ClientSettings, Identity, Tls};
 pub use tonic::Code;
 
 use address::Address;
-use call::{Call, Patience};
+use call::Patience;
 use pool::Pool;
 
 type Result<T> = std::result::Result<T, ClientError>;
@@ -80,12 +82,16 @@ impl RmClient {
     /// As of [`RmClient::new`]; and [`ClientError::Secret`] for certificates, keys and tokens that cannot be used.
     pub fn with(addresses: &str, settings: &ClientSettings) -> Result<Self> {
         let addresses = Address::parse_all(addresses)?;
-        let tls = addresses.iter().any(|address| address.is_tls).then(|| settings.tls.connector()).transpose()?;
+        let tls = settings.encryption(&addresses)?;
         let pool = Arc::new(Pool::new(addresses, tls, settings.authorization()?));
         Ok(Self { pool, patience: Patience { timeout: settings.timeout, attempts: settings.attempts } })
     }
 
-    async fn make<Q: Message, A: Message + Default + 'static>(&self, call: &Call<Q, A>, message: &Q) -> Result<A> {
+    /// Makes a call with the API's own messages.
+    ///
+    /// # Errors
+    /// [`ClientError::Status`] if the service answered with one, or could not be reached.
+    pub async fn make<Q: Message, A: Message + Default + 'static>(&self, call: &Call<Q, A>, message: &Q) -> Result<A> {
         call.make(&self.pool, message, self.patience).await
     }
 }

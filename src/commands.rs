@@ -1,230 +1,188 @@
-//! The commands beside serving: they ask a running service, and print what it answers; [`tokens`] alone asks its database.
+//! The commands beside serving: they ask a running service, and print what it answers; [`tokens`] and [`migrate`] ask its database,
+//! and [`health`] each instance by itself.
+//!
+//! - `service`: which service is asked, and as whom; `failure`: why there is no answer, and exit codes;
+//! - `output`: tables, JSON, terminals; `list`: lists, page by page; `consent`: what destroys is asked about;
+//! - `roles`: what a command's help says of roles; `named`: hosts and engines as they are typed;
+//! - all others: a file for each command, or for a few that belong together.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    io::Write as _,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    time::Duration,
-};
+use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
-use tonic::Code;
+use clap::Subcommand;
 
-use crate::{
-    client::{ClientError, ClientSettings, Identity, RmClient, Tls},
-    domain::{
-        audit::{AuditReport, Difference, Differences, Repaired},
-        resource::Dimension,
-    },
-};
+use crate::client::calls;
 
+mod audit;
+mod completions;
+mod consent;
+mod drain;
+mod ems;
+mod external;
+mod failure;
+pub mod health;
+mod history;
+mod holds;
+mod limits;
+mod list;
+pub mod migrate;
+mod named;
+mod opened;
+mod output;
+mod overview;
+mod policies;
+mod refusals;
+mod roles;
+mod scopes;
+mod service;
+mod tasks;
+mod tickets;
 pub mod tokens;
+mod top;
+mod usage;
+mod waiting;
 
-/// Something differs, or could not be repaired.
-const EXIT_DIFFERENCES: u8 = 1;
+pub use failure::EXIT_USAGE;
 
-/// The service did not answer.
-const EXIT_NO_ANSWER: u8 = 2;
-
-/// How long an answer may take: an audit reads everything.
-const TIMEOUT: Duration = Duration::from_secs(600);
-
-/// How often it is asked: somebody waits to hear that nobody answers.
-const ATTEMPTS: u32 = 3;
+use roles::needs;
 
 /// What to do other than to serve.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
+    /// Tells of the whole cluster in a few numbers.
+    #[command(after_help = needs(&calls::GET_OVERVIEW))]
+    Overview(Box<overview::Overview>),
+    /// Shows the cluster second by second: hosts as bars, the fullest scopes, the line. Needs a terminal.
+    #[command(after_help = needs(&calls::GET_OVERVIEW))]
+    Top(Box<top::Top>),
+    /// Lists hosts, and how full they are.
+    #[command(after_help = needs(&calls::LIST_EMS))]
+    Ems(Box<ems::Ems>),
+    /// Shows a host. Ends with 1 if it is not registered.
+    #[command(after_help = needs(&calls::GET_EM))]
+    Em(Box<ems::Em>),
+    /// Lists what users, creators and other labels hold that limits are for, against these.
+    #[command(after_help = needs(&calls::LIST_SCOPES))]
+    Scopes(Box<scopes::Scopes>),
+    /// Lists what is granted, the oldest first.
+    #[command(after_help = needs(&calls::LIST_TICKETS))]
+    Tickets(Box<tickets::Tickets>),
+    /// Shows a live ticket. Ends with 1 if there is none; what is known of its end is told.
+    #[command(after_help = needs(&calls::GET_TICKET))]
+    Ticket(Box<tickets::Ticket>),
+    /// Lists the requests that wait in line, and what they are short of.
+    #[command(after_help = needs(&calls::LIST_WAITING))]
+    Waiting(Box<waiting::Waiting>),
+    /// Lists who was refused by what, how often, the latest first.
+    #[command(after_help = needs(&calls::LIST_REFUSALS))]
+    Refusals(Box<refusals::Refusals>),
+    /// Lists what was used over time, by user, creator, engine type or host.
+    #[command(after_help = needs(&calls::GET_USAGE))]
+    Usage(Box<usage::Usage>),
+    /// Lists what was done, the oldest first.
+    #[command(after_help = needs(&calls::LIST_ACTIONS))]
+    History(Box<history::History>),
+    /// Lists limits, compares them with a file, makes them those of a file, or removes one.
+    #[command(subcommand)]
+    Limits(Box<limits::Limits>),
+    /// Lists which limits are for which kinds of hosts.
+    #[command(after_help = needs(&calls::LIST_POLICIES))]
+    Policies(Box<policies::Policies>),
+    /// Has nothing new granted on a host; what lives there stays.
+    #[command(after_help = needs(&calls::DRAIN))]
+    Drain(Box<drain::Drain>),
+    /// Has a host grant again. Ends with 1 if it was not drained.
+    #[command(after_help = needs(&calls::RESUME))]
+    Resume(Box<drain::Resume>),
+    /// Gives back what a ticket holds, whether or not its engine still runs. Ends with 1 if there never was such a ticket.
+    #[command(after_help = needs(&calls::FORCE_RELEASE))]
+    Release(Box<tickets::Release>),
+    /// Keeps everybody from changing anything about a host or a user for up to ten minutes. Ends with 1 if somebody else does.
+    #[command(after_help = needs(&calls::HOLD))]
+    Hold(Box<holds::Hold>),
+    /// Ends a hold before its time. Ends with 1 if there was none.
+    #[command(after_help = needs(&calls::RELEASE_HOLD))]
+    Unhold(Box<holds::Unhold>),
+    /// Lists what is held.
+    #[command(after_help = needs(&calls::LIST_HOLDS))]
+    Holds(Box<holds::Holds>),
+    /// Lists the clusters whose queues can be asked for.
+    #[command(after_help = needs(&calls::LIST_PROVIDERS))]
+    Providers(Box<external::Providers>),
+    /// Lists the queues of a cluster.
+    #[command(after_help = needs(&calls::LIST_QUEUES))]
+    Queues(Box<external::Queues>),
+    /// Lists the applications of a cluster that run or wait to.
+    #[command(after_help = needs(&calls::LIST_APPLICATIONS))]
+    Applications(Box<external::Applications>),
+    /// Lists the instances of the service that live.
+    #[command(after_help = needs(&calls::LIST_INSTANCES))]
+    Instances(Box<tasks::Instances>),
+    /// Shows what is done in the background, and what is left of large work.
+    #[command(after_help = needs(&calls::LIST_TASKS))]
+    Tasks(Box<tasks::Tasks>),
     /// Compares every counter with what the tickets say, while the service runs. Ends with 0 if nothing differs, 1 if something
     /// does, 2 if the service does not answer.
-    Audit(Service),
+    #[command(after_help = needs(&calls::AUDIT))]
+    Audit(Box<audit::Audit>),
     /// Makes every counter what the tickets say, while the service runs. Ends with 0 if all is in order then, 1 if something could
     /// not be repaired, 2 if the service does not answer.
-    Repair(Service),
+    #[command(after_help = needs(&calls::REPAIR))]
+    Repair(Box<audit::Repair>),
     /// Makes, lists and revokes what callers show to say who they are. Straight on the database: whoever may write there needs no token.
     /// Ends with 0 if that was done, 1 if there was nothing to revoke, 2 if the database does not answer, 64 if something was said wrongly.
     #[command(subcommand)]
     Tokens(tokens::Tokens),
-}
-
-/// Which service to ask.
-#[derive(Debug, Clone, Args)]
-pub struct Service {
-    /// Where it serves gRPC: HOST:PORT, https://HOST:PORT or unix:/PATH; several with commas, of which one that serves is asked.
-    #[arg(long, env = "LINKIS_RM_ADDRESS", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
-    address: String,
-
-    /// The certificates, as PEM, of those who may vouch for a service at https. Without it, those whom browsers trust.
-    #[arg(long, env = "LINKIS_RM_SERVICE_CA", value_name = "FILE")]
-    ca: Option<PathBuf>,
-
-    /// The certificate, as PEM, that shows who asks.
-    #[arg(long, env = "LINKIS_RM_SERVICE_CERT", value_name = "FILE", requires = "key")]
-    cert: Option<PathBuf>,
-
-    /// The key of the certificate, as PEM.
-    #[arg(long, env = "LINKIS_RM_SERVICE_KEY", value_name = "FILE", requires = "cert")]
-    key: Option<PathBuf>,
-
-    /// A file with the token that says who asks.
-    #[arg(long, env = "LINKIS_RM_SERVICE_TOKEN_FILE", value_name = "FILE")]
-    token_file: Option<PathBuf>,
+    /// Brings the schema of a database up to date, for services that run with --no-migrate. Several may do so at once, also beside services
+    /// that run. Ends with 0 if it is up to date then, 2 if the database does not answer or does not allow it, 64 if something was said wrongly.
+    Migrate(migrate::Migrate),
+    /// Asks an instance, or each of several, whether calls may be sent to it. Ends with 0 if so, else with 1, and says why: for whoever
+    /// looks after containers.
+    Health(health::Health),
+    /// Prints what a shell needs to complete commands.
+    Completions(completions::Completions),
 }
 
 impl Command {
     /// Asks the service, prints its answer, and says how the process ends.
     pub async fn run(self) -> ExitCode {
-        let (service, answer) = match self {
+        let answer = match self {
+            Self::Migrate(migrate) => return migrate.run().await,
             Self::Tokens(tokens) => return tokens.run().await,
-            Self::Audit(service) => (service.clone(), service.audit().await),
-            Self::Repair(service) => (service.clone(), service.repair().await),
+            Self::Health(health) => return health.run().await,
+            Self::Overview(command) => command.run().await,
+            Self::Top(command) => command.run().await,
+            Self::Instances(command) => command.run().await,
+            Self::Tasks(command) => command.run().await,
+            Self::Ems(command) => command.run().await,
+            Self::Em(command) => command.run().await,
+            Self::Scopes(command) => command.run().await,
+            Self::Tickets(command) => command.run().await,
+            Self::Ticket(command) => command.run().await,
+            Self::Waiting(command) => command.run().await,
+            Self::Refusals(command) => command.run().await,
+            Self::Usage(command) => command.run().await,
+            Self::History(command) => command.run().await,
+            Self::Limits(command) => command.run().await,
+            Self::Policies(command) => command.run().await,
+            Self::Drain(command) => command.run().await,
+            Self::Resume(command) => command.run().await,
+            Self::Release(command) => command.run().await,
+            Self::Hold(command) => command.run().await,
+            Self::Unhold(command) => command.run().await,
+            Self::Holds(command) => command.run().await,
+            Self::Providers(command) => command.run().await,
+            Self::Queues(command) => command.run().await,
+            Self::Applications(command) => command.run().await,
+            Self::Audit(command) => command.run().await,
+            Self::Repair(command) => command.run().await,
+            Self::Completions(command) => command.run(),
         };
         match answer {
-            Ok((text, is_in_order)) => {
-                // Whoever has stopped reading still gets the exit code.
-                let _ = std::io::stdout().write_all(text.as_bytes());
-                if is_in_order { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENCES) }
-            }
-            Err(error) => {
-                eprintln!("linkis-rm: {error}{}", service.advice(&error));
-                ExitCode::from(EXIT_NO_ANSWER)
+            Ok(answer) => answer.into(),
+            Err(failure) => {
+                failure.tell();
+                failure.exit_code()
             }
         }
-    }
-}
-
-impl Service {
-    /// Of several addresses, one that does not answer is passed over.
-    fn client(&self) -> Result<RmClient, ClientError> {
-        let identity = match (&self.cert, &self.key) {
-            (Some(cert), Some(key)) => Some(Identity { certificates: read("--cert", cert)?, key: read("--key", key)? }),
-            _ => None,
-        };
-        let tls = Tls { ca: self.ca.as_deref().map(|file| read("--ca", file)).transpose()?, identity };
-        let token = self.token_file.as_deref().map(|file| read("--token-file", file)).transpose()?;
-        let token = token.map(|token| String::from_utf8_lossy(&token).trim().to_owned());
-        let settings = ClientSettings { attempts: ATTEMPTS, tls, token, ..ClientSettings::new(TIMEOUT) };
-        RmClient::with(&self.address, &settings)
-    }
-
-    async fn audit(&self) -> Result<(String, bool), ClientError> {
-        let report = self.client()?.audit().await?;
-        Ok((report_text(&report), report.differences.is_empty()))
-    }
-
-    async fn repair(&self) -> Result<(String, bool), ClientError> {
-        let done = self.client()?.repair().await?;
-        Ok((repaired_text(&done), done.remaining.is_empty()))
-    }
-
-    /// What to type next.
-    fn advice(&self, error: &ClientError) -> String {
-        let address = &self.address;
-        match error.code() {
-            Some(Code::Unavailable) if error.reason().is_none() => {
-                format!("\nNo service answers at {address}. Start one with linkis-rm, or name another with --address.")
-            }
-            Some(Code::Unimplemented) => format!("\nThe service at {address} is an older one. Update it."),
-            Some(_) => format!("\nThe service at {address} failed. Its log says why; then type the same again."),
-            None if matches!(error, ClientError::Secret(_)) => String::new(),
-            None => "\nName the service with --address, e.g. --address 127.0.0.1:50051.".to_owned(),
-        }
-    }
-}
-
-/// A file that a setting names.
-fn read(setting: &str, file: &Path) -> Result<Vec<u8>, ClientError> {
-    std::fs::read(file)
-        .map_err(|error| ClientError::Secret(format!("{setting}: {} cannot be read: {error}", file.display())))
-}
-
-fn report_text(report: &AuditReport) -> String {
-    let AuditReport { ems, scopes, tickets, differences, notes, .. } = report;
-    let looked_at = format!("{ems} EMs, {scopes} scopes, {tickets} tickets");
-    let mut text = match differences.count {
-        0 => format!("consistent: {looked_at}\n"),
-        count => {
-            let table = table(differences);
-            format!("{table}{count} differences in {looked_at}. To make them what the tickets say: linkis-rm repair\n")
-        }
-    };
-    for note in notes {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "note: {note}");
-    }
-    text
-}
-
-fn repaired_text(done: &Repaired) -> String {
-    let mut text = match done.repaired.count {
-        0 => "nothing was repaired\n".to_owned(),
-        count => format!("{}{count} differences were repaired\n", table(&done.repaired)),
-    };
-    if !done.remaining.is_empty() {
-        let (table, count) = (table(&done.remaining), done.remaining.count);
-        let _ = write!(text, "\n{table}{count} could not be repaired\n");
-    }
-    text
-}
-
-/// One line for each difference, in columns.
-fn table(differences: &Differences) -> String {
-    let header = ["what", "counter", "stored", "true", ""].map(str::to_owned);
-    let rows: Vec<[String; 5]> = std::iter::once(header).chain(differences.first.iter().map(cells)).collect();
-    let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
-    let widths = [width(0), width(1), width(2), width(3)];
-    let mut text = String::new();
-    for [what, counter, stored, from_tickets, problem] in &rows {
-        let [a, b, c, d] = widths;
-        let line = format!("{what:a$}  {counter:b$}  {stored:c$}  {from_tickets:d$}  {problem}");
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    if differences.first.len() < differences.count {
-        let _ = writeln!(text, "... and {} more", differences.count - differences.first.len());
-    }
-    text
-}
-
-fn cells(difference: &Difference) -> [String; 5] {
-    let Difference { what, counter, stored, from_tickets, problem } = difference;
-    [what.clone(), counter.clone(), amounts(stored), amounts(from_tickets), problem.clone()]
-}
-
-fn amounts(amounts: &BTreeMap<Dimension, i64>) -> String {
-    let pairs: Vec<String> =
-        amounts.iter().map(|(dimension, amount)| format!("{}={amount}", dimension.key())).collect();
-    pairs.join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use time::OffsetDateTime;
-
-    use super::*;
-
-    #[test]
-    fn differences_stand_in_columns() {
-        let mut report = AuditReport { ems: 2, scopes: 1, tickets: 3, ..AuditReport::new(OffsetDateTime::UNIX_EPOCH) };
-        assert_eq!(report_text(&report), "consistent: 2 EMs, 1 scopes, 3 tickets\n");
-        report.note(|| "em=a/b is full".to_owned());
-        let amounts = |cores| BTreeMap::from([(Dimension::Cores, cores), (Dimension::Custom("gpu".into()), 1)]);
-        let used = Difference {
-            what: "em=a/b".into(),
-            counter: "used".into(),
-            stored: amounts(12),
-            from_tickets: amounts(7),
-            problem: String::new(),
-        };
-        report.differences.extend([used, Difference::in_words("scope user=x", "row", "there is no row")]);
-        assert_eq!(
-            report_text(&report),
-            "what          counter  stored                  true\n\
-             em=a/b        used     cores=12 special.gpu=1  cores=7 special.gpu=1\n\
-             scope user=x  row                                                     there is no row\n\
-             2 differences in 2 EMs, 1 scopes, 3 tickets. To make them what the tickets say: linkis-rm repair\n\
-             note: em=a/b is full\n"
-        );
     }
 }

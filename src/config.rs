@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Parser};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::{
@@ -19,6 +19,11 @@ use crate::{
     server::Security,
     service::heartbeat::LivenessTimeouts,
     store::target::Target,
+    telemetry::{
+        LogSettings,
+        settings::{self, LogFormat},
+        traces,
+    },
     tls,
     transport::edge::{BODY_BYTES_LEAST, Bounds, Listen},
 };
@@ -28,10 +33,26 @@ use crate::{
 /// Serves gRPC, by default with a private PostgreSQL that it starts itself. With a command, asks a service that runs.
 #[derive(Debug, Parser)]
 #[command(name = "linkis-rm", version, args_conflicts_with_subcommands = true)]
-struct Arguments {
+struct CommandLine {
     #[command(subcommand)]
-    command: Option<Command>,
+    task: Option<Task>,
 
+    #[command(flatten)]
+    serve: Arguments,
+}
+
+/// What the process is to do.
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Serves: the same as no command at all.
+    Serve(Box<Arguments>),
+    #[command(flatten)]
+    Command(Command),
+}
+
+/// All that can be set of serving, as it is said.
+#[derive(Debug, Args)]
+struct Arguments {
     /// Where to serve gRPC: HOST:PORT, of which port 0 picks a free one, or unix:/PATH for a socket on this machine.
     #[arg(long, env = "LINKIS_RM_LISTEN", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     listen: String,
@@ -56,8 +77,17 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_TLS_CLIENT_CA", value_name = "FILE")]
     tls_client_ca: Option<PathBuf>,
 
+    /// A JSON file that says whose JWTs are believed, by which keys, and what their claims make of callers (docs/SECURITY.md); taken up
+    /// anew when it changes. Keys are asked for at --external-hosts alone.
+    #[arg(long, env = "LINKIS_RM_JWT_CONFIG", value_name = "FILE")]
+    jwt_config: Option<PathBuf>,
+
     #[command(flatten)]
     database: DatabaseArguments,
+
+    /// Leave the schema of the database as it is, for a role that may not change it: linkis-rm migrate brings it up to date.
+    #[arg(long, env = "LINKIS_RM_NO_MIGRATE", value_parser = clap::builder::FalseyValueParser::new())]
+    no_migrate: bool,
 
     /// A TOML file with all limits; the server starts with exactly these. Without it, limits are left as they are.
     #[arg(long, env = "LINKIS_RM_LIMITS", value_name = "FILE")]
@@ -111,7 +141,8 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTIONS", default_value = "16384", value_name = "NUMBER")]
     max_connections: String,
 
-    /// How old a connection gets before its client is asked to open another, and none of its calls is cut off [default: as old as it likes]
+    /// How old a connection gets, give or take a tenth, before its client is asked to open another, and none of its calls is cut off
+    /// [default: as old as it likes]
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTION_AGE", value_name = "DURATION")]
     max_connection_age: Option<String>,
 
@@ -135,6 +166,18 @@ struct Arguments {
     /// Which hosts external clusters may be asked at, separated by commas: HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT or, for all, *.
     #[arg(long, env = "LINKIS_RM_EXTERNAL_HOSTS", default_value = "", value_name = "HOSTS")]
     external_hosts: String,
+
+    /// How logs are written, to standard error: auto (text at a terminal, else json), text or json.
+    #[arg(long, env = "LINKIS_RM_LOG_FORMAT", default_value = "auto", value_name = "FORMAT")]
+    log_format: String,
+
+    /// How much is logged: error, warn, info, debug (every decision) or trace. RUST_LOG says it more finely, and wins.
+    #[arg(long, env = "LINKIS_RM_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    log_level: String,
+
+    /// What RUST_LOG asks for.
+    #[arg(skip = std::env::var("RUST_LOG").unwrap_or_default())]
+    rust_log: String,
 }
 
 /// Which PostgreSQL to use, as it is said.
@@ -187,14 +230,34 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// From the command line and the environment. Ends the process after `--help`, `--version` or an unknown flag.
-    pub fn from_command_line() -> Result<Self, ConfigError> {
-        let mut arguments = Arguments::parse();
-        match arguments.command.take() {
-            Some(command) => Ok(Self::Command(command)),
-            None => Ok(Self::Serve(Box::new(arguments.check()?))),
+    /// From the command line and the environment.
+    ///
+    /// # Errors
+    /// [`NotStarted`] also where help or the version is asked for.
+    pub fn from_command_line() -> Result<Self, NotStarted> {
+        let CommandLine { task, serve } = CommandLine::try_parse()?;
+        match task {
+            Some(Task::Command(command)) => Ok(Self::Command(command)),
+            Some(Task::Serve(serve)) => Ok(Self::Serve(Box::new(serve.check()?))),
+            None => Ok(Self::Serve(Box::new(serve.check()?))),
         }
     }
+}
+
+/// Why nothing is done.
+#[derive(Debug, thiserror::Error)]
+pub enum NotStarted {
+    /// The command line cannot be understood, or asks for help: it knows what to print, and where.
+    #[error(transparent)]
+    CommandLine(#[from] clap::Error),
+    /// The settings cannot be used.
+    #[error(transparent)]
+    Settings(#[from] ConfigError),
+}
+
+/// The command line with all commands and settings, for those who describe it.
+pub fn command_line() -> clap::Command {
+    CommandLine::command()
 }
 
 /// Everything that can be set, checked.
@@ -206,6 +269,8 @@ pub struct Config {
     pub http_listen: Option<Vec<SocketAddr>>,
     /// Which PostgreSQL to use.
     pub database: Database,
+    /// Whether the database's schema is brought up to date.
+    pub migrates: bool,
     /// All limits to start with; `None` to leave them as they are.
     pub limits: Option<Vec<Rule>>,
     /// How long a grant stays locked if the request does not say.
@@ -228,6 +293,17 @@ pub struct Config {
     pub security: Security,
     /// Which hosts external clusters may be asked at.
     pub external_hosts: AllowedHosts,
+    /// What is logged, and where traces go.
+    pub telemetry: Telemetry,
+}
+
+/// What is told beside metrics.
+#[derive(Debug, Clone)]
+pub struct Telemetry {
+    /// What is logged.
+    pub log: LogSettings,
+    /// Where traces go; `None` for nowhere.
+    pub traces: Option<traces::Settings>,
 }
 
 /// Which PostgreSQL to use.
@@ -257,7 +333,7 @@ impl Arguments {
             Some(text) => ok_or_record(&mut mistakes, parse_addresses(HTTP_LISTEN, text, may_leave)).map(Some),
         };
         let database = ok_or_record(&mut mistakes, self.database.choose());
-        let limits = self.limits.as_deref().map(read_limits).transpose();
+        let limits = self.limits.as_deref().map(|file| read_limits("--limits (LINKIS_RM_LIMITS)", file)).transpose();
         let limits = ok_or_record(&mut mistakes, limits);
         let mut duration = |name: &str, text: &str, least: &str, most: &str| {
             ok_or_record(&mut mistakes, parse_duration(name, text, least, most))
@@ -272,9 +348,8 @@ impl Arguments {
         let shutdown_delay = duration("--shutdown-delay (LINKIS_RM_SHUTDOWN_DELAY)", &self.shutdown_delay, "0s", "1h");
         let patience = self.patience(&mut mistakes);
         let bounds = self.bounds(&mut mistakes);
-        let hosts = AllowedHosts::parse(&self.external_hosts);
-        let hosts = hosts.map_err(|problem| format!("--external-hosts (LINKIS_RM_EXTERNAL_HOSTS): {problem}"));
-        let external_hosts = ok_or_record(&mut mistakes, hosts);
+        let external_hosts = self.external_hosts(&mut mistakes);
+        let telemetry = self.telemetry(&mut mistakes);
         match (
             listen,
             http_listen,
@@ -290,6 +365,7 @@ impl Arguments {
             bounds,
             tls,
             external_hosts,
+            telemetry,
         ) {
             (
                 Some(listen),
@@ -306,8 +382,10 @@ impl Arguments {
                 Some(bounds),
                 Some(tls),
                 Some(external_hosts),
+                Some(telemetry),
             ) => Ok(Config {
-                security: security(tls, &listen, self.insecure),
+                security: security(tls, self.jwt_config.filter(|path| is_set(path)), &listen, self.insecure),
+                migrates: !self.no_migrate,
                 listen,
                 http_listen,
                 database,
@@ -321,9 +399,30 @@ impl Arguments {
                 shutdown_delay,
                 bounds,
                 external_hosts,
+                telemetry,
             }),
             _ => Err(ConfigError(mistakes)),
         }
+    }
+
+    fn external_hosts(&self, mistakes: &mut Vec<String>) -> Option<AllowedHosts> {
+        let hosts = AllowedHosts::parse(&self.external_hosts);
+        ok_or_record(
+            mistakes,
+            hosts.map_err(|problem| format!("--external-hosts (LINKIS_RM_EXTERNAL_HOSTS): {problem}")),
+        )
+    }
+
+    fn telemetry(&self, mistakes: &mut Vec<String>) -> Option<Telemetry> {
+        let format = LogFormat::parse("--log-format (LINKIS_RM_LOG_FORMAT)", &self.log_format);
+        let format = ok_or_record(mistakes, format);
+        let filter = match self.rust_log.as_str() {
+            "" => settings::filter("--log-level (LINKIS_RM_LOG_LEVEL)", &self.log_level),
+            directives => settings::directives(directives),
+        };
+        let filter = ok_or_record(mistakes, filter);
+        let traces = ok_or_record(mistakes, traces::Settings::read(|name| std::env::var(name).ok()));
+        Some(Telemetry { log: LogSettings { format: format?, filter: filter? }, traces: traces? })
     }
 
     fn tls(&self, mistakes: &mut Vec<String>) -> Option<Option<tls::Files>> {
@@ -396,15 +495,15 @@ fn is_set(path: &Path) -> bool {
     !path.as_os_str().is_empty()
 }
 
-/// Everybody may do everything only where nobody else comes, or on purpose; and never if certificates tell who calls.
-fn security(tls: Option<tls::Files>, listen: &Listen, insecure: bool) -> Security {
+/// Everybody may do everything only where nobody else comes, or on purpose; and never if certificates or JWTs tell who calls.
+fn security(tls: Option<tls::Files>, jwt: Option<PathBuf>, listen: &Listen, insecure: bool) -> Security {
     let has_client_ca = tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     let is_here = match listen {
         Listen::Tcp(addresses) => addresses.iter().all(|address| address.ip().is_loopback()),
         // Its rights say who may call.
         Listen::Unix(_) => true,
     };
-    Security { is_open: !has_client_ca && (insecure || is_here), tls }
+    Security { is_open: !has_client_ca && jwt.is_none() && (insecure || is_here), tls, jwt }
 }
 
 /// A whole number between `least` and `most`.
@@ -481,11 +580,12 @@ fn parse_addresses((name, example): ListenSetting, text: &str, may_leave: bool) 
     }
 }
 
-/// The largest limits file that is read: tens of thousands of limits.
-const LIMITS_BYTES_MAX: u64 = 4 << 20;
+/// The largest limits file that is read: a hundred thousand limits, and as much again.
+const LIMITS_BYTES_MAX: u64 = 16 << 20;
 
-fn read_limits(path: &Path) -> Result<Vec<Rule>, String> {
-    let name = format!("--limits (LINKIS_RM_LIMITS): {}", path.display());
+/// The limits in the file that a setting names; all mistakes otherwise.
+pub fn read_limits(setting: &str, path: &Path) -> Result<Vec<Rule>, String> {
+    let name = format!("{setting}: {}", path.display());
     let size = std::fs::metadata(path).map_err(|error| format!("{name}: {error}"))?.len();
     if size > LIMITS_BYTES_MAX {
         return Err(format!("{name}: has {size} bytes; at most {LIMITS_BYTES_MAX} are read"));
@@ -511,7 +611,7 @@ mod tests {
     use super::*;
 
     fn check(arguments: &[&str]) -> Result<Config, ConfigError> {
-        Arguments::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).check()
+        CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve.check()
     }
 
     #[test]
@@ -573,16 +673,53 @@ mod tests {
     }
 
     #[test]
+    fn no_setting_shows_a_password() {
+        let url = ["--database-url", "postgres://me:hunter2@db.example/rm"];
+        let config = check(&url).unwrap();
+        assert!(config.migrates && !check(&[url[0], url[1], "--no-migrate"]).unwrap().migrates);
+        let arguments = CommandLine::parse_from(["linkis-rm", url[0], url[1]]);
+        let command = CommandLine::parse_from(["linkis-rm", "migrate", url[0], url[1]]);
+        for shown in [format!("{config:?}"), format!("{arguments:?}"), format!("{command:?}")] {
+            assert!(shown.to_lowercase().contains("database") && !shown.contains("hunter2"), "{shown}");
+        }
+        let error = check(&[url[0], url[1], "--database-url-file", "/x"]).unwrap_err();
+        assert!(!format!("{error:?} {error}").contains("hunter2"), "{error}");
+    }
+
+    #[test]
     fn a_command_needs_none_of_the_settings() {
-        let parse = |line: &str| Arguments::try_parse_from(line.split(' '));
+        let parse = |line: &str| CommandLine::try_parse_from(line.split(' '));
         for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1", "linkis-rm audit --address rm:1,rm:2"]
         {
-            assert!(parse(line).unwrap().command.is_some(), "{line}");
+            assert!(parse(line).unwrap().task.is_some(), "{line}");
         }
         for line in ["linkis-rm --listen 127.0.0.1:1 audit", "linkis-rm audit --listen 127.0.0.1:1", "linkis-rm mend"] {
             assert!(parse(line).is_err(), "{line}");
         }
-        assert!(parse("linkis-rm --listen 127.0.0.1:1").unwrap().command.is_none());
+        assert!(parse("linkis-rm --listen 127.0.0.1:1").unwrap().task.is_none());
+        let Some(Task::Serve(serve)) = parse("linkis-rm serve --listen 127.0.0.1:1").unwrap().task else {
+            panic!("it serves");
+        };
+        assert_eq!(serve.listen, "127.0.0.1:1");
+    }
+
+    #[test]
+    fn every_command_is_explained_and_names_its_role() {
+        command_line().debug_assert();
+        let without_service = ["serve", "migrate", "tokens", "health", "completions", "help"];
+        let mut names = 0;
+        for command in command_line().get_subcommands().filter(|c| !without_service.contains(&c.get_name())) {
+            let leaves: Vec<_> = match command.get_subcommands().collect::<Vec<_>>() {
+                none if none.is_empty() => vec![command],
+                some => some,
+            };
+            for leaf in leaves {
+                let needs = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(leaf.get_about().is_some() && needs.starts_with("Needs the role "), "{}", leaf.get_name());
+                names += 1;
+            }
+        }
+        assert!(names > 20, "{names}");
     }
 
     #[test]
@@ -647,6 +784,8 @@ mod tests {
             ([&world[..], &tls, &insecure].concat(), true),
             (mutual.to_vec(), false),
             ([&world[..], &mutual, &insecure].concat(), false),
+            (vec!["--jwt-config", "j"], false),
+            ([&world[..], &insecure, &["--jwt-config", "j"]].concat(), false),
         ] {
             assert_eq!(check(&arguments).unwrap().security.is_open, is_open, "{arguments:?}");
         }
@@ -662,12 +801,31 @@ mod tests {
     }
 
     #[test]
+    fn logs_are_set_by_name() {
+        let told = |arguments: &[&str]| {
+            let arguments = CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve;
+            Arguments { rust_log: String::new(), ..arguments }.check().map(|config| config.telemetry.log)
+        };
+        let (auto, debug) = (told(&[]).unwrap(), told(&["--log-level", "debug", "--log-format", "json"]).unwrap());
+        assert_eq!((auto.format, auto.filter.as_str()), (LogFormat::Auto, "info,sqlx=warn"));
+        assert_eq!((debug.format, debug.filter.as_str()), (LogFormat::Json, "info,sqlx=warn,linkis_rm=debug"));
+        let error = told(&["--log-level", "loud", "--log-format", "xml"]).unwrap_err();
+        assert!(error.0.len() == 2 && error.to_string().contains("(LINKIS_RM_LOG_LEVEL): \"loud\""), "{error}");
+        let by_rust_log = |rust_log: &str| {
+            let arguments = CommandLine::parse_from(["linkis-rm", "--log-level", "warn"]).serve;
+            Arguments { rust_log: rust_log.to_owned(), ..arguments }.check().map(|config| config.telemetry.log.filter)
+        };
+        assert_eq!(by_rust_log("linkis_rm=trace").unwrap(), "linkis_rm=trace", "it wins");
+        assert!(by_rust_log("linkis_rm=loud").unwrap_err().to_string().contains("RUST_LOG"));
+    }
+
+    #[test]
     fn a_database_is_said_once_and_its_password_shows_nowhere() {
         let url = "postgres://me:hunter2@db.example/rm";
         let file = std::env::temp_dir().join(format!("linkis-rm-url-{}", std::process::id()));
         std::fs::write(&file, format!("{url}\n")).unwrap();
         let path = file.to_str().unwrap();
-        let at_once = Arguments::parse_from(["linkis-rm", "--database-url", url]);
+        let at_once = CommandLine::parse_from(["linkis-rm", "--database-url", url]);
         let shown =
             format!("{at_once:?} {:?} {:?}", check(&["--database-url", url]), check(&["--database-url-file", path]));
         assert!(!shown.contains("hunter2") && shown.matches("db.example:5432 (rm)").count() == 2, "{shown}");

@@ -13,8 +13,8 @@
 //! - [`server`]: puts an instance together, serves it, and takes it down;
 //! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
 //! - [`commands`]: what the program does other than serving, through the client;
-//! - [`config`], [`limits_file`], [`telemetry`], [`metrics`], [`error`]: settings, limits in version control, logs, what is counted,
-//!   and why a call failed.
+//! - [`config`], [`limits_file`], [`telemetry`], [`metrics`], [`error`]: settings, limits in version control, logs and traces, what is
+//!   counted, and why a call failed; [`notify`]: what systemd is told.
 //!
 //! `main → server → transport → service → {store, external} → domain`: nothing reaches back.
 //!
@@ -35,7 +35,8 @@
 //!
 //! # What is deliberately absent
 //!
-//! Advisory locks, triggers and stored procedures; a second way to write what is granted; a state kept in memory that an answer depends on.
+//! Advisory locks, triggers and stored procedures (but for two that have a role which may not change the schema make and drop parts of
+//! the history); a second way to write what is granted; a state kept in memory that an answer depends on.
 
 #![warn(
     clippy::unwrap_used,
@@ -63,6 +64,8 @@ pub mod http;
 pub mod limits_file;
 #[cfg(feature = "server")]
 pub mod metrics;
+#[cfg(feature = "server")]
+pub mod notify;
 #[cfg(feature = "server")]
 pub mod server;
 #[cfg(feature = "server")]

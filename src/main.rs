@@ -3,13 +3,15 @@
 use std::{error::Error, process::ExitCode};
 
 use linkis_rm::{
-    config::{Config, Database, Mode},
+    commands::EXIT_USAGE,
+    config::{Config, Database, Mode, NotStarted},
+    notify,
     server::{self, Ending, Options, Server},
     store::{
         embedded::{self, Embedded},
         target::Target,
     },
-    telemetry,
+    telemetry::{self, traces::Export},
     transport::{edge, resource_manager::RequestTimeouts},
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,24 +20,26 @@ use tokio::signal::unix::{SignalKind, signal};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// As sysexits.h has it: the command was used wrongly.
-const EXIT_USAGE: u8 = 64;
-
 #[tokio::main]
 async fn main() -> ExitCode {
     let config = match Mode::from_command_line() {
         Ok(Mode::Serve(config)) => config,
         Ok(Mode::Command(command)) => return command.run().await,
-        Err(error) => {
+        Err(NotStarted::CommandLine(error)) => {
+            // Where nobody reads that, there is nobody to tell it to.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 });
+        }
+        Err(NotStarted::Settings(error)) => {
             eprintln!("{error}Type linkis-rm --help for what can be set.");
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    telemetry::start();
+    telemetry::start(&config.telemetry.log);
     match run(*config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("linkis-rm: {}", with_causes(&*error));
+            eprintln!("linkis-rm: {}", telemetry::with_causes(&*error));
             ExitCode::FAILURE
         }
     }
@@ -63,8 +67,10 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         bounds: edge::make_room(config.bounds),
         security: config.security,
         external_hosts: config.external_hosts,
+        migrates: config.migrates,
     };
     let server = Server::open(listener, http, options, server_options).await?;
+    let traces = config.telemetry.traces.map(|settings| Export::start(settings, server.instance_id())).transpose()?;
     if let Some(rules) = config.limits {
         let limits = rules.len();
         let changes = server.replace_limits(rules).await?;
@@ -75,6 +81,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         tracing::info!(%address, "metrics and health over HTTP");
     }
     tracing::info!(address = %server.address()?, "serving");
+    notify::tell("READY=1");
     let mut died = None;
     let stop = async {
         tokio::select! {
@@ -82,8 +89,13 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
             _ = interrupt.recv() => {}
             status = has_died(private.as_ref()) => died = Some(status),
         }
+        notify::tell("STOPPING=1");
     };
-    let ending = server.serve(stop).await?;
+    let ending = server.serve(stop).await;
+    if let Some(traces) = traces {
+        traces.finish().await;
+    }
+    let ending = ending?;
     if let Some(private) = private {
         if let Some(status) = died {
             let log = private.log_path();
@@ -115,13 +127,4 @@ async fn has_died(private: Option<&Embedded>) -> std::process::ExitStatus {
         Some(private) => private.died().await,
         None => std::future::pending().await,
     }
-}
-
-/// An error and what caused it, each once: some libraries repeat the cause in the error.
-fn with_causes(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
-    causes.fold(error.to_string(), |text, cause| match cause.to_string() {
-        cause if text.ends_with(&cause) => text,
-        cause => format!("{text}: {cause}"),
-    })
 }

@@ -1,16 +1,18 @@
 //! Puts an instance together, serves it, and takes it down in order.
 
-use std::{future::Future, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{
     net::TcpListener,
     sync::{Notify, mpsc, watch},
+    task::JoinSet,
     time::Instant,
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
+use uuid::Uuid;
 
 use crate::{
     domain::{
@@ -26,20 +28,29 @@ use crate::{
         audit::AuditService,
         background::{
             Driver,
+            announcing::{Announcing, told_address},
+            cluster::ClusterAsAWhole,
             counting::CountLabelSets,
             expiry,
+            fullest::{FullestScopes, ListFullest},
             going::Going,
             holds::EndHolds,
             lease::{Holder, Lease},
             pruning::Pruning,
+            refusals::KeepRefusals,
             retention::Retention,
+            self_audit::SelfAudit,
             silence::Silence,
+            usage::RollUpUsage,
         },
         committer::{AfterCommit, Committer},
-        external::ExternalResourceService,
+        external::{ExternalResourceService, refresh},
         heartbeat::{HeartbeatService, LivenessTimeouts},
         holds::HoldService,
+        jwt::{Jwt, JwtError},
         limits::LimitService,
+        overview::Overviews,
+        refusals::Refusals,
         request_resource::RequestResourceService,
         tasks::Tasks,
         ticket_lookup::TicketLookup,
@@ -103,6 +114,8 @@ pub struct Options {
     pub security: Security,
     /// Which hosts external clusters may be asked at.
     pub external_hosts: AllowedHosts,
+    /// Whether it brings the schema of its database up to date, or expects to find it so.
+    pub migrates: bool,
 }
 
 /// What callers have to show.
@@ -110,24 +123,41 @@ pub struct Options {
 pub struct Security {
     /// The certificates that connections are encrypted with; `None` if they are not.
     pub tls: Option<tls::Files>,
+    /// Whose JWTs are believed, a file that says so; `None` for nobody's.
+    pub jwt: Option<PathBuf>,
     /// Whether everybody may do everything, as long as no token was ever made.
     pub is_open: bool,
 }
 
 impl Security {
     /// Nothing: for one machine, or a program of its own.
-    pub const OPEN: Self = Self { tls: None, is_open: true };
+    pub const OPEN: Self = Self { tls: None, jwt: None, is_open: true };
+}
+
+/// How an instance is protected, for people.
+impl fmt::Display for Security {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match &self.tls {
+            Some(tls) if tls.client_ca.is_some() => "TLS, with certificates or tokens",
+            Some(_) if !self.is_open => "TLS, with tokens",
+            Some(_) => "TLS; everybody may do everything until a token is made",
+            None if !self.is_open => "tokens",
+            None => "nothing; everybody may do everything until a token is made",
+        })
+    }
 }
 
 /// An instance that is ready to serve.
 #[derive(Debug)]
 pub struct Server {
+    instance_id: Uuid,
     listener: Listener,
     store: Store,
     options: Options,
     edge: Arc<Edge>,
     tls: Option<Arc<Tls>>,
     tokens: Tokens,
+    jwt: Option<Arc<Jwt>>,
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
     /// Serves metrics and health; ends with the server.
@@ -140,6 +170,9 @@ pub enum ServerError {
     /// The certificates cannot be used.
     #[error("the certificates cannot be used; see --tls-cert, --tls-key and --tls-client-ca")]
     Tls(#[from] TlsError),
+    /// JWTs cannot be checked.
+    #[error("JWTs cannot be checked; see --jwt-config")]
+    Jwt(#[from] JwtError),
     /// The database cannot be used.
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
@@ -215,25 +248,35 @@ const DESCRIPTORS: [&[u8]; 4] = [
 ];
 
 impl Server {
-    /// Brings the schema of the database up to date; calls wait at `listener` meanwhile. Metrics and health are served at `http` from
-    /// now on, if there is one.
+    /// Brings the schema of the database up to date, if it is to; calls wait at `listener` meanwhile. Metrics and health are served at
+    /// `http` from now on, if there is one. Logs first of all which instance this is, and where.
     pub async fn open(
         listener: Listener,
         http: Option<TcpListener>,
         database: impl Into<Target>,
         options: Options,
     ) -> Result<Self, ServerError> {
+        let (instance_id, database) = (Uuid::new_v4(), database.into());
+        tell_of(instance_id, &listener, http.as_ref(), &database, &options.security);
         let tls = options.security.tls.clone().map(Tls::read).transpose()?;
         let edge = Edge::new(options.bounds, tls.clone());
         let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, edge.gauges());
+        let jwt = options.security.jwt.clone();
+        let jwt = jwt.map(|path| Jwt::read(path, options.external_hosts.clone(), metrics.clone())).transpose()?;
         let (readiness, seen) = watch::channel(Readiness::Starting);
         let serve = |listener: TcpListener| {
             Some((listener.local_addr().ok()?, http::serve(listener, tls.clone(), metrics.clone(), seen)))
         };
         let http = http.and_then(serve);
-        let store = Store::open(database, options.history).await?;
+        let store = match options.migrates {
+            true => Store::open(database, options.history).await?,
+            false => Store::open_migrated(database, options.history).await?,
+        };
         let tokens = Tokens::read(&store).await?;
-        Ok(Self { listener, store, options, edge, tls, tokens, metrics, readiness, http })
+        if let Some(jwt) = &jwt {
+            jwt.first_keys().await;
+        }
+        Ok(Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http })
     }
 
     /// Makes `rules` all the limits there are.
@@ -242,7 +285,12 @@ impl Server {
     /// As of [`LimitService::replace`].
     pub async fn replace_limits(&self, rules: Vec<Rule>) -> Result<RuleChanges, Error> {
         let limits = LimitService::new(self.store.clone(), Arc::default());
-        limits.replace(&Principal::Service, rules, Instant::now() + self.options.times.request_timeout).await
+        limits.replace(&Principal::Service.into(), rules, Instant::now() + self.options.times.request_timeout).await
+    }
+
+    /// By what it is told from other instances, in the database and in logs.
+    pub fn instance_id(&self) -> Uuid {
+        self.instance_id
     }
 
     /// What it counts of itself.
@@ -263,11 +311,13 @@ impl Server {
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
         // While calls under way are finished, metrics and health are served on.
-        let Self { listener, store, options, edge, tls, tokens, metrics, readiness, http: _http } = self;
+        let Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http: _http } =
+            self;
         let (tasks, stopping, leaving) = (Tasks::here(), CancellationToken::new(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
-        let routes = assemble(&store, &options, &tokens, &metrics, &tasks, &stopping)?
+        let address = listener.address().map(|address| announced(&address)).unwrap_or_default();
+        let routes = assemble(instance_id, &store, &options, &tokens, &metrics, &tasks, (&stopping, address))?
             .add_service(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
@@ -275,16 +325,21 @@ impl Server {
         if let Some(tls) = &tls {
             tasks.spawn(tls.clone().follow(stopping.clone()));
         }
-        let incoming = accepted(listener, &edge, &tasks, &stopping);
+        if let Some(jwt) = &jwt {
+            tasks.spawn(jwt.clone().follow(stopping.clone()));
+        }
+        let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();
 
-        let identity = Arc::new(Identity::new(tokens, options.security.is_open));
+        let identity = Arc::new(Identity::new(tokens, jwt, options.security.is_open, metrics.clone()));
         let calls = Calls::new(routes, edge.clone(), identity);
-        let serving = transport_server(&options.bounds).layer(Observe::new(metrics)).serve_with_incoming_shutdown(
-            calls,
-            incoming,
-            stopping.clone().cancelled_owned(),
-        );
+        let mut servers = serve_calls(calls, incoming, &options.bounds, &metrics, &stopping);
+        let serving = async {
+            while let Some(ended) = servers.join_next().await {
+                ended.map_err(|_| ServerError::Defect)??;
+            }
+            Ok::<_, ServerError>(())
+        };
         tokio::pin!(serving);
         let lame_duck = async {
             stop.await;
@@ -293,7 +348,7 @@ impl Server {
             tokio::time::sleep(options.shutdown_delay).await;
         };
         let failed = tokio::select! {
-            ended = &mut serving => Some(ended.map_err(ServerError::from)),
+            ended = &mut serving => Some(ended),
             () = defect.cancelled() => Some(Err(ServerError::Defect)),
             () = lame_duck => None,
         };
@@ -316,25 +371,62 @@ impl Server {
         .await;
         store.close().await;
         match drained {
-            Ok(served) => served.map(|()| Ending::Drained).map_err(ServerError::from),
+            Ok(served) => served.map(|()| Ending::Drained),
             Err(_) => Ok(Ending::CutOff),
         }
     }
 }
 
+/// The first line of the log.
+fn tell_of(instance_id: Uuid, listener: &Listener, http: Option<&TcpListener>, database: &Target, security: &Security) {
+    let (address, http) = (listener.address().ok(), http.and_then(|http| http.local_addr().ok()));
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        instance = %instance_id,
+        address = address.map(tracing::field::display),
+        http_address = http.map(tracing::field::display),
+        %database,
+        protection = %security,
+        "linkis-rm starts"
+    );
+}
+
+/// The address that others are told.
+fn announced(address: &Listen) -> String {
+    match address {
+        Listen::Tcp(addresses) => addresses.first().map(told_address).unwrap_or_default(),
+        Listen::Unix(_) => address.to_string(),
+    }
+}
+
+/// What people are shown of the whole cluster, and what keeps it: the list of the fullest scopes, and the signs of life of instances.
+fn overviews(
+    store: &Store,
+    metrics: &Metrics,
+    tasks: &Tasks,
+    driver: &Driver,
+    (silent_after, announcing): (Duration, Announcing),
+) -> (Overviews, FullestScopes) {
+    let fullest = FullestScopes::default();
+    driver.start(ListFullest::new(fullest.clone()), Arc::default());
+    driver.start(announcing, Arc::default());
+    (Overviews::new(store.clone(), silent_after, fullest.clone(), metrics.clone(), tasks), fullest)
+}
+
 /// The services of an instance and its background tasks.
 fn assemble(
+    instance_id: Uuid,
     store: &Store,
     options: &Options,
     tokens: &Tokens,
     metrics: &Metrics,
     tasks: &Tasks,
-    stopping: &CancellationToken,
+    (stopping, address): (&CancellationToken, String),
 ) -> Result<Routes, ServerError> {
     let seen = StateCache::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
     let (line, leaving) =
-        WaitingLine::new(store.clone(), options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
+        WaitingLine::new(store.clone(), instance_id, options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
     let after_commit = AfterCommit {
         seen: seen.clone(),
         expiring_soon: expiring_soon.clone(),
@@ -342,7 +434,7 @@ fn assemble(
         line: line.clone(),
     };
     let info = ServerInfo {
-        instance_id: line.instance_id(),
+        instance_id,
         times: options.times,
         patience: options.patience,
         history: options.history,
@@ -356,24 +448,26 @@ fn assemble(
     tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
     let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
     let (holder, wake) = (Holder::default(), Arc::default);
-    driver.start(Lease::new(holder.clone()), wake());
-    driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone()), wake());
-    driver.start(Silence::new(committer.clone(), options.patience, holder.clone()), wake());
-    driver.start(Retention::new(options.history, holder.clone()), wake());
     driver.start(ReadTokens::new(tokens.clone()), wake());
-    driver.start(Pruning::new(holder.clone()), wake());
-    driver.start(EndHolds::new(holder.clone()), wake());
+    driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
+    driver.start(Silence::new(committer.clone(), options.patience, holder.clone()), wake());
+    let refusals = Refusals::new(metrics.clone());
+    driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
     driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
+    let (audit, silent_after) = (AuditService::new(store.clone()), options.patience.silent_after);
+    keep_house(&driver, &holder, store, options, audit.clone(), metrics);
     driver.start(CountLabelSets::new(committer.clone(), holder, metrics.jobs("label_sets")), counting.clone());
 
     tasks.spawn(waiting::run(line.clone(), leaving));
     tasks.spawn(waiting::live(line.clone()));
     tasks.spawn(waiting::listen(line.clone(), admission.clone()));
 
-    let request_resource = RequestResourceService::new(admission, committer.clone(), line);
+    let request_resource =
+        RequestResourceService::new(admission, committer.clone(), line.clone(), refusals, metrics.clone());
+    let announcing = Announcing::new(info.instance_id, address, request_resource.outcomes(), driver.running());
+    let (overviews, fullest) = overviews(store, metrics, tasks, &driver, (silent_after, announcing));
     let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
     let tickets = TicketLookup::start(store, tasks);
-    let audit = AuditService::new(store.clone());
     let admin = Admin::new(
         audit,
         committer.clone(),
@@ -383,10 +477,11 @@ fn assemble(
     );
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
-    let usage = Usage::new(store.clone(), options.patience.silent_after);
-    let usage = transport::usage::Usage::new(usage, limits.clone(), info);
+    let usage = Usage::new(store.clone(), silent_after);
+    let usage = transport::usage::Usage::new(usage, limits.clone(), overviews, fullest, info);
     let external = Http::new(options.external_hosts.clone());
     let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
+    tasks.spawn(refresh(external.clone(), line, tasks.clone(), stopping.clone()));
     let external = ExternalResource::new(external, options.times.request_timeout);
     let limits = transport::limit::Limit::new(limits, options.times.request_timeout);
     let reflection = || {
@@ -407,26 +502,80 @@ fn assemble(
         .add_service(compressible!(reflection().build_v1alpha()?).max_decoding_message_size(QUESTION_BYTES_MAX)))
 }
 
-/// The connections of callers that were let in, until the server stops.
+/// The background tasks that concern no call: what is over goes, and what there is is summed and audited.
+fn keep_house(
+    driver: &Driver,
+    holder: &Holder,
+    store: &Store,
+    options: &Options,
+    audit: AuditService,
+    metrics: &Metrics,
+) {
+    driver.start(Lease::new(holder.clone()), Arc::default());
+    driver.start(Retention::new(options.history, holder.clone()), Arc::default());
+    driver.start(Pruning::new(holder.clone()), Arc::default());
+    driver.start(EndHolds::new(holder.clone()), Arc::default());
+    driver.start(RollUpUsage::new(holder.clone()), Arc::default());
+    driver.start(SelfAudit::new(store.clone(), audit, holder.clone()), Arc::default());
+    let (silent_after, metrics) = (options.patience.silent_after, metrics.cluster.clone());
+    driver.start(ClusterAsAWhole::new(store.clone(), holder.clone(), silent_after, metrics), Arc::default());
+}
+
+/// Connections that get as old as this, as they come.
+type Incoming = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connection>>);
+
+/// The connections of callers that were let in, until the server stops; those that have an age are dealt in turn to ages around it.
 fn accepted(
     listener: Listener,
     edge: &Arc<Edge>,
     tasks: &Tasks,
     stopping: &CancellationToken,
-) -> ReceiverStream<std::io::Result<edge::Connection>> {
-    let (serve, accepted) = mpsc::channel(ACCEPTED_MAX);
+    age: Option<Duration>,
+) -> Vec<Incoming> {
+    let (serve, mut accepted) = mpsc::channel(ACCEPTED_MAX);
     let accepting = edge::accept(listener, edge.clone(), serve);
     let stopping = stopping.clone();
     tasks.spawn(async move { stopping.run_until_cancelled(accepting).await.unwrap_or_default() });
-    ReceiverStream::new(accepted)
+    let Some(age) = age else { return vec![(None, ReceiverStream::new(accepted))] };
+    let (mut doors, mut incoming) = (vec![], vec![]);
+    for age in edge::ages(age) {
+        let (door, dealt) = mpsc::channel(1);
+        doors.push(door);
+        incoming.push((Some(age), ReceiverStream::new(dealt)));
+    }
+    tasks.spawn(async move {
+        for door in (0..doors.len()).cycle() {
+            let (Some(connection), Some(door)) = (accepted.recv().await, doors.get(door)) else { return };
+            // Where nobody serves any more, it ends.
+            let _ = door.send(connection).await;
+        }
+    });
+    incoming
 }
 
-/// HTTP/2 within `bounds`.
-fn transport_server(bounds: &Bounds) -> tonic::transport::Server {
+/// Serves calls on connections of every age, until the server stops; what serves them goes with the last.
+fn serve_calls(
+    calls: Calls,
+    incoming: Vec<Incoming>,
+    bounds: &Bounds,
+    metrics: &Metrics,
+    stopping: &CancellationToken,
+) -> JoinSet<Result<(), tonic::transport::Error>> {
+    let mut servers = JoinSet::new();
+    for (age, incoming) in incoming {
+        let server = transport_server(bounds, age).layer(Observe::new(metrics.clone()));
+        let stop = stopping.clone().cancelled_owned();
+        servers.spawn(server.serve_with_incoming_shutdown(calls.clone(), incoming, stop));
+    }
+    servers
+}
+
+/// HTTP/2 within `bounds`, on connections that get so old.
+fn transport_server(bounds: &Bounds, age: Option<Duration>) -> tonic::transport::Server {
     let server = tonic::transport::Server::builder();
     // Without a time for it: with one, calls under way would be cut off then, and new ones not sent elsewhere before. None of them
     // lasts longer than it said.
-    let server = match bounds.connection_age {
+    let server = match age {
         Some(age) => server.max_connection_age(age),
         None => server,
     };

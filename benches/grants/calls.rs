@@ -8,10 +8,11 @@ use linkis_rm::transport::proto::{
 };
 use tonic::{
     Request,
+    metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
 };
 
-use crate::{Failure, Workload, random::Random};
+use crate::{Failure, Workload, random::Random, secured::Credentials};
 
 /// How many users ask.
 const USERS: u64 = 1000;
@@ -22,12 +23,20 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// More than is ever asked for.
 const PLENTY: (i64, i64, i64) = (1 << 52, 1 << 52, 1 << 52);
+/// The queue that engines are in, if they are in one: two levels below the root.
+pub(crate) const QUEUE: &str = "root.eng.etl";
 /// What every engine needs.
 const ONE_ENGINE: (i64, i64, i64) = (1 << 30, 1, 1);
 
 /// A connection to a server; clones share it.
 #[derive(Clone)]
-pub(crate) struct Client(ResourceManagerServiceClient<Channel>);
+pub(crate) struct Client {
+    service: ResourceManagerServiceClient<Channel>,
+    /// What says who calls, if anybody asks.
+    authorization: Option<MetadataValue<Ascii>>,
+    /// Whether engines need something of a queue, too.
+    in_queue: bool,
+}
 
 /// For whom an engine is to be started, and where.
 pub(crate) struct Place {
@@ -56,10 +65,46 @@ pub(crate) struct Ticket {
 }
 
 impl Client {
-    /// Connects to the server at `url`.
-    pub async fn connect(url: &str) -> Result<Self, Failure> {
+    /// Connects to the server at `url`, encrypted and with a token if there are credentials.
+    pub async fn connect(url: &str, credentials: Option<&Credentials>) -> Result<Self, Failure> {
         let endpoint = Endpoint::from_shared(url.to_owned())?.tcp_nodelay(true);
-        Ok(Self(ResourceManagerServiceClient::new(endpoint.connect().await?)))
+        let (channel, authorization) = match credentials {
+            None => (endpoint.connect().await?, None),
+            Some(credentials) => (credentials.connect(&endpoint).await?, Some(credentials.authorization.clone())),
+        };
+        Ok(Self { service: ResourceManagerServiceClient::new(channel), authorization, in_queue: false })
+    }
+
+    fn call<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        request.set_timeout(CALL_TIMEOUT);
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request
+    }
+
+    /// From now on engines need as much of a queue as of their EM.
+    pub fn use_queue(&mut self) {
+        self.in_queue = true;
+    }
+
+    /// What every engine needs.
+    fn one_engine(&self) -> Option<proto::Resource> {
+        if !self.in_queue {
+            return resource(ONE_ENGINE);
+        }
+        let (memory, cores, instances) = ONE_ENGINE;
+        let yarn = proto::YarnResource {
+            queue_name: QUEUE.to_owned(),
+            queue_memory: memory,
+            queue_cores: cores,
+            queue_instances: instances,
+            application_id: String::new(),
+        };
+        let load_instance = Some(proto::LoadInstanceResource { memory, cores, instances });
+        let both = proto::DriverAndYarnResource { load_instance, yarn: Some(yarn) };
+        Some(proto::Resource { kind: Some(Kind::DriverAndYarn(both)) })
     }
 
     /// Registers the EMs of a workload: those so large that nothing is ever refused, and as many with room for one engine.
@@ -67,7 +112,8 @@ impl Client {
         for number in 1..=workload.ems() {
             for (em, total) in [(em(workload, number), PLENTY), (full_em(workload, number), ONE_ENGINE)] {
                 let message = proto::RegisterRequest { em: Some(em), total: resource(total), ..Default::default() };
-                self.0.register(message).await?;
+                let call = self.call(message);
+                self.service.register(call).await?;
             }
         }
         Ok(())
@@ -105,10 +151,11 @@ impl Client {
             em: Some(place.em.clone()),
             user: place.user.clone(),
             creator: CREATOR.to_owned(),
-            resource: resource(ONE_ENGINE),
+            resource: self.one_engine(),
             ..Default::default()
         };
-        Ok(self.0.request_resource(call(message)).await?.into_inner().result)
+        let call = self.call(message);
+        Ok(self.service.request_resource(call).await?.into_inner().result)
     }
 
     /// Reports that the engine of a ticket runs, and uses all of it.
@@ -118,11 +165,12 @@ impl Client {
             ticket_id: ticket.id.clone(),
             user: ticket.place.user.clone(),
             em: Some(ticket.place.em.clone()),
-            used: resource(ONE_ENGINE),
+            used: self.one_engine(),
             engine: Some(engine),
             ..Default::default()
         };
-        self.0.resource_inited(call(message)).await?;
+        let call = self.call(message);
+        self.service.resource_inited(call).await?;
         Ok(())
     }
 
@@ -130,15 +178,10 @@ impl Client {
     pub async fn released(&mut self, ticket: Ticket) -> Result<(), Failure> {
         let Place { em, user } = ticket.place;
         let message = proto::ResourceReleasedRequest { ticket_id: ticket.id, user, em: Some(em) };
-        self.0.resource_released(call(message)).await?;
+        let call = self.call(message);
+        self.service.resource_released(call).await?;
         Ok(())
     }
-}
-
-fn call<M>(message: M) -> Request<M> {
-    let mut request = Request::new(message);
-    request.set_timeout(CALL_TIMEOUT);
-    request
 }
 
 fn em(workload: Workload, number: u64) -> proto::EmInstance {

@@ -16,13 +16,15 @@ const WRONG_EMS: &str = "
     SELECT count(*) FROM linkis_em_resource_meta_data e
     LEFT JOIN (
         SELECT em_application_name, em_instance,
-            sum((user_locked_resource ->> 'memory')::numeric) AS memory_locked,
-            sum((user_used_resource ->> 'memory')::numeric) AS memory_used,
-            sum((user_locked_resource ->> 'cores')::numeric) AS cores_locked,
-            sum((user_used_resource ->> 'cores')::numeric) AS cores_used,
-            sum((user_locked_resource ->> 'instances')::numeric) AS instances_locked,
-            sum((user_used_resource ->> 'instances')::numeric) AS instances_used
-        FROM linkis_user_resource_meta_data GROUP BY em_application_name, em_instance
+            sum((locked ->> 'memory')::numeric) AS memory_locked, sum((used ->> 'memory')::numeric) AS memory_used,
+            sum((locked ->> 'cores')::numeric) AS cores_locked, sum((used ->> 'cores')::numeric) AS cores_used,
+            sum((locked ->> 'instances')::numeric) AS instances_locked, sum((used ->> 'instances')::numeric) AS instances_used
+        FROM linkis_user_resource_meta_data
+        -- Of a driver and a queue, what is the EM's.
+        CROSS JOIN LATERAL (SELECT
+            coalesce(user_locked_resource -> 'loadInstanceResource', user_locked_resource) AS locked,
+            coalesce(user_used_resource -> 'loadInstanceResource', user_used_resource) AS used) r
+        GROUP BY em_application_name, em_instance
     ) t USING (em_application_name, em_instance)
     CROSS JOIN LATERAL (VALUES
         ('memory', coalesce(t.memory_locked, 0), coalesce(t.memory_used, 0)),
@@ -48,6 +50,12 @@ const WRONG_SCOPES: &str = r#"
         OR coalesce((s.locked_resource ->> 'cores')::numeric, 0) IS DISTINCT FROM coalesce(t.locked, 0)
         OR coalesce((s.used_resource ->> 'cores')::numeric, 0) IS DISTINCT FROM coalesce(t.used, 0)"#;
 
+/// Queues of external clusters in which something else is counted than their tickets hold: of those, none has an application.
+const WRONG_QUEUES: &str = "
+    SELECT count(*) FROM linkis_external_queue q
+    WHERE unseen_memory <> (SELECT coalesce(sum(memory), 0) FROM linkis_external_ticket t
+        WHERE t.cluster_id = q.cluster_id AND NOT t.ended AND (t.path = q.path OR starts_with(t.path, q.path || '.')))";
+
 /// Compares the tables with the number of tickets that have to be there.
 pub(crate) async fn run(connection: &mut PgConnection, database: &str, tickets: i64) -> Result<Checked, Failure> {
     let mut wrong = Vec::new();
@@ -58,6 +66,7 @@ pub(crate) async fn run(connection: &mut PgConnection, database: &str, tickets: 
     for (query, what) in [
         (WRONG_EMS, "EMs have counters that are not the sums over their tickets"),
         (WRONG_SCOPES, "scopes have counters that are not the sums over their tickets"),
+        (WRONG_QUEUES, "queues have counters that are not the sums over their tickets"),
         ("SELECT count(*) FROM linkis_resource_lock", "resource locks were left behind"),
     ] {
         let count = count(connection, query).await?;

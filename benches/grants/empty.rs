@@ -46,6 +46,7 @@ impl ResourceManagerService for Empty {
             head_room: vec![],
             over_watched: vec![],
             queue_name: String::new(),
+            queue_check: None,
         };
         Ok(Response::new(proto::RequestResourceResponse { result: Some(Answer::Available(available)) }))
     }

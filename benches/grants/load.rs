@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Failure, Workload, callers::Calls, calls::Client, meter::Meter, sample::Sample};
+use crate::{Failure, Workload, callers::Calls, calls::Client, meter::Meter, sample::Sample, secured::Credentials};
 
 const CONNECTIONS_PER_INSTANCE: usize = 4;
 
@@ -50,13 +50,13 @@ pub(crate) struct Tally {
 }
 
 impl Load {
-    /// Connects to all of `urls`.
-    pub async fn connect(urls: &[String]) -> Result<Self, Failure> {
+    /// Connects to all of `urls`, with these credentials if there are any.
+    pub async fn connect(urls: &[String], credentials: Option<&Credentials>) -> Result<Self, Failure> {
         let mut clients = Vec::new();
         for url in urls {
             let mut connections = Vec::new();
             for _ in 0..CONNECTIONS_PER_INSTANCE {
-                connections.push(Client::connect(url).await?);
+                connections.push(Client::connect(url, credentials).await?);
             }
             clients.push(connections);
         }
@@ -70,6 +70,11 @@ impl Load {
         let granted = client.fill(workload).await?;
         self.tally.granted.fetch_add(granted, Relaxed);
         Ok(())
+    }
+
+    /// From now on engines need something of a queue, too.
+    pub fn use_queue(&mut self) {
+        self.clients.iter_mut().flatten().for_each(Client::use_queue);
     }
 
     /// How many tickets live, as far as the answers tell.

@@ -7,14 +7,15 @@
 //! - the floors: pgbench makes one grant after another, prepared, with no service and no network in between, in three ways
 //!   (`floors`); a floor is its best over 1, 4, 16 and 64 clients;
 //! - the service: the real server in processes of its own, called over gRPC from this process, in a closed loop with N calls
-//!   in flight: a call is made as soon as another is answered. Grants, with none and with three limited scopes; whole lives, which
-//!   are three operations; refusals, of EMs that are full; grants by two and three instances on one database;
+//!   in flight: a call is made as soon as another is answered. Grants, with none and with three limited scopes, and in a queue of an
+//!   external cluster, two levels below its root; whole lives, which are three operations; refusals, of EMs that are full; grants by two and three instances on one database;
 //! - half load: grants in an open loop, half as many per second as the service can make, due at random; a late answer
 //!   counts from when its call was due;
 //! - the ceiling: a server whose handler answers at once, under the same load;
 //! - with `--preload`, the main figures with a million live tickets on 10,000 EMs, counted in 100,000 scopes, beside the same
 //!   without them; both have three limited scopes;
-//! - with `--churn`, whole lives for minutes on end.
+//! - with `--churn`, whole lives for minutes on end;
+//! - with `--secured`, instead of all this: grants with TLS and a token, and the same without.
 //!
 //! With `--crowds`, instead of all this: very many of one thing at once ([`crowds`]).
 //!
@@ -47,7 +48,9 @@ mod report;
 mod results;
 mod rounds;
 mod sample;
+mod secured;
 mod service;
+mod yarn;
 
 use std::{
     error::Error,
@@ -84,6 +87,10 @@ struct Arguments {
     /// Measure also with a million live tickets.
     #[arg(long)]
     preload: bool,
+
+    /// Measure only what TLS and a token cost: grants of one hot EM over kept connections with them, and without.
+    #[arg(long, conflicts_with_all = ["preload", "only"])]
+    secured: bool,
 
     /// Then let tickets come and go for so long, and look whether that stays as fast: on one hot EM, and on 100 EMs.
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
@@ -132,6 +139,9 @@ struct Arguments {
 
 impl Arguments {
     fn workloads(&self) -> Vec<Workload> {
+        if self.secured {
+            return vec![Workload::Hot];
+        }
         self.only.map_or_else(|| vec![Workload::Hot, Workload::Spread], |only| vec![only])
     }
 

@@ -46,7 +46,9 @@ impl Subject {
         let site = |site| match site {
             Site::Plain | Site::Churn => "",
             Site::Limited => ", 3 scopes",
+            Site::Queued => ", queue",
             Site::Loaded => ", preloaded",
+            Site::Secured => ", secured",
         };
         match self {
             Self::Floor(floor) => floor.name().to_owned(),
@@ -91,6 +93,16 @@ pub(crate) fn round(workloads: &[Workload], preload: bool) -> Vec<Step> {
     steps
 }
 
+/// What a round consists of where only TLS and a token are looked at.
+pub(crate) fn secured_round(workload: Workload) -> Vec<Step> {
+    let sites = [Site::Plain, Site::Secured];
+    let of = |callers| sites.map(|site| Step::new(Subject::Service(site, Work::Grants), workload, callers));
+    SECURED.into_iter().flat_map(of).collect()
+}
+
+/// By how many callers TLS and a token are looked at.
+pub(crate) const SECURED: [usize; 3] = [1, SOME, ENOUGH];
+
 /// Everything but the floors about one workload. What is compared with each other is measured close to each other.
 fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
     let mut steps = Vec::new();
@@ -105,6 +117,9 @@ fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
             add(Subject::Empty, callers);
         }
         add(Subject::Service(Site::Limited, Work::Grants), callers);
+        if callers == ENOUGH {
+            add(Subject::Service(Site::Queued, Work::Grants), callers);
+        }
         if preload && PRELOADED.contains(&(Work::Grants, callers)) {
             add(Subject::Service(Site::Loaded, Work::Grants), callers);
         }

@@ -90,6 +90,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts it, and waits until it serves.
     pub async fn start(mut command: Command) -> Result<Self, Failure> {
+        command.env("LINKIS_RM_LOG_FORMAT", "text");
         let mut process = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
         let log = process.0.stderr.take().ok_or("a server's log cannot be read")?;
         let (address_found, address) = oneshot::channel();

@@ -4,7 +4,7 @@ use crate::{
     Workload,
     floors::Floor,
     load::Work,
-    plan::{ENOUGH, MANY, PRELOADED, SOME, Subject},
+    plan::{ENOUGH, MANY, PRELOADED, SECURED, SOME, Subject},
     results::{Results, Series},
     service::Site,
 };
@@ -50,6 +50,7 @@ impl Ratio {
 
 const GRANTS: Subject = Subject::Service(Site::Plain, Work::Grants);
 const LIMITED: Subject = Subject::Service(Site::Limited, Work::Grants);
+const QUEUED: Subject = Subject::Service(Site::Queued, Work::Grants);
 const LIVES: Subject = Subject::Service(Site::Plain, Work::Lives);
 const REFUSALS: Subject = Subject::Service(Site::Plain, Work::Refusals);
 const FOR_UPDATE: Subject = Subject::Floor(Floor::ForUpdate);
@@ -75,6 +76,7 @@ impl Of<'_> {
         ratios.extend(self.instances());
         ratios.extend(PRELOADED.iter().filter_map(|(work, callers)| self.preloaded(*work, *callers)));
         ratios.extend(self.churn());
+        ratios.extend(SECURED.iter().filter_map(|callers| self.secured(*callers)));
         ratios
     }
 
@@ -98,11 +100,13 @@ impl Of<'_> {
         let share = (self.workload == Workload::Hot).then_some(Wanted::AtLeast(0.45));
         let empty =
             grants.and_then(|best| self.results.find(Subject::Empty, self.results.workloads[0], best.step.callers));
+        let (queued, limited) = (self.find(QUEUED, ENOUGH), self.find(LIMITED, ENOUGH));
         let (some, many) = (self.find(GRANTS, SOME), self.find(GRANTS, MANY));
         let found = [
             self.ratio("grants / empty handler", grants, empty, share),
             self.ratio("refusals / grants", self.best(REFUSALS), grants, Some(Wanted::AtLeast(3.0))),
             self.ratio("3 limited scopes / none", self.best(LIMITED), grants, Some(Wanted::AtLeast(0.5))),
+            self.ratio("a queue / 3 limited scopes", queued, limited, Some(Wanted::AtLeast(0.7))),
             self.ratio("1,000 callers / 16", many, some, Some(Wanted::AtLeast(0.9))),
         ];
         found.into_iter().flatten().collect()
@@ -130,6 +134,13 @@ impl Of<'_> {
         };
         let name = format!("preloaded / not: {what}, {callers} at once");
         self.ratio(&name, of(Site::Loaded), of(Site::Limited), Some(Wanted::AtLeast(0.9)))
+    }
+
+    fn secured(&self, callers: usize) -> Option<Ratio> {
+        let of = |site| self.find(Subject::Service(site, Work::Grants), callers);
+        let value = of(Site::Secured)?.server_time_part_of(of(Site::Plain)?)?;
+        let name = self.name(&format!("server's time with TLS and a token / without, {callers} at once"));
+        Some(Ratio { name, value, wanted: Some(Wanted::AtMost(1.1)) })
     }
 
     fn churn(&self) -> Option<Ratio> {

@@ -74,6 +74,14 @@ impl Series {
         median(self.rates().zip(other.rates()).map(|(rate, other)| rate / other))
     }
 
+    /// The servers' time per operation as a part of another's: the median of the rounds' ratios.
+    pub fn server_time_part_of(&self, other: &Self) -> Option<f64> {
+        let times = |series: &Self| -> Option<Vec<f64>> {
+            series.samples.iter().map(|sample| Some(sample.cost?.server)).collect()
+        };
+        Some(median(times(self)?.into_iter().zip(times(other)?).map(|(time, other)| time / other)))
+    }
+
     /// The same of the times that half of the calls did not exceed.
     pub fn p50_part_of(&self, other: &Self) -> Option<f64> {
         let p50s = |series: &Self| series.samples.iter().map(Sample::p50).collect::<Option<Vec<f64>>>();

@@ -24,7 +24,10 @@ use crate::{
 pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Results, Failure> {
     let mut bench = Bench::start(arguments, database, dir).await?;
     if arguments.rounds > 0 {
-        let steps = plan::round(&arguments.workloads(), arguments.preload);
+        let steps = match arguments.secured {
+            true => plan::secured_round(Workload::Hot),
+            false => plan::round(&arguments.workloads(), arguments.preload),
+        };
         let per_round: f64 = steps.iter().map(|step| seconds(length(*step, arguments.window()))).sum();
         bench.seconds_left = per_round * arguments.rounds as f64;
         for round in 1..=arguments.rounds {
@@ -36,7 +39,7 @@ pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) 
     }
     let mut churns = Vec::new();
     if let Some(minutes) = arguments.churn {
-        let service = bench.add_service(database, Site::Churn, &arguments.workloads()).await?;
+        let service = bench.add_service(database, Site::Churn, &arguments.workloads(), dir).await?;
         for workload in arguments.workloads() {
             churns.push(churn::run(service, workload, minutes).await?);
         }
@@ -74,14 +77,22 @@ impl Bench {
         let mut command = process::command(std::env::current_exe()?);
         command.arg("--empty-server");
         let empty_server = Server::start(command).await?;
-        let empty = Load::connect(&[empty_server.url()]).await?;
+        let empty = Load::connect(&[empty_server.url()], None).await?;
         let meter = Meter::new(&database.connect_options(), vec![empty_server.process_id()]).await?;
         let (services, series) = (Vec::new(), Vec::new());
         let mut bench = Self { floors, services, _empty_server: empty_server, empty, meter, series, seconds_left: 0.0 };
         if arguments.rounds > 0 {
-            let sites = [Some(Site::Plain), Some(Site::Limited), arguments.preload.then_some(Site::Loaded)];
+            let sites = match arguments.secured {
+                true => [Some(Site::Plain), Some(Site::Secured), None, None],
+                false => [
+                    Some(Site::Plain),
+                    Some(Site::Limited),
+                    Some(Site::Queued),
+                    arguments.preload.then_some(Site::Loaded),
+                ],
+            };
             for site in sites.into_iter().flatten() {
-                bench.add_service(database, site, &arguments.workloads()).await?;
+                bench.add_service(database, site, &arguments.workloads(), dir).await?;
             }
         }
         Ok(bench)
@@ -92,9 +103,10 @@ impl Bench {
         database: &Embedded,
         site: Site,
         workloads: &[Workload],
+        dir: &Path,
     ) -> Result<&Service, Failure> {
         eprintln!("starting the service ({site:?})");
-        let service = Service::start(database, site, workloads).await?;
+        let service = Service::start(database, site, workloads, dir).await?;
         self.meter.add(service.process_ids());
         self.services.push(service);
         self.services.last().ok_or_else(|| "no service".into())

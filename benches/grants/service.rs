@@ -1,5 +1,7 @@
 //! The service: the real server, in as many processes as there are instances, on a database of its own.
 
+use std::path::Path;
+
 use linkis_rm::{
     store::embedded::Embedded,
     transport::proto::{self, limit_service_client::LimitServiceClient},
@@ -12,6 +14,7 @@ use crate::{
     machine,
     preload::{self, Preloaded},
     process::{self, Server},
+    secured, yarn,
 };
 
 /// Which database the service works on.
@@ -21,10 +24,14 @@ pub(crate) enum Site {
     Plain,
     /// Empty at first, and every grant counts in three limited scopes.
     Limited,
+    /// Empty at first, and every grant is in a queue of a cluster, two levels below the root.
+    Queued,
     /// As [`Site::Limited`], but with a million live tickets.
     Loaded,
     /// Empty at first, for the churn.
     Churn,
+    /// Empty at first, and encrypted; who calls shows a token.
+    Secured,
 }
 
 impl Site {
@@ -32,8 +39,10 @@ impl Site {
         match self {
             Self::Plain => "service",
             Self::Limited => "limited",
+            Self::Queued => "queued",
             Self::Loaded => "loaded",
             Self::Churn => "churn",
+            Self::Secured => "secured",
         }
     }
 
@@ -54,11 +63,15 @@ pub(crate) struct Service {
 
 impl Service {
     /// Starts it on a fresh database, with EMs.
-    pub async fn start(database: &Embedded, site: Site, workloads: &[Workload]) -> Result<Self, Failure> {
+    /// Certificates are in `dir`, where there are any.
+    pub async fn start(database: &Embedded, site: Site, workloads: &[Workload], dir: &Path) -> Result<Self, Failure> {
         let database = machine::create_database(database, site.database()).await?;
         let mut servers = Vec::new();
+        if site == Site::Secured {
+            return Self::start_secured(database, dir, workloads).await;
+        }
         for _ in 0..site.instances() {
-            servers.push(start_server(&database, &[]).await?);
+            servers.push(start_server(&database, &["--external-hosts", "127.0.0.1"]).await?);
         }
         let urls: Vec<String> = servers.iter().map(Server::url).collect();
         if matches!(site, Site::Limited | Site::Loaded) {
@@ -68,11 +81,26 @@ impl Service {
             Site::Loaded => preload::run(&database).await?,
             _ => Preloaded::default(),
         };
-        let mut load = Load::connect(&urls).await?;
+        let mut load = Load::connect(&urls, None).await?;
+        if site == Site::Queued {
+            yarn::put(&urls[0], &database).await?;
+            load.use_queue();
+        }
         for workload in workloads {
             load.register(*workload).await?;
         }
         Ok(Self { site, servers, load, database, preloaded })
+    }
+
+    async fn start_secured(database: PgConnectOptions, dir: &Path, workloads: &[Workload]) -> Result<Self, Failure> {
+        let files = secured::Files::write(dir)?;
+        let server = start_server(&database, &files.arguments()).await?;
+        let credentials = secured::Credentials::new(&files, &database)?;
+        let mut load = Load::connect(&[server.url()], Some(&credentials)).await?;
+        for workload in workloads {
+            load.register(*workload).await?;
+        }
+        Ok(Self { site: Site::Secured, servers: vec![server], load, database, preloaded: Preloaded::default() })
     }
 
     pub fn process_ids(&self) -> Vec<u32> {

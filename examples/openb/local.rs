@@ -29,6 +29,7 @@ const OPTIONS: Options = Options {
     bounds: Bounds::DEFAULT,
     security: Security::OPEN,
     external_hosts: AllowedHosts::NONE,
+    migrates: true,
 };
 
 /// A running service.

@@ -26,24 +26,27 @@ use super::{
 /// The longest that any call may take.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// On how many connections a call may come too late, because they are being closed, before that counts as failed tries.
+const NOT_BEGUN_MAX: u32 = 16;
+
 /// A call of the API: with which message, and how it is answered.
 #[derive(Debug)]
-pub(super) struct Call<Q, A> {
+pub struct Call<Q, A> {
     /// Where it goes.
     pub path: &'static str,
     /// Whether it may be made again when nobody knows what became of it.
-    pub repeat: Repeat,
+    pub(super) repeat: Repeat,
     /// The largest answer that is read, in bytes.
-    pub answer_bytes_max: usize,
+    pub(super) answer_bytes_max: usize,
     types: PhantomData<fn(Q) -> A>,
 }
 
 impl<Q, A> Call<Q, A> {
-    pub const fn new(path: &'static str, repeat: Repeat) -> Self {
+    pub(super) const fn new(path: &'static str, repeat: Repeat) -> Self {
         Self { path, repeat, answer_bytes_max: 4 << 20, types: PhantomData }
     }
 
-    pub const fn with_large_answers(self, answer_bytes_max: usize) -> Self {
+    pub(super) const fn with_large_answers(self, answer_bytes_max: usize) -> Self {
         Self { answer_bytes_max, ..self }
     }
 }
@@ -57,14 +60,20 @@ pub(super) struct Patience {
 
 impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
     /// Makes the call.
-    pub async fn make(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<A, ClientError> {
+    pub(super) async fn make(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<A, ClientError> {
         let deadline = Instant::now() + patience.timeout.min(TIMEOUT_MAX);
         // Once, however often it is sent.
         let body = Bytes::from(message.encode_to_vec());
-        let (mut failed, mut on) = (0, None);
+        let (mut failed, mut not_begun, mut on) = (0, 0, None);
         loop {
             let failure = match self.attempt(pool, body.clone(), deadline, &mut on).await {
                 Ok(answer) => return Ok(answer),
+                // That was no try: the next connection takes it, which is there or comes at once.
+                Err(Failure::NotBegun(_)) if not_begun < NOT_BEGUN_MAX => {
+                    not_begun += 1;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
                 Err(failure) => failure,
             };
             failed += 1;

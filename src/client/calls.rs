@@ -1,22 +1,10 @@
 //! The table of calls: whether each may be made again when nobody knows whether it was carried out.
 
-use crate::transport::proto::{
-    AdoptTicketRequest, AdoptTicketResponse, AuditRequest, AuditResponse, DeleteLimitRequest, DeleteLimitResponse,
-    DrainRequest, DrainResponse, ForceReleaseRequest, ForceReleaseResponse, GetEmRequest, GetEmResponse,
-    GetServerInfoRequest, GetServerInfoResponse, GetTicketRequest, GetTicketResponse, HeartbeatRequest,
-    HeartbeatResponse, HoldRequest, HoldResponse, ListEmsRequest, ListEmsResponse, ListHoldsRequest, ListHoldsResponse,
-    ListLimitsRequest, ListLimitsResponse, ListPoliciesRequest, ListPoliciesResponse, ListScopesRequest,
-    ListScopesResponse, ListTicketsRequest, ListTicketsResponse, ListWaitingRequest, ListWaitingResponse,
-    RegisterRequest, RegisterResponse, ReleaseHoldRequest, ReleaseHoldResponse, RepairRequest, RepairResponse,
-    RequestResourceRequest, RequestResourceResponse, ResourceInitedRequest, ResourceInitedResponse,
-    ResourceReleasedRequest, ResourceReleasedResponse, ResourceReportedRequest, ResourceReportedResponse,
-    ResumeRequest, ResumeResponse, SetLimitRequest, SetLimitResponse, SetPolicyRequest, SetPolicyResponse,
-    UnregisterRequest, UnregisterResponse,
-};
+use crate::transport::proto;
 
 use super::{call::Call, retry::Repeat};
 
-/// The largest report of an audit: it may name a thousand scopes with long names.
+/// The largest answers, such as the report of an audit: it may name a thousand scopes with long names.
 const AUDIT_BYTES_MAX: usize = 64 << 20;
 
 const SAFE: Repeat = Repeat::Safe;
@@ -24,10 +12,10 @@ const ONLY_IF_NOT_DONE: Repeat = Repeat::OnlyIfNotDone;
 
 /// One row for each call, and all their paths.
 macro_rules! calls {
-    ($($(#[$why:meta])* $name:ident: $service:literal / $call:literal, $question:ty => $answer:ty, $repeat:expr;)*) => {
+    ($($(#[$why:meta])* $name:ident: $service:literal / $call:literal, $question:ident => $answer:ident, $repeat:expr;)*) => {
         $(
             $(#[$why])*
-            pub(super) const $name: Call<$question, $answer> =
+            pub const $name: Call<proto::$question, proto::$answer> =
                 Call::new(concat!("/linkis.rm.v1.", $service, "/", $call), $repeat);
         )*
 
@@ -55,6 +43,8 @@ calls! {
     SET_LIMIT: "LimitService" / "SetLimit", SetLimitRequest => SetLimitResponse, SAFE;
     /// Again, it tells that there is no such limit, or removes one that was set since.
     DELETE_LIMIT: "LimitService" / "DeleteLimit", DeleteLimitRequest => DeleteLimitResponse, ONLY_IF_NOT_DONE;
+    /// Again, it no longer tells what was changed, or undoes what was set since.
+    REPLACE_LIMITS_SMALL: "LimitService" / "ReplaceLimits", ReplaceLimitsRequest => ReplaceLimitsResponse, ONLY_IF_NOT_DONE;
     /// It only reads.
     LIST_LIMITS: "LimitService" / "ListLimits", ListLimitsRequest => ListLimitsResponse, SAFE;
     /// The same again changes nothing.
@@ -63,6 +53,12 @@ calls! {
     LIST_POLICIES: "LimitService" / "ListPolicies", ListPoliciesRequest => ListPoliciesResponse, SAFE;
     /// It only reads.
     LIST_SCOPES: "UsageService" / "ListScopes", ListScopesRequest => ListScopesResponse, SAFE;
+    /// It only reads.
+    LIST_REFUSALS: "UsageService" / "ListRefusals", ListRefusalsRequest => ListRefusalsResponse, SAFE;
+    /// It only reads.
+    GET_USAGE: "UsageService" / "GetUsage", GetUsageRequest => GetUsageResponse, SAFE;
+    /// It only reads.
+    LIST_ACTIONS: "UsageService" / "ListActions", ListActionsRequest => ListActionsResponse, SAFE;
     /// It only reads.
     LIST_WAITING: "UsageService" / "ListWaiting", ListWaitingRequest => ListWaitingResponse, SAFE;
     /// It only reads.
@@ -75,6 +71,12 @@ calls! {
     GET_TICKET: "UsageService" / "GetTicket", GetTicketRequest => GetTicketResponse, SAFE;
     /// It only reads.
     LIST_TICKETS: "UsageService" / "ListTickets", ListTicketsRequest => ListTicketsResponse, SAFE;
+    /// It only reads.
+    GET_OVERVIEW: "UsageService" / "GetOverview", GetOverviewRequest => GetOverviewResponse, SAFE;
+    /// It only reads.
+    LIST_INSTANCES: "UsageService" / "ListInstances", ListInstancesRequest => ListInstancesResponse, SAFE;
+    /// It only reads.
+    LIST_TASKS: "UsageService" / "ListTasks", ListTasksRequest => ListTasksResponse, SAFE;
     /// It only reads.
     AUDIT_SMALL: "AdminService" / "Audit", AuditRequest => AuditResponse, SAFE;
     /// Again, it no longer tells what was repaired.
@@ -93,10 +95,20 @@ calls! {
     RELEASE_HOLD: "AdminService" / "ReleaseHold", ReleaseHoldRequest => ReleaseHoldResponse, ONLY_IF_NOT_DONE;
     /// It only reads.
     LIST_HOLDS: "AdminService" / "ListHolds", ListHoldsRequest => ListHoldsResponse, SAFE;
+    /// It only reads.
+    LIST_PROVIDERS: "ExternalResourceService" / "ListProviders", ListProvidersRequest => ListProvidersResponse, SAFE;
+    /// It only reads.
+    LIST_QUEUES: "ExternalResourceService" / "ListQueues", ListQueuesRequest => ListQueuesResponse, SAFE;
+    /// It only reads.
+    LIST_APPLICATIONS: "ExternalResourceService" / "ListApplications", ListApplicationsRequest => ListApplicationsResponse, SAFE;
 }
 
 /// An audit may be told at length.
-pub(super) const AUDIT: Call<AuditRequest, AuditResponse> = AUDIT_SMALL.with_large_answers(AUDIT_BYTES_MAX);
+pub const AUDIT: Call<proto::AuditRequest, proto::AuditResponse> = AUDIT_SMALL.with_large_answers(AUDIT_BYTES_MAX);
+
+/// And so may what becomes of thousands of limits.
+pub const REPLACE_LIMITS: Call<proto::ReplaceLimitsRequest, proto::ReplaceLimitsResponse> =
+    REPLACE_LIMITS_SMALL.with_large_answers(AUDIT_BYTES_MAX);
 
 #[cfg(test)]
 mod tests {
@@ -105,7 +117,6 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::transport::proto;
 
     #[test]
     fn the_calls_are_those_of_the_api() {
@@ -121,6 +132,6 @@ mod tests {
             assert!(known.contains(*path), "{path}");
         }
         let unsafe_ones: Vec<_> = ALL.iter().filter(|(_, repeat)| *repeat == ONLY_IF_NOT_DONE).collect();
-        assert_eq!(unsafe_ones.len(), 5, "{unsafe_ones:?}");
+        assert_eq!(unsafe_ones.len(), 6, "{unsafe_ones:?}");
     }
 }

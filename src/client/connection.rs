@@ -10,7 +10,10 @@ use std::{
 };
 
 use http::{HeaderValue, Request, Response, header::USER_AGENT};
-use hyper::{body::Incoming, client::conn::http2};
+use hyper::{
+    body::Incoming,
+    client::conn::{TrySendError, http2},
+};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -18,12 +21,13 @@ use tokio::{
     task::JoinHandle,
     time::timeout,
 };
-use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::{Status, body::Body};
 use tower_service::Service;
 
 use super::{
     address::{Address, Place},
+    pool::Tls,
     retry::Failure,
 };
 
@@ -55,7 +59,7 @@ impl Sender {
 }
 
 /// Makes a connection.
-pub(super) async fn open(address: &Address, tls: Option<&TlsConnector>) -> io::Result<Open> {
+pub(super) async fn open(address: &Address, tls: Option<&Tls>) -> io::Result<Open> {
     match &address.place {
         Place::Unix(path) => greet(UnixStream::connect(path).await?).await,
         Place::Tcp { host, port } => {
@@ -65,8 +69,11 @@ pub(super) async fn open(address: &Address, tls: Option<&TlsConnector>) -> io::R
                 return greet(stream).await;
             }
             let tls = tls.ok_or_else(|| io::Error::other("there is nothing to encrypt with"))?;
-            let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
-            let stream = tls.connect(name, stream).await?;
+            let name = match &tls.name {
+                Some(name) => name.clone(),
+                None => ServerName::try_from(host.clone()).map_err(io::Error::other)?,
+            };
+            let stream = tls.connector.connect(name, stream).await?;
             // Else the two would not speak the same language.
             if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
                 return Err(io::Error::other("what answers there speaks no HTTP/2 over TLS"));
@@ -107,16 +114,38 @@ async fn greet(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> 
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
 struct Broken {
-    /// Whether the call never left.
-    is_unsent: bool,
+    /// Whether the call never left, or the other side has said that it does not begin it.
+    is_not_begun: bool,
     source: hyper::Error,
+}
+
+impl Broken {
+    fn new(error: TrySendError<Request<Body>>) -> Self {
+        // What comes back was not sent.
+        let is_returned = error.message().is_some();
+        let source = error.into_error();
+        let is_refused = std::error::Error::source(&source)
+            .and_then(|cause| cause.downcast_ref::<h2::Error>())
+            .is_some_and(is_refusal);
+        Self { is_not_begun: is_returned || is_refused, source }
+    }
+}
+
+/// Whether a stream was not begun: where a connection is closed in order, those behind the last one that is carried out; and those that
+/// are refused (RFC 9113, 6.8 and 8.7).
+fn is_refusal(error: &h2::Error) -> bool {
+    match error.reason() {
+        Some(h2::Reason::NO_ERROR) => error.is_go_away() && error.is_remote(),
+        Some(h2::Reason::REFUSED_STREAM) => error.is_reset() && error.is_remote(),
+        _ => false,
+    }
 }
 
 /// How a try failed: the service's own words have nothing behind them.
 pub(super) fn failure(status: Status) -> Failure {
     let Some(source) = std::error::Error::source(&status) else { return Failure::Answered(status) };
     match source.downcast_ref::<Broken>() {
-        Some(broken) if broken.is_unsent => Failure::NotSent(status),
+        Some(broken) if broken.is_not_begun => Failure::NotBegun(status),
         Some(_) => Failure::Lost(status),
         // In the middle of the answer.
         None => Failure::Lost(lost(source.to_string(), None)),
@@ -145,11 +174,10 @@ impl Service<Request<Body>> for Sender {
         let sent = self.0.try_send_request(request);
         Box::pin(async move {
             sent.await.map_err(|error| {
-                // What comes back was not begun.
-                let is_unsent = error.message().is_some();
-                let source = error.into_error();
-                let cause = std::error::Error::source(&source).map_or_else(|| source.to_string(), ToString::to_string);
-                lost(cause, Some(Arc::new(Broken { is_unsent, source })))
+                let broken = Broken::new(error);
+                let cause = std::error::Error::source(&broken.source);
+                let cause = cause.map_or_else(|| broken.source.to_string(), ToString::to_string);
+                lost(cause, Some(Arc::new(broken)))
             })
         })
     }

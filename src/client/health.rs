@@ -1,4 +1,4 @@
-//! What an instance says of its health (`grpc.health.v1`), for as long as it is connected.
+//! What an instance says of its health (`grpc.health.v1`): for as long as it is connected, or once.
 
 use std::future::pending;
 
@@ -11,11 +11,18 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::connection::{CONNECT_TIMEOUT, Sender};
+use super::{
+    ClientError, ClientSettings,
+    address::Address,
+    connection::{self, CONNECT_TIMEOUT, Sender},
+};
 
-/// What it is asked: how it is as a whole.
-#[derive(Clone, Copy, PartialEq, prost::Message)]
-struct HealthCheckRequest {}
+/// What it is asked: how one of its services is, or without a name, how it is as a whole.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
 
 /// What it answers, whenever that changes.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -28,6 +35,42 @@ struct HealthCheckResponse {
 const SERVING: i32 = 1;
 
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+
+/// Asks each instance at `addresses` once whether it serves `service` (without a name: whether calls may be sent to it), and tells what
+/// each said, by its address.
+///
+/// # Errors
+/// As of [`super::RmClient::with`]. Of each instance, what it answered instead; [`tonic::Code::Unavailable`] if nobody answered within the
+/// time of a call.
+pub async fn check_health(
+    addresses: &str,
+    settings: &ClientSettings,
+    service: &str,
+) -> Result<Vec<(String, Result<bool, ClientError>)>, ClientError> {
+    let addresses = Address::parse_all(addresses)?;
+    let tls = settings.encryption(&addresses)?;
+    let authorization = settings.authorization()?;
+    let mut told = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        let asked = async {
+            let open = connection::open(&address, tls.as_ref()).await;
+            let open = open.map_err(|error| Status::unavailable(error.to_string()))?;
+            let mut question = Request::new(HealthCheckRequest { service: service.to_owned() });
+            if let Some(authorization) = &authorization {
+                question.metadata_mut().insert("authorization", authorization.clone());
+            }
+            let codec = ProstCodec::<HealthCheckRequest, HealthCheckResponse>::new();
+            let mut grpc = Grpc::with_origin(open.sender, address.origin.clone());
+            let answer = grpc.unary(question, PathAndQuery::from_static(CHECK), codec).await?;
+            Ok::<_, Status>(answer.into_inner().status == SERVING)
+        };
+        let late = |_| Err(Status::unavailable(format!("it has not answered within {:?}", settings.timeout)));
+        let answer = timeout(settings.timeout, asked).await.unwrap_or_else(late);
+        told.push((address.text, answer.map_err(ClientError::from)));
+    }
+    Ok(told)
+}
 
 /// What an instance says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +88,7 @@ pub(super) async fn listen(
     authorization: Option<&MetadataValue<Ascii>>,
     heard: impl Fn(Word),
 ) -> String {
-    let mut question = Request::new(HealthCheckRequest {});
+    let mut question = Request::new(HealthCheckRequest::default());
     if let Some(authorization) = authorization {
         question.metadata_mut().insert("authorization", authorization.clone());
     }

@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 use tonic::{
     Status,
     metadata::{Ascii, MetadataValue},
@@ -35,8 +35,8 @@ use super::{
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// A connection that lasted so long was none that fails at once.
-const LASTED: Duration = Duration::from_secs(1);
+/// A connection that lasted so long was none that fails at once: less than any that is closed because it has become old.
+const LASTED: Duration = Duration::from_millis(500);
 
 /// How it is with an address.
 #[derive(Clone, Debug)]
@@ -122,8 +122,13 @@ struct Node {
     wanted: Notify,
 }
 
-/// A connector, which cannot be shown.
-struct Tls(TlsConnector);
+/// How connections are encrypted. A connector cannot be shown.
+pub(super) struct Tls {
+    /// What encrypts them.
+    pub connector: TlsConnector,
+    /// Whom the certificate has to be for; `None` for the host of the address.
+    pub name: Option<ServerName<'static>>,
+}
 
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -133,14 +138,10 @@ impl std::fmt::Debug for Tls {
 
 impl Pool {
     /// Nobody connects before the first call.
-    pub fn new(
-        addresses: Vec<Address>,
-        tls: Option<TlsConnector>,
-        authorization: Option<MetadataValue<Ascii>>,
-    ) -> Self {
+    pub fn new(addresses: Vec<Address>, tls: Option<Tls>, authorization: Option<MetadataValue<Ascii>>) -> Self {
         let states = watch::Sender::new(addresses.iter().map(|_| State::Connecting).collect());
         let nodes = addresses.into_iter().map(|address| Node { address, wanted: Notify::new() }).collect();
-        let shared = Shared { nodes, states, tls: tls.map(Tls), authorization };
+        let shared = Shared { nodes, states, tls, authorization };
         // So that not all clients begin with the same one.
         let turn = AtomicUsize::new(usize::from(u16::from_be_bytes(random())));
         Self { shared: Arc::new(shared), keepers: OnceLock::new(), turn }
@@ -232,8 +233,7 @@ impl Shared {
     /// One connection with an address, from its first try to its end; answers why it ended.
     async fn connect(&self, at: usize, node: &Node) -> String {
         let address = &node.address.text;
-        let opened =
-            timeout(CONNECT_TIMEOUT, connection::open(&node.address, self.tls.as_ref().map(|tls| &tls.0))).await;
+        let opened = timeout(CONNECT_TIMEOUT, connection::open(&node.address, self.tls.as_ref())).await;
         let Open { sender, ended } = match opened {
             Ok(Ok(open)) => open,
             Ok(Err(error)) => return format!("cannot connect with {address}: {error}"),

@@ -29,6 +29,8 @@ pub(super) enum Repeat {
 pub(super) enum Failure {
     /// It never left: there was no connection.
     NotSent(Status),
+    /// It never left, or was not begun: its connection was being closed, as one is that has become old. Another takes it.
+    NotBegun(Status),
     /// The connection broke before the answer was there.
     Lost(Status),
     /// The service answered so.
@@ -38,19 +40,19 @@ pub(super) enum Failure {
 impl Failure {
     pub fn into_status(self) -> Status {
         match self {
-            Self::NotSent(status) | Self::Lost(status) | Self::Answered(status) => status,
+            Self::NotSent(status) | Self::NotBegun(status) | Self::Lost(status) | Self::Answered(status) => status,
         }
     }
 
     /// Whether the address is to blame, and another one may do better at once.
     pub fn is_of_the_way(&self) -> bool {
-        matches!(self, Self::NotSent(_) | Self::Lost(_))
+        matches!(self, Self::NotSent(_) | Self::NotBegun(_) | Self::Lost(_))
     }
 
     /// Whether the call is worth another try, and may have one.
     pub fn may_be_repeated(&self, repeat: Repeat) -> bool {
         match self {
-            Self::NotSent(_) => true,
+            Self::NotSent(_) | Self::NotBegun(_) => true,
             Self::Lost(_) => repeat == Repeat::Safe,
             Self::Answered(status) => match (repeat, asked_pause(status)) {
                 (Repeat::Safe, asked) => asked.is_some() || status.code() == Code::Unavailable,
@@ -72,7 +74,7 @@ impl Failure {
                 // Never sooner than asked for, and not all at once.
                 own.max(asked.mul_f64(1.0 + random / 4.0))
             }
-            Self::NotSent(_) | Self::Lost(_) => own,
+            Self::NotSent(_) | Self::NotBegun(_) | Self::Lost(_) => own,
         }
     }
 }
@@ -103,6 +105,7 @@ mod tests {
         let broken = || Status::unavailable("broken");
         for (failure, safe, other) in [
             (Failure::NotSent(broken()), true, true),
+            (Failure::NotBegun(broken()), true, true),
             (Failure::Lost(broken()), true, false),
             (answered(Code::Unavailable, "DATABASE_UNAVAILABLE", soon), true, true),
             (answered(Code::ResourceExhausted, "OVERLOADED", soon), true, true),

@@ -6,12 +6,12 @@ use tokio_rustls::{
     TlsConnector,
     rustls::{
         ClientConfig, RootCertStore, crypto,
-        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     },
 };
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::ClientError;
+use super::{ClientError, address::Address, pool};
 
 /// How a client behaves. What is not set here is the same for all: a connection has 3 seconds to be made, and is asked for a sign of life
 /// when nothing was heard for 10 seconds, for which it has 5.
@@ -38,6 +38,14 @@ impl ClientSettings {
     /// The same, and whatever fails is the caller's to judge: nothing is repeated.
     pub fn once(timeout: Duration) -> Self {
         Self { attempts: 1, ..Self::new(timeout) }
+    }
+
+    /// How connections with these are encrypted, if any are.
+    pub(super) fn encryption(&self, addresses: &[Address]) -> Result<Option<pool::Tls>, ClientError> {
+        if !addresses.iter().any(|address| address.is_tls) {
+            return Ok(None);
+        }
+        Ok(Some(pool::Tls { connector: self.tls.connector()?, name: self.tls.server_name()? }))
     }
 
     pub(super) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, ClientError> {
@@ -68,6 +76,8 @@ pub struct Tls {
     pub ca: Option<Vec<u8>>,
     /// What shows who calls, if the service asks for it.
     pub identity: Option<Identity>,
+    /// The name that the service's certificate has to be for; `None` for the host of its address.
+    pub server_name: Option<String>,
 }
 
 /// A certificate and its key.
@@ -86,6 +96,16 @@ impl fmt::Debug for Identity {
 }
 
 impl Tls {
+    /// The name that certificates have to be for, if it is not that of the address.
+    ///
+    /// # Errors
+    /// [`ClientError::Secret`] for what is no name.
+    pub(super) fn server_name(&self) -> Result<Option<ServerName<'static>>, ClientError> {
+        let wrong = |name: &String| ClientError::Secret(format!("{name:?} is not the name of a server"));
+        let parse = |name: &String| ServerName::try_from(name.clone()).map_err(|_| wrong(name));
+        self.server_name.as_ref().map(parse).transpose()
+    }
+
     /// What opens connections so.
     ///
     /// # Errors
@@ -142,11 +162,13 @@ mod tests {
         assert!(matches!(broken.authorization(), Err(ClientError::Secret(_))));
 
         assert!(Tls::default().connector().is_ok());
-        let ca = |pem: &str| Tls { ca: Some(pem.into()), identity: None }.connector().err().unwrap().to_string();
+        let named = |name: &str| Tls { server_name: Some(name.into()), ..Tls::default() }.server_name();
+        assert!(named("rm.example.com").is_ok() && matches!(named("not a name"), Err(ClientError::Secret(_))));
+        let ca = |pem: &str| Tls { ca: Some(pem.into()), ..Tls::default() }.connector().err().unwrap().to_string();
         assert_eq!(ca("nothing"), "the CA cannot be used: its PEM holds no certificate");
         let identity = Identity { certificates: "nothing".into(), key: "k3y".into() };
         assert!(!format!("{identity:?}").contains("107"), "the key's first byte");
-        let error = Tls { ca: None, identity: Some(identity) }.connector().err().unwrap().to_string();
+        let error = Tls { identity: Some(identity), ..Tls::default() }.connector().err().unwrap().to_string();
         assert!(error.starts_with("the client's key cannot be used"), "{error}");
     }
 }

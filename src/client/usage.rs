@@ -24,7 +24,7 @@ impl RmClient {
         let mut scopes = Vec::new();
         let mut page_token = String::new();
         loop {
-            let message = proto::ListScopesRequest { page_size: 1000, page_token };
+            let message = proto::ListScopesRequest { page_size: 1000, page_token, ..Default::default() };
             let page = self.make(&calls::LIST_SCOPES, &message).await?;
             for scope in page.scopes {
                 scopes.push(limit::read_scope_usage(scope)?);
@@ -41,7 +41,7 @@ impl RmClient {
         let mut waiting = Vec::new();
         let mut page_token = String::new();
         loop {
-            let message = proto::ListWaitingRequest { page_size: 1000, page_token };
+            let message = proto::ListWaitingRequest { page_size: 1000, page_token, ..Default::default() };
             let page = self.make(&calls::LIST_WAITING, &message).await?;
             for request in page.waiting {
                 waiting.push(answer::read_waiting(request)?);
@@ -56,6 +56,22 @@ impl RmClient {
     /// What the instance that answers is, and what it lets its callers do.
     pub async fn server_info(&self) -> Result<proto::GetServerInfoResponse> {
         self.make(&calls::GET_SERVER_INFO, &proto::GetServerInfoRequest {}).await
+    }
+
+    /// The whole cluster in a few numbers, at most a second old.
+    pub async fn overview(&self) -> Result<proto::Overview> {
+        let answer = self.make(&calls::GET_OVERVIEW, &proto::GetOverviewRequest {}).await?;
+        Ok(answer.overview.unwrap_or_default())
+    }
+
+    /// The instances of the service that live, the oldest first.
+    pub async fn instances(&self) -> Result<Vec<proto::ServerInstance>> {
+        Ok(self.make(&calls::LIST_INSTANCES, &proto::ListInstancesRequest {}).await?.instances)
+    }
+
+    /// What is done in the background, and what is left of it.
+    pub async fn tasks(&self) -> Result<proto::ListTasksResponse> {
+        self.make(&calls::LIST_TASKS, &proto::ListTasksRequest {}).await
     }
 
     /// One EM.
@@ -77,7 +93,7 @@ impl RmClient {
         let mut ems = Vec::new();
         let mut page_token = String::new();
         loop {
-            let message = proto::ListEmsRequest { page_size: 1000, page_token };
+            let message = proto::ListEmsRequest { page_size: 1000, page_token, ..Default::default() };
             let page = self.make(&calls::LIST_EMS, &message).await?;
             for em in page.ems {
                 ems.push(answer::read_em(em)?);

@@ -1,37 +1,36 @@
 //! `linkis-rm tokens`: what callers show to say who they are, made, listed and revoked straight on the database.
 
-use std::{collections::BTreeSet, fmt::Write as _, io::Write as _, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, io::Write as _, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use secrecy::{ExposeSecret as _, SecretString};
-use sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions};
+use sqlx::Connection as _;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::{
-    config::{Database, DatabaseArguments, parse_duration},
+    config::{DatabaseArguments, parse_duration},
     domain::{
         access::{EmPattern, Rights, Role, USERS_MAX},
         name::{FieldError, Name},
-        principal::Principal,
+        principal::{Actor, Principal},
         token,
     },
     store::{
-        StoreError,
-        embedded::{self, Embedded, EmbeddedError},
-        schema, session,
+        StoreError, embedded, history_part, schema,
         token::{self as table, ListedToken, NewToken, TOKENS_MAX, Which},
     },
+    telemetry,
+};
+
+use super::{
+    failure::{EXIT_NO_ANSWER, EXIT_USAGE},
+    opened::{OpenError, Opened},
+    output::table::{Column, Row, Table},
 };
 
 /// There was nothing to revoke.
 const EXIT_NOTHING: u8 = 1;
-
-/// The database did not answer.
-const EXIT_NO_ANSWER: u8 = 2;
-
-/// As sysexits.h has it: the command was used wrongly.
-const EXIT_USAGE: u8 = 64;
 
 /// How many random bytes are drawn for a token: of 256 bytes, four and more in five are used.
 const RANDOM_BYTES: usize = 256;
@@ -107,8 +106,8 @@ enum Failure {
     Usage(String),
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
-    #[error("the private PostgreSQL cannot be used")]
-    Embedded(#[from] EmbeddedError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
     #[error("there are {TOKENS_MAX} tokens, which is the most; revoke some, they are forgotten 90 days later")]
     TooMany,
     #[error("the system gives no random bytes")]
@@ -137,10 +136,9 @@ impl Tokens {
                 exit
             }
             Err(failure) => {
-                let causes = std::iter::successors(std::error::Error::source(&failure), |error| error.source());
-                let causes: String = causes.fold(String::new(), |text, cause| format!("{text}: {cause}"));
-                eprintln!("linkis-rm: {failure}{causes}");
-                ExitCode::from(if matches!(failure, Failure::Usage(_)) { EXIT_USAGE } else { EXIT_NO_ANSWER })
+                eprintln!("linkis-rm: {}", telemetry::with_causes(&failure));
+                let is_usage = matches!(failure, Failure::Usage(_) | Failure::Open(OpenError::Usage(_)));
+                ExitCode::from(if is_usage { EXIT_USAGE } else { EXIT_NO_ANSWER })
             }
         }
     }
@@ -149,9 +147,9 @@ impl Tokens {
         match self {
             Self::Create(create) => {
                 let (token, new) = create.token()?;
-                let mut database = Opened::new(&create.database).await?;
+                let mut database = open(&create.database).await?;
                 let mut transaction = database.connection.begin().await?;
-                if !table::insert(&mut transaction, &new).await? {
+                if !table::insert(&mut transaction, &new, &person()?).await? {
                     return Err(Failure::TooMany);
                 }
                 transaction.commit().await?;
@@ -160,14 +158,14 @@ impl Tokens {
                 Ok((format!("{}\n", token.expose_secret()), ExitCode::SUCCESS))
             }
             Self::List(list) => {
-                let mut database = Opened::new(&list.database).await?;
+                let mut database = open(&list.database).await?;
                 let tokens = table::list(&mut database.connection).await?;
                 database.close().await;
                 Ok((list_text(&tokens), ExitCode::SUCCESS))
             }
             Self::Revoke(revoke) => {
                 let which = revoke.which()?;
-                let mut database = Opened::new(&revoke.database).await?;
+                let mut database = open(&revoke.database).await?;
                 let mut transaction = database.connection.begin().await?;
                 let revoked = table::revoke(&mut transaction, &which, &person()?).await?;
                 transaction.commit().await?;
@@ -212,8 +210,8 @@ impl Create {
         getrandom::fill(&mut random).map_err(|_| Failure::Random)?;
         let (token, hash) = token::make(random).ok_or(Failure::Random)?;
         let rights = Rights { roles, ems, users: Some(users).filter(|users| !users.is_empty()) };
-        let (owner, created_by) = (Name::parse("--owner", &self.owner)?, person()?);
-        Ok((token, NewToken { id: Uuid::now_v7(), hash, name, rights, owner, lifetime, created_by }))
+        let owner = Name::parse("--owner", &self.owner)?;
+        Ok((token, NewToken { id: Uuid::now_v7(), hash, name, rights, owner, lifetime }))
     }
 }
 
@@ -226,60 +224,45 @@ impl Revoke {
     }
 }
 
-/// Who types this, by the system's word.
-fn person() -> Result<Name, FieldError> {
-    Name::parse("user", &format!("uid {} of this machine", rustix::process::getuid().as_raw()))
+/// Who types this, by the system's word, and on which machine.
+fn person() -> Result<Actor, FieldError> {
+    let uid = rustix::process::getuid().as_raw();
+    let who = embedded::user_name(uid).map_or_else(|| format!("uid {uid}"), |name| format!("{name} (uid {uid})"));
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Ok(Actor { principal: Principal::Named(Name::parse("user", &who)?), address: Some(machine.into()) })
 }
 
 /// The database, with the tables of this release.
-struct Opened {
-    connection: PgConnection,
-    /// The private one, if no service runs it.
-    private: Option<Embedded>,
+async fn open(database: &DatabaseArguments) -> Result<Opened, Failure> {
+    let mut opened = Opened::new(database).await?;
+    schema::migrate(&mut opened.connection).await.map_err(StoreError::or_denied)?;
+    history_part::make_first(&mut opened.connection).await.map_err(StoreError::or_denied)?;
+    Ok(opened)
 }
 
-impl Opened {
-    async fn new(arguments: &DatabaseArguments) -> Result<Self, Failure> {
-        let (options, private) = match arguments.choose().map_err(Failure::Usage)? {
-            Database::External(target) => (target.options(), None),
-            Database::Embedded(data_dir) => private(data_dir).await?,
-        };
-        let options = session::unbounded(session::bounded(options));
-        let mut connection = session::connect(&options).await?;
-        schema::migrate(&mut connection).await?;
-        Ok(Self { connection, private })
-    }
-
-    async fn close(self) {
-        // What was done is done.
-        let _ = self.connection.close().await;
-        if let Some(private) = self.private {
-            private.stop().await;
-        }
-    }
-}
-
-/// The private PostgreSQL: that of the service that runs, or else one for as long as this takes.
-async fn private(data_dir: Option<PathBuf>) -> Result<(PgConnectOptions, Option<Embedded>), Failure> {
-    let data_dir = data_dir.map_or_else(embedded::default_data_dir, Ok)?;
-    match Embedded::start(embedded::Settings { data_dir: data_dir.clone(), server_options: vec![] }).await {
-        Ok(private) => Ok((private.connect_options(), Some(private))),
-        Err(error @ EmbeddedError::InUse { .. }) => Ok((embedded::running(&data_dir).ok_or(error)?, None)),
-        Err(error) => Err(error.into()),
-    }
-}
+const COLUMNS: &[Column] = &[
+    Column::id("ID"),
+    Column::text("NAME"),
+    Column::text("ROLES"),
+    Column::text("EMS"),
+    Column::text("USERS"),
+    Column::text("OWNER"),
+    Column::text("STATE"),
+    Column::text("EXPIRES"),
+    Column::text("LAST USED"),
+    Column::text("CREATED BY"),
+];
 
 /// One line for each token.
 fn list_text(tokens: &[ListedToken]) -> String {
-    let mut text = String::from("id  name  roles  ems  users  owner  state  expires  last used  created by\n");
-    for token in tokens {
+    let row = |token: &ListedToken| {
         let state = match (&token.revoke_time, token.is_over) {
             (Some(at), _) => format!("revoked {} by {}", time(at), token.revoked_by.as_deref().unwrap_or("?")),
             (None, true) => "expired".to_owned(),
             (None, false) => "good".to_owned(),
         };
         let list = |names: &[String]| if names.is_empty() { "-".to_owned() } else { names.join(",") };
-        let columns = [
+        vec![
             token.token_id.to_string(),
             token.name.clone(),
             list(&token.roles),
@@ -290,11 +273,10 @@ fn list_text(tokens: &[ListedToken]) -> String {
             time(&token.expire_time),
             token.last_used_time.as_ref().map_or_else(|| "-".to_owned(), time),
             token.created_by.clone(),
-        ];
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}", columns.join("  "));
-    }
-    text
+        ]
+    };
+    let rows: Vec<Row> = tokens.iter().map(row).collect();
+    Table::new(COLUMNS, true, true, None).rows(&rows)
 }
 
 fn time(time: &OffsetDateTime) -> String {

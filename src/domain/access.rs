@@ -261,6 +261,58 @@ pub enum Unauthenticated {
     /// Somebody has revoked it.
     #[error("the token of the call was revoked; linkis-rm tokens create makes another")]
     Revoked,
+    /// It is a JWT, or none of this service's tokens where JWTs are believed.
+    #[error(transparent)]
+    Jwt(#[from] BadJwt),
+}
+
+/// The longest JWT that is read, in bytes: the headers of a call have 8 KB.
+pub const JWT_BYTES_MAX: usize = 6 << 10;
+
+/// Why a JWT is not believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadJwt {
+    /// It is too long.
+    #[error(
+        "the JWT of the call has more than {JWT_BYTES_MAX} bytes; have its issuer leave out what nobody asks for here, groups for example"
+    )]
+    TooLarge,
+    /// It is none.
+    #[error("the token of the call is none of this service's, and no JWT that can be read")]
+    Malformed,
+    /// It is signed in a way that nobody is believed by.
+    #[error("the JWT of the call is signed neither by RS256 nor ES256 nor EdDSA, or otherwise than its key is for")]
+    Algorithm,
+    /// Whoever has issued it is unknown.
+    #[error("the JWT of the call is of an issuer that --jwt-config does not name")]
+    Issuer,
+    /// It is meant for others.
+    #[error("the JWT of the call is for others: its audience is none of those that --jwt-config names for its issuer")]
+    Audience,
+    /// Its key is unknown.
+    #[error(
+        "the JWT of the call is signed with a key that its issuer does not tell of; if the key is new, it is known in some seconds"
+    )]
+    UnknownKey,
+    /// Its signature is wrong.
+    #[error("the signature of the call's JWT is wrong")]
+    Signature,
+    /// Its time has not come.
+    #[error("the JWT of the call is not good yet; are the clocks right?")]
+    NotYet,
+    /// Its time is over.
+    #[error("the time of the call's JWT is over; ask its issuer for another")]
+    Expired,
+    /// The key or the configuration by which it was believed is not in force any more.
+    #[error(
+        "the key of the call's JWT was withdrawn, or what is believed of its issuer has changed; try again, or ask for another"
+    )]
+    Withdrawn,
+}
+
+impl Unauthenticated {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Missing, Self::Unknown, Self::Expired, Self::Revoked];
 }
 
 /// A caller may not do what it wants.

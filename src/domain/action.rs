@@ -40,10 +40,18 @@ pub enum Action {
     Held,
     /// A hold came to its end.
     HoldEnded,
+    /// A provider was added, or changed.
+    ProviderPut,
+    /// A provider was removed.
+    ProviderDeleted,
+    /// A token was made.
+    TokenCreated,
+    /// A token was revoked.
+    TokenRevoked,
 }
 
 impl Action {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 24] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,
@@ -64,6 +72,10 @@ impl Action {
         Self::Resumed,
         Self::Held,
         Self::HoldEnded,
+        Self::ProviderPut,
+        Self::ProviderDeleted,
+        Self::TokenCreated,
+        Self::TokenRevoked,
     ];
 
     /// As it stands in `linkis_resource_action_record.action`.
@@ -85,6 +97,10 @@ impl Action {
             Self::Resumed => "resumed",
             Self::Held => "held",
             Self::HoldEnded => "hold_ended",
+            Self::ProviderPut => "provider_put",
+            Self::ProviderDeleted => "provider_deleted",
+            Self::TokenCreated => "token_created",
+            Self::TokenRevoked => "token_revoked",
         }
     }
 
@@ -119,6 +135,12 @@ pub struct ActionRecord {
     pub reason: Option<String>,
     /// Who did it: the service itself where nobody asked.
     pub actor: String,
+    /// From where, of what operators and administrators did.
+    pub address: Option<String>,
+    /// How what it was done to stood before, as JSON, if that is remembered and it was there.
+    pub before: Option<String>,
+    /// How it stood after, likewise.
+    pub after: Option<String>,
     /// When, by the database's clock.
     pub at: OffsetDateTime,
 }

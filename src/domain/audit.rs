@@ -11,6 +11,7 @@ use super::{
     em::EmInstance,
     limit::{Limits, Pattern},
     name::Name,
+    queue::QueueAmounts,
     resource::{Dimension, Left, Resource, ResourceError},
     scope::{Counter, Scope, Tally, Usage},
     ticket_digest::TicketDigest,
@@ -27,6 +28,8 @@ pub enum Subject {
     Rule(Pattern),
     /// The policy of a kind of EMs.
     Policy(Name),
+    /// Something else, for people: a token, or a provider.
+    Other(String),
 }
 
 /// For people: not to be taken apart again.
@@ -37,6 +40,7 @@ impl fmt::Display for Subject {
             Self::Scope(scope) => write!(f, "scope {scope}"),
             Self::Rule(pattern) => write!(f, "limit {pattern}"),
             Self::Policy(kind) => write!(f, "policy of {kind}"),
+            Self::Other(object) => f.write_str(object),
         }
     }
 }
@@ -46,7 +50,8 @@ impl fmt::Display for Subject {
 pub struct Difference {
     /// Whose, for people.
     pub what: String,
-    /// Which counter: `used`, `locked`, `left`, `used_tickets`, `over_committed`, `row` or `tickets`.
+    /// Which counter: `used`, `locked`, `left`, `used_tickets`, `over_committed`, `row` or `tickets`; of a queue of an external cluster,
+    /// `unseen` or `ticket`.
     pub counter: String,
     /// What is stored, in the dimensions that differ.
     pub stored: BTreeMap<Dimension, i64>,
@@ -96,6 +101,30 @@ pub struct AuditReport {
     pub differences: Differences,
     /// What is no difference, but worth knowing.
     pub notes: Vec<String>,
+}
+
+/// Where what is stored to be unseen in the queues of a provider, by path, is not what its tickets say.
+pub fn queue_differences(
+    provider: &Name,
+    stored: &BTreeMap<String, QueueAmounts>,
+    from_tickets: &BTreeMap<String, QueueAmounts>,
+) -> Vec<Difference> {
+    let amounts = |queues: &BTreeMap<String, QueueAmounts>, path: &String| {
+        let QueueAmounts { memory, cores } = queues.get(path).copied().unwrap_or_default();
+        Amounts::from([(Dimension::QueueMemory, memory), (Dimension::QueueCores, cores)])
+    };
+    let paths: BTreeSet<&String> = stored.keys().chain(from_tickets.keys()).collect();
+    let compare = |path: &String| {
+        let subject = queue_subject(provider, path);
+        Difference::between(&subject, "unseen", amounts(stored, path), amounts(from_tickets, path))
+    };
+    paths.into_iter().filter_map(compare).collect()
+}
+
+/// A queue of a provider.
+pub fn queue_subject(provider: &Name, path: &str) -> Subject {
+    let labels = [("provider".to_owned(), provider.to_string()), ("queue".to_owned(), path.to_owned())];
+    Subject::Scope(Scope::new(labels.into()))
 }
 
 /// What a repair did.

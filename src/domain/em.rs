@@ -201,6 +201,17 @@ impl Em {
         Ok(Err(Refusal::of_em(self, shortages, never_fits)))
     }
 
+    /// How many hundredths are held of what is not protected, in the dimension of which it is the most; rounded down. Of nothing, what is
+    /// held counts as so many times.
+    pub fn fullness_percent(&self) -> i128 {
+        let percent = |(dimension, total): (Dimension, i64)| {
+            let room = total.saturating_sub(self.protected.get(&dimension)).max(1);
+            let held = i128::from(self.used.get(&dimension)) + i128::from(self.locked.get(&dimension));
+            held * 100 / i128::from(room)
+        };
+        self.total.amounts().map(percent).max().unwrap_or_default()
+    }
+
     /// Whether it holds nothing.
     pub fn is_idle(&self) -> bool {
         self.used.is_zero() && self.locked.is_zero()

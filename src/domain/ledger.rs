@@ -14,12 +14,13 @@ use uuid::Uuid;
 use super::{
     drain::Drain,
     em::{Counted, Em, EmInstance},
+    external::{ClusterDelta, ClusterTicketDelta, Clusters},
     judgement::{admit, beyond_watched, fits, judge},
     limit::{LimitedScope, Limits},
     line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
     name::Name,
     operation::{Grant, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
-    principal::Principal,
+    principal::{Actor, Principal},
     refusal::{Refusal, ScopeShortage},
     report::ReportNumber,
     resource::{Resource, ResourceError},
@@ -65,6 +66,8 @@ pub struct Snapshot {
     pub scopes: HashMap<Counter, Usage>,
     /// Who waits where.
     pub line: LineView,
+    /// The clusters whose queues the operations are about.
+    pub clusters: Clusters,
 }
 
 /// A part of an EM's tickets in the order of their ids, all of which are among those that were read.
@@ -109,7 +112,7 @@ pub struct Deltas {
     /// Tickets whose rows are to say what they use.
     pub in_use: Vec<Ticket>,
     /// Tickets that were adopted, as they were then, and by whom: a line of the history each, also of one that ended since.
-    pub adopted: Vec<(Ticket, Principal)>,
+    pub adopted: Vec<(Ticket, Actor)>,
     /// Tickets whose engine reported in, as they were then, and who told: a line of the history each, also of one that ended since.
     pub inited: Vec<(Ticket, Principal)>,
     /// Likewise tickets whose engine reported to use something else, in order.
@@ -134,6 +137,10 @@ pub struct Deltas {
     pub granted: Vec<Ticket>,
     /// Tickets that are new, and in use from the start.
     pub new_in_use: Vec<Ticket>,
+    /// Clusters whose queues hold something else.
+    pub clusters: Vec<ClusterDelta>,
+    /// What tickets hold, or held, in such queues.
+    pub cluster_tickets: Vec<ClusterTicketDelta>,
     /// How many operations went beyond limits that only watch: nothing to write, but something to count.
     pub over_watched: u64,
     /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
@@ -164,6 +171,7 @@ impl Deltas {
             && self.waiting.is_empty()
             && self.moved.is_empty()
             && self.left_line.is_empty()
+            && self.clusters.is_empty()
     }
 }
 
@@ -216,7 +224,7 @@ pub struct EndedDelta {
     /// False if it was granted in this very batch.
     pub stored: bool,
     /// Who ended it.
-    pub by: Principal,
+    pub by: Actor,
     /// Why, if an operator did.
     pub reason: Option<Name>,
 }
@@ -226,7 +234,7 @@ pub struct EndedDelta {
 pub struct Ledger {
     now: OffsetDateTime,
     /// Who asked for the operation that is being carried out.
-    by: Principal,
+    by: Actor,
     ems: HashMap<EmInstance, EmSlot>,
     tickets: HashMap<Uuid, TicketSlot>,
     pages: HashMap<EmInstance, TicketPage>,
@@ -240,6 +248,7 @@ pub struct Ledger {
     limits: Arc<Limits>,
     scopes: HashMap<Counter, ScopeSlot>,
     line: LineView,
+    clusters: Clusters,
     deltas: Deltas,
 }
 
@@ -288,7 +297,7 @@ impl Ledger {
         let ticket_slot = |ticket| TicketSlot { ticket, stored: true, in_use: false };
         Self {
             now: snapshot.now,
-            by: Principal::Anonymous,
+            by: Principal::Anonymous.into(),
             ems: snapshot.ems.into_iter().map(|(key, em)| (key, em_slot(em))).collect(),
             tickets: snapshot.tickets.into_iter().map(|(id, ticket)| (id, ticket_slot(ticket))).collect(),
             pages: snapshot.pages,
@@ -302,12 +311,13 @@ impl Ledger {
             limits: snapshot.limits,
             scopes: snapshot.scopes.into_iter().map(|(scope, usage)| (scope, scope_slot(usage))).collect(),
             line: snapshot.line,
+            clusters: snapshot.clusters,
             deltas: Deltas::default(),
         }
     }
 
     /// Carries out what `by` asks for, or rejects it and changes nothing.
-    pub fn apply(&mut self, by: &Principal, operation: &Operation) -> Result<Outcome, Rejection> {
+    pub fn apply(&mut self, by: &Actor, operation: &Operation) -> Result<Outcome, Rejection> {
         self.by = by.clone();
         match operation {
             Operation::Register(op) => self.register(op),
@@ -368,6 +378,7 @@ impl Ledger {
                 (true, false) => {}
             }
         }
+        (self.deltas.clusters, self.deltas.cluster_tickets) = self.clusters.finish();
         let mut scopes = Vec::with_capacity(self.scopes.len());
         for (scope, slot) in self.scopes {
             if slot.changed {
@@ -425,7 +436,7 @@ impl Ledger {
         slot.registered = true;
         slot.resized |= resized;
         slot.current = Some(em.clone());
-        self.deltas.registered_by.insert(op.em.clone(), self.by.clone());
+        self.deltas.registered_by.insert(op.em.clone(), self.by.principal.clone());
         self.free(&op.em, &[], MUCH);
         Ok(Outcome::Registered(Box::new(em)))
     }
@@ -457,8 +468,9 @@ impl Ledger {
             position.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok(),
             "both ways to judge agree"
         );
-        let share = match judged {
-            Ok(share) => share,
+        let judged = self.clusters.judge(judged, op, &self.limits, &self.line.line, self.now);
+        let (share, queue) = match judged {
+            Ok(judged) => judged,
             Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
         };
         let over_watched = beyond_watched(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
@@ -471,21 +483,22 @@ impl Ledger {
         em.current.locked = em_locked;
         *em.counted = true;
         let expires_at = self.now.saturating_add(duration(op));
-        let grant = Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at, over_watched: Vec::new() };
-        self.tickets.insert(
-            op.ask.ticket_id,
-            TicketSlot { ticket: self.new_ticket(op, epoch, grant.expires_at), stored: false, in_use: false },
-        );
+        let grant =
+            Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at, over_watched: Vec::new(), queue: None };
+        let ticket = self.new_ticket(op, epoch, grant.expires_at);
+        self.clusters.count(&ticket);
+        self.tickets.insert(op.ask.ticket_id, TicketSlot { ticket, stored: false, in_use: false });
         if let Some(request_id) = &op.ask.request_id {
             let record = RequestRecord { request_id: request_id.clone(), grant: grant.clone(), create_time: self.now };
             self.request_ids.insert(request_id.id.clone(), record.clone());
             self.deltas.request_ids.push(record);
         }
         let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.counter.scope));
-        let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).map(|spot| (spot, false));
+        let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).chain(self.clusters.spots_of(op.ask.ticket_id));
+        let granted_at = granted_at.map(|spot| (spot, false));
         self.leave_line(op, granted_at.collect());
         self.deltas.over_watched += u64::from(!over_watched.is_empty());
-        Ok(Outcome::Granted(Grant { over_watched, ..grant }))
+        Ok(Outcome::Granted(Grant { over_watched, queue, ..grant }))
     }
 
     /// Notes where there is more room now: about as much as `requests` have held.
@@ -493,6 +506,11 @@ impl Ledger {
         self.deltas.freed.note(Spot::Em(em.clone()), requests);
         // Also where no rule decides: somebody may wait there for a cap of his own.
         scopes.iter().for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
+    }
+
+    /// The same in the queue that a ticket is in, before it ends there.
+    fn free_queue(&mut self, ticket_id: Uuid) {
+        self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.note(spot, 1));
     }
 
     fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {
@@ -547,6 +565,8 @@ impl Ledger {
         *slot.current = em;
         *slot.counted = true;
         self.free(&ticket.em, &scopes, 1);
+        self.free_queue(ticket_id);
+        self.clusters.end(ticket_id);
         self.end_ticket(ticket_id, end);
         Ok(())
     }

@@ -27,7 +27,7 @@ mod usage;
 pub use label_set::{Counting, LabelSet, Lacking, Queues};
 pub use rule::{Expected, Pattern, Rule, RuleChanges, RuleRecord};
 use rule::{RuleSet, check_order};
-pub use usage::{Over, Replaced, ScopeUsage};
+pub use usage::{Over, Replaced, ScopeUsage, sort_fullest};
 
 /// How many labels a limit may name.
 pub const LABELS_MAX: usize = 8;

@@ -31,6 +31,13 @@ pub enum Spot {
     Em(EmInstance),
     /// At a limited scope.
     Scope(Scope),
+    /// At a queue of an external cluster.
+    Queue {
+        /// The name of its provider.
+        provider: Name,
+        /// Its path.
+        path: String,
+    },
 }
 
 /// For people: not to be taken apart again.
@@ -39,6 +46,7 @@ impl fmt::Display for Spot {
         match self {
             Self::Em(em) => write!(f, "em={em}"),
             Self::Scope(scope) => scope.fmt(f),
+            Self::Queue { provider, path } => write!(f, "provider={provider},queue={path}"),
         }
     }
 }

@@ -9,6 +9,7 @@ use super::{
     adopt::Adopt,
     drain::{Drain, DrainEm, ResumeEm},
     em::{Em, EmInstance},
+    external::JudgedQueue,
     line::{QueuePosition, Spots},
     name::{Labels, Name},
     refusal::{Refusal, Shortfall},
@@ -212,6 +213,27 @@ impl Operation {
         }
     }
 
+    /// What it is called, in logs and traces.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Register(_) => "register",
+            Self::Unregister(_) => "unregister",
+            Self::Request(_) => "request",
+            Self::Adopt(_) => "adopt",
+            Self::Inited(_) => "inited",
+            Self::Reported(_) => "reported",
+            Self::Released(_) => "released",
+            Self::Force(_) => "force",
+            Self::Drain(_) => "drain",
+            Self::Resume(_) => "resume",
+            Self::Expire(_) => "expire",
+            Self::Lost(_) => "lost",
+            Self::Reap(_) => "reap",
+            Self::EndTickets(_) => "end_tickets",
+            Self::CountTickets(_) => "count_tickets",
+        }
+    }
+
     /// What it costs in a batch, beside operations on one ticket.
     pub fn cost(&self) -> usize {
         match self {
@@ -327,6 +349,27 @@ impl Operation {
         }
     }
 
+    /// What it asks for, or puts into the books, in a queue of whichever cluster its labels tell.
+    pub fn asks_queue(&self) -> Option<(&Resource, &Labels)> {
+        let asked = match self {
+            Self::Request(op) => (&op.ask.resource, &op.ask.labels),
+            Self::Adopt(op) => (&op.used, &op.labels),
+            _ => return None,
+        };
+        asked.0.queue_name().map(|_| asked)
+    }
+
+    /// The application that it tells of an engine.
+    pub fn application_id(&self) -> Option<&str> {
+        let used = match self {
+            Self::Inited(op) => op.used.as_ref()?,
+            Self::Reported(op) => &op.used,
+            Self::Adopt(op) => &op.used,
+            _ => return None,
+        };
+        used.application_id().filter(|id| !id.is_empty())
+    }
+
     /// The position in line of a request that has one.
     pub fn position(&self) -> Option<QueuePosition> {
         self.request()?.position()
@@ -414,6 +457,8 @@ pub struct Grant {
     pub expires_at: OffsetDateTime,
     /// Where it went beyond limits that only watch, if it was granted just now: it is not told again under the request id.
     pub over_watched: Vec<Shortfall>,
+    /// In which queue of an external cluster, and by what; likewise.
+    pub queue: Option<JudgedQueue>,
 }
 
 impl Grant {

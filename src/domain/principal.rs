@@ -1,6 +1,6 @@
 //! Who calls: carried from the edge to what is written, so that it is known of everything who did it.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use super::name::{FieldError, Name};
 
@@ -32,6 +32,39 @@ impl Principal {
             Self::Service => "linkis-rm",
             Self::Named(name) => name.as_str(),
         }
+    }
+}
+
+/// Who does something, and from where: the history remembers the latter of what operators and administrators do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Actor {
+    /// Who.
+    pub principal: Principal,
+    /// The address that the call comes from, or the machine where a command was typed; `None` where that is not remembered.
+    pub address: Option<Arc<str>>,
+}
+
+impl Actor {
+    /// The name of the principal.
+    pub fn as_str(&self) -> &str {
+        self.principal.as_str()
+    }
+
+    /// Where from, if that is remembered.
+    pub fn address(&self) -> Option<&str> {
+        self.address.as_deref()
+    }
+}
+
+impl From<Principal> for Actor {
+    fn from(principal: Principal) -> Self {
+        Self { principal, address: None }
+    }
+}
+
+impl From<&Principal> for Actor {
+    fn from(principal: &Principal) -> Self {
+        principal.clone().into()
     }
 }
 

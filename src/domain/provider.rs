@@ -29,10 +29,10 @@ impl Provider {
 /// carries; of several, the first by name.
 pub fn choose<'a>(
     providers: impl IntoIterator<Item = &'a Provider>,
-    resource_type: &Name,
+    resource_type: &str,
     labels: &BTreeMap<String, String>,
 ) -> Option<&'a Provider> {
-    let candidates = providers.into_iter().filter(|provider| provider.resource_type == *resource_type);
+    let candidates = providers.into_iter().filter(|provider| provider.resource_type.as_str() == resource_type);
     let candidates = candidates.filter(|provider| provider.is_for(labels));
     candidates.min_by_key(|provider| (Reverse(provider.labels.as_map().len()), provider.name.clone()))
 }
@@ -62,14 +62,13 @@ mod tests {
             provider("Yarn", "b", &[("tenant", "b")]),
             provider("Other", "other", &[("tenant", "c")]),
         ];
-        let chosen = |labels: &[(&str, &str)]| {
-            choose(&all, &Name::parse("", "Yarn").unwrap(), &map(labels)).map(|provider| provider.name.as_str())
-        };
+        let chosen =
+            |labels: &[(&str, &str)]| choose(&all, "Yarn", &map(labels)).map(|provider| provider.name.as_str());
         assert_eq!(chosen(&[]), Some("default"));
         assert_eq!(chosen(&[("tenant", "c"), ("yarnCluster", "Yarn-x")]), Some("default"));
         assert_eq!(chosen(&[("yarnCluster", "Yarn-etl"), ("x", "y")]), Some("etl"));
         assert_eq!(chosen(&[("yarnCluster", "Yarn-etl"), ("tenant", "a")]), Some("etl-a"));
         assert_eq!(chosen(&[("yarnCluster", "Yarn-etl"), ("tenant", "b")]), Some("b"), "the first by name");
-        assert_eq!(choose(&all[1..], &Name::parse("", "Yarn").unwrap(), &map(&[])), None);
+        assert_eq!(choose(&all[1..], "Yarn", &map(&[])), None);
     }
 }

@@ -23,6 +23,16 @@ impl QueueAmounts {
         Self { memory: self.memory.min(other.memory), cores: self.cores.min(other.cores) }
     }
 
+    /// The larger of both, in each dimension.
+    pub fn most(self, other: Self) -> Self {
+        Self { memory: self.memory.max(other.memory), cores: self.cores.max(other.cores) }
+    }
+
+    /// Whether it is no less, in each dimension.
+    pub fn covers(self, other: Self) -> bool {
+        self.memory >= other.memory && self.cores >= other.cores
+    }
+
     /// Both together, as far as numbers go.
     pub fn plus(self, other: Self) -> Self {
         Self { memory: self.memory.saturating_add(other.memory), cores: self.cores.saturating_add(other.cores) }
@@ -79,16 +89,17 @@ pub struct Queue {
 }
 
 /// Which names a scheduler knows its queues by, beside their paths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Naming {
     /// The path without the root.
+    #[default]
     Fair,
     /// That, and the last name alone.
     Capacity,
 }
 
 /// All queues of a cluster, at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Queues {
     naming: Naming,
     by_path: BTreeMap<String, Queue>,
@@ -131,6 +142,11 @@ impl Queues {
             }
         }
         Ok(Self { naming, by_path })
+    }
+
+    /// Which names they are known by.
+    pub fn naming(&self) -> Naming {
+        self.naming
     }
 
     /// The queue that `name` means.

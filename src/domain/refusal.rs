@@ -9,6 +9,7 @@ use super::{
     limit_mode::LimitMode,
     resource::{Dimension, Resource, Shortage, behind, whole_gb},
     scope::{Tally, Usage},
+    scope_kind::ScopeKind,
 };
 
 /// Why a request cannot be granted. [`Refusal::shortfalls`] is never empty; its first one is the headline.
@@ -29,6 +30,8 @@ pub struct Refusal {
 pub struct Shortfall {
     /// What is short, as key=value, for people.
     pub scope: String,
+    /// What that is.
+    pub kind: ScopeKind,
     /// In which dimension.
     pub dimension: Dimension,
     /// How much was asked.
@@ -82,6 +85,7 @@ pub fn over_watched(limited: &LimitedScope, usage: &Usage, from: &Resource, to: 
 fn shortfalls<'a>(limited: &LimitedScope, missing: impl Iterator<Item = ShortDimension<'a>>) -> Vec<Shortfall> {
     let shortfall = |short: ShortDimension<'_>| Shortfall {
         scope: limited.scope().to_string(),
+        kind: ScopeKind::of(limited.scope()),
         dimension: short.dimension.clone(),
         requested: short.requested,
         available: short.available,
@@ -162,6 +166,15 @@ impl Refusal {
         }
     }
 
+    /// The refusal that shortfalls in queues of a cluster make, the queue that was asked for first; they must not be empty.
+    pub(super) fn of_queues(shortfalls: Vec<Shortfall>) -> Self {
+        let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
+        let (code, text) = shortfalls.first().map_or((11_006, ""), |first| queue_code(&first.dimension));
+        let detail = shortfalls.first().map(|first| format!("{} ({})", shortage_text(first), first.scope));
+        let reason = format!("{text}{}", detail.unwrap_or_default());
+        Self { shortfalls, code, reason, never_fits }
+    }
+
     /// A refusal by `em`; `shortages` must not be empty, and comes in order of precedence.
     pub(super) fn of_em(em: &Em, shortages: Vec<Shortage>, never_fits: bool) -> Self {
         let scope = format!("em={}", em.instance);
@@ -169,6 +182,7 @@ impl Refusal {
             .into_iter()
             .map(|short| Shortfall {
                 scope: scope.clone(),
+                kind: ScopeKind::Em,
                 max: em.total.get(&short.dimension),
                 dimension: short.dimension,
                 requested: short.requested,
@@ -210,6 +224,14 @@ fn limit_code(dimension: &Dimension) -> (i32, &'static str) {
     }
 }
 
+/// Linkis's code and text for a dimension of a cluster's queue (its `RMErrorCode`, 12010 and 12011).
+fn queue_code(dimension: &Dimension) -> (i32, &'static str) {
+    match dimension {
+        Dimension::QueueCores => (12011, "Insufficient cluster queue cpu"),
+        _ => (12010, "Insufficient cluster queue memory"),
+    }
+}
+
 /// The suffix that Linkis appends to every shortage, to the letter, its blanks included.
 fn shortage_text(short: &Shortfall) -> String {
     let (name, unit): (&str, &str) = match &short.dimension {
@@ -232,7 +254,8 @@ mod tests {
     use super::*;
 
     fn short(dimension: Dimension, requested: i64, available: i64, max: i64) -> Shortfall {
-        Shortfall { scope: String::new(), dimension, requested, available, ahead: 0, max, rule: String::new() }
+        let (scope, rule) = (String::new(), String::new());
+        Shortfall { scope, kind: ScopeKind::Em, dimension, requested, available, ahead: 0, max, rule }
     }
 
     /// The vector of Linkis's own test of its message.

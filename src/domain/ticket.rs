@@ -119,6 +119,9 @@ pub enum End {
 }
 
 impl End {
+    /// All there are.
+    pub const ALL: [Self; 5] = [Self::Released, Self::Expired, Self::Unregistered, Self::Lost, Self::Forced];
+
     /// As it stands in `linkis_resource_action_record.action`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -132,8 +135,7 @@ impl End {
 
     /// The reverse of [`End::as_str`].
     pub fn parse(text: &str) -> Option<Self> {
-        let all = [Self::Released, Self::Expired, Self::Unregistered, Self::Lost, Self::Forced];
-        all.into_iter().find(|end| end.as_str() == text)
+        Self::ALL.into_iter().find(|end| end.as_str() == text)
     }
 }
 

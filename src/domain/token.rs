@@ -51,6 +51,11 @@ impl fmt::Debug for TokenHash {
     }
 }
 
+/// Whether it begins as this service's tokens do.
+pub fn is_of_service(token: &str) -> bool {
+    token.starts_with(PREFIX)
+}
+
 /// A new token, made of bytes that nobody can guess; `None` if `random` ends too early.
 pub fn make(random: impl IntoIterator<Item = u8>) -> Option<(SecretString, TokenHash)> {
     let fair = random.into_iter().filter(|byte| *byte < FAIR_BYTES);

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use reqwest::{Client, Response, StatusCode, Url, header, redirect};
+use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode, Url, header, redirect};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_rustls::rustls;
@@ -46,6 +46,8 @@ pub struct Http {
     allowed: Arc<AllowedHosts>,
     turns: Arc<Semaphore>,
     times: Times,
+    /// By which certificates the other side is believed, in PEM; `None` for those of the machine.
+    ca: Option<Arc<Vec<u8>>>,
 }
 
 /// Who asks: a user and a password.
@@ -87,8 +89,8 @@ pub enum Failure {
     #[error("answered {0}")]
     Status(u16),
     /// What it answered is too large.
-    #[error("answered more than {BODY_BYTES_MAX} bytes")]
-    TooLarge,
+    #[error("answered more than {0} bytes")]
+    TooLarge(usize),
     /// What it answered is something else.
     #[error("answered what {0}")]
     Unreadable(String),
@@ -119,7 +121,9 @@ impl Failure {
             Self::NotActive => "not_active",
             Self::Unauthorized(_) => "unauthorized",
             Self::NotAllowed | Self::Address | Self::NoClient | Self::Stopping => "not_asked",
-            Self::Broken | Self::Redirect(_) | Self::Status(_) | Self::TooLarge | Self::Unreadable(_) => "bad_answer",
+            Self::Broken | Self::Redirect(_) | Self::Status(_) | Self::TooLarge(_) | Self::Unreadable(_) => {
+                "bad_answer"
+            }
         }
     }
 }
@@ -132,7 +136,12 @@ impl Http {
 
     pub(super) fn with_times(allowed: AllowedHosts, times: Times) -> Self {
         let turns = Arc::new(Semaphore::new(FETCHES_MAX));
-        Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times }
+        Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times, ca: None }
+    }
+
+    /// The same, and believes those whom these certificates vouch for, in PEM, and nobody else; `None` for whom the machine believes.
+    pub fn believing(allowed: AllowedHosts, ca: Option<Vec<u8>>) -> Self {
+        Self { ca: ca.map(Arc::new), ..Self::new(allowed) }
     }
 
     /// Made when it is first needed: it reads the machine's trusted certificates.
@@ -149,8 +158,11 @@ impl Http {
                 .no_proxy()
                 .pool_max_idle_per_host(1)
                 .referer(false)
-                .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")))
-                .build();
+                .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")));
+            let client = match self.ca.as_deref().map(|pem| Certificate::from_pem_bundle(pem)) {
+                None => client.build(),
+                Some(roots) => roots.and_then(|roots| client.tls_certs_only(roots).build()),
+            };
             client.map_err(|error| {
                 tracing::warn!(error = &error as &dyn std::error::Error, "no cluster can be asked");
                 Failure::NoClient
@@ -191,18 +203,41 @@ impl Http {
             Some((user, password)) => request.basic_auth(user, Some(password.expose_secret())),
             None => request,
         };
-        let mut response = request.send().await.map_err(|error| failure(&error))?;
-        check_status(&response)?;
-        // As it comes: nothing is kept for what is only said to come.
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| failure(&error))? {
-            if body.len() + chunk.len() > BODY_BYTES_MAX {
-                return Err(Failure::TooLarge);
-            }
-            body.extend_from_slice(&chunk);
-        }
-        Ok(body)
+        answer(request, BODY_BYTES_MAX).await
     }
+
+    /// The document at an address, of at most so many bytes, for whoever shows this token.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn get_document(
+        &self,
+        address: &Address,
+        token: Option<&SecretString>,
+        most: usize,
+    ) -> Result<Vec<u8>, Failure> {
+        self.check(address)?;
+        let request = self.client()?.get(address.url.clone()).header(header::ACCEPT, "application/json");
+        let request = match token {
+            Some(token) => request.bearer_auth(token.expose_secret()),
+            None => request,
+        };
+        answer(request, most).await
+    }
+}
+
+async fn answer(request: RequestBuilder, most: usize) -> Result<Vec<u8>, Failure> {
+    let mut response = request.send().await.map_err(|error| failure(&error))?;
+    check_status(&response)?;
+    // As it comes: nothing is kept for what is only said to come.
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| failure(&error))? {
+        if body.len() + chunk.len() > most {
+            return Err(Failure::TooLarge(most));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
 }
 
 fn check_status(response: &Response) -> Result<(), Failure> {

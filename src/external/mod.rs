@@ -2,7 +2,8 @@
 //!
 //! - [`ExternalResource`]: what a type of cluster has to offer, one file each: [`yarn`];
 //! - [`http`]: requests to them, bounded in time and size;
-//! - [`allowed`]: which hosts may be asked.
+//! - [`allowed`]: which hosts may be asked;
+//! - [`check`]: what every configuration says of how queues are judged.
 //!
 //! Nothing here knows the database or a caller. What an answer holds stands in no error: otherwise whoever may name an address could
 //! read by it what is not meant for him.
@@ -13,11 +14,13 @@ use reqwest::Url;
 use secrecy::SecretString;
 
 use crate::domain::{
+    external::CheckRules,
     name::FieldError,
     queue::{Application, Queues},
 };
 
 pub mod allowed;
+pub mod check;
 pub mod http;
 pub mod yarn;
 
@@ -36,6 +39,9 @@ pub trait ExternalResource: fmt::Debug + Send + Sync {
 
     /// The same without secrets.
     fn shown(&self) -> String;
+
+    /// How its queues are judged.
+    fn rules(&self) -> CheckRules;
 
     /// All its queues.
     fn queues<'a>(&'a self, http: &'a Http) -> Fetching<'a, Queues>;

@@ -9,6 +9,7 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
+    extract::RawQuery,
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::get,
@@ -21,7 +22,6 @@ use tokio::{
     sync::watch,
     task::{AbortHandle, JoinSet},
 };
-use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
@@ -61,10 +61,16 @@ pub fn serve(
     metrics: Metrics,
     readiness: watch::Receiver<Readiness>,
 ) -> AbortOnDropHandle<()> {
-    let router = Router::new()
-        .route("/livez", get(|| async { "alive\n" }))
-        .route("/readyz", get(move || async move { ready(*readiness.borrow()) }))
-        .route("/metrics", get(move || async move { scrape(&metrics) }));
+    let router =
+        Router::new()
+            .route("/livez", get(|RawQuery(query): RawQuery| async move { alive(is_verbose(query.as_deref())) }))
+            .route(
+                "/readyz",
+                get(move |RawQuery(query): RawQuery| async move {
+                    ready(*readiness.borrow(), is_verbose(query.as_deref()))
+                }),
+            )
+            .route("/metrics", get(move || async move { scrape(&metrics) }));
     AbortOnDropHandle::new(tokio::spawn(accept(listener, tls, router)))
 }
 
@@ -83,8 +89,7 @@ async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
                     oldest.abort();
                 }
                 let service = TowerToHyperService::new(router.clone());
-                let acceptor = tls.as_ref().map(|tls| tls.http());
-                oldest_first.push_back(connections.spawn(serve_one(stream, peer, acceptor, service)));
+                oldest_first.push_back(connections.spawn(serve_one(stream, peer, tls.clone(), service)));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for metrics and health");
@@ -94,15 +99,10 @@ async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
     }
 }
 
-async fn serve_one(
-    stream: TcpStream,
-    peer: SocketAddr,
-    acceptor: Option<TlsAcceptor>,
-    service: TowerToHyperService<Router>,
-) {
+async fn serve_one(stream: TcpStream, peer: SocketAddr, tls: Option<Arc<Tls>>, service: TowerToHyperService<Router>) {
     let served = async {
-        match acceptor {
-            Some(acceptor) => match acceptor.accept(stream).await {
+        match tls {
+            Some(tls) => match tls.http(stream, Some(peer.ip())).await {
                 Ok(stream) => serve_http(stream, peer, service).await,
                 Err(error) => tracing::debug!(%peer, %error, "a TLS handshake for metrics and health failed"),
             },
@@ -126,13 +126,31 @@ async fn serve_http(
     }
 }
 
-fn ready(readiness: Readiness) -> (StatusCode, &'static str) {
-    match readiness {
-        Readiness::Ready => (StatusCode::OK, "ready\n"),
-        Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting\n"),
-        Readiness::NoDatabase => (StatusCode::SERVICE_UNAVAILABLE, "not ready: the database does not answer\n"),
-        Readiness::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "not ready: stopping\n"),
-    }
+/// Whether `?verbose` was asked for, whatever its value.
+fn is_verbose(query: Option<&str>) -> bool {
+    let mut fields = query.unwrap_or_default().split('&');
+    fields.any(|field| field == "verbose" || field.starts_with("verbose="))
+}
+
+fn alive(is_verbose: bool) -> &'static str {
+    if is_verbose { "[+]process ok\nalive\n" } else { "alive\n" }
+}
+
+fn ready(readiness: Readiness, is_verbose: bool) -> (StatusCode, String) {
+    let (code, answer) = match readiness {
+        Readiness::Ready => (StatusCode::OK, "ready"),
+        Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting"),
+        Readiness::NoDatabase => (StatusCode::SERVICE_UNAVAILABLE, "not ready: the database does not answer"),
+        Readiness::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "not ready: stopping"),
+    };
+    // While it starts or stops, nobody looks whether the database answers.
+    let checks = match readiness {
+        Readiness::Ready => "[+]started ok\n[+]database ok\n[+]serving ok\n",
+        Readiness::Starting => "[-]started not yet\n[-]serving not yet\n",
+        Readiness::NoDatabase => "[+]started ok\n[-]database does not answer\n[+]serving ok\n",
+        Readiness::Stopping => "[+]started ok\n[-]serving stopping\n",
+    };
+    (code, format!("{}{answer}\n", if is_verbose { checks } else { "" }))
 }
 
 fn scrape(metrics: &Metrics) -> Response {

@@ -39,6 +39,9 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
+/// What a method that does not exist is called.
+const UNKNOWN: &str = "unknown";
+
 /// From 1 ms to a minute; a histogram of it.
 fn seconds() -> Histogram {
     Histogram::new([0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0])
@@ -58,7 +61,7 @@ pub struct Method {
 impl Method {
     /// What calls of methods that do not exist are counted as: whoever makes up names makes no series.
     fn unknown() -> Self {
-        Self { grpc_type: "unknown", grpc_service: "unknown".to_owned(), grpc_method: "unknown".to_owned() }
+        Self { grpc_type: UNKNOWN, grpc_service: UNKNOWN.to_owned(), grpc_method: UNKNOWN.to_owned() }
     }
 }
 
@@ -186,6 +189,11 @@ pub struct Call {
 }
 
 impl Call {
+    /// Which method is called; `None` of one that there is not.
+    pub fn method(&self) -> Option<&Method> {
+        Some(&self.series.method).filter(|method| method.grpc_type != UNKNOWN)
+    }
+
     /// Carries the call out, as far as its answer; a call whose `work` is dropped before was cancelled.
     pub async fn carry_out<T>(mut self, work: impl Future<Output = T>) -> (T, Self) {
         let carried_out = async move {

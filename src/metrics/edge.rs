@@ -87,6 +87,21 @@ const ROWS: [Row; 12] = [
     ),
 ];
 
+impl Edge {
+    fn certificates(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(expiry) = self.0.certificate_expiry() else { return Ok(()) };
+        let name = "linkis_rm_tls_certificate_expiry_timestamp_seconds";
+        let help = "When the first certificate of a file that is in force is over: nobody is believed from then on.";
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (file, end) in [("cert", expiry.cert), ("client_ca", expiry.client_ca)] {
+            if let Some(end) = end {
+                ConstGauge::new(end.unix_timestamp()).encode(encoder.encode_family(&[("file", file)])?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Collector for Edge {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, kind, read) in ROWS {
@@ -94,6 +109,6 @@ impl Collector for Edge {
             let value = ConstGauge::new(i64::try_from(read(&self.0)).unwrap_or(i64::MAX));
             value.encode(encoder.encode_descriptor(&name, &format!("{help}."), None, kind)?)?;
         }
-        Ok(())
+        self.certificates(encoder)
     }
 }

@@ -22,13 +22,20 @@ struct Outcome {
 #[derive(Debug)]
 pub struct External {
     fetches: Family<Outcome, Counter>,
+    refreshes: Family<Outcome, Counter>,
     seconds: Histogram,
 }
 
 impl External {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let fetches = Family::default();
+        let (fetches, refreshes) = (Family::default(), Family::default());
         Self {
+            refreshes: add(
+                registry,
+                "external_refreshes_total",
+                "Snapshots by which requests are judged in queues of external clusters, by how they ended: ok, superseded, store, or why the cluster was not read",
+                refreshes,
+            ),
             fetches: add(
                 registry,
                 "external_fetches_total",
@@ -42,6 +49,11 @@ impl External {
                 Histogram::new(exponential_buckets(0.005, 2.0, 13)),
             ),
         }
+    }
+
+    /// A snapshot was made, and is in force, or why it is not.
+    pub fn refreshed(&self, result: &'static str) {
+        self.refreshes.get_or_create(&Outcome { result }).inc();
     }
 
     /// Something was fetched, or failed in a way of this class.

@@ -7,10 +7,13 @@
 //! - [`Metrics`]: all families, grouped by the room that moves them;
 //! - `edge`: what callers take, counted there;
 //! - [`rooms`]: the committer, the waiting line, the caches, the database;
+//! - [`requests`]: what was decided, and which tickets ended;
 //! - [`external`]: what is fetched from clusters;
+//! - [`jwt`]: JWTs, and the keys they are believed by;
 //! - [`calls`]: gRPC calls by method;
+//! - [`cluster`]: the cluster as a whole, the same on every instance;
 //! - [`tasks`]: background tasks, and the jobs that are left;
-//! - `process`: memory, processor time and files of the process;
+//! - `process`: memory, processor time and files of the process; `traces`: the spans that it sends;
 //! - `value`: counters as Prometheus' text format has them, gauges of what is held, and how long something took.
 
 use std::{fmt, ops::Deref, sync::Arc};
@@ -27,14 +30,18 @@ use calls::{Calls, Method};
 use tasks::Tasks;
 
 pub mod calls;
+pub mod cluster;
 mod edge;
 pub mod external;
+pub mod jwt;
 mod process;
+pub mod requests;
 pub mod rooms;
 pub mod tasks;
+mod traces;
 mod value;
 
-pub use tasks::TaskMetrics;
+pub use tasks::{TaskMetrics, Told};
 pub use value::{Counter, Held, Timed};
 
 /// The media type of what [`Metrics::text`] writes.
@@ -53,6 +60,12 @@ pub struct Families {
     pub calls: Calls,
     /// The committer.
     pub committer: rooms::Committer,
+    /// The cluster as a whole.
+    pub cluster: cluster::ClusterMetrics,
+    /// Callers that are not let in.
+    pub access: rooms::Access,
+    /// Requests for resources.
+    pub requests: requests::Requests,
     /// Callers that wait in line.
     pub line: rooms::Line,
     /// What is remembered of the database.
@@ -61,6 +74,10 @@ pub struct Families {
     pub database: rooms::Database,
     /// Fetches from clusters.
     pub external: external::External,
+    /// JWTs.
+    pub jwt: jwt::Jwt,
+    /// Overviews of the cluster.
+    pub overviews: rooms::Overviews,
 }
 
 impl Deref for Metrics {
@@ -76,7 +93,10 @@ impl Metrics {
     pub fn new(methods: impl IntoIterator<Item = Method>, edge: Arc<EdgeGauges>) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(process::Process::new()));
+        registry.register_collector(Box::new(traces::Traces));
         registry.register_collector(Box::new(edge::Edge(edge)));
+        let cluster = cluster::ClusterMetrics::default();
+        registry.register_collector(Box::new(cluster.clone()));
         let calls = Calls::register(&mut registry, methods);
         let ours = registry.sub_registry_with_prefix("linkis_rm");
         let version = ("version".into(), env!("CARGO_PKG_VERSION").into());
@@ -86,10 +106,27 @@ impl Metrics {
             ConstGauge::new(1_i64),
         );
         let committer = rooms::Committer::register(ours);
+        let (access, requests) = (rooms::Access::register(ours), requests::Requests::register(ours));
         let (line, caches) = (rooms::Line::register(ours), rooms::Caches::register(ours));
         let (database, tasks) = (rooms::Database::register(ours), Tasks::register(ours));
         let external = external::External::register(ours);
-        Self(Arc::new(Families { registry, tasks, calls, committer, line, caches, database, external }))
+        let jwt = jwt::Jwt::register(ours);
+        let overviews = rooms::Overviews::register(ours);
+        Self(Arc::new(Families {
+            registry,
+            tasks,
+            calls,
+            cluster,
+            committer,
+            access,
+            requests,
+            line,
+            caches,
+            database,
+            external,
+            jwt,
+            overviews,
+        }))
     }
 
     /// Everything, in Prometheus' text format.

@@ -34,6 +34,8 @@ impl Collector for Process {
         write("process_cpu_seconds_total", "Processor time of the process.", MetricType::Counter, cpu)?;
         write("process_resident_memory_bytes", "Memory of the process that is in RAM.", MetricType::Gauge, memory)?;
         write("process_open_fds", "Files and sockets that the process has open.", MetricType::Gauge, open_files())?;
+        let max_fds = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.map(|most| most as f64);
+        write("process_max_fds", "Files and sockets that the process may have open.", MetricType::Gauge, max_fds)?;
         write(
             "process_start_time_seconds",
             "When the process was started, in seconds since 1970: it changes with each restart.",

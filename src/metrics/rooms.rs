@@ -11,7 +11,11 @@ use prometheus_client::{
 };
 use sqlx::postgres::PgPool;
 
-use crate::error::Error;
+use crate::{
+    domain::access::{BadJwt, Unauthenticated},
+    error::Error,
+    store::StoreError,
+};
 
 use super::{Counter, Held, add};
 
@@ -156,6 +160,58 @@ impl Committer {
     }
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+/// Callers that are not let in.
+#[derive(Debug)]
+pub struct Access {
+    failures: Family<Reason, Counter>,
+}
+
+/// Why a call that nobody answers for is refused.
+fn unknown(why: Unauthenticated) -> Reason {
+    let reason = match why {
+        Unauthenticated::Missing => "token_missing",
+        Unauthenticated::Unknown => "token_unknown",
+        Unauthenticated::Expired => "token_expired",
+        Unauthenticated::Revoked => "token_revoked",
+        Unauthenticated::Jwt(_) => "jwt_not_believed",
+    };
+    Reason { reason }
+}
+
+const ROLE_DENIED: Reason = Reason { reason: "role_denied" };
+
+impl Access {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let failures: Family<Reason, Counter> = Family::default();
+        for why in Unauthenticated::ALL.into_iter().chain([BadJwt::Malformed.into()]) {
+            drop(failures.get_or_create(&unknown(why)));
+        }
+        drop(failures.get_or_create(&ROLE_DENIED));
+        let failures = add(
+            registry,
+            "auth_failures_total",
+            "Calls of callers that nobody knows, or that may not do what they want: the log says whose",
+            failures,
+        );
+        Self { failures }
+    }
+
+    /// It is not known who calls.
+    pub fn unauthenticated(&self, why: Unauthenticated) {
+        self.failures.get_or_create(&unknown(why)).inc();
+    }
+
+    /// Somebody wanted what he may not.
+    pub fn denied(&self) {
+        self.failures.get_or_create(&ROLE_DENIED).inc();
+    }
+}
+
 /// Callers that wait in line.
 #[derive(Debug)]
 pub struct Line {
@@ -268,6 +324,22 @@ pub struct Database {
     up: Gauge,
     used: Gauge,
     idle: Gauge,
+    errors: Family<Class, Counter>,
+}
+
+const DATABASE_CLASSES: [&str; 6] = ["away", "lock_timeout", "cancelled", "race", "inconsistent", "other"];
+
+/// What kind of failure of the database it is.
+fn database_class(error: &StoreError) -> Class {
+    let class = match error {
+        error if error.is_cancelled() => "cancelled",
+        error if error.is_lock_timeout() => "lock_timeout",
+        error if error.is_race() => "race",
+        error if error.is_unavailable() => "away",
+        StoreError::Inconsistent { .. } => "inconsistent",
+        _ => "other",
+    };
+    Class { class }
 }
 
 impl Database {
@@ -280,7 +352,17 @@ impl Database {
         );
         let connections: Family<State, Gauge> = Family::default();
         let of = |state| connections.get_or_create_owned(&State { state });
-        let database = Self { up, used: of("used"), idle: of("idle") };
+        let errors: Family<Class, Counter> = Family::default();
+        for class in DATABASE_CLASSES {
+            drop(errors.get_or_create(&Class { class }));
+        }
+        let errors = add(
+            registry,
+            "database_errors_total",
+            "Batches and background steps that the database failed: most are tried again, the log says which not",
+            errors,
+        );
+        let database = Self { up, used: of("used"), idle: of("idle"), errors };
         registry.register(
             "database_pool_connections",
             "Connections of the pool that serves reads: if all are used for long, readers wait for each other",
@@ -289,11 +371,48 @@ impl Database {
         database
     }
 
+    /// The database failed a batch, or a background step.
+    pub fn failed(&self, error: &StoreError) {
+        self.errors.get_or_create(&database_class(error)).inc();
+    }
+
     /// How a look at the database went, and how its pool stood then.
     pub fn observe(&self, answers: bool, pool: &PgPool) {
         let (size, idle) = (usize::try_from(pool.size()).unwrap_or(usize::MAX), pool.num_idle());
         self.up.set(i64::from(answers));
         set(&self.idle, idle);
         set(&self.used, size.saturating_sub(idle));
+    }
+}
+
+/// Overviews of the cluster.
+#[derive(Debug)]
+pub struct Overviews {
+    watchers: Gauge,
+    /// Those that were taken, each for all who wanted one then.
+    pub taken: Counter,
+}
+
+impl Overviews {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            watchers: add(
+                registry,
+                "watchers",
+                "Calls that watch the cluster through this instance: near 64, more are turned away",
+                Gauge::default(),
+            ),
+            taken: add(
+                registry,
+                "overviews_total",
+                "Overviews of the cluster that were read from the database: at most about one a second, and none for nobody",
+                Counter::default(),
+            ),
+        }
+    }
+
+    /// Somebody watches for as long as the answer lives.
+    pub fn watcher(&self) -> Held {
+        Held::in_gauge(&self.watchers)
     }
 }

@@ -116,6 +116,32 @@ impl TaskMetrics {
         self.errors.inc();
         self.last_run.set(now());
     }
+
+    /// What it has reported.
+    pub fn told(&self) -> Told {
+        Told {
+            last_run: self.last_run.get(),
+            last_success: self.last_success.get(),
+            lag: self.lag.get(),
+            steps: self.steps.get(),
+            errors: self.errors.get(),
+        }
+    }
+}
+
+/// What a background task has reported of itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Told {
+    /// When it last ended a step, well or not, in seconds since 1970; 0 if it has not yet.
+    pub last_run: f64,
+    /// When it last did a step well, likewise.
+    pub last_success: f64,
+    /// How many seconds it was behind what was due.
+    pub lag: f64,
+    /// How many steps it has done well.
+    pub steps: u64,
+    /// How many failed.
+    pub errors: u64,
 }
 
 /// Seconds since 1970.

@@ -29,6 +29,7 @@ use crate::{
         Store, em_resource,
         session::{answered, answered_within},
     },
+    telemetry::traces,
 };
 
 mod cache;
@@ -165,6 +166,7 @@ impl Admission {
         room: Option<oneshot::Sender<Room>>,
         deadline: Instant,
     ) -> Result<Verdict, Error> {
+        let _traced = traces::step("look");
         let (reply, answer) = oneshot::channel();
         self.queue.try_send(Look { request, room, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,

@@ -14,27 +14,37 @@ use std::{
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::{Connection as _, Postgres, Transaction};
 use tokio::{
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, Notify},
     time::{Instant, timeout_at},
 };
 use uuid::Uuid;
 
 use crate::{
     domain::{
+        action::Action,
+        external::CheckRules,
         name::{FieldError, Name},
-        principal::Principal,
+        principal::Actor,
         provider::{PROVIDERS_MAX, Provider, choose},
         queue::{Application, Queues},
+        state::State,
     },
     error::{Error, ExternalError},
     external::{self, ExternalResource, FetchError, http::Http},
     metrics::Metrics,
     store::{
         Store, StoreError,
+        action_record::{self, OtherLine},
+        external_refresh,
         external_resource_provider::{self as table, ProviderRecord},
+        external_ticket, limit,
         session::{Session, answered},
     },
 };
+
+mod refresh;
+
+pub use refresh::run as refresh;
 
 /// For how long nothing is asked again.
 const REFRESH: Duration = Duration::from_secs(2);
@@ -107,6 +117,8 @@ pub struct ExternalResourceService {
     metrics: Metrics,
     /// One change at a time.
     changing: Arc<Mutex<()>>,
+    /// A cluster is to be asked at once.
+    changed: Arc<Notify>,
     /// As they were when they were last asked: at most as many as there may be.
     sources: Arc<StdMutex<Sources>>,
 }
@@ -171,7 +183,7 @@ impl<T: Send + Sync + 'static> Kept<T> {
 impl ExternalResourceService {
     /// On top of the store; asks by `http`.
     pub fn new(store: Store, http: Http, metrics: Metrics) -> Self {
-        Self { store, http, metrics, changing: Arc::default(), sources: Arc::default() }
+        Self { store, http, metrics, changing: Arc::default(), changed: Arc::default(), sources: Arc::default() }
     }
 
     /// Adds a provider, or changes it.
@@ -179,15 +191,25 @@ impl ExternalResourceService {
     /// # Errors
     /// A field that is wrong; [`ExternalError::Changed`], [`ExternalError::LabelsTaken`], [`ExternalError::TooMany`];
     /// [`Error::LockTimeout`]; [`Error::CommitUnknown`].
-    pub async fn put(&self, by: &Principal, put: Put, expected: Expected, deadline: Instant) -> Result<Shown, Error> {
+    pub async fn put(&self, by: &Actor, put: Put, expected: Expected, deadline: Instant) -> Result<Shown, Error> {
         let _turn = self.turn(deadline).await?;
         let mut session = self.store.session();
         let (mut transaction, records) = begin(&mut session).await?;
         let cluster = self.check(&put, &records, expected)?;
         let (Put { provider, .. }, etag, config) = (put, Uuid::new_v4(), cluster.stored());
-        let update_time = answered(table::upsert(&mut transaction, &provider, &config, etag, by)).await?;
+        let before = records.iter().find(|record| is(record, &provider.resource_type, &provider.name)).map(state);
+        let after = Some(State::of_provider(provider.labels.as_map(), &cluster.shown()));
+        let line = OtherLine { action: Action::ProviderPut, object: object(&provider), before, after };
+        let written = answered(async {
+            let update_time = table::upsert(&mut transaction, &provider, &config, etag, &by.principal).await?;
+            put_cluster(&mut transaction, &provider, etag, &cluster.rules()).await?;
+            action_record::insert_others(&mut transaction, &[line], by).await?;
+            Ok::<_, StoreError>(update_time)
+        });
+        let update_time = written.await?;
         commit(transaction).await?;
-        let record = ProviderRecord { provider, config, etag, updated_by: by.clone(), update_time };
+        self.changed.notify_one();
+        let record = ProviderRecord { provider, config, etag, updated_by: by.principal.clone(), update_time };
         Ok(Shown { record, config: cluster.shown() })
     }
 
@@ -227,6 +249,7 @@ impl ExternalResourceService {
     /// [`ExternalError::NoSuchProvider`], [`ExternalError::Changed`]; [`Error::LockTimeout`]; [`Error::CommitUnknown`].
     pub async fn delete(
         &self,
+        by: &Actor,
         resource_type: &Name,
         name: &Name,
         expected: Expected,
@@ -238,8 +261,17 @@ impl ExternalResourceService {
         let before = records.iter().find(|record| is(record, resource_type, name));
         let before = before.ok_or_else(|| no_such_provider(resource_type, name))?;
         expected.check(name, Some(before))?;
-        answered(table::delete(&mut transaction, resource_type, name)).await?;
-        commit(transaction).await
+        let (object, before) = (object(&before.provider), Some(state(before)));
+        let line = OtherLine { action: Action::ProviderDeleted, object, before, after: None };
+        let deleted = answered(async {
+            table::delete(&mut transaction, resource_type, name).await?;
+            external_refresh::delete(&mut transaction, resource_type.as_str(), name.as_str()).await?;
+            action_record::insert_others(&mut transaction, &[line], by).await
+        });
+        deleted.await?;
+        commit(transaction).await?;
+        self.changed.notify_one();
+        Ok(())
     }
 
     /// All providers, by type and name.
@@ -270,6 +302,14 @@ impl ExternalResourceService {
         source.seen(source.applications.get(&self.metrics, fetch).await?)
     }
 
+    /// The tickets of applications of a provider, as far as their engines have told them.
+    pub async fn tickets_of(&self, provider: &Name, ids: &[&str]) -> Result<HashMap<String, Uuid>, Error> {
+        if ids.is_empty() {
+            return Ok(HashMap::new());
+        }
+        Ok(answered(external_ticket::of_applications(self.store.pool(), provider.as_str(), ids)).await?)
+    }
+
     /// The provider as it is stored now, with what is kept of it unless it was changed since.
     async fn source(&self, selector: &Selector) -> Result<Arc<Source>, Error> {
         let records = answered(table::read(self.store.pool())).await?;
@@ -279,7 +319,7 @@ impl ExternalResourceService {
             SelectBy::Name(name) => name.clone(),
             SelectBy::Labels(labels) => {
                 let none = || ExternalError::NoProviderFor { resource_type: resource_type.to_string() };
-                choose(providers, resource_type, labels).ok_or_else(none)?.name.clone()
+                choose(providers, resource_type.as_str(), labels).ok_or_else(none)?.name.clone()
             }
         };
         let mut sources = self.sources();
@@ -353,12 +393,34 @@ async fn commit(transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
     })
 }
 
+/// Has a cluster judge by its queues from now on. Whoever does not know how that is counted writes no more.
+async fn put_cluster(
+    transaction: &mut Transaction<'_, Postgres>,
+    provider: &Provider,
+    etag: Uuid,
+    rules: &CheckRules,
+) -> Result<(), StoreError> {
+    external_refresh::put(transaction, provider, etag, rules).await?;
+    limit::keep_older_out(transaction, limit::KNOWS_QUEUES).await
+}
+
 fn is(record: &ProviderRecord, resource_type: &Name, name: &Name) -> bool {
     record.provider.resource_type == *resource_type && record.provider.name == *name
 }
 
 fn no_such_provider(resource_type: &Name, name: &Name) -> ExternalError {
     ExternalError::NoSuchProvider { resource_type: resource_type.to_string(), name: name.to_string() }
+}
+
+/// As the history names it.
+fn object(provider: &Provider) -> String {
+    format!("provider {}/{}", provider.resource_type, provider.name)
+}
+
+/// How it stands, without secrets; of one that cannot be read, its labels.
+fn state(record: &ProviderRecord) -> State {
+    let config = cluster(record).map(|cluster| cluster.shown()).unwrap_or_default();
+    State::of_provider(record.provider.labels.as_map(), &config)
 }
 
 /// What was stored was read before, unless by a later release, or by hand; what is wrong with it is told without its text.

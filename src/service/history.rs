@@ -59,14 +59,31 @@ impl History {
         Ok(lines)
     }
 
+    /// The number up to which nothing comes any more.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn settled(&self, connection: &mut PgConnection) -> Result<i64, Error> {
+        answered(self.settle(connection)).await?;
+        Ok(self.settled.load(Ordering::Acquire))
+    }
+
+    /// Up to which number nothing comes any more; `None` if that cannot be known without waiting for long.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn settled_number(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
+        self.settle(connection).await
+    }
+
     /// How many of the lines behind number `after` have nothing between them that may still come.
     fn whole(&self, after: i64, lines: &[ActionRecord]) -> usize {
         let settled = self.settled.load(Ordering::Acquire);
         whole(after, settled, lines.iter().map(|line| line.number))
     }
 
-    /// Waits, but not for long, until all that have taken numbers so far are done.
-    async fn settle(&self, connection: &mut PgConnection) -> Result<(), StoreError> {
+    /// Waits, but not for long, until all that have taken numbers so far are done; answers with the last of these numbers if they are.
+    async fn settle(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let give_up = Instant::now() + WRITERS_WAIT_MAX;
         // In this order: whoever begins to write after the first look takes a larger number.
         let last = history_end::last_number(&mut *connection).await?;
@@ -76,10 +93,11 @@ impl History {
             let now = history_end::writers(&mut *connection).await?;
             writers.retain(|writer| now.contains(writer));
         }
-        if writers.is_empty() {
-            self.settled.store(last, Ordering::Release);
+        if !writers.is_empty() {
+            return Ok(None);
         }
-        Ok(())
+        self.settled.store(last, Ordering::Release);
+        Ok(Some(last))
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     domain::{
         hold::{HOLDS_MAX, Hold, NewHold},
         operation::{LockKey, Rejection},
-        principal::Principal,
+        principal::Actor,
     },
     error::Error,
     store::{
@@ -84,7 +84,7 @@ impl HoldService {
     /// # Errors
     /// [`Rejection::AlreadyHeld`]; [`Rejection::TooManyHolds`]; [`Error::LockTimeout`] if others had the key until `deadline`;
     /// [`Error::CommitUnknown`].
-    pub async fn hold(&self, by: &Principal, new: &NewHold, deadline: Instant) -> Result<Hold, Error> {
+    pub async fn hold(&self, by: &Actor, new: &NewHold, deadline: Instant) -> Result<Hold, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let mut session = self.store.session();
         let mut patience = session::HURRY;
@@ -113,7 +113,7 @@ impl HoldService {
     ///
     /// # Errors
     /// Those of the database.
-    pub async fn release(&self, by: &Principal, key: &LockKey) -> Result<bool, Error> {
+    pub async fn release(&self, by: &Actor, key: &LockKey) -> Result<bool, Error> {
         let mut session = self.store.session();
         let was_over = answered(resource_hold::end_over(session.get().await?, key)).await?;
         Ok(!was_over && answered(resource_hold::release(session.get().await?, key, by)).await?)
@@ -133,25 +133,25 @@ impl HoldService {
 async fn prepare<'c>(
     connection: &'c mut PgConnection,
     patience: Duration,
-    by: &Principal,
+    by: &Actor,
     new: &NewHold,
 ) -> Result<(Transaction<'c, Postgres>, Hold), HoldError> {
     answered(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
-        if !resource_hold::take(&mut transaction, &new.key, by, &new.reason).await? {
+        let Some(taken) = resource_hold::take(&mut transaction, &new.key, &by.principal, &new.reason).await? else {
             let held = resource_hold::read(&mut *transaction, &new.key).await?;
             let taken = held.and_then(|held| held.taken).map(Box::new);
             return Err(HoldError::Rejected(Rejection::AlreadyHeld { key: new.key.clone(), taken }));
-        }
+        };
         if resource_hold::count(&mut *transaction).await? > HOLDS_MAX {
             return Err(HoldError::Rejected(Rejection::TooManyHolds { most: HOLDS_MAX }));
         }
-        limit::keep_older_out(&mut transaction).await?;
+        limit::keep_older_out(&mut transaction, limit::KNOWS_DRAINS).await?;
         if matches!(new.key, LockKey::User(_)) {
             limit::hold_users(&mut transaction).await?;
         }
-        let hold = resource_hold::begin(&mut transaction, &new.key, new.duration).await?;
+        let hold = resource_hold::begin(&mut transaction, new, &taken, by).await?;
         Ok((transaction, hold))
     })
     .await

@@ -23,7 +23,7 @@ use crate::{
         name::Name,
         operation::Rejection,
         policy::Policy,
-        principal::Principal,
+        principal::{Actor, Principal},
     },
     error::Error,
     store::{
@@ -38,6 +38,9 @@ use crate::{
 };
 
 mod replace;
+mod scopes;
+
+pub use scopes::{ScopeFilter, Scopes};
 
 /// How many scopes over their limit an answer names.
 const OVER_MAX: usize = 100;
@@ -95,7 +98,7 @@ impl LimitService {
     /// # Errors
     /// [`Rejection::LimitChanged`]; [`Error::LockTimeout`] if the fence could not be closed until `deadline`;
     /// [`Error::CommitUnknown`].
-    pub async fn set(&self, by: &Principal, rule: Rule, expected: Expected, deadline: Instant) -> Result<Set, Error> {
+    pub async fn set(&self, by: &Actor, rule: Rule, expected: Expected, deadline: Instant) -> Result<Set, Error> {
         self.change(by, deadline, &Change::Set(rule.clone(), expected)).await?;
         // Whatever happens now, the rule is set: no error may claim that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
@@ -112,7 +115,7 @@ impl LimitService {
     /// `deadline`.
     pub async fn delete(
         &self,
-        by: &Principal,
+        by: &Actor,
         pattern: &Pattern,
         expected: Expected,
         deadline: Instant,
@@ -127,7 +130,7 @@ impl LimitService {
     /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`.
     pub async fn set_policy(
         &self,
-        by: &Principal,
+        by: &Actor,
         em_kind: &Name,
         policy: &Policy,
         deadline: Instant,
@@ -187,28 +190,8 @@ impl LimitService {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `limit` scopes that are counted, from behind `after` (empty for the first); each with its place. Only those of `users`, if
-    /// there are any.
-    pub async fn scopes(
-        &self,
-        users: Option<&BTreeSet<Name>>,
-        after: &[u8],
-        limit: i64,
-    ) -> Result<Vec<(Vec<u8>, ScopeUsage)>, Error> {
-        let mut connection = self.store.operators().acquire().await?;
-        let limits = answered(self.current(&mut connection)).await?;
-        let rows = match users {
-            None => answered(label_resource::list(&mut *connection, after, limit)).await?,
-            Some(users) => answered(label_resource::list_of(&mut *connection, users, after, limit)).await?,
-        };
-        Ok(rows
-            .into_iter()
-            .map(|(place, counter, usage)| (place, ScopeUsage::new(limits.of_counter(counter), usage)))
-            .collect())
-    }
-
     /// Changes rules, and has counted what there is to count then.
-    async fn change(&self, by: &Principal, deadline: Instant, change: &Change) -> Result<Made, Error> {
+    async fn change(&self, by: &Actor, deadline: Instant, change: &Change) -> Result<Made, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let made = patiently(&mut self.store.session(), deadline, change, by).await;
         self.counting.notify_one();
@@ -274,7 +257,7 @@ impl LimitService {
 /// # Errors
 /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
 pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -> Result<(), Error> {
-    patiently(session, deadline, &Change::Decide(counted.to_vec()), &Principal::Service).await?;
+    patiently(session, deadline, &Change::Decide(counted.to_vec()), &Principal::Service.into()).await?;
     Ok(())
 }
 
@@ -283,7 +266,7 @@ pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -
 /// # Errors
 /// As [`decide`].
 pub async fn recount(session: &mut Session, deadline: Instant) -> Result<(), Error> {
-    patiently(session, deadline, &Change::Recount, &Principal::Service).await?;
+    patiently(session, deadline, &Change::Recount, &Principal::Service.into()).await?;
     Ok(())
 }
 
@@ -317,14 +300,16 @@ struct Made {
 
 impl Change {
     /// While others grant and give back, who see nothing of it yet.
-    async fn make(&self, connection: &mut PgConnection, by: &Principal) -> Result<Made, FencedError> {
+    async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<Made, FencedError> {
         let mut changes = RuleChanges::default();
         let lines = match self {
             Self::Recount => vec![],
             Self::Set(rule, expected) => {
                 let found = limit::records(&mut *connection, [&rule.pattern]).await?;
-                expected.check(&rule.pattern, found.get(&rule.pattern)).map_err(FencedError::Rejected)?;
-                set(connection, slice::from_ref(rule), by).await?
+                let found = found.get(&rule.pattern);
+                expected.check(&rule.pattern, found).map_err(FencedError::Rejected)?;
+                limit::upsert(connection, slice::from_ref(rule), &by.principal).await?;
+                vec![LimitLine::Set(rule.clone(), found.map(|found| found.rule.clone()))]
             }
             Self::Delete(pattern, expected) => {
                 if let Some(found) = limit::records(&mut *connection, [pattern]).await?.get(pattern) {
@@ -335,15 +320,18 @@ impl Change {
             Self::Replace(rules) => {
                 changes = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
                 let gone: Vec<Pattern> = changes.removed.iter().map(|rule| rule.pattern.clone()).collect();
-                let changed = changes.changed.iter().map(|(_, after)| after);
-                let new: Vec<Rule> = changes.added.iter().chain(changed).cloned().collect();
+                let changed = changes.changed.iter().map(|(before, after)| (after, Some(before)));
+                let new: Vec<_> = changes.added.iter().map(|rule| (rule, None)).chain(changed).collect();
                 let mut lines = delete(connection, &gone).await?;
-                lines.extend(set(connection, &new, by).await?);
+                let rules: Vec<Rule> = new.iter().map(|(rule, _)| (*rule).clone()).collect();
+                limit::upsert(connection, &rules, &by.principal).await?;
+                lines.extend(new.into_iter().map(|(rule, before)| LimitLine::Set(rule.clone(), before.cloned())));
                 lines
             }
             Self::Policy(kind, policy) => {
+                let before = policy::read(&mut *connection).await?.remove(kind);
                 policy::upsert(connection, kind, policy).await?;
-                vec![LimitLine::Policy(kind.clone(), policy.clone())]
+                vec![LimitLine::Policy(kind.clone(), policy.clone(), before)]
             }
             Self::Decide(counted) => {
                 let lines = switch(connection, counted).await?;
@@ -363,7 +351,7 @@ impl Made {
 
     /// Inside the fence: where there is no EM, there is no ticket to count, and none registers meanwhile; and the history tells of
     /// the change behind what was granted before it, and before what is granted after it.
-    async fn finish(&self, connection: &mut PgConnection, by: &Principal) -> Result<(), StoreError> {
+    async fn finish(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         let mut lines = self.lines.clone();
         if !self.begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
             label_set::set_state(connection, &self.before, State::Retired).await?;
@@ -377,7 +365,7 @@ impl Made {
 /// What a line tells of a rule.
 fn of_rule(line: &LimitLine) -> Option<(&Pattern, Option<&Rule>)> {
     match line {
-        LimitLine::Set(rule) => Some((&rule.pattern, Some(rule))),
+        LimitLine::Set(rule, _) => Some((&rule.pattern, Some(rule))),
         LimitLine::Deleted(rule) => Some((&rule.pattern, None)),
         LimitLine::Policy(..) | LimitLine::InForce(_) => None,
     }
@@ -389,11 +377,6 @@ fn ids<'a>(sets: impl IntoIterator<Item = &'a LabelSet>) -> Vec<i64> {
 
 fn in_force(set: &LabelSet) -> LimitLine {
     LimitLine::InForce(set.counting.keys.clone())
-}
-
-async fn set(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<Vec<LimitLine>, StoreError> {
-    limit::upsert(connection, rules, by).await?;
-    Ok(rules.iter().map(|rule| LimitLine::Set(rule.clone())).collect())
 }
 
 /// Those that were there.
@@ -452,7 +435,7 @@ impl From<FencedError> for Error {
 
 /// Makes a change, trying again until `deadline`: where somebody counts for longer than others should wait, they go on for a moment
 /// first; where all batches take so long, nobody waits longer for this than for those.
-async fn patiently(session: &mut Session, deadline: Instant, change: &Change, by: &Principal) -> Result<Made, Error> {
+async fn patiently(session: &mut Session, deadline: Instant, change: &Change, by: &Actor) -> Result<Made, Error> {
     let mut patience = session::HURRY;
     loop {
         let made = async {
@@ -480,7 +463,7 @@ async fn fenced(
     connection: &mut PgConnection,
     patience: Duration,
     change: &Change,
-    by: &Principal,
+    by: &Actor,
 ) -> Result<Made, FencedError> {
     let prepared = answered(async {
         let mut transaction = connection.begin().await?;
@@ -508,7 +491,7 @@ async fn reconcile(
     let policies = policy::read(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
     let of_new_rule = |line: &LimitLine| match line {
-        LimitLine::Set(rule) => Some(rule.label_set()),
+        LimitLine::Set(rule, _) => Some(rule.label_set()),
         LimitLine::Deleted(_) | LimitLine::Policy(..) | LimitLine::InForce(_) => None,
     };
     // Of all others, no rule is there, or they would be counted.

@@ -12,10 +12,12 @@
 //! - [`fair_share`]: places of which nobody has more than his share;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;
 //! - [`background`]: what is done although nobody waits for it: expiry, lost EMs, jobs in steps, retention;
+//! - [`overview`]: the whole cluster at a moment;
+//! - [`refusals`]: who was refused by what, remembered;
 //! - [`shared_try`]: one try for all who want the same at the same time;
 //! - [`tasks`]: what all of it runs in;
 //! - [`ticket_lookup`]: whose a ticket is, and where, for callers that know only its id;
-//! - [`tokens`]: by what callers are known;
+//! - [`tokens`]: by what callers are known; [`jwt`]: by what others say of them;
 //! - [`usage`]: who holds what;
 //! - [`waiting`]: whose callers wait in line, and who wakes them.
 
@@ -28,8 +30,11 @@ pub mod fair_share;
 pub mod heartbeat;
 pub mod history;
 pub mod holds;
+pub mod jwt;
 pub mod limits;
+pub mod overview;
 mod reading;
+pub mod refusals;
 pub mod request_resource;
 pub mod shared_try;
 pub mod tasks;

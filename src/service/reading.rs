@@ -1,21 +1,27 @@
 //! What requests are judged by is read in one way, for a look and for a commit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
     domain::{
+        external::{Clusters, Phase},
         judgement,
         ledger::LineView,
         limit::Limits,
         line::{Extent, Line, viewed_spots},
-        name::Name,
+        name::{Labels, Name},
         operation::{Request, RequestRecord},
+        resource::Resource,
         ticket::EndedTicket,
     },
-    store::{StoreError, action_record, request_id, waiting},
+    store::{
+        StoreError, action_record,
+        external_queue::{self, Wanted},
+        external_ticket, request_id, waiting,
+    },
 };
 
 /// The request ids among those of `requests` that were used, and what was granted under them and is over.
@@ -37,15 +43,72 @@ pub(super) async fn request_ids(
     Ok((used, ended))
 }
 
+/// What is asked for in queues, what becomes of tickets in queues, and the applications that engines tell of.
+#[derive(Debug, Default)]
+pub(super) struct QueueUse<'a> {
+    /// What is asked for, with the labels that tell the cluster.
+    pub asked: Vec<(&'a Resource, &'a Labels)>,
+    /// The tickets, with the applications that are told of them.
+    pub tickets: Vec<(Uuid, Option<&'a str>)>,
+}
+
+/// The clusters in whose queues something is used, locked if it `locks`; nothing is read if there are none.
+pub(super) async fn clusters(
+    connection: &mut PgConnection,
+    queue_use: &QueueUse<'_>,
+    locks: bool,
+) -> Result<Clusters, StoreError> {
+    let QueueUse { asked, tickets } = queue_use;
+    if asked.is_empty() && tickets.is_empty() {
+        return Ok(Clusters::default());
+    }
+    let providers = match asked.is_empty() {
+        true => Vec::new(),
+        false => external_queue::providers(&mut *connection).await?,
+    };
+    let ids: Vec<Uuid> = tickets.iter().map(|(id, _)| *id).collect();
+    let held = match ids.is_empty() {
+        true => HashMap::new(),
+        false => external_ticket::read(&mut *connection, &ids).await?,
+    };
+    let mut wanted: BTreeMap<i64, Wanted> = BTreeMap::new();
+    for (resource, labels) in asked {
+        if let (Some(name), Some(id)) = (resource.queue_name(), Clusters::chosen(&providers, labels)) {
+            let wanted = wanted.entry(id).or_default();
+            wanted.names.insert(name.to_owned());
+            wanted.application_ids.extend(resource.application_id().filter(|id| !id.is_empty()).map(str::to_owned));
+        }
+    }
+    for (ticket_id, told) in tickets {
+        if let Some(ticket) = held.get(ticket_id) {
+            let wanted = wanted.entry(ticket.cluster_id).or_default();
+            wanted.paths.insert(ticket.path.clone());
+            wanted.application_ids.extend(told.map(str::to_owned));
+            if let Phase::Used { application_id: Some(known), .. } = &ticket.held.phase {
+                wanted.application_ids.insert(known.clone());
+            }
+        }
+    }
+    if wanted.is_empty() {
+        return Ok(Clusters::default());
+    }
+    let rows = external_queue::clusters(&mut *connection, &wanted.keys().copied().collect(), locks).await?;
+    let clusters = external_queue::read(connection, &rows, &wanted).await?;
+    Ok(Clusters::new(providers, clusters, held))
+}
+
 /// Who waits where `requests` are judged, and wherever those among them stand that are in line themselves.
 pub(super) async fn line(
     connection: &mut PgConnection,
     requests: &[&Request],
     limits: &Limits,
+    clusters: &Clusters,
 ) -> Result<LineView, StoreError> {
     let spots = viewed_spots(requests.iter().flat_map(|request| {
         let extent = Extent::of(request.position());
-        judgement::spots(request, limits).map(move |spot| (spot, extent))
+        let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.spots());
+        let in_queue = in_queue.unwrap_or_default();
+        judgement::spots(request, limits).chain(in_queue).map(move |spot| (spot, extent))
     }));
     let in_line: Vec<Uuid> =
         requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();

@@ -3,7 +3,10 @@
 //! A request is judged on its EM, or on one that is chosen for it: first by a look without locks, then again under them, where it
 //! is granted. One that may wait then stands in line, and goes the same way again whenever there may be room for it.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 use tokio::time::Instant;
 
@@ -14,11 +17,17 @@ use crate::{
         operation::{Operation, Outcome, Rejection, Request, RequestScopes, RequestSpec},
     },
     error::Error,
+    metrics::{
+        Metrics,
+        requests::{Ended, RequestUnderWay},
+    },
+    telemetry::{decisions, traces},
 };
 
 use super::{
     admission::{Admission, Verdict},
     committer::Committer,
+    refusals::Refusals,
     waiting::{Caller, WaitingLine, Wake, Woken},
 };
 
@@ -31,6 +40,30 @@ pub struct RequestResourceService {
     admission: Admission,
     committer: Committer,
     line: WaitingLine,
+    refusals: Refusals,
+    metrics: Metrics,
+    outcomes: Outcomes,
+}
+
+/// What requests were answered; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Outcomes(Arc<[AtomicU64; 2]>);
+
+impl Outcomes {
+    /// How many were granted, and how many were refused.
+    pub fn counts(&self) -> (u64, u64) {
+        let [granted, refused] = &*self.0;
+        (granted.load(Ordering::Relaxed), refused.load(Ordering::Relaxed))
+    }
+
+    fn note(&self, outcome: &Outcome) {
+        let [granted, refused] = &*self.0;
+        match outcome {
+            Outcome::Granted(_) => granted.fetch_add(1, Ordering::Relaxed),
+            Outcome::Refused(_) => refused.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
+        };
+    }
 }
 
 /// How long a caller has deadlines.
@@ -43,14 +76,81 @@ pub struct Deadlines {
 }
 
 impl RequestResourceService {
-    /// On top of the admission, the committer and the waiting line of this instance.
-    pub fn new(admission: Admission, committer: Committer, line: WaitingLine) -> Self {
-        Self { admission, committer, line }
+    /// On top of the admission, the committer and the waiting line of this instance; tells `refusals` who was refused.
+    pub fn new(
+        admission: Admission,
+        committer: Committer,
+        line: WaitingLine,
+        refusals: Refusals,
+        metrics: Metrics,
+    ) -> Self {
+        Self { admission, committer, line, refusals, metrics, outcomes: Outcomes::default() }
+    }
+
+    /// What requests were answered.
+    pub fn outcomes(&self) -> Outcomes {
+        self.outcomes.clone()
+    }
+
+    /// The same of the first of `asks` that fits: they differ in what they ask for alone. If none fits, it waits for the first that ever may.
+    /// Also tells which of them was answered.
+    pub async fn request_any<A>(
+        &self,
+        em: Option<EmInstance>,
+        asks: Vec<Arc<RequestSpec>>,
+        deadlines: Deadlines,
+        active: A,
+    ) -> Result<(Outcome, usize), Error> {
+        let single = asks.len() == 1;
+        let mut to_wait_for = single.then_some(0);
+        let mut first = None;
+        for (number, ask) in asks.iter().enumerate().filter(|_| !single) {
+            match Box::pin(self.request(em.clone(), ask.clone(), Deadlines { line: None, ..deadlines }, ())).await? {
+                Outcome::Refused(refusal) => {
+                    if !refusal.never_fits && deadlines.line.is_some() {
+                        to_wait_for.get_or_insert(number);
+                    }
+                    first.get_or_insert((Outcome::Refused(refusal), number));
+                }
+                answer => return Ok((answer, number)),
+            }
+        }
+        match (to_wait_for.and_then(|number| Some((asks.get(number)?.clone(), number))), first) {
+            (Some((ask, number)), _) => Ok((self.request(em, ask, deadlines, active).await?, number)),
+            (None, Some(refused)) => Ok(refused),
+            (None, None) => Err(Error::defect("a request without a request")),
+        }
     }
 
     /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen. Whoever waits in line gives `active` up: what he had
     /// while he was judged at once.
     pub async fn request<A>(
+        &self,
+        em: Option<EmInstance>,
+        ask: Arc<RequestSpec>,
+        deadlines: Deadlines,
+        active: A,
+    ) -> Result<Outcome, Error> {
+        let under_way = RequestUnderWay::begin(&self.metrics.requests);
+        let (asked, any_em, may_wait) = (ask.clone(), em.is_none(), deadlines.line.is_some());
+        let answer = self.judge(em, ask, deadlines, active).await;
+        decisions::request(&asked, may_wait, &answer);
+        if let Ok(outcome) = &answer {
+            self.outcomes.note(outcome);
+        }
+        under_way.end(match &answer {
+            Ok(Outcome::Refused(refusal)) => {
+                self.refusals.note(&asked.user, refusal, any_em);
+                // Whoever may wait for what may fit some day is refused at the end of his time.
+                Ended::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
+            }
+            Ok(_) => Ended::Granted,
+            Err(_) => Ended::Failed,
+        });
+        answer
+    }
+
+    async fn judge<A>(
         &self,
         em: Option<EmInstance>,
         ask: Arc<RequestSpec>,
@@ -65,7 +165,7 @@ impl RequestResourceService {
                 let caller = self.line.enter(any_em, &ask, until)?;
                 drop(active);
                 // Apart, because most calls do not wait, and each takes the room of all that it may do.
-                return Box::pin(self.wait(request, caller)).await;
+                return traces::within("line", Box::pin(self.wait(request, caller))).await;
             }
         }
         let answer = match &em {
@@ -77,14 +177,32 @@ impl RequestResourceService {
                 let em = em.or_else(|| self.admission.closest(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
                 let caller = self.line.enter(any_em, &ask, until)?;
                 drop(active);
-                Box::pin(self.wait(request(em, &ask), caller)).await
+                traces::within("line", Box::pin(self.wait(request(em, &ask), caller))).await
             }
             (answer, _) => Ok(answer),
         }
     }
 
-    /// What the request would be answered now, on which EM, and how much there is room for there; nothing is granted.
+    /// What the first of `asks` that fits would be answered now, or the first of all, on which EM, how much there is room for there, and
+    /// which of them that was; nothing is granted.
     pub async fn dry_run(
+        &self,
+        em: Option<EmInstance>,
+        asks: Vec<Arc<RequestSpec>>,
+        deadline: Instant,
+    ) -> Result<(EmInstance, Verdict, Room, usize), Error> {
+        let mut first = None;
+        for (number, ask) in asks.into_iter().enumerate() {
+            let (em, verdict, room) = self.dry_run_of(em.clone(), ask, deadline).await?;
+            if matches!(verdict, Verdict::Fits) {
+                return Ok((em, verdict, room, number));
+            }
+            first.get_or_insert((em, verdict, room, number));
+        }
+        first.ok_or_else(|| Error::defect("a request without a request"))
+    }
+
+    async fn dry_run_of(
         &self,
         em: Option<EmInstance>,
         ask: Arc<RequestSpec>,
@@ -159,11 +277,22 @@ impl RequestResourceService {
         None
     }
 
-    /// Stands in line, and tries again whenever there may be room, until the caller's time is up.
-    async fn wait(&self, mut request: Request, mut caller: Caller) -> Result<Outcome, Error> {
+    /// Stands in line until there is an answer.
+    async fn wait(&self, request: Request, mut caller: Caller) -> Result<Outcome, Error> {
+        let answer = self.stand_in_line(request, &mut caller).await;
+        caller.answered(match &answer {
+            Ok(Outcome::Refused(_)) => "timed_out",
+            Ok(_) => "granted",
+            Err(_) => "failed",
+        });
+        answer
+    }
+
+    /// Tries again whenever there may be room, until the caller's time is up.
+    async fn stand_in_line(&self, mut request: Request, caller: &mut Caller) -> Result<Outcome, Error> {
         let (mut next, mut refusal) = (Try::default(), None);
         loop {
-            match self.try_in_line(&request, next.elsewhere.take(), &mut caller).await {
+            match self.try_in_line(&request, next.elsewhere.take(), caller).await {
                 Ok(Outcome::Waiting(waiting)) => {
                     if let Some(wake) = next.woken_by.take() {
                         caller.count_look(wake);
@@ -178,7 +307,7 @@ impl RequestResourceService {
                 }
                 Ok(answer) => {
                     caller.is_out();
-                    match self.other_home(&request, &caller).await? {
+                    match self.other_home(&request, caller).await? {
                         Some(em) => request.em = em,
                         None => return Ok(answer),
                     }
@@ -190,7 +319,7 @@ impl RequestResourceService {
                     continue;
                 }
                 Err(Error::Rejected(rejection)) if rejection.is_of_em() => {
-                    match self.other_home(&request, &caller).await? {
+                    match self.other_home(&request, caller).await? {
                         Some(em) => request.em = em,
                         // It has named none, and there is no other.
                         None if rejection.is_draining() && caller.any_em() => {
@@ -208,7 +337,7 @@ impl RequestResourceService {
                 },
                 Err(error) => return Err(error),
             }
-            match (self.until_worth_trying(&mut request, &mut caller).await?, refusal.take()) {
+            match (self.until_worth_trying(&mut request, caller).await?, refusal.take()) {
                 (Some(worth_trying), still) => (next, refusal) = (worth_trying, still),
                 (None, Some(refusal)) => return Ok(Outcome::Refused(refusal)),
                 (None, None) => return Err(Error::LockTimeout),

@@ -32,6 +32,7 @@ const BATCH_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct TicketLookup {
     queue: mpsc::Sender<Lookup>,
+    store: Store,
 }
 
 #[derive(Debug)]
@@ -45,7 +46,16 @@ impl TicketLookup {
     pub fn start(store: &Store, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(run(inbox, store.session()));
-        Self { queue }
+        Self { queue, store: store.clone() }
+    }
+
+    /// The queue in which a live ticket holds something, as its request named it.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn queue_of(&self, ticket_id: Uuid) -> Result<Option<String>, Error> {
+        let found = answered(user_resource::read(self.store.pool(), &[ticket_id])).await?;
+        Ok(found.get(&ticket_id).and_then(|ticket| ticket.resource().queue_name()).map(str::to_owned))
     }
 
     /// Adds what the caller did not say. What was said stays, right or wrong: the ledger checks it.

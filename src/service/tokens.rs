@@ -17,13 +17,13 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        access::{Rights, Unauthenticated},
+        access::{BadJwt, Rights, Unauthenticated},
         principal::Principal,
         token::TokenHash,
     },
     store::{
         Store, StoreError,
-        session::{Session, answered},
+        session::{Session, answered, answered_soon},
         token::{self, StoredToken},
     },
 };
@@ -58,16 +58,36 @@ pub struct Caller {
 pub struct Ended {
     cancelled: CancellationToken,
     why: Arc<OnceLock<Unauthenticated>>,
+    /// When the time of a JWT is over. Nobody has to look after it.
+    until: Option<Instant>,
 }
 
 impl Ended {
-    /// When that is so, why.
-    pub async fn why(&self) -> Unauthenticated {
-        self.cancelled.cancelled().await;
-        self.why.get().copied().unwrap_or(Unauthenticated::Unknown)
+    /// The same for a JWT whose time is over then.
+    pub(super) fn until(&self, until: Instant) -> Self {
+        Self { until: Some(until), ..self.clone() }
     }
 
-    fn end(&self, why: Unauthenticated) {
+    /// When that is so, why.
+    pub async fn why(&self) -> Unauthenticated {
+        let over = async {
+            match self.until {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.cancelled.cancelled() => self.why.get().copied().unwrap_or(Unauthenticated::Unknown),
+            () = over => BadJwt::Expired.into(),
+        }
+    }
+
+    /// Whether it is so now.
+    pub(super) fn is_over(&self) -> bool {
+        self.cancelled.is_cancelled() || self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    pub(super) fn end(&self, why: Unauthenticated) {
         // Who had another reason before has told it.
         let _ = self.why.set(why);
         self.cancelled.cancel();
@@ -211,16 +231,17 @@ impl Task for ReadTokens {
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         self.tokens.end_overdue();
         let connection = session.get().await?;
-        let (asked, version) = (Instant::now(), token::version(&mut *connection).await?);
+        // Of a connection that was lost without a word, no answer would ever come, and no revocation be heard of.
+        let (asked, version) = (Instant::now(), answered_soon(token::version(&mut *connection)).await?);
         if self.version != Some(version) || self.read.elapsed() >= READ_INTERVAL {
-            self.tokens.replace(token::read(&mut *connection).await?, asked);
+            self.tokens.replace(answered(token::read(&mut *connection)).await?, asked);
             (self.version, self.read) = (Some(version), asked);
             self.tokens.end_overdue();
         }
         if self.noted.elapsed() >= USE_INTERVAL {
             let used = self.tokens.take_used();
             if !used.is_empty() {
-                token::note_use(&mut *connection, &used).await?;
+                answered(token::note_use(&mut *connection, &used)).await?;
             }
             self.noted = Instant::now();
         }

@@ -1,10 +1,13 @@
 //! Who holds what: plain reads, without locks. What EMs and managers ask, and what operators list, have connections of their own.
+//!
+//! - [`accounting`]: what is told in sums: refusals, and use over time.
 
 use std::{
     collections::{BTreeSet, HashMap},
     time::Duration,
 };
 
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
@@ -20,7 +23,9 @@ use crate::{
     },
     error::Error,
     store::{
-        Store, action_record, em_observed, em_report, em_resource,
+        Store,
+        action_record::{self, Numbers},
+        em_observed, em_report, em_resource,
         session::answered,
         user_resource::{self, Filter, Page},
         waiting,
@@ -29,19 +34,85 @@ use crate::{
 
 use super::history::History;
 
-/// How many lines of the history are read at once for those of some users, and how often for one page.
+pub mod accounting;
+
+/// How many EMs are read at once for those that are full, and how often for one page.
 const LOOKED_AT_ONCE: usize = 1000;
-const LOOKS_MAX: usize = 10;
+const LOOKS_MAX: usize = 5;
+
+/// How many lines of the history are looked through for one page.
+const LINES_LOOKED_MAX: i64 = 50_000;
+
+/// How much later a line may be written than its time says: from the moment at which a batch reads the clock to where it takes numbers.
+const LATE: time::Duration = time::Duration::seconds(5);
+
+/// A page of EMs.
+#[derive(Debug)]
+pub struct Ems {
+    /// In the order of their keys, each with what is known of it by its reports.
+    pub shown: Vec<(Em, Option<EmStatus>)>,
+    /// The one behind which the next page begins; `None` if nothing follows.
+    pub next: Option<EmInstance>,
+}
+
+/// How much a page of the history tells of how things stood before and after; a line more may be beyond it.
+const STATES_BYTES_MAX: usize = 1 << 20;
 
 /// Lines of the history.
 #[derive(Debug)]
 pub struct Lines {
-    /// Oldest first.
+    /// In order.
     pub shown: Vec<ActionRecord>,
     /// The number of the last that was looked at.
     pub last: i64,
     /// Whether there may be more behind it now.
     pub more: bool,
+}
+
+/// Cuts what was read to a page; true if there is more.
+fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) {
+    let mut states = 0;
+    let mut fits = |line: &ActionRecord| {
+        let has_room = states < STATES_BYTES_MAX;
+        states += [&line.before, &line.after].into_iter().flatten().map(String::len).sum::<usize>();
+        has_room
+    };
+    let most = found.iter().take(limit).take_while(|line| fits(line)).count();
+    let is_cut = found.len() > most;
+    found.truncate(most);
+    (found, is_cut)
+}
+
+/// The numbers that lines of the time may have which is asked for, within `numbers`.
+async fn span(
+    connection: &mut PgConnection,
+    filter: &action_record::Filter,
+    numbers: Numbers,
+) -> Result<Numbers, Error> {
+    let Numbers { mut after, mut last } = numbers;
+    if let Some(from) = filter.from {
+        let first = answered(action_record::number_before(&mut *connection, from.saturating_sub(LATE))).await?;
+        after = after.max(first);
+    }
+    if let Some(to) = filter.to {
+        let end = answered(action_record::number_before(&mut *connection, to.saturating_add(LATE))).await?;
+        last = last.min(end);
+    }
+    Ok(Numbers { after, last: last.max(after) })
+}
+
+/// Those of them that are looked through for one page.
+async fn looked(
+    connection: &mut PgConnection,
+    filter: &action_record::Filter,
+    span: Numbers,
+    newest_first: bool,
+) -> Result<Numbers, Error> {
+    match filter.ticket_id {
+        // An index finds these.
+        Some(_) => Ok(span),
+        None => Ok(answered(action_record::cut(connection, span, newest_first, LINES_LOOKED_MAX)).await?),
+    }
 }
 
 /// Answers operators' questions.
@@ -94,17 +165,42 @@ impl Usage {
         Ok((tickets, observed))
     }
 
-    /// Up to `limit` EMs, in the order of their keys, from behind `after`, and what is known of each by its reports.
-    pub async fn ems(&self, after: Option<&EmInstance>, limit: i64) -> Result<Vec<(Em, Option<EmStatus>)>, Error> {
+    /// A page of up to `limit` EMs that match and of which at least `min_fullness` hundredths are held, in the order of their keys, from
+    /// behind `after`; and what is known of each by its reports. It looks through so many by how full they are, and may find few.
+    pub async fn ems(
+        &self,
+        filter: &em_resource::Filter,
+        min_fullness: u8,
+        after: Option<&EmInstance>,
+        limit: usize,
+    ) -> Result<Ems, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let ems = answered(em_resource::list(&mut *connection, after, limit)).await?;
+        let at_once = if min_fullness > 0 { LOOKED_AT_ONCE } else { limit.saturating_add(1) };
+        let (mut ems, mut last, mut more) = (Vec::new(), after.cloned(), true);
+        'page: for _ in 0..if min_fullness > 0 { LOOKS_MAX } else { 1 } {
+            let read = i64::try_from(at_once).unwrap_or(i64::MAX);
+            let list = em_resource::list(&mut *connection, filter, self.silent_after, last.as_ref(), read);
+            let found = answered(list).await?;
+            let is_end = found.len() < at_once;
+            for em in found {
+                if ems.len() == limit {
+                    break 'page;
+                }
+                last = Some(em.instance.clone());
+                ems.extend(Some(em).filter(|em| em.fullness_percent() >= min_fullness.into()));
+            }
+            if is_end {
+                more = false;
+                break;
+            }
+        }
         let instances = ems.iter().map(|em| &em.instance);
         let mut statuses = answered(em_report::read(&mut *connection, instances, self.silent_after)).await?;
         let with_status = |em: Em| {
             let status = statuses.remove(&em.instance);
             (em, status)
         };
-        Ok(ems.into_iter().map(with_status).collect())
+        Ok(Ems { shown: ems.into_iter().map(with_status).collect(), next: last.filter(|_| more) })
     }
 
     /// What is observed of a live ticket, if anything.
@@ -145,50 +241,64 @@ impl Usage {
         }
     }
 
-    /// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own. Only those of
-    /// `users`, if there are any.
+    /// Up to `limit` requests that wait and match, the first in line first, from behind the position `after`; each with its own.
     pub async fn waiting(
         &self,
-        users: Option<&BTreeSet<Name>>,
+        filter: &waiting::Filter,
         after: Option<QueuePosition>,
         limit: i64,
     ) -> Result<Vec<(QueuePosition, WaitingRequest)>, Error> {
-        Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, users, after, limit)).await?)
+        Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, filter, after, limit)).await?)
     }
 
-    /// Up to `limit` lines of the history, oldest first, from behind number `after`; of one ticket, or of all. Nothing comes between
-    /// them later. Only what was done to tickets of `users`, if there are any: then it looks through so many lines, and may find few.
-    pub async fn actions(
+    /// Up to `limit` lines of the history that match, oldest first, from behind number `after`. Nothing comes between them later. But for
+    /// those of a ticket, it looks through so many lines, and may find few.
+    pub async fn actions(&self, filter: &action_record::Filter, after: i64, limit: usize) -> Result<Lines, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        // One more than are shown tells whether there is more.
+        let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+        if filter.is_of_ticket_alone() {
+            let mut shown = self.history.read(&mut connection, filter.ticket_id, after, read).await?;
+            let more = shown.len() > limit;
+            shown.truncate(limit);
+            return Ok(Lines { last: shown.last().map_or(after, |line| line.number), shown, more });
+        }
+        let end = self.history.settled(&mut connection).await?;
+        let span = span(&mut connection, filter, Numbers { after, last: end }).await?;
+        let looked = looked(&mut connection, filter, span, false).await?;
+        let found = answered(action_record::list_matching(&mut *connection, filter, looked, false, read)).await?;
+        let (shown, is_cut) = cut(found, limit);
+        let last = match shown.last().filter(|_| is_cut) {
+            Some(line) => line.number,
+            // Who follows goes on behind all that was looked through, also behind what is not of the time that was asked for.
+            None if looked.last == span.last => end.max(after),
+            None => looked.last,
+        };
+        Ok(Lines { more: is_cut || looked.last < span.last, shown, last })
+    }
+
+    /// The same newest first, as it is now, of the numbers below `before`; what is just being committed may be missing.
+    pub async fn newest_actions(
         &self,
-        users: Option<&BTreeSet<Name>>,
-        ticket_id: Option<Uuid>,
-        after: i64,
+        filter: &action_record::Filter,
+        before: Option<i64>,
         limit: usize,
     ) -> Result<Lines, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let is_shown = |line: &ActionRecord| {
-            users.is_none_or(|users| line.ticket.as_ref().is_some_and(|(_, user)| users.contains(user)))
+        let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+        let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
+        let span = span(&mut connection, filter, Numbers { after: 0, last }).await?;
+        let looked = match filter.is_of_ticket_alone() {
+            true => span,
+            false => looked(&mut connection, filter, span, true).await?,
         };
-        // One more than are shown tells whether there is more.
-        let at_once = if users.is_some() { LOOKED_AT_ONCE } else { limit.saturating_add(1) };
-        let mut lines = Lines { shown: vec![], last: after, more: true };
-        for _ in 0..if users.is_some() { LOOKS_MAX } else { 1 } {
-            let read = i64::try_from(at_once).unwrap_or(i64::MAX);
-            let found = self.history.read(&mut connection, ticket_id, lines.last, read).await?;
-            let is_end = found.len() < at_once;
-            for line in found {
-                if lines.shown.len() == limit {
-                    return Ok(lines);
-                }
-                lines.last = line.number;
-                lines.shown.extend(Some(line).filter(is_shown));
-            }
-            if is_end {
-                lines.more = false;
-                break;
-            }
-        }
-        Ok(lines)
+        let found = answered(action_record::list_matching(&mut *connection, filter, looked, true, read)).await?;
+        let (shown, is_cut) = cut(found, limit);
+        let last = match shown.last().filter(|_| is_cut) {
+            Some(line) => line.number,
+            None => looked.after.saturating_add(1),
+        };
+        Ok(Lines { more: is_cut || looked.after > span.after, shown, last })
     }
 
     /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first), and what is observed of

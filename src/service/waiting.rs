@@ -74,9 +74,10 @@ pub struct WaitingLine {
 }
 
 impl WaitingLine {
-    /// An empty line for up to `most` callers, and where it hears of those who leave it.
+    /// An empty line of the instance for up to `most` callers, and where it hears of those who leave it.
     pub fn new(
         store: Store,
+        instance_id: Uuid,
         most: usize,
         metrics: Metrics,
         tasks: &Tasks,
@@ -88,8 +89,7 @@ impl WaitingLine {
         )]
         let (leaving, left) = mpsc::unbounded_channel();
         let (alive, signs) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
-        let (instance_id, index) = (Uuid::new_v4(), Arc::default());
-        let places = FairShare::of(most);
+        let (index, places) = (Arc::default(), FairShare::of(most));
         (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs }, left)
     }
 
@@ -146,6 +146,8 @@ impl WaitingLine {
             in_doubt: None,
             stands: None,
             news_count: 0,
+            stood_since: None,
+            answered: None,
             _counted: self.metrics.line.caller(),
             _place: place,
         })
@@ -200,6 +202,9 @@ pub struct Caller {
     stands: Option<(QueuePosition, Spots)>,
     /// How much news there had been when it was last judged.
     news_count: u64,
+    /// When it first stood in line, and how it was answered, if it was.
+    stood_since: Option<Instant>,
+    answered: Option<&'static str>,
     /// Counts as waiting here as long as it does.
     _counted: Held,
     _place: Place,
@@ -258,6 +263,7 @@ impl Caller {
 
     /// It stands in line there now.
     pub fn stand(&mut self, waiting: &Waiting) {
+        self.stood_since.get_or_insert_with(Instant::now);
         if self.spots() != waiting.spots {
             self.line.index().insert(waiting.position, self.sleeper.clone(), &waiting.spots, self.news_count);
             self.stands = Some((waiting.position, waiting.spots.clone()));
@@ -303,11 +309,16 @@ impl Caller {
     }
 
     /// It was granted, and left the line with that: so the index was told when it was committed.
-    pub fn granted(mut self) {
+    pub fn granted(&mut self) {
         self.in_doubt = None;
         if self.stands.take().is_some() {
             self.line.metrics.line.served.inc();
         }
+    }
+
+    /// It is told an answer of this kind; otherwise it goes away.
+    pub fn answered(&mut self, outcome: &'static str) {
+        self.answered = Some(outcome);
     }
 
     /// The ledger has taken it out of the line, or found that it is not there.
@@ -321,6 +332,9 @@ impl Caller {
 
 impl Drop for Caller {
     fn drop(&mut self) {
+        if let Some(since) = self.stood_since {
+            self.line.metrics.requests.waited(since, self.answered.unwrap_or("cancelled"));
+        }
         let mut index = self.line.index();
         index.callers -= 1;
         if let Some((position, _)) = self.stands.take() {

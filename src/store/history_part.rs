@@ -1,9 +1,11 @@
 //! The parts of `linkis_resource_action_record`: each holds the history of a span of time, is made before that begins, and is dropped
 //! as a whole when nothing in it is to be remembered any more.
+//!
+//! Both are done by functions of the database that have the rights of whoever migrates: the service itself needs none to change the schema.
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::PgConnection;
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
 use super::{StoreError, session};
@@ -18,6 +20,9 @@ const HOUR: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day][
 /// How many parts reach back as far as the history does, about: few, because a ticket's end is looked for in each; but more than
 /// one, because only what is over as a whole is dropped.
 const PARTS: u64 = 12;
+
+/// See [`make_first`].
+const FIRST_HISTORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// How long a part is: whole hours.
 fn span(history: Duration) -> i64 {
@@ -75,15 +80,25 @@ pub async fn make(connection: &mut PgConnection, history: Duration) -> Result<()
     Ok(())
 }
 
+/// Makes parts if there is none for now: for a command that tells of something while no service runs, or none has ever run. As long as
+/// they are for a history that reaches back a week; what a service needs, it makes behind them.
+pub async fn make_first(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let now = session::clock(&mut *connection).await?;
+    match parts(&mut *connection).await?.iter().any(|part| part.until > now) {
+        true => Ok(()),
+        false => make(connection, FIRST_HISTORY).await,
+    }
+}
+
 async fn make_one(connection: &mut PgConnection, from: i64, until: i64) -> Result<(), StoreError> {
     let at =
         |second| OffsetDateTime::from_unix_timestamp(second).map_err(|error| StoreError::inconsistent(PREFIX, error));
     let part = Part::new(at(from)?, at(until)?)?;
-    let sql = format!(
-        "CREATE TABLE IF NOT EXISTS {} PARTITION OF linkis_resource_action_record FOR VALUES FROM (to_timestamp({from})) TO (to_timestamp({until}))",
-        part.name
+    let made = sqlx::query(
+        "-- history_part::make_one
+        SELECT linkis_rm_make_history_part($1, $2)",
     );
-    match sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map_err(StoreError::from) {
+    match made.bind(from).bind(until).execute(connection).await.map_err(StoreError::from) {
         // What was written before this part was made stays where it is, and so does all that belongs to its time.
         Err(error) if error.is_check_violation() => {
             tracing::warn!(part = part.name, "a part of the history was not made in time");
@@ -102,6 +117,10 @@ pub async fn drop_oldest(connection: &mut PgConnection, history: Duration) -> Re
     let oldest =
         parts(&mut *connection).await?.into_iter().filter(|part| part.until <= over).min_by_key(|part| part.until);
     let Some(part) = oldest else { return Ok(false) };
-    sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE IF EXISTS {}", part.name))).execute(connection).await?;
+    let dropped = sqlx::query(
+        "-- history_part::drop_oldest
+        SELECT linkis_rm_drop_history_part($1)",
+    );
+    dropped.bind(part.name).execute(connection).await?;
     Ok(true)
 }

@@ -8,7 +8,7 @@ use tokio_stream::StreamExt as _;
 use crate::domain::{
     audit::ScopeBooks,
     name::Name,
-    scope::{Counter, Scope, Tally, Usage},
+    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, Tally, Usage},
 };
 
 use super::{
@@ -311,6 +311,54 @@ pub async fn list_of(
     .bind(users.iter().map(Name::as_str).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
+    rows.into_iter().map(hashed).collect()
+}
+
+/// Those of one creator, or of one engine type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Indexed {
+    /// The label `creator`.
+    Creator,
+    /// The label `engine_type`.
+    EngineType,
+}
+
+impl Indexed {
+    /// Its label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Creator => CREATOR,
+            Self::EngineType => ENGINE_TYPE,
+        }
+    }
+}
+
+/// The same as [`list`], only those with this value of the label.
+pub async fn list_with(
+    executor: impl PgExecutor<'_>,
+    (label, value): (Indexed, &str),
+    after: &[u8],
+    limit: i64,
+) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+    // One text each, for its own index.
+    let sql = match label {
+        Indexed::Creator => {
+            "-- label_resource::list_with, a creator
+            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+            FROM linkis_label_resource r
+            JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
+            WHERE r.scope ->> 'creator' = $3 AND r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
+        }
+        Indexed::EngineType => {
+            "-- label_resource::list_with, an engine type
+            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+            FROM linkis_label_resource r
+            JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
+            WHERE r.scope ->> 'engine_type' = $3 AND r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
+        }
+    };
+    let rows: Vec<(Vec<u8>, i64, String, String, String)> =
+        sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?;
     rows.into_iter().map(hashed).collect()
 }
 

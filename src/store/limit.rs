@@ -38,7 +38,13 @@ pub struct InForce {
 }
 
 /// What this release can count by: raised by one that counts otherwise.
-pub const WRITER: i32 = 5;
+pub const WRITER: i32 = 6;
+
+/// What a release has to know that writes where limits have been changed, or EMs are drained.
+pub const KNOWS_DRAINS: i32 = 5;
+
+/// What a release has to know that writes where a provider has a say in queues.
+pub const KNOWS_QUEUES: i32 = 6;
 
 /// Fails if this release is too old to write.
 ///
@@ -48,14 +54,14 @@ pub fn check_writer(oldest_writer: i32) -> Result<(), StoreError> {
     if oldest_writer <= WRITER { Ok(()) } else { Err(StoreError::TooOld { oldest_writer }) }
 }
 
-/// Has no earlier release write any more, which would not know what the transaction writes. Whoever takes the same resource locks later
-/// sees it.
-pub async fn keep_older_out(connection: &mut PgConnection) -> Result<(), StoreError> {
+/// Has no release write any more that is older than `writer`, which would not know what the transaction writes. Whoever takes the same
+/// resource locks later sees it.
+pub async fn keep_older_out(connection: &mut PgConnection, writer: i32) -> Result<(), StoreError> {
     sqlx::query(
         "-- limit::keep_older_out
         UPDATE linkis_resource_limit_version SET oldest_writer = $1 WHERE only_row AND oldest_writer < $1",
     )
-    .bind(WRITER)
+    .bind(writer)
     .execute(connection)
     .await?;
     Ok(())
@@ -141,7 +147,7 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreEr
         SET version = gen_random_uuid(), oldest_writer = greatest(oldest_writer, $1)
         FROM before WHERE only_row RETURNING before.version, oldest_writer",
     )
-    .bind(WRITER)
+    .bind(KNOWS_DRAINS)
     .fetch_one(&mut *connection)
     .await?;
     check_writer(oldest_writer)?;

@@ -2,7 +2,8 @@
 //!
 //! - [`em_resource`], [`em_report`], [`em_observed`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
 //!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`], [`token`],
-//!   [`external_resource_provider`]: the tables;
+//!   [`external_resource_provider`], [`external_queue`], [`external_ticket`], [`external_refresh`]: the tables;
+//! - [`server_instance`]: which instances live; [`overview`]: what the whole cluster has together;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`target`]: where the database is; [`session`]: connections, and what bounds their waits;
 //! - [`operators`]: the few connections that operators' calls share;
@@ -20,12 +21,18 @@ use sqlx::{
 use tokio_util::sync::CancellationToken;
 
 pub mod action_record;
+pub mod cluster;
+pub mod cluster_figure;
 pub mod em_drain;
 pub mod em_observed;
 pub mod em_report;
 pub mod em_resource;
 pub mod embedded;
+pub mod ended_use;
+pub mod external_queue;
+pub mod external_refresh;
 pub mod external_resource_provider;
+pub mod external_ticket;
 pub mod history_end;
 pub mod history_part;
 pub mod label_resource;
@@ -34,15 +41,19 @@ pub mod lease;
 pub mod limit;
 pub mod limit_change;
 pub mod operators;
+pub mod overview;
 pub mod policy;
+pub mod refusal;
 pub mod request_id;
 pub mod resource_hold;
 pub mod resource_lock;
 pub mod schema;
+pub mod server_instance;
 pub mod session;
 pub mod settlement;
 pub mod target;
 pub mod token;
+pub mod usage_hour;
 pub mod user_resource;
 pub mod waiting;
 
@@ -72,19 +83,40 @@ impl Store {
     /// Prepares to use the database at `target`, and brings its schema up to date, with room for a history that reaches back so far.
     /// Several instances may do so at once.
     pub async fn open(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
-        let target = target.into().map(session::bounded);
+        Self::prepare(target.into(), history, true).await
+    }
+
+    /// The same with a role that may not change the schema.
+    ///
+    /// # Errors
+    /// [`StoreError::SchemaTooOld`] if it is not up to date; [`StoreError::Denied`] if the role may do too little.
+    pub async fn open_migrated(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
+        Self::prepare(target.into(), history, false).await
+    }
+
+    async fn prepare(target: Target, history: Duration, migrates: bool) -> Result<Self, StoreError> {
+        let target = target.map(session::bounded);
         if target.is_unverified() {
             tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
         }
         let options = target.options();
         // Directly, because a pool would try until its time is over, and hide why.
         let connected = session::connect(&session::unbounded(options.clone())).await;
-        let mut migrations = connected
+        let mut connection = connected
             .map_err(|error| StoreError::Unreachable { address: target.to_string(), source: Box::new(error) })?;
         let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
         let operators = Operators::new(&options);
-        schema::migrate(&mut migrations).await?;
-        history_part::make(&mut migrations, history).await?;
+        let prepared = async {
+            match migrates {
+                true => drop(schema::migrate(&mut connection).await?),
+                false => match schema::missing(&mut connection).await? {
+                    0 => {}
+                    missing => return Err(StoreError::SchemaTooOld { missing }),
+                },
+            }
+            history_part::make(&mut connection, history).await
+        };
+        prepared.await.map_err(StoreError::or_denied)?;
         Ok(Self { target, pool, operators })
     }
 
@@ -173,6 +205,21 @@ pub enum StoreError {
     /// The schema could not be brought up to date.
     #[error("the database's schema could not be brought up to date")]
     Migration(#[source] MigrateError),
+    /// The schema is not up to date, and is to be left as it is.
+    #[error(
+        "the database's schema is older than this release ({missing} migrations are missing), and --no-migrate leaves it as it is; type \
+         linkis-rm migrate with the DATABASE_URL of a role that may change it, and start again"
+    )]
+    SchemaTooOld {
+        /// How many migrations are missing.
+        missing: usize,
+    },
+    /// The role of the connection may do too little.
+    #[error(
+        "the database does not let its role do this; a role that migrates owns the tables, and docs/SECURITY.md says what to grant to one \
+         that serves with --no-migrate"
+    )]
+    Denied(#[source] Box<StoreError>),
     /// A row says something that the service never wrote.
     #[error("a row of {table} contradicts itself: {what}")]
     Inconsistent {
@@ -228,9 +275,12 @@ impl StoreError {
                 | sqlx::Error::WorkerCrashed => true,
                 sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
                 // 08: connection exceptions; 57: shutdown, crash, cannot connect now, and a statement that took too long;
-                // 25P03: idle in transaction; 25006: a standby after a failover; 53: too many connections, disk or memory full.
+                // 25P03: idle in transaction; 25006: a standby after a failover; 53: too many connections, disk or memory full;
+                // 28: a password that was changed and is not known here yet.
                 _ => self.code().is_some_and(|code| {
-                    ["08", "57", "53"].iter().any(|class| code.starts_with(class)) || code == "25P03" || code == "25006"
+                    ["08", "57", "53", "28"].iter().any(|class| code.starts_with(class))
+                        || code == "25P03"
+                        || code == "25006"
                 }),
             },
             _ => false,
@@ -255,6 +305,11 @@ impl StoreError {
     /// Whether a lock was not to be had in time (55P03), or waiting for it would never have ended (40P01).
     pub fn is_lock_timeout(&self) -> bool {
         self.code().is_some_and(|code| code == "55P03" || code == "40P01")
+    }
+
+    /// Says what to do if the role may not do what was tried (42501).
+    pub fn or_denied(self) -> Self {
+        if self.code().is_some_and(|code| code == "42501") { Self::Denied(Box::new(self)) } else { self }
     }
 
     /// Whether somebody else wrote the same rows meanwhile: a request id that was used on another EM at the same moment (23505),

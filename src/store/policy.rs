@@ -14,7 +14,7 @@ const TABLE: Table = Table("linkis_em_meta_data");
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Name, Policy>, StoreError> {
     let rows: Vec<(String, String, Vec<String>, String)> = sqlx::query_as(
         "-- policy::read
-        SELECT em_name, resource_request_policy, required_labels, placement FROM linkis_em_meta_data",
+        SELECT em_name, resource_request_policy, required_labels, placement FROM linkis_em_meta_data ORDER BY em_name",
     )
     .fetch_all(executor)
     .await?;

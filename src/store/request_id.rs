@@ -41,7 +41,13 @@ impl TryFrom<RequestRow> for RequestRecord {
         let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
         Ok(Self {
             request_id: RequestId { id, body_hash },
-            grant: Grant { ticket_id: row.ticket_id, em, expires_at: row.expires_at, over_watched: Vec::new() },
+            grant: Grant {
+                ticket_id: row.ticket_id,
+                em,
+                expires_at: row.expires_at,
+                over_watched: Vec::new(),
+                queue: None,
+            },
             create_time: row.create_time,
         })
     }

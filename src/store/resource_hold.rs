@@ -4,14 +4,12 @@
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
-use std::time::Duration;
-
 use crate::domain::{
     action::Action,
-    hold::{Hold, TakenHold},
+    hold::{Hold, NewHold, TakenHold},
     name::Name,
     operation::LockKey,
-    principal::Principal,
+    principal::{Actor, Principal},
     resource::{Resource, ResourceType},
 };
 
@@ -52,7 +50,22 @@ impl TryFrom<HoldRow> for Hold {
     }
 }
 
-/// Takes a hold for `by`, or takes one again that `by` holds already, or that is over; false if somebody else holds. It counts from
+/// A hold as the history shows it, in SQL; nothing of one that is over, or not begun.
+macro_rules! state {
+    () => {
+        "CASE WHEN hold_until > clock_timestamp() THEN json_build_object(
+            'reason', reason, 'held_by', held_by, 'hold_time', hold_time, 'hold_until', hold_until)::text END"
+    };
+}
+
+/// That a key is one's own.
+#[derive(Debug)]
+pub struct Taken {
+    /// How one held it before, as the history shows it, if one did.
+    before: Option<String>,
+}
+
+/// Takes a hold for `by`, or takes one again that `by` holds already, or that is over; `None` if somebody else holds. It counts from
 /// [`begin`] on. It waits for whoever has the key in a transaction.
 ///
 /// # Errors
@@ -62,55 +75,69 @@ pub async fn take(
     key: &LockKey,
     by: &Principal,
     reason: &Name,
-) -> Result<bool, StoreError> {
+) -> Result<Option<Taken>, StoreError> {
     let key = KeyColumns::of(key);
-    let done = sqlx::query(
+    let before: Option<Option<String>> = sqlx::query_scalar(concat!(
         r#"-- resource_hold::take
         INSERT INTO linkis_resource_lock AS l (scope, "user", em_application_name, em_instance, reason, held_by, hold_time,
             hold_until)
         VALUES ($1, $2, $3, $4, $5, $6, clock_timestamp(), clock_timestamp())
-        ON CONFLICT (scope, "user", em_application_name, em_instance) DO UPDATE SET reason = excluded.reason,
-            held_by = excluded.held_by
-        WHERE l.held_by = excluded.held_by OR l.hold_until <= clock_timestamp()"#,
-    )
+        -- As it was: what it becomes, it becomes when it begins.
+        ON CONFLICT (scope, "user", em_application_name, em_instance) DO UPDATE SET hold_until = l.hold_until
+        WHERE l.held_by = excluded.held_by OR l.hold_until <= clock_timestamp()
+        RETURNING "#,
+        state!()
+    ))
     .bind(key.scope)
     .bind(key.user)
     .bind(key.em_application_name)
     .bind(key.em_instance)
     .bind(reason.as_str())
     .bind(by.as_str())
-    .execute(connection)
+    .fetch_optional(connection)
     .await?;
-    Ok(done.rows_affected() == 1)
+    Ok(before.map(|before| Taken { before }))
 }
 
-/// A hold that was just taken lasts so long from now on, and the history tells of it.
-pub async fn begin(connection: &mut PgConnection, key: &LockKey, duration: Duration) -> Result<Hold, StoreError> {
-    let columns = KeyColumns::of(key);
-    let row: HoldRow = sqlx::query_as(
+/// A hold that was just taken lasts for its time from now on, and the history tells of it.
+pub async fn begin(
+    connection: &mut PgConnection,
+    new: &NewHold,
+    taken: &Taken,
+    by: &Actor,
+) -> Result<Hold, StoreError> {
+    let columns = KeyColumns::of(&new.key);
+    let row: HoldRow = sqlx::query_as(concat!(
         r#"-- resource_hold::begin
         WITH begun AS (
-            UPDATE linkis_resource_lock SET hold_time = t.now, hold_until = t.now + make_interval(secs => $5)
+            UPDATE linkis_resource_lock SET reason = $9, held_by = $10, hold_time = t.now,
+                hold_until = t.now + make_interval(secs => $5)
             FROM (SELECT clock_timestamp() AS now) t
             WHERE scope = $1 AND "user" = $2 AND em_application_name = $3 AND em_instance = $4
             RETURNING scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until
         ), told AS (
             INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type, resource,
-                actor, reason, action_time)
+                actor, reason, action_time, address, before, after)
             SELECT $6, nullif(em_application_name, ''), nullif(em_instance, ''),
-                CASE scope WHEN 'user' THEN jsonb_build_object('user', "user") END, $7, $8::text::jsonb, held_by, reason, hold_time
-            FROM begun
+                CASE scope WHEN 'user' THEN jsonb_build_object('user', "user") END, $7, $8::text::jsonb, held_by, reason, hold_time,
+                $11, $12, "#,
+        state!(),
+        " FROM begun
         )
-        SELECT * FROM begun"#,
-    )
+        SELECT * FROM begun"
+    ))
     .bind(columns.scope)
     .bind(columns.user)
     .bind(columns.em_application_name)
     .bind(columns.em_instance)
-    .bind(duration.as_secs_f64())
+    .bind(new.duration.as_secs_f64())
     .bind(Action::Held.as_str())
     .bind(ResourceType::Special.as_str())
     .bind(Resource::zero(ResourceType::Special).to_json())
+    .bind(new.reason.as_str())
+    .bind(by.as_str())
+    .bind(by.address())
+    .bind(taken.before.as_deref())
     .fetch_one(connection)
     .await?;
     row.try_into()
@@ -160,35 +187,31 @@ pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<Hold>
 }
 
 /// Removes a hold before its time, whoever holds; false if there is none.
-pub async fn release(connection: &mut PgConnection, key: &LockKey, by: &Principal) -> Result<bool, StoreError> {
+pub async fn release(connection: &mut PgConnection, key: &LockKey, by: &Actor) -> Result<bool, StoreError> {
     end(connection, key, by, false).await
 }
 
 /// Removes a hold that is over; false if there is none.
 pub async fn end_over(connection: &mut PgConnection, key: &LockKey) -> Result<bool, StoreError> {
-    end(connection, key, &Principal::Service, true).await
+    end(connection, key, &Principal::Service.into(), true).await
 }
 
-async fn end(
-    connection: &mut PgConnection,
-    key: &LockKey,
-    by: &Principal,
-    only_over: bool,
-) -> Result<bool, StoreError> {
+async fn end(connection: &mut PgConnection, key: &LockKey, by: &Actor, only_over: bool) -> Result<bool, StoreError> {
     let key = KeyColumns::of(key);
-    let done = sqlx::query(
+    let done = sqlx::query(concat!(
         r#"-- resource_hold::end
         WITH ended AS (
             DELETE FROM linkis_resource_lock
             WHERE scope = $1 AND "user" = $2 AND em_application_name = $3 AND em_instance = $4
                 AND (NOT $9 OR hold_until <= clock_timestamp())
-            RETURNING scope, "user", em_application_name, em_instance)
+            RETURNING scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until)
         INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type, resource, actor,
-            action_time)
+            action_time, address, before)
         SELECT $5, nullif(em_application_name, ''), nullif(em_instance, ''),
-            CASE scope WHEN 'user' THEN jsonb_build_object('user', "user") END, $6, $7::text::jsonb, $8, clock_timestamp()
-        FROM ended"#,
-    )
+            CASE scope WHEN 'user' THEN jsonb_build_object('user', "user") END, $6, $7::text::jsonb, $8, clock_timestamp(), $10, "#,
+        state!(),
+        " FROM ended"
+    ))
     .bind(key.scope)
     .bind(key.user)
     .bind(key.em_application_name)
@@ -198,6 +221,7 @@ async fn end(
     .bind(Resource::zero(ResourceType::Special).to_json())
     .bind(by.as_str())
     .bind(only_over)
+    .bind(by.address())
     .execute(connection)
     .await?;
     Ok(done.rows_affected() > 0)

@@ -10,13 +10,16 @@ use uuid::Uuid;
 use crate::domain::{
     action::Action,
     em::Em,
+    external::{ClusterDelta, ClusterTicketDelta, Phase},
     ledger::Deltas,
     scope::{Counter, Usage},
     ticket::{Ticket, TicketState},
 };
 
 use super::{
-    StoreError, action_record, em_resource, expect_rows, label_resource,
+    StoreError, action_record, em_resource, expect_rows,
+    external_queue::QueueColumns,
+    label_resource,
     resource_lock::Locks,
     rows::{em_columns, labels_json},
 };
@@ -39,6 +42,8 @@ pub async fn write(
     statement.new_in_use(&deltas.new_in_use);
     statement.history(action_record::Columns::of(deltas), deltas.granted.len(), now);
     statement.scopes(&deltas.scopes);
+    statement.clusters(&deltas.clusters);
+    statement.cluster_tickets(&deltas.cluster_tickets);
     if let Some(locks) = locks {
         statement.dropped(locks);
     }
@@ -226,7 +231,7 @@ impl Statement {
             sql.push(
                 r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
                     engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
-                    reason, action_time) "#,
+                    reason, held_since, address, before, after, action_time) "#,
             );
             let mut separator = "";
             for part in [Some(before), None, Some(behind)] {
@@ -254,6 +259,66 @@ impl Statement {
             );
             sql.separated(", ").push_bind(scopes.scope_hash).push_bind(scopes.used).push_bind(scopes.locked);
             sql.push(") AS d (scope_hash, used, locked) WHERE s.scope_hash = d.scope_hash RETURNING 1");
+        });
+    }
+
+    /// What clusters' queues hold unseen, whose rows are locked.
+    fn clusters(&mut self, clusters: &[ClusterDelta]) {
+        let queues = QueueColumns::of(clusters);
+        self.part("clusters", "linkis_external_cluster", clusters.len(), |sql| {
+            sql.push("UPDATE linkis_external_cluster c SET changes = d.changes FROM unnest(");
+            sql.separated(", ")
+                .push_bind(clusters.iter().map(|cluster| cluster.cluster_id).collect::<Vec<_>>())
+                .push_bind(clusters.iter().map(|cluster| cluster.changes_before).collect::<Vec<_>>())
+                .push_bind(clusters.iter().map(|cluster| cluster.changes).collect::<Vec<_>>());
+            sql.push(
+                ") AS d (cluster_id, before, changes) WHERE c.cluster_id = d.cluster_id AND c.changes = d.before RETURNING 1",
+            );
+        });
+        self.part("queues", "linkis_external_queue", queues.path.len(), |sql| {
+            sql.push(
+                "INSERT INTO linkis_external_queue (cluster_id, path, unseen_memory, unseen_cores) SELECT * FROM unnest(",
+            );
+            sql.separated(", ")
+                .push_bind(queues.cluster_id)
+                .push_bind(queues.path)
+                .push_bind(queues.memory)
+                .push_bind(queues.cores);
+            sql.push(
+                ") ON CONFLICT (cluster_id, path) DO UPDATE
+                    SET unseen_memory = excluded.unseen_memory, unseen_cores = excluded.unseen_cores
+                RETURNING 1",
+            );
+        });
+    }
+
+    /// What tickets hold of such queues, or held last.
+    fn cluster_tickets(&mut self, tickets: &[ClusterTicketDelta]) {
+        let phase = |delta: &ClusterTicketDelta| match &delta.ticket.held.phase {
+            Phase::Locked => (None, None),
+            Phase::Used { since, application_id } => (Some(*since), application_id.clone()),
+        };
+        self.part("cluster_tickets", "linkis_external_ticket", tickets.len(), |sql| {
+            sql.push(
+                "INSERT INTO linkis_external_ticket (ticket_id, cluster_id, path, memory, cores, used_since, application_id,
+                    change, ended) SELECT * FROM unnest(",
+            );
+            sql.separated(", ")
+                .push_bind(tickets.iter().map(|delta| delta.ticket_id).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| delta.ticket.cluster_id).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| delta.ticket.path.as_str()).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| delta.ticket.held.amounts.memory).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| delta.ticket.held.amounts.cores).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| phase(delta).0).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| phase(delta).1).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| delta.change).collect::<Vec<_>>())
+                .push_bind(tickets.iter().map(|delta| delta.ended).collect::<Vec<_>>());
+            sql.push(
+                ") ON CONFLICT (ticket_id) DO UPDATE SET memory = excluded.memory, cores = excluded.cores,
+                    used_since = excluded.used_since, application_id = excluded.application_id, change = excluded.change,
+                    ended = excluded.ended
+                RETURNING 1",
+            );
         });
     }
 
@@ -288,10 +353,13 @@ impl Statement {
 fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Columns<'_>, now: OffsetDateTime) {
     sql.push(
         r#"SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name, engine_instance,
-            em_application_name, em_instance, resource_type, resource::jsonb, actor, reason, "#,
+            em_application_name, em_instance, resource_type, resource::jsonb, actor, reason, held_since, "#,
     );
+    let has_acts = !records.acts.address.is_empty();
+    sql.push(if has_acts { "address, before, after, " } else { "NULL, NULL, NULL, " });
     sql.push_bind(now).push(" FROM unnest(");
-    sql.separated(", ")
+    let mut columns = sql.separated(", ");
+    columns
         .push_bind(records.action)
         .push_bind(records.ticket_id)
         .push_bind(records.user)
@@ -305,18 +373,23 @@ fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Column
         .push_bind(records.resource_type)
         .push_bind(records.resource)
         .push_bind(records.actor)
-        .push_bind(records.reason);
+        .push_bind(records.reason)
+        .push_bind(records.held_since);
+    if has_acts {
+        columns.push_bind(records.acts.address).push_bind(records.acts.before).push_bind(records.acts.after);
+    }
     sql.push(
         r#") AS r (action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
-            em_application_name, em_instance, resource_type, resource, actor, reason)"#,
+            em_application_name, em_instance, resource_type, resource, actor, reason, held_since"#,
     );
+    sql.push(if has_acts { ", address, before, after)" } else { ")" });
 }
 
 /// Of the part that grants.
 fn push_granted(sql: &mut QueryBuilder<Postgres>) {
     sql.push("SELECT ").push_bind(Action::Granted.as_str()).push(
         r#", ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance, resource_type,
-            user_locked_resource, principal, NULL, locked_time FROM granted"#,
+            user_locked_resource, principal, NULL, NULL, NULL, NULL, NULL, locked_time FROM granted"#,
     );
 }
 

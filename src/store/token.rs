@@ -8,11 +8,19 @@ use uuid::Uuid;
 
 use crate::domain::{
     access::{EmPattern, Rights, Role},
+    action::Action,
     name::Name,
+    principal::Actor,
+    state::State,
     token::TokenHash,
 };
 
-use super::{StoreError, expect_rows, rows::Table};
+use super::{
+    StoreError,
+    action_record::{self, OtherLine},
+    expect_rows,
+    rows::Table,
+};
 
 const TABLE: Table = Table("linkis_rm_token");
 
@@ -37,8 +45,6 @@ pub struct NewToken {
     pub owner: Name,
     /// How long it is good for.
     pub lifetime: Duration,
-    /// Who made it.
-    pub created_by: Name,
 }
 
 /// What an instance has to know of a token.
@@ -103,11 +109,32 @@ struct TokenRow {
     token_id: Uuid,
     token_hash: Vec<u8>,
     name: String,
+    #[sqlx(flatten)]
+    rights: RightsColumns,
+    seconds_left: f64,
+    is_revoked: bool,
+}
+
+/// What the holder of a token may do, of its columns.
+#[derive(FromRow)]
+struct RightsColumns {
     roles: Vec<String>,
     ems: Vec<String>,
     users: Option<Vec<String>>,
-    seconds_left: f64,
-    is_revoked: bool,
+}
+
+impl RightsColumns {
+    fn rights(&self, token_id: Uuid) -> Result<Rights, StoreError> {
+        let wrong = |what: &str| StoreError::inconsistent(TABLE.0, format!("token {token_id}: its {what}"));
+        let roles = self.roles.iter().map(|role| Role::parse(role).ok_or_else(|| wrong("roles")));
+        let ems = self.ems.iter().map(|em| EmPattern::parse("ems", em).map_err(|_| wrong("EMs")));
+        let users = self.users.as_ref().map(|users| users.iter().map(|user| TABLE.name("users", user)).collect());
+        Ok(Rights {
+            roles: roles.collect::<Result<_, _>>()?,
+            ems: ems.collect::<Result<_, _>>()?,
+            users: users.transpose()?,
+        })
+    }
 }
 
 impl TryFrom<TokenRow> for StoredToken {
@@ -115,18 +142,11 @@ impl TryFrom<TokenRow> for StoredToken {
 
     fn try_from(row: TokenRow) -> Result<Self, StoreError> {
         let wrong = |what: &str| StoreError::inconsistent(TABLE.0, format!("token {}: its {what}", row.token_id));
-        let roles = row.roles.iter().map(|role| Role::parse(role).ok_or_else(|| wrong("roles")));
-        let ems = row.ems.iter().map(|em| EmPattern::parse("ems", em).map_err(|_| wrong("EMs")));
-        let users = row.users.as_ref().map(|users| users.iter().map(|user| TABLE.name("users", user)).collect());
         Ok(Self {
             id: row.token_id,
             hash: TokenHash::from_bytes(&row.token_hash).ok_or_else(|| wrong("hash"))?,
             name: TABLE.name("name", &row.name)?,
-            rights: Rights {
-                roles: roles.collect::<Result<_, _>>()?,
-                ems: ems.collect::<Result<_, _>>()?,
-                users: users.transpose()?,
-            },
+            rights: row.rights.rights(row.token_id)?,
             left: Duration::try_from_secs_f64(row.seconds_left).unwrap_or_default(),
             is_revoked: row.is_revoked,
         })
@@ -170,8 +190,8 @@ pub async fn note_use(executor: impl PgExecutor<'_>, ids: &[Uuid]) -> Result<(),
     Ok(())
 }
 
-/// Adds a token, and forgets those that have been over for long; false if there are too many.
-pub async fn insert(connection: &mut PgConnection, token: &NewToken) -> Result<bool, StoreError> {
+/// Adds a token for `by`, tells of it in the history, and forgets those that have been over for long; false if there are too many.
+pub async fn insert(connection: &mut PgConnection, token: &NewToken, by: &Actor) -> Result<bool, StoreError> {
     turn(&mut *connection).await?;
     sqlx::query(
         "-- token::insert, forget
@@ -183,11 +203,11 @@ pub async fn insert(connection: &mut PgConnection, token: &NewToken) -> Result<b
     .await?;
     let rights = &token.rights;
     let users = |users: &BTreeSet<Name>| users.iter().map(Name::to_string).collect::<Vec<_>>();
-    let done = sqlx::query(
+    let expire_time: Option<OffsetDateTime> = sqlx::query_scalar(
         "-- token::insert
         INSERT INTO linkis_rm_token (token_id, token_hash, name, roles, ems, users, owner, create_time, created_by, expire_time)
         SELECT $1, $2, $3, $4, $5, $6, $7, clock_timestamp(), $8, clock_timestamp() + make_interval(secs => $9)
-        WHERE (SELECT count(*) FROM linkis_rm_token) < $10",
+        WHERE (SELECT count(*) FROM linkis_rm_token) < $10 RETURNING expire_time",
     )
     .bind(token.id)
     .bind(token.hash.as_bytes())
@@ -196,31 +216,72 @@ pub async fn insert(connection: &mut PgConnection, token: &NewToken) -> Result<b
     .bind(rights.ems.iter().map(EmPattern::to_string).collect::<Vec<_>>())
     .bind(rights.users.as_ref().map(users))
     .bind(token.owner.as_str())
-    .bind(token.created_by.as_str())
+    .bind(by.as_str())
     .bind(token.lifetime.as_secs_f64())
     .bind(TOKENS_MAX)
-    .execute(connection)
+    .fetch_optional(&mut *connection)
     .await?;
-    Ok(done.rows_affected() == 1)
+    let Some(expire_time) = expire_time else { return Ok(false) };
+    let after = Some(State::of_token(rights, token.owner.as_str(), expire_time, None));
+    let object = object(token.id, token.name.as_str());
+    let line = OtherLine { action: Action::TokenCreated, object, before: None, after };
+    action_record::insert_others(connection, &[line], by).await?;
+    Ok(true)
 }
 
-/// Revokes tokens that are not revoked yet; tells which those were.
-pub async fn revoke(connection: &mut PgConnection, which: &Which, by: &Name) -> Result<Vec<Uuid>, StoreError> {
+/// As the history names it.
+fn object(token_id: Uuid, name: &str) -> String {
+    format!("token {token_id} of {name}")
+}
+
+#[derive(FromRow)]
+struct RevokedRow {
+    token_id: Uuid,
+    name: String,
+    #[sqlx(flatten)]
+    rights: RightsColumns,
+    owner: String,
+    expire_time: OffsetDateTime,
+    revoke_time: OffsetDateTime,
+}
+
+impl RevokedRow {
+    /// One that makes no sense is revoked all the same.
+    fn line(&self) -> OtherLine {
+        let rights = self.rights.rights(self.token_id).ok();
+        let state = |revoked| Some(State::of_token(rights.as_ref()?, &self.owner, self.expire_time, revoked));
+        OtherLine {
+            action: Action::TokenRevoked,
+            object: object(self.token_id, &self.name),
+            before: state(None),
+            after: state(Some(self.revoke_time)),
+        }
+    }
+}
+
+/// Revokes tokens that are not revoked yet, and tells of each in the history; answers which those were.
+pub async fn revoke(connection: &mut PgConnection, which: &Which, by: &Actor) -> Result<Vec<Uuid>, StoreError> {
     turn(&mut *connection).await?;
     let (id, name) = match which {
         Which::Id(id) => (Some(*id), None),
         Which::Name(name) => (None, Some(name.as_str())),
     };
-    Ok(sqlx::query_scalar(
+    let revoked: Vec<RevokedRow> = sqlx::query_as(
         "-- token::revoke
         UPDATE linkis_rm_token SET revoke_time = clock_timestamp(), revoked_by = $3
-        WHERE (token_id = $1 OR name = $2) AND revoke_time IS NULL RETURNING token_id",
+        WHERE (token_id = $1 OR name = $2) AND revoke_time IS NULL
+        RETURNING token_id, name, roles, ems, users, owner, expire_time, revoke_time",
     )
     .bind(id)
     .bind(name)
     .bind(by.as_str())
-    .fetch_all(connection)
-    .await?)
+    .fetch_all(&mut *connection)
+    .await?;
+    if !revoked.is_empty() {
+        let lines: Vec<OtherLine> = revoked.iter().map(RevokedRow::line).collect();
+        action_record::insert_others(connection, &lines, by).await?;
+    }
+    Ok(revoked.into_iter().map(|token| token.token_id).collect())
 }
 
 /// All tokens, the newest first.

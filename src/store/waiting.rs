@@ -128,6 +128,20 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
     Ok(line)
 }
 
+/// The queues of a provider at which anybody stands, up to `limit`.
+pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) -> Result<Vec<Spot>, StoreError> {
+    let spots: Vec<String> = sqlx::query_scalar(
+        "-- waiting::queues
+        SELECT DISTINCT spot::text FROM linkis_resource_waiting_spot
+        WHERE spot ? 'queue' AND spot -> 'queue' ->> 0 = $1 LIMIT $2",
+    )
+    .bind(provider.as_str())
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    spots.iter().map(|spot| parse_spot(spot)).collect()
+}
+
 /// Where a request stands; empty for one that is not in line.
 pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_id: Uuid) -> Result<Spots, StoreError> {
     let rows: Vec<(String, bool)> = sqlx::query_as(
@@ -401,21 +415,29 @@ impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
     }
 }
 
-/// Up to `limit` requests that wait, the first in line first, from behind the position `after`; each with its own. Only those of
-/// `users`, if there are any.
-pub async fn list(
-    executor: impl PgExecutor<'_>,
-    users: Option<&BTreeSet<Name>>,
-    after: Option<QueuePosition>,
-    limit: i64,
-) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
-    let rows: Vec<WaitingRow> = sqlx::query_as(
-        r#"-- waiting::list
+/// Which requests that wait to list.
+#[derive(Debug, Default)]
+pub struct Filter {
+    /// Only those of these users.
+    pub users: Option<BTreeSet<Name>>,
+    /// Only those that are short at all of these spots.
+    pub spots: Vec<Spot>,
+}
+
+/// A page of the line, of those requests that `$first` tells: $1 behind which position, $2 how many, $4 whose, $5 where they are short. Where
+/// each of them stands is looked up for those of the page alone.
+macro_rules! page {
+    ($name:literal, $first:literal) => {
+        concat!(
+            "-- waiting::list, ",
+            $name,
+            r#"
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
             w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
             w.position, s.spots, s.ahead
-        FROM linkis_resource_waiting w
-        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        FROM ("#,
+            $first,
+            r#") w
         CROSS JOIN LATERAL (
             SELECT coalesce(array_agg(s.spot::text), '{}') AS spots, coalesce(array_agg(a.ahead), '{}') AS ahead
             FROM linkis_resource_waiting_spot s
@@ -426,15 +448,68 @@ pub async fn list(
                     WHERE j.alive_until > clock_timestamp() AND o.is_short
                     LIMIT $3) o) a
             WHERE s.ticket_id = w.ticket_id AND s.is_short) s
-        WHERE w.position > $1 AND ($4::text[] IS NULL OR w."user" = ANY ($4))
-        ORDER BY w.position LIMIT $2"#,
-    )
-    .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
-    .bind(limit)
-    .bind(STANDS_MAX)
-    .bind(users.map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
-    .fetch_all(executor)
-    .await?;
+        ORDER BY w.position"#
+        )
+    };
+}
+
+/// Along the line.
+const ALL: &str = page!(
+    "all",
+    "SELECT w.* FROM linkis_resource_waiting w
+        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        WHERE w.position > $1 AND $4::text[] IS NULL AND $5::bytea[] IS NOT NULL
+        ORDER BY w.position LIMIT $2"
+);
+
+/// The first of each user's, and of these the first.
+const BY_USERS: &str = page!(
+    "by users",
+    r#"SELECT w.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
+            SELECT w.* FROM linkis_resource_waiting w
+            JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+            WHERE w."user" = u.name AND w.position > $1 AND NOT EXISTS (
+                SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
+                    SELECT FROM linkis_resource_waiting_spot s
+                    WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
+            ORDER BY w.position LIMIT $2) w
+        ORDER BY w.position LIMIT $2"#
+);
+
+/// Those at the first of the spots.
+const BY_SPOTS: &str = page!(
+    "by spots",
+    r#"SELECT w.* FROM linkis_resource_waiting_spot f
+        JOIN linkis_resource_waiting w ON w.ticket_id = f.ticket_id
+        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        WHERE f.spot_hash = ($5::bytea[])[1] AND f.is_short AND f.position > $1 AND $4::text[] IS NULL AND NOT EXISTS (
+            SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
+                SELECT FROM linkis_resource_waiting_spot s
+                WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
+        ORDER BY w.position LIMIT $2"#
+);
+
+/// Up to `limit` requests that wait and match, the first in line first, from behind the position `after`; each with its own.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    filter: &Filter,
+    after: Option<QueuePosition>,
+    limit: i64,
+) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
+    // One text each, so that each is planned for its own index.
+    let sql = match (&filter.users, filter.spots.is_empty()) {
+        (Some(_), _) => BY_USERS,
+        (None, false) => BY_SPOTS,
+        (None, true) => ALL,
+    };
+    let rows: Vec<WaitingRow> = sqlx::query_as(sql)
+        .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
+        .bind(limit)
+        .bind(STANDS_MAX)
+        .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+        .bind(filter.spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+        .fetch_all(executor)
+        .await?;
     rows.into_iter().map(TryFrom::try_from).collect()
 }
 
@@ -470,12 +545,14 @@ fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {
 enum SpotJson {
     Em(String, String),
     Scope(BTreeMap<String, String>),
+    Queue(String, String),
 }
 
 fn spot_json(spot: &Spot) -> String {
     let json = match spot {
         Spot::Em(em) => SpotJson::Em(em.application_name.to_string(), em.instance.to_string()),
         Spot::Scope(scope) => SpotJson::Scope(scope.labels().clone()),
+        Spot::Queue { provider, path } => SpotJson::Queue(provider.to_string(), path.clone()),
     };
     serde_json::json!(json).to_string()
 }
@@ -484,6 +561,7 @@ fn parse_spot(json: &str) -> Result<Spot, StoreError> {
     match serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))? {
         SpotJson::Em(application_name, instance) => Ok(Spot::Em(TABLE.em(&application_name, &instance)?)),
         SpotJson::Scope(labels) => Ok(Spot::Scope(Scope::new(labels))),
+        SpotJson::Queue(provider, path) => Ok(Spot::Queue { provider: TABLE.name("provider", &provider)?, path }),
     }
 }
 

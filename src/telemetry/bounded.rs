@@ -19,11 +19,20 @@ const TOLD_MAX: u32 = 20;
 /// See [`TOLD_MAX`].
 const WITHIN: Duration = Duration::from_secs(10);
 
+/// Writes a line before which some were left out, and how many.
+pub(super) type LeftOut = fn(u64, &str, &mut Writer<'_>) -> fmt::Result;
+
+/// As text: a line of its own before it.
+pub(super) fn left_out(left_out: u64, line: &str, writer: &mut Writer<'_>) -> fmt::Result {
+    write!(writer, "({left_out} like the next line were left out)\n{line}")
+}
+
 /// Formats events as `F` does, but of warnings and errors of one kind only the first few; the next one that is told says how many
 /// were left out before it.
 #[derive(Debug)]
-pub struct Bounded<F> {
+pub(super) struct Bounded<F> {
     format: F,
+    left_out: LeftOut,
     kinds: Mutex<HashMap<Identifier, Kind>>,
 }
 
@@ -36,9 +45,9 @@ struct Kind {
 }
 
 impl<F> Bounded<F> {
-    /// On top of a format.
-    pub fn new(format: F) -> Self {
-        Self { format, kinds: Mutex::default() }
+    /// On top of a format, and of how that tells that something was left out.
+    pub fn new(format: F, left_out: LeftOut) -> Self {
+        Self { format, left_out, kinds: Mutex::default() }
     }
 
     fn tell(&self, kind: Identifier, now: Instant) -> Option<u64> {
@@ -78,7 +87,11 @@ where
             match self.tell(metadata.callsite(), Instant::now()) {
                 None => return Ok(()),
                 Some(0) => {}
-                Some(left_out) => writeln!(writer, "({left_out} like the next line were left out)")?,
+                Some(left_out) => {
+                    let mut line = String::new();
+                    self.format.format_event(context, Writer::new(&mut line), event)?;
+                    return (self.left_out)(left_out, &line, &mut writer);
+                }
             }
         }
         self.format.format_event(context, writer, event)
@@ -86,7 +99,7 @@ where
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{io, sync::Arc};
 
     use tracing_subscriber::fmt::format::Format;
@@ -94,7 +107,13 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    pub(in crate::telemetry) struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Lines {
+        pub(in crate::telemetry) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
 
     impl io::Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -113,7 +132,7 @@ mod tests {
         let to = lines.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_writer(move || to.clone())
-            .event_format(Bounded::new(Format::default().without_time()))
+            .event_format(Bounded::new(Format::default().without_time(), left_out))
             .finish();
         tracing::subscriber::with_default(subscriber, || {
             for number in 0..10_000 {
@@ -122,7 +141,7 @@ mod tests {
             }
             tracing::warn!("something else");
         });
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let text = lines.text();
         let count = |of: &str| text.lines().filter(|line| line.contains(of)).count();
         assert_eq!((count("the database is away"), count("served"), count("something else")), (20, 10_000, 1));
     }

@@ -1,11 +1,13 @@
 //! TLS: the certificate and key that are shown, and the certificates by which callers' own are believed; read again when their files
 //! change, so that nothing has to be started anew for them.
 //!
-//! - [`names`]: who a caller's certificate is for.
+//! - [`expiry`]: when certificates are over; [`names`]: who a caller's certificate is for;
+//! - `turns`: whose handshake is computed next.
 
 use std::{
     fs::File,
     io::{self, Read as _},
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -22,10 +24,16 @@ use rustls::{
     server::{VerifierBuilderError, WebPkiClientVerifier},
 };
 use sha2::{Digest as _, Sha256};
-use tokio_rustls::TlsAcceptor;
+use time::OffsetDateTime;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use turns::Turns;
+
+pub mod expiry;
 pub mod names;
+mod turns;
 
 /// How often the files are looked at. By their content, because Kubernetes changes a link somewhere above them.
 const LOOK_INTERVAL: Duration = Duration::from_secs(3);
@@ -86,6 +94,16 @@ pub enum TlsError {
 struct Configs {
     grpc: Arc<ServerConfig>,
     http: Arc<ServerConfig>,
+    expiry: Expiry,
+}
+
+/// When the first certificate of each file is over; `None` where there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expiry {
+    /// Of those that are shown.
+    pub cert: Option<OffsetDateTime>,
+    /// Of those by which callers' own are believed.
+    pub client_ca: Option<OffsetDateTime>,
 }
 
 /// What the files were like at a look.
@@ -104,6 +122,7 @@ pub struct Tls {
     /// What the files were like at the first look.
     first: Seen,
     current: ArcSwap<Configs>,
+    turns: Turns,
     reloads: AtomicU64,
     failed_reloads: AtomicU64,
 }
@@ -116,17 +135,37 @@ impl Tls {
     pub fn read(files: Files) -> Result<Arc<Self>, TlsError> {
         let contents = Contents::read(&files)?;
         let (current, first) = (ArcSwap::from_pointee(contents.configs(&files)?), Seen::Hash(contents.hash()));
-        Ok(Arc::new(Self { files, first, current, reloads: AtomicU64::new(0), failed_reloads: AtomicU64::new(0) }))
+        let (turns, reloads, failed_reloads) = (Turns::default(), AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Arc::new(Self { files, first, current, turns, reloads, failed_reloads }))
     }
 
-    /// For a connection of gRPC.
-    pub fn grpc(&self) -> TlsAcceptor {
-        self.current.load().grpc.clone().into()
+    /// Encrypts a connection of gRPC from `address`.
+    ///
+    /// # Errors
+    /// If the other side does not go along.
+    pub async fn grpc<S>(&self, stream: S, address: Option<IpAddr>) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let acceptor = self.current.load().grpc.clone().into();
+        self.turns.handshake(&acceptor, stream, address).await
     }
 
-    /// For a connection of HTTP: whoever looks whether an instance is alive has no certificate.
-    pub fn http(&self) -> TlsAcceptor {
-        self.current.load().http.clone().into()
+    /// Encrypts a connection of HTTP: whoever looks whether an instance is alive has no certificate.
+    ///
+    /// # Errors
+    /// If the other side does not go along.
+    pub async fn http<S>(&self, stream: S, address: Option<IpAddr>) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let acceptor = self.current.load().http.clone().into();
+        self.turns.handshake(&acceptor, stream, address).await
+    }
+
+    /// When the certificates in force are over.
+    pub fn expiry(&self) -> Expiry {
+        self.current.load().expiry
     }
 
     /// How often files that had changed were taken up.
@@ -221,7 +260,14 @@ impl Contents {
             config.alpn_protocols = vec![protocol.to_vec()];
             Ok(Arc::new(config))
         };
-        Ok(Configs { grpc: config(verifier, b"h2")?, http: config(None, b"http/1.1")? })
+        Ok(Configs { grpc: config(verifier, b"h2")?, http: config(None, b"http/1.1")?, expiry: self.expiry(files)? })
+    }
+
+    fn expiry(&self, files: &Files) -> Result<Expiry, TlsError> {
+        let earliest = |path: &Path, pem: &[u8]| Ok(expiry::earliest(&certificates(path, pem)?));
+        let client_ca = files.client_ca.as_ref().zip(self.client_ca.as_ref());
+        let client_ca = client_ca.map(|(path, pem)| earliest(path, pem)).transpose()?.flatten();
+        Ok(Expiry { cert: earliest(&files.cert, &self.cert)?, client_ca })
     }
 
     fn key(&self, path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {

@@ -22,7 +22,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Of its own, a role has what concerns the EMs or the users that its holder is bound to; a manager or viewer who is bound to no
 /// users has everything.
 #[rustfmt::skip]
-static TABLE: [Row; 40] = [
+static TABLE: [Row; 46] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -41,6 +41,12 @@ static TABLE: [Row; 40] = [
     row("/linkis.rm.v1.UsageService/ListScopes",                          [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/ListWaiting",                         [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/ListActions",                         [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/GetOverview",                         [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/Watch",                               [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListInstances",                       [No,  All,    All,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListTasks",                           [No,  All,    All,   All,     All]),
+    row("/linkis.rm.v1.UsageService/ListRefusals",                        [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/GetUsage",                            [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.LimitService/ListLimits",                          [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.LimitService/ListPolicies",                        [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.LimitService/SetLimit",                            [No,  No,     No,    No,      All]),
@@ -71,7 +77,8 @@ const fn row(method: &'static str, leave: [Leave; Role::ALL.len()]) -> Row {
 }
 
 impl Row {
-    fn leave(&self, role: Role) -> Leave {
+    /// What it gives a role.
+    pub fn leave(&self, role: Role) -> Leave {
         let [ecm, manager, viewer, operator, admin] = self.leave;
         match role {
             Role::Ecm => ecm,

@@ -41,7 +41,7 @@ impl Admin {
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        self.committer.submit(&identity::of_call(call), operation, deadline).await
+        self.committer.submit(identity::actor(call), operation, deadline).await
     }
 }
 
@@ -52,7 +52,7 @@ impl AdminService for Admin {
     }
 
     async fn repair(&self, call: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
-        Ok(Response::new(convert::audit::repaired(&self.audit.repair(&identity::of_call(&call)).await?)))
+        Ok(Response::new(convert::audit::repaired(&self.audit.repair(&identity::actor(&call)).await?)))
     }
 
     async fn adopt_ticket(
@@ -96,7 +96,7 @@ impl AdminService for Admin {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let ticket = self.tickets.complete(named, deadline).await?;
         let force = Operation::Force(Forced { ticket, reason });
-        match self.committer.submit(&identity::of_call(&call), force, deadline).await? {
+        match self.committer.submit(identity::actor(&call), force, deadline).await? {
             Outcome::Forced(ended) => Ok(Response::new(proto::ForceReleaseResponse {
                 ended: ended.end.as_str().to_owned(),
                 end_time: Some(convert::answer::timestamp(ended.at)),
@@ -108,7 +108,7 @@ impl AdminService for Admin {
     async fn hold(&self, call: Request<proto::HoldRequest>) -> Result<Response<proto::HoldResponse>, Status> {
         let new = convert::operator::hold(call.get_ref().clone()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        let hold = self.holds.hold(&identity::of_call(&call), &new, deadline).await?;
+        let hold = self.holds.hold(&identity::actor(&call), &new, deadline).await?;
         Ok(Response::new(proto::HoldResponse { hold: Some(convert::operator::hold_message(&hold)) }))
     }
 
@@ -118,7 +118,7 @@ impl AdminService for Admin {
     ) -> Result<Response<proto::ReleaseHoldResponse>, Status> {
         let proto::ReleaseHoldRequest { em, user } = call.get_ref();
         let key = convert::operator::key(em.clone(), user).map_err(Error::from)?;
-        let was_held = self.holds.release(&identity::of_call(&call), &key).await?;
+        let was_held = self.holds.release(&identity::actor(&call), &key).await?;
         Ok(Response::new(proto::ReleaseHoldResponse { was_held }))
     }
 

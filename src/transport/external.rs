@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     domain::{
         name::{FieldError, Name, check_text},
-        queue::{Queue, Queues},
+        queue::{Application, Queue, Queues},
     },
     error::{Error, ExternalError},
     service::external::{ExternalResourceService, Seen},
@@ -56,7 +56,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         &self,
         call: Request<proto::PutProviderRequest>,
     ) -> Result<Response<proto::PutProviderResponse>, Status> {
-        let (by, deadline) = (identity::of_call(&call), deadline::of_call(call.metadata(), self.timeout));
+        let (by, deadline) = (identity::actor(&call), deadline::of_call(call.metadata(), self.timeout));
         let proto::PutProviderRequest { provider, expected_etag } = call.into_inner();
         let put = convert::external::put(provider).map_err(Error::from)?;
         let expected = convert::external::expected(expected_etag.as_deref());
@@ -73,7 +73,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         let resource_type = Name::parse("resource_type", resource_type).map_err(Error::from)?;
         let name = Name::parse("name", name).map_err(Error::from)?;
         let expected = convert::external::expected(expected_etag.as_deref());
-        self.service.delete(&resource_type, &name, expected, deadline).await?;
+        self.service.delete(&identity::actor(&call), &resource_type, &name, expected, deadline).await?;
         Ok(Response::new(proto::DeleteProviderResponse {}))
     }
 
@@ -160,7 +160,12 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         });
         let mut found: Vec<_> = matching.take(size(&page).saturating_add(1)).collect();
         let next = if page.cut(&mut found) { found.last().map(|(last, _)| page.token(&last.id)) } else { None };
-        let applications = found.into_iter().map(|(app, path)| convert::external::application(app, path)).collect();
+        let ids: Vec<&str> = found.iter().map(|(app, _)| app.id.as_str()).collect();
+        let tickets = self.service.tickets_of(&seen.provider, &ids).await?;
+        let message = |(app, path): (&Application, &str)| {
+            convert::external::application(app, path, tickets.get(&app.id).copied())
+        };
+        let applications = found.into_iter().map(message).collect();
         Ok(Response::new(proto::ListApplicationsResponse {
             applications,
             next_page_token: next.unwrap_or_default(),

@@ -9,11 +9,16 @@ use tonic::{
 
 use crate::{
     domain::{
-        access::{Denied, Reach, Rights, Unauthenticated},
-        principal::Principal,
+        access::{Denied, Reach, Rights, Role, Unauthenticated},
+        principal::{Actor, Principal},
+        token::is_of_service,
     },
     error::Error,
-    service::tokens::{Caller, Tokens},
+    metrics::Metrics,
+    service::{
+        jwt::Jwt,
+        tokens::{Caller, Tokens},
+    },
 };
 
 use super::{
@@ -35,6 +40,7 @@ pub struct Admitted {
     method: &'static str,
     /// Where it comes from.
     address: Option<edge::PeerAddress>,
+    metrics: Metrics,
 }
 
 impl Admitted {
@@ -44,6 +50,7 @@ impl Admitted {
     }
 
     fn tell(&self, denied: &Denied) {
+        self.metrics.access.denied();
         tell_denied(self.method, &self.caller, self.address, denied);
     }
 }
@@ -52,9 +59,12 @@ impl Admitted {
 #[derive(Debug)]
 pub struct Identity {
     tokens: Tokens,
+    /// Of whose issuers JWTs are believed; `None` if none are.
+    jwt: Option<Arc<Jwt>>,
     /// Who calls where nobody is asked; `None` where everybody always is.
     anonymous: Option<Arc<Caller>>,
     table: Table,
+    metrics: Metrics,
 }
 
 /// What is known of a call before it is read.
@@ -71,11 +81,11 @@ pub struct Call<'a> {
 }
 
 impl Identity {
-    /// By these tokens; if `is_open`, everybody may do everything as long as there are none.
-    pub fn new(tokens: Tokens, is_open: bool) -> Self {
+    /// By these tokens, and JWTs; if `is_open`, everybody may do everything as long as there are no tokens.
+    pub fn new(tokens: Tokens, jwt: Option<Arc<Jwt>>, is_open: bool, metrics: Metrics) -> Self {
         let anonymous =
             || Caller { principal: Principal::Anonymous, rights: Rights::of_admin(), ended: Default::default() };
-        Self { tokens, anonymous: is_open.then(|| Arc::new(anonymous())), table: Table::default() }
+        Self { tokens, jwt, anonymous: is_open.then(|| Arc::new(anonymous())), table: Table::default(), metrics }
     }
 
     /// Lets a call in; `None` if nobody need know who makes it.
@@ -89,16 +99,21 @@ impl Identity {
         }
         let address = call.address.map(tracing::field::display);
         let caller = self.caller(call).inspect_err(|error| {
+            self.metrics.access.unauthenticated(*error);
             tracing::warn!(address, call = %call.path, %error, "a call is refused: it is not known who makes it");
         })?;
         let Some(Needed::Role(row)) = needed else { return Err(Error::NoSuchMethod) };
-        let tell = |denied: &Denied| tell_denied(row.method, &caller, call.address, denied);
+        let tell = |denied: &Denied| {
+            self.metrics.access.denied();
+            tell_denied(row.method, &caller, call.address, denied);
+        };
         let reach = row.reach(&caller.rights).inspect_err(tell)?;
         if row.is_of_administrators() {
             let (principal, call) = (&caller.principal, row.method);
             tracing::info!(%principal, address, call, "an administrator calls");
         }
-        Ok(Some(Admitted { caller, reach, method: row.method, address: call.address }))
+        let metrics = self.metrics.clone();
+        Ok(Some(Admitted { caller, reach, method: row.method, address: call.address, metrics }))
     }
 
     fn caller(&self, call: &Call<'_>) -> Result<Arc<Caller>, Unauthenticated> {
@@ -108,9 +123,16 @@ impl Identity {
         let mut shown = call.headers.get_all(AUTHORIZATION).iter();
         match (shown.next(), shown.next()) {
             (None, _) => call.certified.cloned().ok_or(Unauthenticated::Missing),
-            (Some(shown), None) => self.tokens.find(shown.to_str().ok().and_then(token).unwrap_or_default()),
+            (Some(shown), None) => self.shown(shown.to_str().ok().and_then(token).unwrap_or_default()),
             // Which of them would be meant?
             (Some(_), Some(_)) => Err(Unauthenticated::Unknown),
+        }
+    }
+
+    fn shown(&self, token: &str) -> Result<Arc<Caller>, Unauthenticated> {
+        match &self.jwt {
+            Some(jwt) if !is_of_service(token) => Ok(jwt.find(token)?),
+            _ => self.tokens.find(token),
         }
     }
 }
@@ -134,6 +156,21 @@ pub fn admitted<M>(call: &Request<M>) -> Option<&Admitted> {
 /// Who makes a call, by name; anonymous if nobody need know.
 pub fn of_call<M>(call: &Request<M>) -> Principal {
     admitted(call).map_or(Principal::Anonymous, |admitted| admitted.caller.principal.clone())
+}
+
+/// Who makes a call that only operators and administrators may make, and where it comes from.
+pub fn actor<M>(call: &Request<M>) -> Actor {
+    let address = admitted(call).and_then(|admitted| admitted.address);
+    Actor { principal: of_call(call), address: address.map(|address| address.to_string().into()) }
+}
+
+/// Whether a call is made by somebody who runs the cluster.
+pub fn is_of_operator<M>(call: &Request<M>) -> bool {
+    let is_theirs = |admitted: &Admitted| {
+        let roles = &admitted.caller.rights.roles;
+        roles.contains(&Role::Operator) || roles.contains(&Role::Admin)
+    };
+    admitted(call).is_some_and(is_theirs)
 }
 
 /// What a call may be about.

@@ -62,7 +62,7 @@ impl LimitService for Limit {
     ) -> Result<Response<proto::SetLimitResponse>, Status> {
         let rule = convert::limit::new_rule("limit", call.get_ref().limit.as_ref()).map_err(Error::from)?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        let set = self.limits.set(&identity::of_call(&call), rule, expected, self.deadline(&call)).await?;
+        let set = self.limits.set(&identity::actor(&call), rule, expected, self.deadline(&call)).await?;
         let (decides, over) = match set {
             Set::InForce(over) => (true, over),
             Set::Counting => (false, vec![]),
@@ -79,7 +79,7 @@ impl LimitService for Limit {
         let limit = call.get_ref().limit.as_ref().ok_or_else(missing)?;
         let pattern = convert::limit::pattern("limit", limit).map_err(Error::from)?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        self.limits.delete(&identity::of_call(&call), &pattern, expected, self.deadline(&call)).await?;
+        self.limits.delete(&identity::actor(&call), &pattern, expected, self.deadline(&call)).await?;
         Ok(Response::new(proto::DeleteLimitResponse {}))
     }
 
@@ -91,7 +91,7 @@ impl LimitService for Limit {
         let rules = convert::limit::rules("limits", &message.limits).map_err(Error::from)?;
         let replaced = match message.dry_run {
             true => self.limits.replace_dry_run(rules).await?,
-            false => self.limits.replace_and_wait(&identity::of_call(&call), rules, self.deadline(&call)).await?,
+            false => self.limits.replace_and_wait(&identity::actor(&call), rules, self.deadline(&call)).await?,
         };
         Ok(Response::new(convert::limit::replaced(&replaced)))
     }
@@ -117,7 +117,7 @@ impl LimitService for Limit {
     ) -> Result<Response<proto::SetPolicyResponse>, Status> {
         let (em_kind, policy) =
             convert::limit::policy("policy", call.get_ref().policy.as_ref()).map_err(Error::from)?;
-        self.limits.set_policy(&identity::of_call(&call), &em_kind, &policy, self.deadline(&call)).await?;
+        self.limits.set_policy(&identity::actor(&call), &em_kind, &policy, self.deadline(&call)).await?;
         Ok(Response::new(proto::SetPolicyResponse {}))
     }
 

@@ -1,4 +1,4 @@
-//! Counts every call, in front of all services: by its method, its code, and how long it took.
+//! Counts every call, in front of all services: by its method, its code, and how long it took; and traces those of its own services.
 
 use std::{
     convert::Infallible,
@@ -16,9 +16,12 @@ use tonic::{
 };
 use tower_layer::Layer;
 
-use crate::metrics::{
-    Metrics,
-    calls::{Call, Method},
+use crate::{
+    metrics::{
+        Metrics,
+        calls::{Call, Method},
+    },
+    telemetry::traces,
 };
 
 /// All methods of all services that are described there.
@@ -73,7 +76,7 @@ pub struct Observed<S> {
     metrics: Metrics,
 }
 
-impl<S, B> Service<http::Request<Body>> for Observed<S>
+impl<S, B: 'static> Service<http::Request<Body>> for Observed<S>
 where
     S: Service<http::Request<Body>, Response = http::Response<B>, Error = Infallible>,
     S::Future: Send + 'static,
@@ -88,16 +91,54 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let call = self.metrics.calls.begin(request.uri().path());
+        let trace = Trace(trace(&call, request.headers()));
         let answer = self.inner.call(request);
-        Box::pin(async move {
-            let (answer, mut call) = call.carry_out(answer).await;
-            let answer = answer?;
-            // An answer that is only a status has it here, and no body.
-            if let Some(code) = code(answer.headers()) {
-                call.end(code);
+        match trace {
+            Trace(None) => Box::pin(observe(call, trace, answer)),
+            Trace(Some(ref traced)) => {
+                let answer = traced.carry_out(Box::pin(answer));
+                Box::pin(observe(call, trace, answer))
             }
-            Ok(answer.map(|body| ObservedBody { body, call }))
-        })
+        }
+    }
+}
+
+/// Health and reflection are asked too often to be traced, and what there is not by anybody.
+fn trace(call: &Call, headers: &http::HeaderMap) -> Option<traces::Call> {
+    let method = call.method().filter(|method| method.grpc_service.starts_with("linkis.rm."))?;
+    traces::call(&method.grpc_service, &method.grpc_method, headers)
+}
+
+async fn observe<B>(
+    call: Call,
+    mut trace: Trace,
+    answer: impl Future<Output = Result<http::Response<B>, Infallible>>,
+) -> Result<http::Response<ObservedBody<B>>, Infallible> {
+    let (answer, mut call) = call.carry_out(answer).await;
+    let answer = answer?;
+    // An answer that is only a status has it here, and no body.
+    if let Some(code) = code(answer.headers()) {
+        call.end(code);
+        trace.end(code);
+    }
+    Ok(answer.map(|body| ObservedBody { body, call, trace }))
+}
+
+/// The trace of a call, if it has one. Dropped without an end, it was cancelled.
+#[derive(Debug)]
+struct Trace(Option<traces::Call>);
+
+impl Trace {
+    fn end(&mut self, code: Code) {
+        if let Some(trace) = self.0.take() {
+            trace.end(code);
+        }
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.end(Code::Cancelled);
     }
 }
 
@@ -110,6 +151,14 @@ fn code(headers: &http::HeaderMap) -> Option<Code> {
 pub struct ObservedBody<B> {
     body: B,
     call: Call,
+    trace: Trace,
+}
+
+impl<B> ObservedBody<B> {
+    fn end(&mut self, code: Code) {
+        self.call.end(code);
+        self.trace.end(code);
+    }
 }
 
 impl<B: HttpBody<Data = Bytes, Error = Status> + Unpin> HttpBody for ObservedBody<B> {
@@ -122,11 +171,11 @@ impl<B: HttpBody<Data = Bytes, Error = Status> + Unpin> HttpBody for ObservedBod
             match frame {
                 Some(Ok(frame)) => {
                     if let Some(code) = frame.trailers_ref().map(code) {
-                        self.call.end(code.unwrap_or(Code::Unknown));
+                        self.end(code.unwrap_or(Code::Unknown));
                     }
                 }
-                Some(Err(status)) => self.call.end(status.code()),
-                None => self.call.end(Code::Unknown),
+                Some(Err(status)) => self.end(status.code()),
+                None => self.end(Code::Unknown),
             }
         }
         polled

@@ -86,7 +86,7 @@ impl ResourceManager {
     fn parse_request(
         &self,
         call: &Request<proto::RequestResourceRequest>,
-    ) -> Result<(Option<EmInstance>, RequestSpec), Error> {
+    ) -> Result<(Option<EmInstance>, Vec<Arc<RequestSpec>>), Error> {
         let message = call.get_ref();
         convert::request::check_planned(message)?;
         let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
@@ -113,7 +113,11 @@ impl ResourceManager {
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
         };
-        Ok((em, ask))
+        if message.queue_names.is_empty() {
+            return Ok((em, vec![ask.into()]));
+        }
+        let resources = convert::request::in_queues(&message.queue_names, &ask.resource)?;
+        Ok((em, resources.into_iter().map(|resource| RequestSpec { resource, ..ask.clone() }.into()).collect()))
     }
 
     /// Until when the caller of a request waits.
@@ -193,32 +197,47 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let active: Option<ActiveCall> = call.extensions_mut().remove();
         let message = call.get_ref();
-        let (em, ask) = self.parse_request(&call)?;
-        identity::check(&call, |reach| reach.check(em.as_ref(), &ask.user))?;
+        let (em, asks) = self.parse_request(&call)?;
+        let user =
+            asks.first().map(|ask| ask.user.clone()).ok_or_else(|| Error::defect("a request without a request"))?;
+        identity::check(&call, |reach| reach.check(em.as_ref(), &user))?;
         let deadlines = self.deadlines(&call).map_err(Error::from)?;
         if deadlines.line.is_some() {
             calls::may_wait();
         }
         let answer = if message.dry_run {
-            match Box::pin(self.request_resource.dry_run(em, ask.into(), deadlines.locks)).await? {
-                (em, Verdict::Fits, room) => Answer::Available(proto::AvailableResource {
+            match Box::pin(self.request_resource.dry_run(em, asks, deadlines.locks)).await? {
+                (em, Verdict::Fits, room, chosen) => Answer::Available(proto::AvailableResource {
+                    queue_name: message.queue_names.get(chosen).cloned().unwrap_or_default(),
                     em: Some(convert::answer::em_message(&em)),
                     head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
                     over_watched: room.over_watched.iter().map(convert::answer::shortfall).collect(),
                     ..Default::default()
                 }),
-                (_, Verdict::Refused(short), _) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
+                (_, Verdict::Refused(short), ..) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
             }
         } else {
-            let (ticket_id, is_repeatable) = (ask.ticket_id, ask.request_id.is_some());
-            let answer = self.request_resource.request(em, ask.into(), deadlines, active);
+            let ticket_id = asks.first().map(|ask| ask.ticket_id).unwrap_or_default();
+            let is_repeatable = !message.request_id.is_empty();
+            let answer = self.request_resource.request_any(em, asks, deadlines, active);
             let answer = identity::while_admitted(&call, deadlines.line.is_some(), answer).await;
             let answer = answer.map_err(|error| match error {
                 Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
                 error => error,
             });
-            match answer? {
-                Outcome::Granted(grant) => Answer::Available(convert::answer::available(&grant)),
+            let (outcome, chosen) = answer?;
+            match outcome {
+                Outcome::Granted(grant) => {
+                    let mut available = convert::answer::available(&grant);
+                    if let Some(name) = message.queue_names.get(chosen) {
+                        // Of one that was granted before, its ticket knows.
+                        available.queue_name = match grant.ticket_id == ticket_id {
+                            true => name.clone(),
+                            false => self.tickets.queue_of(grant.ticket_id).await?.unwrap_or_default(),
+                        };
+                    }
+                    Answer::Available(available)
+                }
                 Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
                 other => return Err(unexpected(&other)),
             }

@@ -8,7 +8,12 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use crate::{
-    domain::{access::Unauthenticated, operation::Rejection, queue::QueueError, refusal::Shortfall},
+    domain::{
+        access::{BadJwt, Unauthenticated},
+        operation::Rejection,
+        queue::QueueError,
+        refusal::Shortfall,
+    },
     error::{Error, ExternalError},
 };
 
@@ -146,6 +151,22 @@ fn unauthenticated(error: Unauthenticated) -> &'static str {
         Unauthenticated::Unknown => "TOKEN_UNKNOWN",
         Unauthenticated::Expired => "TOKEN_EXPIRED",
         Unauthenticated::Revoked => "TOKEN_REVOKED",
+        Unauthenticated::Jwt(jwt) => bad_jwt(jwt),
+    }
+}
+
+fn bad_jwt(jwt: BadJwt) -> &'static str {
+    match jwt {
+        BadJwt::TooLarge => "JWT_TOO_LARGE",
+        BadJwt::Malformed => "JWT_MALFORMED",
+        BadJwt::Algorithm => "JWT_ALGORITHM",
+        BadJwt::Issuer => "JWT_ISSUER",
+        BadJwt::Audience => "JWT_AUDIENCE",
+        BadJwt::UnknownKey => "JWT_KEY_UNKNOWN",
+        BadJwt::Signature => "JWT_SIGNATURE",
+        BadJwt::NotYet => "JWT_NOT_YET_VALID",
+        BadJwt::Expired => "JWT_EXPIRED",
+        BadJwt::Withdrawn => "JWT_WITHDRAWN",
     }
 }
 
@@ -251,6 +272,7 @@ mod tests {
         let long = "用".repeat(5000);
         let shortfall = Shortfall {
             scope: long.clone(),
+            kind: crate::domain::scope_kind::ScopeKind::Labels,
             dimension: Dimension::Custom(long.as_str().into()),
             requested: i64::MAX,
             available: i64::MIN,

@@ -7,16 +7,21 @@ use crate::{
     domain::{
         access::Reach,
         em::{Em, EmInstance},
+        limit::ScopeUsage,
         line::QueuePosition,
-        name::{FieldError, Name},
+        name::FieldError,
         operation::Rejection,
         principal::Principal,
         report::EmStatus,
         ticket::Ticket,
     },
     error::Error,
-    service::{limits::LimitService, usage},
-    store::user_resource::Filter,
+    service::{
+        background::fullest::FullestScopes,
+        limits::{LimitService, ScopeFilter},
+        overview::Overviews,
+        usage,
+    },
 };
 
 use super::{
@@ -26,6 +31,10 @@ use super::{
     server_info::ServerInfo,
 };
 
+mod accounting;
+mod filters;
+mod overview;
+
 /// How many one call may get by their keys: as many as a page may have.
 pub const GET_MAX: usize = 1000;
 
@@ -34,14 +43,53 @@ pub const GET_MAX: usize = 1000;
 pub struct Usage {
     usage: usage::Usage,
     limits: LimitService,
+    overviews: Overviews,
+    fullest: FullestScopes,
     info: proto::GetServerInfoResponse,
 }
 
 impl Usage {
-    /// On top of the services.
-    pub fn new(usage: usage::Usage, limits: LimitService, info: ServerInfo) -> Self {
-        Self { usage, limits, info: info.message() }
+    /// On top of the services; the fullest scopes are listed in `fullest`.
+    pub fn new(
+        usage: usage::Usage,
+        limits: LimitService,
+        overviews: Overviews,
+        fullest: FullestScopes,
+        info: ServerInfo,
+    ) -> Self {
+        Self { usage, limits, overviews, fullest, info: info.message() }
     }
+
+    /// The fullest scopes that match, or those that hold more than they may.
+    async fn fullest(
+        &self,
+        message: &proto::ListScopesRequest,
+        filter: &ScopeFilter,
+        limit: usize,
+    ) -> Result<proto::ListScopesResponse, Error> {
+        let is_shown = |scope: &&ScopeUsage| !message.over_limit_only || scope.is_over();
+        let mut answer = proto::ListScopesResponse::default();
+        let scopes: Vec<_> = if filter.users.is_some() {
+            let (scopes, is_partial) = self.limits.fullest_of_users(filter).await?;
+            answer.partial = is_partial;
+            scopes.iter().filter(is_shown).map(convert::limit::scope_usage).collect()
+        } else if let Some(list) = self.fullest.list() {
+            answer.partial = !list.is_whole;
+            answer.renew_time = Some(convert::answer::timestamp(list.at));
+            let matching = list.fullest.iter().filter(|usage| filter.matches(&usage.scope)).filter(is_shown);
+            matching.map(convert::limit::scope_usage).collect()
+        } else {
+            answer.partial = true;
+            vec![]
+        };
+        answer.partial |= scopes.len() > limit;
+        answer.scopes = scopes.into_iter().take(limit).collect();
+        Ok(answer)
+    }
+}
+
+fn size(page: &Page) -> usize {
+    usize::try_from(page.size).unwrap_or(usize::MAX)
 }
 
 /// Checks that no more are named in `field` than one call may get.
@@ -65,33 +113,6 @@ fn parse_em_key(key: &str) -> Result<EmInstance, FieldError> {
     EmInstance::parse("page_token", &application_name, &instance).map_err(|_| bad_token())
 }
 
-fn filter(message: &proto::ListTicketsRequest, reach: &Reach) -> Result<Filter, FieldError> {
-    let user = match message.user.as_str() {
-        "" => None,
-        user => Some(Name::parse("user", user)?),
-    };
-    Ok(Filter {
-        em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
-        // Somebody else's tickets are none, as for a user without any.
-        users: match user {
-            None => reach.users().cloned(),
-            Some(user) => Some([user].into_iter().filter(|user| reach.has_user(user)).collect()),
-        },
-        is_bound: !reach.is_all(),
-        locked: match message.state.as_str() {
-            "" => None,
-            "locked" => Some(true),
-            "used" => Some(false),
-            _ => return Err(FieldError::new("state", "must be \"locked\", \"used\" or empty")),
-        },
-        engine: message
-            .engine
-            .clone()
-            .map(|engine| convert::request::engine_instance("engine", Some(engine)))
-            .transpose()?,
-    })
-}
-
 /// A ticket that the call may be about; that of somebody else is none, whether it lives or how it ended.
 fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &Reach) -> Result<Ticket, Error> {
     let hidden = || Err(Rejection::TicketNotFound { ticket_id, ended: None }.into());
@@ -107,6 +128,20 @@ fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &Reach) -> Res
 
 #[tonic::async_trait]
 impl UsageService for Usage {
+    async fn list_refusals(
+        &self,
+        call: Request<proto::ListRefusalsRequest>,
+    ) -> Result<Response<proto::ListRefusalsResponse>, Status> {
+        Ok(Response::new(accounting::list_refusals(&self.usage, &call).await?))
+    }
+
+    async fn get_usage(
+        &self,
+        call: Request<proto::GetUsageRequest>,
+    ) -> Result<Response<proto::GetUsageResponse>, Status> {
+        Ok(Response::new(accounting::get_usage(&self.usage, &call).await?))
+    }
+
     async fn get_server_info(
         &self,
         call: Request<proto::GetServerInfoRequest>,
@@ -146,16 +181,16 @@ impl UsageService for Usage {
     }
 
     async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
-        let proto::ListEmsRequest { page_size, page_token } = call.get_ref();
-        let page = Page::new("ListEms", *page_size, &()).map_err(Error::from)?;
-        let key = page.key(page_token).map_err(Error::from)?;
+        let message = call.get_ref();
+        let filters = proto::ListEmsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = Page::new("ListEms", message.page_size, &filters).map_err(Error::from)?;
+        let (filter, min_fullness) = filters::ems(message).map_err(Error::from)?;
+        let key = page.key(&message.page_token).map_err(Error::from)?;
         let after = key.map(parse_em_key).transpose().map_err(Error::from)?;
-        let mut ems = self.usage.ems(after.as_ref(), page.size + 1).await?;
-        let more = page.cut(&mut ems);
-        let last = ems.last().filter(|_| more);
-        let next_page_token = last.map(|(em, _)| page.token(&em_key(&em.instance))).unwrap_or_default();
+        let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), size(&page)).await?;
+        let next_page_token = ems.next.map(|em| page.token(&em_key(&em))).unwrap_or_default();
         let message = |(em, status): &(Em, Option<EmStatus>)| convert::answer::em_resource(em, status.as_ref());
-        let ems = ems.iter().map(message).collect::<Result<_, _>>()?;
+        let ems = ems.shown.iter().map(message).collect::<Result<_, _>>()?;
         Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
     }
 
@@ -216,7 +251,7 @@ impl UsageService for Usage {
             None => Uuid::nil(),
             Some(key) => Uuid::parse_str(key).map_err(|_| Error::from(bad_token()))?,
         };
-        let filter = filter(message, identity::reach(&call)?).map_err(Error::from)?;
+        let filter = filters::tickets(message, identity::reach(&call)?).map_err(Error::from)?;
         let (found, observed) = self.usage.tickets(&filter, after, page.size).await?;
         let next_page_token = found.next.map(|ticket_id| page.token(&ticket_id.to_string())).unwrap_or_default();
         let with_observed = |ticket: &Ticket| convert::answer::observed_ticket(ticket, observed.get(&ticket.id));
@@ -229,21 +264,20 @@ impl UsageService for Usage {
         call: Request<proto::ListActionsRequest>,
     ) -> Result<Response<proto::ListActionsResponse>, Status> {
         let message = call.get_ref();
-        let filters = proto::ListActionsRequest { ticket_id: message.ticket_id.clone(), ..Default::default() };
+        let filters = proto::ListActionsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
         let page = Page::new("ListActions", message.page_size, &filters).map_err(Error::from)?;
-        let after = match page.key(&message.page_token).map_err(Error::from)? {
-            None => 0,
-            Some(key) => key.parse().map_err(|_| Error::from(bad_token()))?,
+        let key = page.key(&message.page_token).map_err(Error::from)?;
+        let key = key.map(|key| key.parse().map_err(|_| Error::from(bad_token()))).transpose()?;
+        let is_of_operator = identity::is_of_operator(&call);
+        let filter = filters::actions(message, identity::reach(&call)?, is_of_operator).map_err(Error::from)?;
+        let lines = match message.newest_first {
+            false => self.usage.actions(&filter, key.unwrap_or(0), size(&page)).await?,
+            true => self.usage.newest_actions(&filter, key, size(&page)).await?,
         };
-        let ticket_id = match message.ticket_id.as_str() {
-            "" => None,
-            id => Some(convert::request::ticket_id("ticket_id", id).map_err(Error::from)?),
-        };
-        let (users, size) = (identity::reach(&call)?.users(), usize::try_from(page.size).unwrap_or(usize::MAX));
-        let lines = self.usage.actions(users, ticket_id, after, size).await?;
-        let follow_token = page.token(&lines.last.to_string());
-        let next_page_token = if lines.more { follow_token.clone() } else { String::new() };
-        let actions = lines.shown.iter().map(convert::answer::action).collect();
+        let token = page.token(&lines.last.to_string());
+        let next_page_token = if lines.more { token.clone() } else { String::new() };
+        let follow_token = if message.newest_first { String::new() } else { token };
+        let actions = lines.shown.iter().map(|line| convert::answer::action(line, is_of_operator)).collect();
         Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token }))
     }
 
@@ -251,15 +285,16 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::ListWaitingRequest>,
     ) -> Result<Response<proto::ListWaitingResponse>, Status> {
-        let proto::ListWaitingRequest { page_size, page_token } = call.get_ref();
-        let page = Page::new("ListWaiting", *page_size, &()).map_err(Error::from)?;
+        let message = call.get_ref();
+        let filters = proto::ListWaitingRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = Page::new("ListWaiting", message.page_size, &filters).map_err(Error::from)?;
         let position = |key: &str| parse_hex(key).and_then(|bytes| QueuePosition::from_bytes(&bytes));
-        let after = match page.key(page_token).map_err(Error::from)? {
+        let after = match page.key(&message.page_token).map_err(Error::from)? {
             None => None,
             Some(key) => Some(position(key).ok_or_else(|| Error::from(bad_token()))?),
         };
-        let users = identity::reach(&call)?.users();
-        let mut waiting = self.usage.waiting(users, after, page.size + 1).await?;
+        let filter = filters::waiting(message, identity::reach(&call)?).map_err(Error::from)?;
+        let mut waiting = self.usage.waiting(&filter, after, page.size + 1).await?;
         let more = page.cut(&mut waiting);
         let last = waiting.last().filter(|_| more);
         let next_page_token = last.map(|(position, _)| page.token(&position.to_string())).unwrap_or_default();
@@ -271,17 +306,56 @@ impl UsageService for Usage {
         &self,
         call: Request<proto::ListScopesRequest>,
     ) -> Result<Response<proto::ListScopesResponse>, Status> {
-        let proto::ListScopesRequest { page_size, page_token } = call.get_ref();
-        let page = Page::new("ListScopes", *page_size, &()).map_err(Error::from)?;
+        let message = call.get_ref();
+        let filters = proto::ListScopesRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = Page::new("ListScopes", message.page_size, &filters).map_err(Error::from)?;
+        let filter = filters::scopes(message, identity::reach(&call)?).map_err(Error::from)?;
+        let key = page.key(&message.page_token).map_err(Error::from)?;
+        if message.over_limit_only || message.fullest_first {
+            return match key {
+                Some(_) => Err(Error::from(bad_token()).into()),
+                None => Ok(Response::new(self.fullest(message, &filter, size(&page)).await?)),
+            };
+        }
         // The hash of the last scope; behind nothing, all of them.
-        let key = page.key(page_token).map_err(Error::from)?.unwrap_or_default();
-        let after = parse_hex(key).ok_or_else(|| Error::from(bad_token()))?;
-        let users = identity::reach(&call)?.users();
-        let mut scopes = self.limits.scopes(users, &after, page.size + 1).await?;
-        let more = page.cut(&mut scopes);
-        let next_page_token =
-            scopes.last().filter(|_| more).map(|(hash, _)| page.token(&hex(hash))).unwrap_or_default();
-        let scopes = scopes.iter().map(|(_, scope)| convert::limit::scope_usage(scope)).collect();
-        Ok(Response::new(proto::ListScopesResponse { scopes, next_page_token }))
+        let after = parse_hex(key.unwrap_or_default()).ok_or_else(|| Error::from(bad_token()))?;
+        let scopes = self.limits.scopes(&filter, &after, size(&page)).await?;
+        Ok(Response::new(proto::ListScopesResponse {
+            scopes: scopes.shown.iter().map(convert::limit::scope_usage).collect(),
+            next_page_token: scopes.next.map(|place| page.token(&hex(&place))).unwrap_or_default(),
+            ..Default::default()
+        }))
+    }
+
+    async fn get_overview(
+        &self,
+        call: Request<proto::GetOverviewRequest>,
+    ) -> Result<Response<proto::GetOverviewResponse>, Status> {
+        let is_bound = !identity::reach(&call)?.is_all();
+        let snapshot = self.overviews.current().await?;
+        let overview = Some(convert::overview::overview(&snapshot.overview, is_bound));
+        Ok(Response::new(proto::GetOverviewResponse { overview }))
+    }
+
+    type WatchStream = overview::Watching;
+
+    async fn watch(&self, call: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(overview::watch(&self.overviews, &call)?))
+    }
+
+    async fn list_instances(
+        &self,
+        _: Request<proto::ListInstancesRequest>,
+    ) -> Result<Response<proto::ListInstancesResponse>, Status> {
+        let instances = self.overviews.instances().await?;
+        let instances = instances.iter().map(convert::overview::server_instance).collect();
+        Ok(Response::new(proto::ListInstancesResponse { instances }))
+    }
+
+    async fn list_tasks(
+        &self,
+        _: Request<proto::ListTasksRequest>,
+    ) -> Result<Response<proto::ListTasksResponse>, Status> {
+        Ok(Response::new(overview::tasks(&self.overviews).await?))
     }
 }

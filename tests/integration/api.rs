@@ -89,7 +89,11 @@ async fn lists_come_in_pages() {
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let (mut pages, mut seen, mut page_token) = (0, Vec::new(), String::new());
     while pages == 0 || !page_token.is_empty() {
-        let page = usage.list_ems(proto::ListEmsRequest { page_size: 3, page_token }).await.unwrap().into_inner();
+        let page = usage
+            .list_ems(proto::ListEmsRequest { page_size: 3, page_token, ..Default::default() })
+            .await
+            .unwrap()
+            .into_inner();
         seen.extend(page.ems.into_iter().map(|em| em.em.unwrap().instance));
         page_token = page.next_page_token;
         pages += 1;

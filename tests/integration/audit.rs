@@ -438,7 +438,10 @@ async fn the_commands_print_and_exit_as_scripts_need() {
     process.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
     process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     let address = process.address.clone();
-    let ask = |what: &str| command(&[what, "--address", &address]);
+    let ask = |what: &str| match what {
+        "repair" => command(&["repair", "--yes", "--address", &address]),
+        what => command(&[what, "--address", &address]),
+    };
 
     let audit = ask("audit");
     assert_eq!(text(&audit.stdout), "consistent: 1 EMs, 0 scopes, 1 tickets\n");
@@ -448,7 +451,7 @@ async fn the_commands_print_and_exit_as_scripts_need() {
     execute(&database, spoil).await;
     let audit = ask("audit");
     let row = "em=linkis-cg-engineconnmanager/host1:9102  locked   cores=3  cores=1\n";
-    let header = "what                                       counter  stored   true\n";
+    let header = "WHAT                                       COUNTER  STORED   TRUE     PROBLEM\n";
     let end = "1 differences in 1 EMs, 0 scopes, 1 tickets. To make them what the tickets say: linkis-rm repair\n";
     assert_eq!(text(&audit.stdout), format!("{header}{row}{end}"));
     assert_eq!(audit.status.code(), Some(1));
@@ -477,6 +480,6 @@ async fn the_commands_print_and_exit_as_scripts_need() {
         assert!(told.contains(&format!("No service answers at {address}. Start one with linkis-rm")), "{told}");
     }
     let failed = command(&["audit", "--address", "here"]);
-    assert_eq!(failed.status.code(), Some(2));
+    assert_eq!(failed.status.code(), Some(64));
     assert!(text(&failed.stderr).contains("--address 127.0.0.1:50051"), "{}", text(&failed.stderr));
 }

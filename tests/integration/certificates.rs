@@ -50,7 +50,7 @@ pub fn authority(name: &str) -> Authority {
 /// A certificate and its key, both in PEM.
 #[derive(Clone)]
 pub struct Identity {
-    cert: String,
+    pub cert: String,
     pub key: String,
 }
 
@@ -96,12 +96,12 @@ impl Folder {
 }
 
 async fn start_tls(database: &Database, folder: &Folder) -> Instance {
-    let security = Security { tls: Some(folder.files()), is_open: false };
+    let security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
     Instance::start_with(database, linkis_rm::server::Options { security, ..options() }).await
 }
 
 /// What somebody connects with who believes `server_ca`.
-fn config(server_ca: &Authority, identity: Option<&Identity>) -> Arc<ClientConfig> {
+pub fn config(server_ca: &Authority, identity: Option<&Identity>) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(server_ca.as_ref().der().clone()).unwrap();
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
@@ -279,7 +279,7 @@ async fn who_does_not_speak_tls_is_soon_rid_of_and_health_needs_no_certificate()
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
     let mut options = options();
-    options.security = Security { tls: Some(folder.files()), is_open: false };
+    options.security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
     options.bounds.handshake_timeout = Duration::from_millis(300);
     let rm = Instance::start_with(&database, options).await;
     let (address, http, config) = (rm.address.strip_prefix("http://").unwrap().to_owned(), rm.http, config(&ca, None));
@@ -325,7 +325,7 @@ async fn the_client_speaks_tls_and_shows_a_token_or_a_certificate() {
             certificates: cert.clone().into_bytes(),
             key: key.clone().into_bytes(),
         });
-        let tls = client::Tls { ca: Some(ca.as_ref().pem().into_bytes()), identity };
+        let tls = client::Tls { ca: Some(ca.as_ref().pem().into_bytes()), identity, ..Default::default() };
         let settings = ClientSettings { tls, token: token.map(str::to_owned), ..ClientSettings::once(TAKEN_UP_WITHIN) };
         RmClient::with(&address, &settings).unwrap()
     };
@@ -342,4 +342,42 @@ async fn the_client_speaks_tls_and_shows_a_token_or_a_certificate() {
         let error = client.em(&host1).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), told, "{error}");
     }
+}
+
+/// The commands believe a service by its authority and its name, and say who asks by a token or by a certificate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_speak_tls_and_show_a_token_or_a_certificate() {
+    let (database, folder) = (Database::fresh().await, Folder::new("certificates-commands"));
+    let admin = token(&database, "admin", &["--role", "admin"]);
+    let ca = authority("ca");
+    // For another name than the address.
+    folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
+    let rm = start_tls(&database, &folder).await;
+    let address = rm.address.replace("http://", "https://");
+    let file = |name: &str, text: &str| {
+        let path = folder.0.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let host = certify(&ca, &["host1"], &[], FAR);
+    let (token, trusted) = (file("token", &format!("{admin}\n")), file("trusted", &ca.as_ref().pem()));
+    let (cert, key) = (file("host-cert", &host.cert), file("host-key", &host.key));
+    let run = |words: &[&str]| {
+        let mut command = std::process::Command::new(PROGRAM);
+        let output = command.args(words).args(["--address", &address, "--ca-cert", &trusted]).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let named = ["--tls-server-name", "rm.example"];
+    let with = |words: &[&str]| run(&[words, &named[..]].concat());
+    assert_eq!(with(&["tickets", "--token-file", &token]).0, Some(0));
+    let (code, error) = with(&["em", "host1:9102", "--client-cert", &cert, "--client-key", &key]);
+    assert!(code == Some(1) && error.contains("host1:9102"), "a host may ask for itself: {error}");
+    let (code, error) = with(&["tickets", "--client-cert", &cert, "--client-key", &key]);
+    assert!(code == Some(2) && error.contains("needs"), "{error}");
+    let (code, error) = with(&["tickets"]);
+    assert!(code == Some(2) && error.contains("--token-file"), "{error}");
+    let (code, error) = run(&["tickets", "--token-file", &token]);
+    assert!(code == Some(2) && error.contains("certificate"), "its certificate is for another name: {error}");
+    let (code, error) = with(&["tickets", "--client-cert", &cert]);
+    assert!(code == Some(64) && error.contains("--client-key"), "{error}");
 }

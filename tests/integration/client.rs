@@ -360,3 +360,24 @@ async fn ten_thousand_calls_share_one_client() {
     assert!(all(both).await.iter().all(Result::is_ok));
     println!("{CALLS} answered in {:?}, {} bytes each", begin.elapsed(), memory().saturating_sub(before) / CALLS);
 }
+
+/// Not even by those who repeat nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_become_old_cost_no_call() {
+    let database = Database::fresh().await;
+    let mut options = options();
+    options.bounds.connection_age = Some(Duration::from_secs(1));
+    let rm = Instance::start_with(&database, options).await;
+    let clients: Vec<_> = (0..8).map(|_| client(&rm.address)).collect();
+    let (done, mut callers) = (Arc::<Done>::default(), JoinSet::new());
+    for number in 0..CALLERS {
+        callers.spawn(caller(clients[number % clients.len()].clone(), number, done.clone()));
+    }
+    // Each of them has a new connection several times meanwhile.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    done.stop.store(true, Ordering::Relaxed);
+    callers.join_all().await;
+    let failures = std::mem::take(&mut *done.failures.lock().unwrap());
+    assert!(failures.is_empty(), "{} of {}: {failures:?}", failures.len(), done.calls.load(Ordering::Relaxed));
+    assert_invariants(&database, &rm.client).await;
+}

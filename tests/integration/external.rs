@@ -30,7 +30,7 @@ use tonic_types::StatusExt as _;
 
 use crate::harness::*;
 
-const FAIR: &str = include_str!("../fixtures/yarn/fair-3.4.2.json");
+pub const FAIR: &str = include_str!("../fixtures/yarn/fair-3.4.2.json");
 const CAPACITY: &str = include_str!("../fixtures/yarn/capacity-3.4.2.json");
 const SECRET: &str = "gr8-s3cret";
 
@@ -44,8 +44,8 @@ struct Behaviour {
 }
 
 /// A ResourceManager.
-struct Yarn {
-    address: String,
+pub struct Yarn {
+    pub address: String,
     behaviour: Arc<Mutex<Behaviour>>,
     asked: Arc<AtomicUsize>,
     serving: JoinHandle<()>,
@@ -66,7 +66,7 @@ async fn answer(State((behaviour, asked)): State<Shared>, Path(what): Path<Strin
 }
 
 impl Yarn {
-    async fn start(scheduler: &str) -> Self {
+    pub async fn start(scheduler: &str) -> Self {
         let apps = |n: i32| {
             let (queue, user) = if n % 2 == 0 { ("etl", "hadoop") } else { ("root.default", "alice") };
             serde_json::json!({"id": format!("application_1_{n:04}"), "user": user, "queue": queue, "name": format!("job {n}"),
@@ -96,23 +96,30 @@ impl Yarn {
     fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
+
+    /// Waits until it was asked for what requests are judged by, which is not done again for minutes; answers how often it was asked so far.
+    async fn is_known(&self) -> usize {
+        eventually("a snapshot", Duration::from_secs(10), async || self.asked() >= 3).await;
+        self.asked()
+    }
 }
 
-async fn client_of(rm: &Instance) -> Client<Channel> {
+pub async fn client_of(rm: &Instance) -> Client<Channel> {
     Client::connect(rm.address.clone()).await.unwrap()
 }
 
-fn provider(name: &str, config: &str) -> proto::Provider {
+pub fn provider(name: &str, config: &str) -> proto::Provider {
     proto::Provider { resource_type: "Yarn".into(), name: name.into(), config: config.into(), ..Default::default() }
 }
 
-fn config(address: &str) -> String {
+pub fn config(address: &str) -> String {
     format!(
-        r#"{{"rmWebAddress": "{address}", "hadoopVersion": "2.7.2", "authorEnable": false, "user": "", "pwd": "", "kerberosEnable": false}}"#
+        r#"{{"rmWebAddress": "{address}", "hadoopVersion": "2.7.2", "authorEnable": false, "user": "", "pwd": "", "kerberosEnable": false,
+            "refreshInterval": "5m", "maxAge": "10m"}}"#
     )
 }
 
-async fn put(client: &Client<Channel>, provider: proto::Provider) -> Result<proto::Provider, Status> {
+pub async fn put(client: &Client<Channel>, provider: proto::Provider) -> Result<proto::Provider, Status> {
     let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: None };
     Ok(client.clone().put_provider(call).await?.into_inner().provider.unwrap())
 }
@@ -182,6 +189,7 @@ async fn however_many_ask_a_cluster_is_asked_once() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(CAPACITY).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    let before = yarn.is_known().await;
     yarn.behave(|behaviour| behaviour.delay = Duration::from_millis(200));
     // One that goes away has it fetched all the same.
     let gone = tokio::time::timeout(Duration::from_millis(50), get_queue(&client, "etl")).await;
@@ -197,11 +205,11 @@ async fn however_many_ask_a_cluster_is_asked_once() {
     for call in calls {
         call.await.unwrap().unwrap();
     }
-    assert_eq!(yarn.asked(), 1);
+    assert_eq!(yarn.asked(), before + 1);
     // What it says now is told when that is too old.
     yarn.behave(|behaviour| behaviour.scheduler = Some(FAIR.into()));
     eventually("the other scheduler", Duration::from_secs(5), async || get_queue(&client, "etl").await.is_err()).await;
-    assert_eq!(yarn.asked(), 2);
+    assert_eq!(yarn.asked(), before + 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -209,6 +217,7 @@ async fn a_cluster_that_is_away_is_told_and_seldom_asked() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    let before = yarn.is_known().await;
     yarn.behave(|behaviour| behaviour.scheduler = None);
     for _ in 0..20 {
         let error = get_queue(&client, "root").await.unwrap_err();
@@ -217,7 +226,7 @@ async fn a_cluster_that_is_away_is_told_and_seldom_asked() {
         assert!(error.get_details_retry_info().is_some());
         assert_eq!(error.get_details_error_info().unwrap().metadata["code"], "11006");
     }
-    assert!(yarn.asked() <= 6, "{} tries, three of each fetch", yarn.asked());
+    assert!(yarn.asked() <= before + 6, "{} tries, three of each fetch", yarn.asked() - before);
     yarn.behave(|behaviour| behaviour.scheduler = Some("<html></html>".into()));
     eventually("it is tried again", Duration::from_secs(5), async || {
         get_queue(&client, "root").await.unwrap_err().code() == Code::FailedPrecondition
@@ -284,11 +293,12 @@ async fn an_instance_asks_only_hosts_that_it_was_told_itself() {
     let (database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    let before = yarn.is_known().await;
     let strict = Instance::start_with(&database, Options { external_hosts: AllowedHosts::NONE, ..options() }).await;
     let error = get_queue(&client_of(&strict).await, "root").await.unwrap_err();
     assert_eq!((error.code(), reason(&error)), (Code::FailedPrecondition, "EXTERNAL_UNAVAILABLE".into()));
     assert!(error.message().contains("--external-hosts"), "{error}");
-    assert_eq!(yarn.asked(), 0);
+    assert_eq!(yarn.asked(), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -449,6 +459,7 @@ async fn a_cluster_that_hangs_holds_up_nobody_else() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
+    let before = yarn.is_known().await;
     yarn.behave(|behaviour| behaviour.delay = Duration::from_secs(3600));
     let hanging: Vec<_> = (0..100)
         .map(|_| {
@@ -458,7 +469,7 @@ async fn a_cluster_that_hangs_holds_up_nobody_else() {
             })
         })
         .collect();
-    eventually("it is asked", Duration::from_secs(5), async || yarn.asked() > 0).await;
+    eventually("it is asked", Duration::from_secs(5), async || yarn.asked() > before).await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     let put_meanwhile = proto::Provider {
@@ -466,6 +477,6 @@ async fn a_cluster_that_hangs_holds_up_nobody_else() {
         ..provider("b", &config("http://127.0.0.1:9"))
     };
     put(&client, put_meanwhile).await.unwrap();
-    assert_eq!(yarn.asked(), 1);
+    assert_eq!(yarn.asked(), before + 1);
     hanging.into_iter().for_each(|call| call.abort());
 }

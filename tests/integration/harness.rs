@@ -52,6 +52,11 @@ use crate::proxy::Proxy;
 
 pub const GB: i64 = 1 << 30;
 
+/// How many a crowd is: as many as the suite has time for, unless `LINKIS_RM_CROWD` says otherwise.
+pub fn crowd_of(few: usize) -> usize {
+    std::env::var("LINKIS_RM_CROWD").map_or(few, |text| text.parse().unwrap())
+}
+
 /// The PostgreSQL of this test run; it ends with this process.
 fn postgres() -> &'static PgConnectOptions {
     static OPTIONS: OnceLock<PgConnectOptions> = OnceLock::new();
@@ -161,7 +166,8 @@ pub fn options() -> Options {
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
     let (shutdown_delay, bounds) = (Duration::ZERO, Bounds::DEFAULT);
-    Options { times, patience, history, drain_timeout, shutdown_delay, bounds, security, external_hosts }
+    let migrates = true;
+    Options { times, patience, history, drain_timeout, shutdown_delay, bounds, security, external_hosts, migrates }
 }
 
 /// Any free port of this machine.
@@ -359,6 +365,8 @@ pub struct Process {
     child: Child,
     pub client: RmClient,
     pub address: String,
+    /// What it logged before it served.
+    pub told: Vec<String>,
 }
 
 impl Process {
@@ -383,6 +391,7 @@ impl Process {
             .env_remove("DATABASE_URL")
             .env_remove("LINKIS_RM_DATA_DIR")
             .env("RUST_LOG", "info")
+            .env("LINKIS_RM_LOG_FORMAT", "text")
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -396,7 +405,13 @@ impl Process {
         let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", told.join("\n")));
         // Its log has to be read on, or it stops when the pipe is full.
         std::thread::spawn(move || log.for_each(&mut log_line));
-        Self { child, client: client(&address), address }
+        Self { child, client: client(&address), address, told }
+    }
+
+    /// Where it serves metrics and health.
+    pub fn http(&self) -> SocketAddr {
+        let address = |line: &String| line.split_once("http_address=")?.1.split(' ').next()?.parse().ok();
+        self.told.iter().find_map(address).unwrap_or_else(|| panic!("{:?}", self.told))
     }
 
     /// Stops it where it stands (SIGSTOP), or lets it go on (SIGCONT).

@@ -11,6 +11,7 @@ use linkis_rm::domain::{
     cap::Cap,
     drain::{Drain, DrainEm, ResumeEm},
     em::{Em, EmInstance},
+    external::Clusters,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Limits, Pattern, Rule},
     limit_mode::LimitMode,
@@ -961,6 +962,7 @@ impl Tables {
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
             line: self.line(),
+            clusters: Clusters::default(),
         }
     }
 
@@ -1162,7 +1164,7 @@ fn run(steps: Vec<Step>) {
             Some(operation) => {
                 let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
                 let expected = model.step(step, new_id);
-                let outcome = ledger.apply(&Principal::Anonymous, &operation);
+                let outcome = ledger.apply(&Principal::Anonymous.into(), &operation);
                 if let (Step::Register { em, .. }, Ok(Outcome::Registered(registered))) = (step, &outcome) {
                     let before = epochs.insert(*em, registered.epoch);
                     assert!(before.is_none_or(|before| before < registered.epoch), "an epoch never comes back");

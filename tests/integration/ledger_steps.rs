@@ -10,6 +10,7 @@ use std::{
 use linkis_rm::domain::{
     adopt::Adopt,
     em::{Em, EmInstance},
+    external::Clusters,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Lacking, Limits, Queues},
     operation::{CountTickets, Operation, Outcome, Released, Reported, Request, RequestSpec, StepFrom, Unregister},
@@ -119,6 +120,7 @@ impl Tables {
             limits: self.limits(),
             scopes: self.counters.clone(),
             line: LineView::default(),
+            clusters: Clusters::default(),
         }
     }
 
@@ -151,7 +153,8 @@ impl Tables {
     fn commit(&mut self, batch: &[Operation]) -> Vec<Option<Outcome>> {
         self.now += 1;
         let mut ledger = Ledger::new(self.snapshot(batch));
-        let outcomes = batch.iter().map(|operation| ledger.apply(&Principal::Anonymous, operation).ok()).collect();
+        let outcomes =
+            batch.iter().map(|operation| ledger.apply(&Principal::Anonymous.into(), operation).ok()).collect();
         self.write(ledger.finish().0);
         self.check();
         outcomes

@@ -8,14 +8,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::client::ResourceRequest;
+use linkis_rm::{
+    client::{ResourceRequest, ResultResource},
+    server::{Options, Security},
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
 use tonic::{Code, transport::Endpoint};
 
-use crate::{harness::*, proxy::Weather};
+use crate::{
+    certificates::{Folder, authority, certify},
+    harness::*,
+    proxy::Weather,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -37,7 +44,7 @@ async fn eventually_told(address: SocketAddr, path: &str, status: u16, body: &st
 }
 
 /// The value of each series.
-async fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
+pub async fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
     let (status, text) = get(address, "/metrics").await;
     assert_eq!(status, 200, "{text}");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -97,6 +104,154 @@ async fn calls_and_operations_are_counted() {
     assert_eq!(seen[r#"linkis_rm_cache_entries{cache="ems"}"#], 1.0);
     assert_eq!(seen["linkis_rm_database_up"], 1.0);
     assert!(seen["process_resident_memory_bytes"] > 1e6 && seen["process_open_fds"] > 3.0, "{seen:?}");
+    instance.stop().await;
+}
+
+/// The series of requests that ended so.
+fn requests(outcome: &str, scope: &str, dimension: &str) -> String {
+    format!(r#"linkis_rm_requests_total{{outcome="{outcome}",scope="{scope}",dimension="{dimension}"}}"#)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_are_counted_by_how_they_ended_and_tickets_too() {
+    let (_database, instance) = start().await;
+    let (client, host, going) = (&instance.client, em("host1"), em("host2"));
+    for em in [&host, &going] {
+        client.register(registration(em.clone(), load(64, 16, 20))).await.unwrap();
+    }
+    client.set_limit(&each_user(3)).await.unwrap();
+    let ask = async |ask: ResourceRequest| client.request_resource(&ask).await;
+    let released = ask(request(&host, "alice", load(1, 1, 1))).await.granted();
+    client.resource_released(&release(&released, "alice")).await.unwrap();
+    ask(request(&going, "alice", load(1, 1, 1))).await.granted();
+    client.unregister(&going).await.unwrap();
+    let forced = ask(request(&host, "alice", load(1, 10, 1))).await.granted();
+    // Some of it is taken; more than there is; more than a user may; and less than that, until its time is over.
+    ask(request(&host, "bob", load(1, 10, 1))).await.refused();
+    ask(request(&host, "bob", load(1, 17, 1))).await.refused();
+    ask(request(&host, "bob", load(1, 1, 4))).await.refused();
+    let patient = |wait_timeout| ResourceRequest { wait_timeout, ..request(&host, "bob", load(1, 10, 1)) };
+    ask(patient(Duration::from_millis(100))).await.refused();
+    ask(request(&em("nowhere"), "bob", load(1, 1, 1))).await.unwrap_err();
+    client.dry_run(&request(&host, "bob", load(1, 17, 1))).await.refused();
+    // One who goes away, and one who is served.
+    let wait = |patient: ResourceRequest| {
+        let client = client.clone();
+        tokio::spawn(async move { client.request_resource(&patient).await })
+    };
+    let goes_away = wait(patient(LONG));
+    eventually_is(instance.http, "linkis_rm_waiting_requests", 1.0).await;
+    eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() == 1).await;
+    goes_away.abort();
+    eventually_is(instance.http, &requests("cancelled", "", ""), 1.0).await;
+    let is_served = wait(patient(LONG));
+    eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() == 1).await;
+    client.force_release(forced.ticket_id, "a test").await.unwrap();
+    is_served.await.unwrap().granted();
+    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(20)), ..request(&host, "carol", load(1, 1, 1)) };
+    ask(short).await.granted();
+    eventually_is(instance.http, r#"linkis_rm_tickets_ended_total{how="expired"}"#, 1.0).await;
+
+    let seen = scrape(instance.http).await;
+    for (series, count) in [
+        (requests("granted", "", ""), 5.0),
+        (requests("refused", "em", "cores"), 1.0),
+        (requests("never_fits", "em", "cores"), 1.0),
+        (requests("never_fits", "user", "instances"), 1.0),
+        (requests("timed_out", "em", "cores"), 1.0),
+        (requests("failed", "", ""), 1.0),
+        (requests("cancelled", "", ""), 1.0),
+    ] {
+        assert_eq!(seen.get(&series), Some(&count), "{series} {seen:#?}");
+    }
+    for how in ["released", "unregistered", "forced"] {
+        assert_eq!(seen[&format!(r#"linkis_rm_tickets_ended_total{{how="{how}"}}"#)], 1.0, "{how}");
+    }
+    assert_eq!(seen[r#"linkis_rm_tickets_ended_total{how="lost"}"#], 0.0, "known before it happens");
+    for outcome in ["timed_out", "granted", "cancelled"] {
+        let waited = format!(r#"linkis_rm_request_wait_seconds_count{{outcome="{outcome}"}}"#);
+        assert_eq!(seen[&waited], 1.0, "{outcome}");
+    }
+    assert!(seen.contains_key("linkis_rm_expiry_lag_seconds"));
+    instance.stop().await;
+}
+
+/// What cannot be rolled back is told by its age.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_that_has_passed_and_is_not_rolled_back_is_told() {
+    let (database, instance) = start().await;
+    let host = em("held");
+    instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let grant = instance.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+            VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102');
+        UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 hour'";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let lag = async || scrape(instance.http).await["linkis_rm_expiry_lag_seconds"];
+    eventually("it is an hour late", LONG, async || (3600.0..3700.0).contains(&lag().await)).await;
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    eventually("it expires", LONG, async || !lives(&instance.client, grant.ticket_id).await).await;
+    eventually("nothing is late any more", LONG, async || lag().await < 10.0).await;
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_is_not_let_in_is_counted() {
+    let database = Database::fresh().await;
+    let viewer = crate::identity::token(&database, "viewer", &["--role", "viewer", "--user", "alice"]);
+    let ecm = crate::identity::token(&database, "ecm", &["--role", "ecm", "--em", "host1"]);
+    let instance = Instance::start(&database).await;
+    let channel = Endpoint::new(instance.address.clone()).unwrap().connect().await.unwrap();
+    let register = async |token: &str, host: &str| {
+        crate::identity::rm_of(&channel, token).register(crate::identity::register(host)).await.map(drop)
+    };
+    register("", "host1").await.unwrap_err();
+    register("made-up", "host1").await.unwrap_err();
+    register(&viewer, "host1").await.unwrap_err();
+    register(&ecm, "host1").await.unwrap();
+    // Let in, and then denied for what it is about.
+    register(&ecm, "host2").await.unwrap_err();
+    let seen = scrape(instance.http).await;
+    let failures = |reason: &str| seen[&format!(r#"linkis_rm_auth_failures_total{{reason="{reason}"}}"#)];
+    assert_eq!((failures("token_missing"), failures("token_unknown"), failures("role_denied")), (1.0, 1.0, 2.0));
+    assert_eq!((failures("token_expired"), failures("token_revoked")), (0.0, 0.0), "known before it happens");
+    instance.stop().await;
+}
+
+/// Of the certificates that are in force, also after a renewal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_certificates_is_told() {
+    let (database, folder) = (Database::fresh().await, Folder::new("expiry"));
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["rm.example"], &[], 2040), &ca);
+    let security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
+    let instance = Instance::start_with(&database, Options { security, ..options() }).await;
+    let end = |file: &str| -> Option<i64> {
+        let series = format!(r#"linkis_rm_tls_certificate_expiry_timestamp_seconds{{file="{file}"}} "#);
+        instance.metrics.text().unwrap().lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+    };
+    // The first of January, of 2040 and of 2050.
+    assert_eq!(end("cert"), Some(2_208_988_800));
+    assert!(end("client_ca").is_some_and(|end| end > 2_208_988_800), "{:?}", end("client_ca"));
+    folder.write_all(&certify(&ca, &["rm.example"], &[], 2050), &ca);
+    eventually("the renewed one is told", LONG, async || end("cert") == Some(2_524_608_000)).await;
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_database_fails_is_counted_by_its_kind() {
+    let (database, instance) = start().await;
+    let host = em("host1");
+    instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    instance.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
+    let mut held = database.pool.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE linkis_resource_refusal IN EXCLUSIVE MODE").execute(&mut *held).await.unwrap();
+    instance.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
+    let errors = |class: &str| format!(r#"linkis_rm_database_errors_total{{class="{class}"}}"#);
+    let timeouts = errors("lock_timeout");
+    eventually("a step has failed", LONG, async || scrape(instance.http).await[&timeouts] > 0.0).await;
+    held.rollback().await.unwrap();
+    assert_eq!(scrape(instance.http).await[&errors("inconsistent")], 0.0);
     instance.stop().await;
 }
 
@@ -210,15 +365,23 @@ async fn an_instance_is_not_ready_while_its_database_is_away() {
     proxy.set_weather(Weather::Hole);
     proxy.cut_all();
     eventually_told(instance.http, "/readyz", 503, "not ready: the database does not answer\n").await;
+    let why = "[+]started ok\n[-]database does not answer\n[+]serving ok\nnot ready: the database does not answer\n";
+    assert_eq!(get(instance.http, "/readyz?verbose").await, (503, why.to_owned()));
     let start = Instant::now();
     for _ in 0..20 {
         assert_eq!(scrape(instance.http).await["linkis_rm_database_up"], 0.0);
     }
     assert!(start.elapsed() < Duration::from_secs(2), "20 scrapes took {:?}", start.elapsed());
     assert_eq!(get(instance.http, "/livez").await, (200, "alive\n".to_owned()));
+    assert_eq!(get(instance.http, "/livez?verbose").await, (200, "[+]process ok\nalive\n".to_owned()));
     proxy.set_weather(Weather::Fair);
     eventually_told(instance.http, "/readyz", 200, "ready\n").await;
     eventually_is(instance.http, "linkis_rm_database_up", 1.0).await;
+    for query in ["verbose", "verbose=true", "x=1&verbose"] {
+        let ready = "[+]started ok\n[+]database ok\n[+]serving ok\nready\n".to_owned();
+        assert_eq!(get(instance.http, &format!("/readyz?{query}")).await, (200, ready));
+    }
+    assert_eq!(get(instance.http, "/readyz?x=verbose").await, (200, "ready\n".to_owned()));
     instance.stop().await;
 }
 
@@ -259,12 +422,8 @@ async fn who_connects_and_says_nothing_keeps_nobody_waiting() {
 }
 
 /// `promtool check metrics` finds nothing to blame in names, types and help texts.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prometheus_own_check_is_content() {
-    let (_database, instance) = start().await;
-    instance.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
-    let (_, text) = get(instance.http, "/metrics").await;
-    instance.stop().await;
+pub async fn promtool(http: SocketAddr) {
+    let (_, text) = get(http, "/metrics").await;
     let promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
@@ -279,4 +438,33 @@ async fn prometheus_own_check_is_content() {
     let checked = promtool.wait_with_output().unwrap();
     let told = [checked.stdout, checked.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
     assert!(checked.status.success() && told.is_empty(), "{told}");
+}
+
+/// Of a server that is busy, with something in every family.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prometheus_own_check_is_content() {
+    let (_database, instance) = start().await;
+    let (client, host) = (instance.client.clone(), em("host1"));
+    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    client.set_limit(&each_user(2)).await.unwrap();
+    let busy = tokio::spawn(async move {
+        for n in 0_u64.. {
+            let user = format!("user{}", n % 7);
+            let wait_timeout = Duration::from_millis(n % 3);
+            let ask = ResourceRequest { wait_timeout, ..request(&host, &user, load(1, 3, 1)) };
+            if let Ok(ResultResource::Available(grant)) = client.request_resource(&ask).await
+                && n % 2 == 0
+            {
+                client.resource_released(&release(&grant, &user)).await.unwrap();
+            }
+        }
+    });
+    let refused = requests("refused", "em", "cores");
+    eventually("it is busy", LONG, async || {
+        scrape(instance.http).await.get(&refused).is_some_and(|count| *count > 20.0)
+    })
+    .await;
+    promtool(instance.http).await;
+    busy.abort();
+    instance.stop().await;
 }

@@ -1,6 +1,10 @@
 //! Upgrades: releases side by side on one database, and what a later one left.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
 
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
@@ -8,6 +12,7 @@ use linkis_rm::{
         limit::{Pattern, Rule},
         resource::Dimension,
     },
+    server::Options,
     store::{Store, history_part},
 };
 
@@ -154,4 +159,45 @@ async fn no_vacuum_locks_out_who_writes() {
     .await
     .unwrap();
     assert!(shortened.is_empty(), "add vacuum_truncate = off: {shortened:?}");
+}
+
+/// `linkis-rm migrate` on a database, begun.
+fn begin_to_migrate(database: &Database) -> Child {
+    let mut command = Command::new(PROGRAM);
+    command.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
+    command.stdout(Stdio::null()).spawn().unwrap()
+}
+
+/// All there is in a schema but the parts of its history, which are made as time goes on.
+async fn schema(database: &Database) -> Vec<String> {
+    let sql = r"SELECT format('%s.%s %s %s %s', table_name, column_name, data_type, is_nullable, column_default)
+            FROM information_schema.columns WHERE table_schema = 'public' AND table_name !~ '_\d{10}_\d{10}$'
+        UNION ALL SELECT format('%s: %s', conrelid::regclass, pg_get_constraintdef(oid)) FROM pg_constraint
+            WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text !~ '_\d{10}_\d{10}$'
+        UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' AND tablename !~ '_\d{10}_\d{10}$'
+        UNION ALL SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+        UNION ALL SELECT format('%s %s', version, success) FROM linkis_rm_migration_home
+        UNION ALL SELECT format('%s %s', version, success) FROM linkis_rm_migration_cell ORDER BY 1";
+    sqlx::query_scalar(sql).fetch_all(&database.pool).await.unwrap()
+}
+
+/// Each migration is whole or undone, whenever whoever makes it dies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn migrations_that_are_cut_off_or_made_at_once_are_made_once_and_whole() {
+    let (cut_off, at_once) = (Database::fresh().await, Database::fresh().await);
+    for milliseconds in [15, 25, 40, 60, 90, 130, 200] {
+        let mut migrating = begin_to_migrate(&cut_off);
+        tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+        migrating.kill().unwrap();
+        migrating.wait().unwrap();
+    }
+    for mut migrating in (0..4).map(|_| begin_to_migrate(&cut_off)).collect::<Vec<_>>() {
+        assert!(migrating.wait().unwrap().success());
+    }
+    assert!(begin_to_migrate(&at_once).wait().unwrap().success());
+    assert_eq!(schema(&cut_off).await, schema(&at_once).await);
+    let rm = Instance::start_with(&cut_off, Options { migrates: false, ..options_of_tests() }).await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    assert_eq!(assert_invariants(&cut_off, &rm.client).await, 1);
 }

@@ -13,6 +13,7 @@ use crate::{
     certificates::{FAR, Folder, authority, certify, connect_to},
     harness::*,
     identity::{ask, em_message, granted, register, rm_of, token},
+    jwt,
 };
 
 /// Ended with the test, whatever becomes of it.
@@ -34,11 +35,20 @@ async fn the_most_talkative_log_tells_no_secret() {
     let server = certify(&ca, &["rm.example"], &[], FAR);
     folder.write_all(&server, &ca);
     let (files, log) = (folder.files(), folder.0.join("log"));
+    let signer = jwt::Signer::ec("k");
+    folder.write("keys", &jwt::key_set(&[&signer]));
+    let believed = folder.0.join("jwt");
+    folder.write("jwt", &jwt::config(folder.0.join("keys").to_str().unwrap(), serde_json::json!({})).to_string());
+    let claims = |more| jwt::claims("boss", more);
+    let (good, bad) =
+        (signer.sign(&claims(serde_json::json!({}))), signer.sign(&claims(serde_json::json!({"aud": "x"}))));
     let url = database.url().replace("postgres@", "postgres:hunter2@");
     let mut command = Command::new(PROGRAM);
     command.args(["--listen", "127.0.0.1:0", "--database-url", &url]).env("RUST_LOG", "trace");
+    command.env("LINKIS_RM_LOG_FORMAT", "text");
     command.args(["--tls-cert".as_ref(), files.cert.as_os_str(), "--tls-key".as_ref(), files.key.as_os_str()]);
     command.args(["--tls-client-ca".as_ref(), files.client_ca.as_ref().unwrap().as_os_str()]);
+    command.args(["--jwt-config".as_ref(), believed.as_os_str()]);
     command.env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null()).stderr(File::create(&log).unwrap());
     let mut process = Ended(command.spawn().unwrap());
     let address = || {
@@ -59,6 +69,8 @@ async fn the_most_talkative_log_tells_no_secret() {
     rm.resource_released(proto::ResourceReleasedRequest { ticket_id, ..Default::default() }).await.unwrap();
     rm_of(&channel, &refused).register(register("host1")).await.unwrap_err();
     rm_of(&channel, &admin[..20]).register(register("host1")).await.unwrap_err();
+    rm_of(&channel, &good).register(register("host1")).await.unwrap();
+    rm_of(&channel, &bad).register(register("host1")).await.unwrap_err();
     let pid = rustix::process::Pid::from_child(&process.0);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(process.0.wait().unwrap().code(), Some(0));
@@ -71,7 +83,10 @@ async fn the_most_talkative_log_tells_no_secret() {
     let hash: [u8; 32] = Sha256::digest(&admin).into();
     let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     let key = server.key.lines().nth(1).unwrap();
-    for secret in [&admin[4..20], &refused[4..20], &hex[..16], &format!("{:?}", &hash[..8])[1..20], "hunter2", key] {
+    let [signed, mistaken] = [&good, &bad].map(|jwt| jwt.rsplit_once('.').unwrap().1);
+    let of_jwts = [signed, mistaken, &good[..good.len() - signed.len()][60..120]];
+    let of_tokens = [&admin[4..20], &refused[4..20], &hex[..16], &format!("{:?}", &hash[..8])[1..20], "hunter2", key];
+    for secret in of_tokens.into_iter().chain(of_jwts) {
         let lines: Vec<_> = text.lines().filter(|line| line.to_lowercase().contains(&secret.to_lowercase())).collect();
         assert!(lines.is_empty(), "{secret}: {lines:#?}");
     }

@@ -56,7 +56,6 @@ async fn what_only_has_a_name_yet_is_refused() {
     for (request, field) in [
         (proto::RequestResourceRequest { priority: -1, ..none.clone() }, "priority"),
         (proto::RequestResourceRequest { group_id: "g".into(), ..none.clone() }, "group_id"),
-        (proto::RequestResourceRequest { queue_names: vec!["a".into(), "b".into()], ..none.clone() }, "queue_names"),
     ] {
         let status = manager.request_resource(request).await.unwrap_err();
         let violated = status.get_details_bad_request().unwrap().field_violations.remove(0);

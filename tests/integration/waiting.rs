@@ -524,8 +524,11 @@ async fn the_line_is_shown_page_by_page() {
     let mut usage = proto::usage_service_client::UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let (mut users, mut page_token) = (Vec::new(), String::new());
     loop {
-        let page =
-            usage.list_waiting(proto::ListWaitingRequest { page_size: 2, page_token }).await.unwrap().into_inner();
+        let page = usage
+            .list_waiting(proto::ListWaitingRequest { page_size: 2, page_token, ..Default::default() })
+            .await
+            .unwrap()
+            .into_inner();
         users.extend(page.waiting.into_iter().map(|w| (w.user, w.spots[0].scope.clone(), w.spots[0].ahead)));
         page_token = page.next_page_token;
         if page_token.is_empty() {
@@ -535,7 +538,7 @@ async fn the_line_is_shown_page_by_page() {
     let expected: Vec<_> = (0..5).map(|n| (format!("user{n}"), format!("em={host}"), n)).collect();
     assert_eq!(users, expected);
     for page_token in ["x", "1_x", "_", "99999999999999999999999999_00000000-0000-0000-0000-000000000000"] {
-        let call = proto::ListWaitingRequest { page_size: 2, page_token: page_token.into() };
+        let call = proto::ListWaitingRequest { page_size: 2, page_token: page_token.into(), ..Default::default() };
         assert_eq!(usage.list_waiting(call).await.unwrap_err().code(), Code::InvalidArgument, "{page_token}");
     }
 }

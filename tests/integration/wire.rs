@@ -18,7 +18,7 @@ fn files(descriptors: &[u8]) -> Vec<FileDescriptorProto> {
 #[test]
 fn every_file_says_where_other_languages_put_it() {
     let files = files(proto::DESCRIPTORS);
-    assert_eq!(files.len(), 6);
+    assert_eq!(files.len(), 7);
     let mut outer = BTreeSet::new();
     for file in &files {
         let options = file.options.clone().unwrap_or_default();

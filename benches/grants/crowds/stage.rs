@@ -63,7 +63,7 @@ impl Stage {
     /// Starts the service with these options on a database that is empty.
     pub async fn start(options: Options, database: PgConnectOptions, arguments: &[&str]) -> Result<Self, Failure> {
         let server = start_server(&database, &[arguments, &SERVER].concat()).await?;
-        let mut load = Load::connect(&[server.url()]).await?;
+        let mut load = Load::connect(&[server.url()], None).await?;
         load.register(Workload::Spread).await?;
         let callers = Callers::connect(&server.url())?;
         let tables = Tables::of(database.clone());
@@ -78,7 +78,7 @@ impl Stage {
             self.server.kill()?;
         }
         let server = start_server(&self.database, &[arguments, &SERVER].concat()).await?;
-        let load = Load::connect(&[server.url()]).await?;
+        let load = Load::connect(&[server.url()], None).await?;
         self.granted_before += self.load.live();
         self.callers = Callers::connect(&server.url())?;
         self.load = Arc::new(load);

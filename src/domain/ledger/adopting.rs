@@ -36,12 +36,13 @@ impl Ledger {
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |at, usage| usage.used.add(at.share(&op.used), 1))?;
         self.apply_usage(counted);
-        let ticket = op.ticket(&self.by, after.epoch, self.now);
+        let ticket = op.ticket(&self.by.principal, after.epoch, self.now);
         if let Some(slot) = self.ems.get_mut(&op.em) {
             slot.current = Some(after);
             slot.counted = true;
             slot.exceeded |= is_over;
         }
+        self.clusters.count(&ticket);
         self.adopted.insert(op.ticket_id, op.used.clone());
         self.deltas.adopted.push((ticket.clone(), self.by.clone()));
         self.tickets.insert(op.ticket_id, TicketSlot { ticket: ticket.clone(), stored: false, in_use: false });

@@ -9,7 +9,7 @@ use super::{
         line::{MUCH, Spot},
         name::Name,
         operation::{Forced, Outcome, Rejection},
-        principal::Principal,
+        principal::Actor,
         resource::{Resource, ResourceType},
         ticket::{End, EndedTicket},
     },
@@ -23,12 +23,14 @@ pub struct DrainDelta {
     pub em: EmInstance,
     /// What it provides; nothing if it is not registered.
     pub total: Resource,
-    /// Whether it was drained; otherwise it was resumed.
-    pub is_drained: bool,
+    /// How it was drained before, if it was.
+    pub before: Option<Arc<Drain>>,
+    /// How it is drained now; `None` if it was resumed.
+    pub after: Option<Arc<Drain>>,
     /// Why, if that was told.
     pub reason: Option<Name>,
     /// Who wanted it.
-    pub by: Principal,
+    pub by: Actor,
 }
 
 impl Ledger {
@@ -38,7 +40,7 @@ impl Ledger {
             return Ok(Outcome::Drained(before.clone()));
         }
         let since = before.map_or(self.now, |before| before.since);
-        let drain = Arc::new(Drain { reason: op.reason.clone(), by: self.by.clone(), since });
+        let drain = Arc::new(Drain { reason: op.reason.clone(), by: self.by.principal.clone(), since });
         self.set_drain(&op.em, Some(drain.clone()), Some(op.reason.clone()));
         Ok(Outcome::Drained(drain))
     }
@@ -75,14 +77,14 @@ impl Ledger {
             // Its row gets another version, by which other instances see that it is not what it was.
             slot.counted = true;
         }
-        let (em, by, is_drained) = (instance.clone(), self.by.clone(), drain.is_some());
-        self.deltas.drain_lines.push(DrainDelta { em, total, is_drained, reason, by });
-        self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
-        self.drains_changed.insert(instance.clone());
-        match drain {
-            Some(drain) => self.drains.insert(instance.clone(), drain),
+        let before = match &drain {
+            Some(drain) => self.drains.insert(instance.clone(), drain.clone()),
             None => self.drains.remove(instance),
         };
+        let (em, by) = (instance.clone(), self.by.clone());
+        self.deltas.drain_lines.push(DrainDelta { em, total, before, after: drain, reason, by });
+        self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
+        self.drains_changed.insert(instance.clone());
     }
 
     /// Ends a ticket whosever it is; of one that is over, tells how it ended.

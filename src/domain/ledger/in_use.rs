@@ -35,7 +35,7 @@ impl Ledger {
         self.use_instead(&ticket, &used)?;
         let state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
         let ticket = Ticket { state, ..ticket };
-        self.deltas.inited.push((ticket.clone(), self.by.clone()));
+        self.deltas.inited.push((ticket.clone(), self.by.principal.clone()));
         self.put(ticket.clone());
         Ok(Outcome::Inited(Box::new(ticket)))
     }
@@ -55,7 +55,7 @@ impl Ledger {
         self.use_instead(&ticket, &used)?;
         let state = TicketState::Used { resource: used, engine: engine.clone(), used_time: *used_time };
         let ticket = Ticket { state, ..ticket };
-        self.deltas.reported.push((ticket.clone(), self.by.clone()));
+        self.deltas.reported.push((ticket.clone(), self.by.principal.clone()));
         self.put(ticket.clone());
         Ok(Outcome::Reported(Box::new(ticket)))
     }
@@ -91,7 +91,8 @@ impl Ledger {
         if ticket.is_locked() {
             after.used_tickets.insert(ticket.id);
         }
-        if let Some(refusal) = Refusal::first_of(on_em, self.short_in_scopes(&scopes, held, used, &nobody_ahead)) {
+        let short = Refusal::first_of(on_em, self.short_in_scopes(&scopes, held, used, &nobody_ahead));
+        if let Some(refusal) = Refusal::first_of(short, self.clusters.judge_growth(ticket.id, used, self.now)) {
             let short = if ticket.is_locked() { Rejection::NotEnough } else { Rejection::NoMore };
             return Err(short(Box::new(refusal)));
         }
@@ -110,12 +111,14 @@ impl Ledger {
         self.deltas.over_watched += u64::from(is_beyond);
         if held.amounts().any(|(dimension, amount)| amount > used.get(&dimension)) {
             self.free(&ticket.em, &scopes, 1);
+            self.free_queue(ticket.id);
         }
         Ok(())
     }
 
     /// A ticket says what it uses from now on.
     fn put(&mut self, ticket: Ticket) {
+        self.clusters.recount(&ticket);
         if let Some(slot) = self.tickets.get_mut(&ticket.id) {
             slot.ticket = ticket;
             slot.in_use = true;

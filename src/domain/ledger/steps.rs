@@ -38,7 +38,7 @@ impl Ledger {
     fn go(&mut self, instance: &EmInstance, end: End) -> Result<(usize, bool), Rejection> {
         let em = registered_em(&mut self.ems, instance)?.current;
         em.going = Some(Going { epoch: em.epoch, end, after: Uuid::nil() });
-        let gone = (em.clone(), end, self.by.clone());
+        let gone = (em.clone(), end, self.by.principal.clone());
         self.deltas.ems_gone.push(gone);
         self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
         self.reports.remove(instance);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{LimitedScope, Rule, RuleChanges, maxima};
 use crate::domain::{
     limit_mode::LimitMode,
+    resource::Dimension,
     scope::{Scope, Usage},
 };
 
@@ -25,6 +26,17 @@ impl ScopeUsage {
         Self { scope: limited.counter.scope, rules: limited.rules, usage }
     }
 
+    /// The largest share of a maximum that it holds, of those that are enforced or watched: 1 is all of it. Of a maximum of nothing, what is
+    /// held counts as so many times. 0 if it holds nothing, or has no maximum.
+    pub fn fullness(&self) -> f64 {
+        // For people: a sum of more than 2^53 need not be told to the last digit.
+        let number = |amount: i64| amount as f64;
+        let share = |(dimension, max, _): (&Dimension, i64, &Rule)| {
+            number(self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension))) / number(max.max(1))
+        };
+        maxima(&self.rules).filter(|(.., rule)| rule.mode != LimitMode::Off).map(share).fold(0.0, f64::max)
+    }
+
     /// Whether it holds more than its rules allow: one was lowered below what was held, an engine was adopted, or one only watches.
     pub fn is_over(&self) -> bool {
         self.is_over_in(LimitMode::Enforced) || self.is_over_in(LimitMode::Watched)
@@ -35,6 +47,11 @@ impl ScopeUsage {
         let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
         maxima(&self.rules).any(|(dimension, max, rule)| rule.mode == mode && held(dimension) > max)
     }
+}
+
+/// Puts those first that hold the largest share of a maximum; of those that hold the same, in the order of their labels.
+pub fn sort_fullest(scopes: &mut [ScopeUsage]) {
+    scopes.sort_by(|one, other| other.fullness().total_cmp(&one.fullness()).then_with(|| one.scope.cmp(&other.scope)));
 }
 
 /// What it changes that other rules are all there are.

@@ -106,6 +106,15 @@ impl Dimension {
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
+            Self::Custom(name) => name,
+            fixed => fixed.class(),
+        }
+    }
+
+    /// The name, where there have to be few: `special` for all custom dimensions.
+    #[must_use]
+    pub const fn class(&self) -> &'static str {
+        match self {
             Self::Memory => "memory",
             Self::Cores => "cores",
             Self::Instances => "instances",
@@ -114,7 +123,7 @@ impl Dimension {
             Self::QueueInstances => "queue_instances",
             Self::KubernetesMemory => "kubernetes_memory",
             Self::KubernetesMillicores => "kubernetes_millicores",
-            Self::Custom(name) => name,
+            Self::Custom(_) => "special",
         }
     }
 }

@@ -4,8 +4,8 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
 
 use crate::{
-    domain::name::FieldError,
-    external::{Address, ExternalResource},
+    domain::{external::CheckRules, name::FieldError},
+    external::{Address, ExternalResource, check},
 };
 
 use super::{Capacity, Yarn, fetch::LastActive};
@@ -30,6 +30,8 @@ pub(super) struct Config {
     pub login: Option<Login>,
     /// How much its queues have.
     pub capacity: Capacity,
+    /// How its queues are judged.
+    pub rules: CheckRules,
     /// What is kept and told, but not used.
     unused: Map<String, Value>,
 }
@@ -80,6 +82,7 @@ fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
         Some("guaranteed") => Capacity::Guaranteed,
         Some(_) => return Err(wrong("queueCapacity", "must be \"maximum\" or \"guaranteed\"")),
     };
+    let rules = check::read(&mut keys)?;
     let mut unused = Map::new();
     for key in UNUSED {
         if let Some(value) = text(&mut keys, key)? {
@@ -89,10 +92,10 @@ fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
     match keys.keys().next() {
         Some(key) => Err(wrong(
             &key.chars().take(64).collect::<String>(),
-            "is not known; known are rmWebAddress, authorEnable, user, pwd, kerberosEnable, queueCapacity, and, \
-             without a meaning here, hadoopVersion, principalName, keytabPath and krb5Path",
+            "is not known; known are rmWebAddress, authorEnable, user, pwd, kerberosEnable, queueCapacity, \
+             whenDown, maxAge, lastKnownFor, refreshInterval, and, without a meaning here, hadoopVersion, principalName, keytabPath and krb5Path",
         )),
-        None => Ok(Config { addresses, login, capacity, unused }),
+        None => Ok(Config { addresses, login, capacity, rules, unused }),
     }
 }
 
@@ -165,6 +168,7 @@ impl Config {
                 Capacity::Guaranteed => "guaranteed".into(),
             },
         );
+        check::write(&self.rules, &mut keys);
         keys
     }
 

@@ -236,7 +236,7 @@ async fn an_endless_answer_ends() {
     for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n"] {
         let rm = Fake::start(move |_| Reply::Endless(head)).await;
         let cluster = read("Yarn", &format!(r#"{{"rmWebAddress": "http://{}"}}"#, rm.address), None).unwrap();
-        assert_eq!(cluster.queues(&http).await.unwrap_err().failures[0].1, Failure::TooLarge);
+        assert_eq!(cluster.queues(&http).await.unwrap_err().failures[0].1, Failure::TooLarge(32 << 20));
     }
 }
 

@@ -8,7 +8,10 @@
 
 use secrecy::SecretString;
 
-use crate::domain::queue::{Application, Queues};
+use crate::domain::{
+    external::CheckRules,
+    queue::{Application, Queues},
+};
 
 use super::{
     Address, ExternalResource, Fetching,
@@ -111,6 +114,10 @@ impl ExternalResource for Yarn {
 
     fn shown(&self) -> String {
         self.config.shown()
+    }
+
+    fn rules(&self) -> CheckRules {
+        self.config.rules
     }
 
     fn queues<'a>(&'a self, http: &'a Http) -> Fetching<'a, Queues> {

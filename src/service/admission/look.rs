@@ -8,12 +8,14 @@ use std::{
     },
 };
 
+use time::OffsetDateTime;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::{
     domain::{
         em::{Em, EmInstance},
+        external::Clusters,
         judgement::{self, judge},
         ledger::{LineView, PostCommitState},
         limit::Limits,
@@ -23,11 +25,11 @@ use crate::{
         ticket::EndedTicket,
     },
     error::Error,
-    service::reading,
+    service::reading::{self, QueueUse},
     store::{
         StoreError, em_resource, label_resource,
         limit::InForce,
-        session::{Session, answered},
+        session::{self, Session, answered},
     },
 };
 
@@ -115,6 +117,10 @@ pub(super) struct State {
     /// What was granted under those request ids and is over.
     pub ended: HashMap<Uuid, EndedTicket>,
     pub line: LineView,
+    /// The clusters in whose queues something is asked for; only by a look.
+    pub clusters: Clusters,
+    /// When it was looked, by the database's clock, if queues were looked at.
+    pub now: Option<OffsetDateTime>,
 }
 
 impl State {
@@ -151,7 +157,12 @@ impl State {
         judgement::admit(em, &self.limits, &request.ask)?;
         let scopes = request.scopes(&self.limits);
         let usage = |counter: &Counter| self.scopes.get(counter);
-        Ok(match judge(em, &scopes, usage, &self.line.line, position, &request.ask)? {
+        let judged = judge(em, &scopes, usage, &self.line.line, position, &request.ask)?;
+        let judged = match self.now {
+            Some(now) => self.clusters.judge(judged, request, &self.limits, &self.line.line, now),
+            None => judged.map(|share| (share, None)),
+        };
+        Ok(match judged {
             Ok(_) => Verdict::Fits,
             Err(mut short) => {
                 if let Some(position) = position {
@@ -192,9 +203,16 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,
     };
+    let in_queue = requests.iter().filter(|request| request.ask.resource.queue_name().is_some());
+    let asked: Vec<_> = in_queue.map(|request| (&request.ask.resource, &request.ask.labels)).collect();
+    let now = match asked.is_empty() {
+        true => None,
+        false => Some(session::clock(&mut *connection).await?),
+    };
+    let clusters = reading::clusters(&mut *connection, &QueueUse { asked, tickets: vec![] }, false).await?;
     let line = match anybody_waits {
-        true => reading::line(&mut *connection, &requests, &limits).await?,
+        true => reading::line(&mut *connection, &requests, &limits, &clusters).await?,
         false => LineView::default(),
     };
-    Ok(State { ems, limits, scopes, request_ids, ended, line })
+    Ok(State { ems, limits, scopes, request_ids, ended, line, clusters, now })
 }

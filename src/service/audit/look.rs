@@ -6,7 +6,10 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::{
     domain::{
-        audit::{AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray},
+        audit::{
+            AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray, queue_differences,
+            queue_subject,
+        },
         em::EmInstance,
         hold::TakenHold,
         limit::{Limits, ScopeUsage},
@@ -15,7 +18,9 @@ use crate::{
         scope::{Counter, Usage},
     },
     store::{
-        StoreError, em_resource, label_resource, label_set, limit, resource_hold, session,
+        StoreError, em_resource,
+        external_queue::{self, ClusterRow},
+        external_refresh, external_ticket, label_resource, label_set, limit, resource_hold, session,
         user_resource::{self, EmGroup, Group},
     },
 };
@@ -29,6 +34,8 @@ pub(super) struct Findings {
     pub strays: BTreeSet<EmInstance>,
     /// Whether some scope differs.
     pub scopes: bool,
+    /// Clusters in whose queues something differs.
+    pub clusters: BTreeSet<i64>,
     /// Rows that nobody can repair.
     pub unreadable: Vec<Difference>,
 }
@@ -50,10 +57,12 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, 
         ems: BTreeSet::new(),
         strays: BTreeSet::new(),
         scopes: false,
+        clusters: BTreeSet::new(),
         unreadable: Vec::new(),
     };
     ems(&mut transaction, &mut findings).await?;
     scopes(&mut transaction, &mut findings).await?;
+    clusters(&mut transaction, &mut findings).await?;
     let room = i64::try_from(AuditReport::NOTES_MAX.saturating_sub(findings.report.notes.len())).unwrap_or(0);
     for hold in resource_hold::list(&mut *transaction, room).await? {
         findings.report.note(|| match &hold.taken {
@@ -153,6 +162,34 @@ async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Resul
         compared => return compared,
     }
     Ok(())
+}
+
+async fn clusters(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
+    let ids: BTreeSet<i64> = external_queue::providers(&mut *connection).await?.into_iter().map(|(id, _)| id).collect();
+    for row in external_queue::clusters(&mut *connection, &ids, false).await? {
+        let differences = compare_cluster(connection, &row).await?;
+        if !differences.is_empty() {
+            findings.clusters.insert(row.id());
+            findings.report.differences.extend(differences);
+        }
+    }
+    Ok(())
+}
+
+/// Everything about a cluster's queues that is not as the tickets say.
+pub(super) async fn compare_cluster(
+    connection: &mut PgConnection,
+    row: &ClusterRow,
+) -> Result<Vec<Difference>, StoreError> {
+    let provider = row.provider()?.name;
+    let stored = external_refresh::stored(connection, row.id()).await?;
+    let from_tickets = external_refresh::from_tickets(connection, row).await?;
+    let mut differences = queue_differences(&provider, &stored, from_tickets.rooms().all_unseen());
+    for (ticket_id, path) in external_ticket::strays(&mut *connection, row.id()).await? {
+        let problem = format!("the ticket {ticket_id} counts there, and does not live");
+        differences.push(Difference::in_words(queue_subject(&provider, &path), "ticket", problem));
+    }
+    Ok(differences)
 }
 
 /// Compares all scopes with what the tickets say: tells each row in `see`, and in `found` each scope that differs, with what has to

@@ -2,7 +2,7 @@
 //! tickets say where an audit finds that something differs.
 //!
 //! - `look`: one audit, in one snapshot;
-//! - `repair`: EMs one by one under their locks; scopes, and tickets on no EM, while nobody counts.
+//! - `repair`: EMs one by one under their locks; scopes, and tickets on no EM, while nobody counts; external clusters under theirs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,10 +12,15 @@ use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 use crate::{
     domain::{
         audit::{AuditReport, Difference, Repaired, Subject},
-        principal::Principal,
+        principal::Actor,
     },
     error::Error,
-    store::{Store, StoreError, session::answered_within},
+    metrics::cluster::{AuditFigures, json, seconds},
+    store::{
+        Store, StoreError,
+        cluster_figure::{self, AUDIT, Figure},
+        session::{Session, answered_soon, answered_within},
+    },
 };
 
 mod look;
@@ -50,7 +55,22 @@ impl AuditService {
         let _turns = self.turn().await?;
         // Of its own: if the caller goes, it is closed, and the database stops.
         let mut session = self.store.session();
-        Ok(answered_within(TIMEOUT, look::snapshot(session.get().await?)).await?.report)
+        let report = answered_within(TIMEOUT, look::snapshot(session.get().await?)).await?.report;
+        self.note(&mut session, &report).await;
+        Ok(report)
+    }
+
+    /// Has the metrics of all instances tell what was found.
+    async fn note(&self, session: &mut Session, report: &AuditReport) {
+        let differences = u32::try_from(report.differences.count).unwrap_or(u32::MAX).into();
+        let figures = AuditFigures { differences, at: seconds(report.at) };
+        let noted = async {
+            let figure = Figure { json: json(&figures), at: report.at };
+            cluster_figure::write(session.get().await?, AUDIT, &figure).await
+        };
+        if let Err(error) = answered_soon(noted).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "what an audit found is not in the metrics");
+        }
     }
 
     /// Waits until nobody else audits: not for long, and not too many at once.
@@ -61,14 +81,19 @@ impl AuditService {
     }
 
     /// Audits, and writes what the tickets say where something differs. What a caller that goes leaves undone, the next one does.
-    pub async fn repair(&self, by: &Principal) -> Result<Repaired, Error> {
+    pub async fn repair(&self, by: &Actor) -> Result<Repaired, Error> {
         let _turns = self.turn().await?;
         let mut session = self.store.session();
-        answered_within(TIMEOUT, repair_all(session.get().await?, by)).await
+        let repaired = answered_within(TIMEOUT, repair_all(session.get().await?, by)).await?;
+        // Whoever looks at the metrics wants to know whether it helped.
+        if let Err(error) = answered_soon(cluster_figure::is_outdated(session.get().await?, AUDIT)).await {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the metrics tell of a repair after an hour");
+        }
+        Ok(repaired)
     }
 }
 
-async fn repair_all(connection: &mut PgConnection, by: &Principal) -> Result<Repaired, Error> {
+async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaired, Error> {
     let found = look::snapshot(connection).await?;
     let mut repaired = Repaired::default();
     repaired.remaining.extend(found.unreadable);
@@ -79,6 +104,10 @@ async fn repair_all(connection: &mut PgConnection, by: &Principal) -> Result<Rep
     if found.scopes || !found.strays.is_empty() {
         let done = repair::scopes(connection, &found.strays, by).await;
         repaired.absorb("scopes", done)?;
+    }
+    for cluster_id in &found.clusters {
+        let done = repair::cluster(connection, *cluster_id, by).await;
+        repaired.absorb("queues of a cluster", done)?;
     }
     Ok(repaired)
 }

@@ -10,23 +10,26 @@ use time::OffsetDateTime;
 
 use crate::{
     domain::{
-        audit::{Difference, EmSums, ScopeFix, Stray, Subject},
+        audit::{Difference, EmSums, ScopeFix, Stray, Subject, queue_subject},
         em::EmInstance,
         ledger::{Deltas, EndedDelta},
         operation::LockKey,
-        principal::Principal,
+        principal::Actor,
+        queue::QueueAmounts,
         resource::{Resource, ResourceType},
         scope::Usage,
         ticket::End,
     },
     store::{
-        StoreError, action_record, em_resource, label_resource, limit, resource_hold, resource_lock, session,
-        settlement, user_resource,
+        StoreError,
+        action_record::{self, Repair},
+        em_resource, external_queue, external_refresh, external_ticket, label_resource, limit, resource_hold,
+        resource_lock, session, settlement, user_resource,
         waiting::{self, Freed},
     },
 };
 
-use super::look::compare_scopes;
+use super::look::{compare_cluster, compare_scopes};
 
 /// How many scopes one statement writes.
 const SCOPES_PER_STATEMENT: usize = 1000;
@@ -41,7 +44,7 @@ pub(super) struct Done {
 }
 
 /// Repairs one EM in a transaction like any batch's: under its lock, no ticket on it comes or goes. Does nothing if it has gone.
-pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Principal) -> Result<Done, StoreError> {
+pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::patient(&mut transaction).await?;
     let key = LockKey::Em(em.clone());
@@ -72,7 +75,7 @@ async fn em_under_lock(
     connection: &mut PgConnection,
     em: &EmInstance,
     now: OffsetDateTime,
-    by: &Principal,
+    by: &Actor,
 ) -> Result<Done, StoreError> {
     let mut books = None;
     em_resource::tell_all(connection, Some(em), |row| books = Some(row)).await?;
@@ -94,8 +97,51 @@ async fn em_under_lock(
     };
     if !differences.is_empty() {
         em_resource::repair(connection, &books, &counters).await?;
-        action_record::insert_repairs(connection, &[(Subject::Em(em.clone()), counters.held())], now, by).await?;
+        let (subject, held) = (Subject::Em(em.clone()), counters.held());
+        let repair = Repair { subject, held, differences: differences.clone() };
+        action_record::insert_repairs(connection, &[repair], now, by).await?;
     }
+    Ok(Done { repaired: differences, ..Done::default() })
+}
+
+/// Repairs what is counted of a cluster, under its lock: no ticket in its queues comes or goes, and no snapshot comes into force. Does
+/// nothing if it has gone.
+pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: &Actor) -> Result<Done, StoreError> {
+    let mut transaction = connection.begin().await?;
+    session::thorough(&mut transaction).await?;
+    let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), true).await?;
+    let Some(row) = rows.first() else { return Ok(Done::default()) };
+    let now = session::clock(&mut transaction).await?;
+    let differences = compare_cluster(&mut transaction, row).await?;
+    if differences.is_empty() {
+        return Ok(Done::default());
+    }
+    let strays: Vec<_> = external_ticket::strays(&mut *transaction, cluster_id).await?.into_keys().collect();
+    external_ticket::delete(&mut *transaction, &strays).await?;
+    let provider = row.provider()?.name;
+    let stored = external_refresh::stored(&mut transaction, cluster_id).await?;
+    let from_tickets = external_refresh::from_tickets(&mut transaction, row).await?;
+    let unseen = from_tickets.differing(&stored);
+    external_refresh::write_unseen(&mut transaction, cluster_id, &unseen).await?;
+    // A snapshot that was prepared by what was stored before is none any more.
+    external_refresh::take_back(&mut *transaction, cluster_id).await?;
+    let mut found: HashMap<&str, Vec<Difference>> = HashMap::new();
+    for difference in &differences {
+        found.entry(&difference.what).or_default().push(difference.clone());
+    }
+    for repairs in unseen.chunks(SCOPES_PER_STATEMENT) {
+        let repair = |(path, amounts): &(String, QueueAmounts)| {
+            let sums = [("queue_memory".to_owned(), amounts.memory), ("queue_cores".to_owned(), amounts.cores)];
+            let held = Resource::special(sums.into()).unwrap_or_else(|_| Resource::zero(ResourceType::Special));
+            let subject = queue_subject(&provider, path);
+            let differences = found.get(subject.to_string().as_str()).cloned().unwrap_or_default();
+            Repair { subject, held, differences }
+        };
+        let repairs: Vec<_> = repairs.iter().map(repair).collect();
+        action_record::insert_repairs(&mut transaction, &repairs, now, by).await?;
+    }
+    waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
+    transaction.commit().await?;
     Ok(Done { repaired: differences, ..Done::default() })
 }
 
@@ -108,7 +154,7 @@ async fn em_under_lock(
 pub(super) async fn scopes(
     connection: &mut PgConnection,
     strays: &BTreeSet<EmInstance>,
-    by: &Principal,
+    by: &Actor,
 ) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::thorough(&mut transaction).await?;
@@ -123,8 +169,8 @@ pub(super) async fn scopes(
         &limits,
         |_| {},
         |found, fix| {
-            differences.extend(found);
-            fixes.push(fix);
+            differences.extend(found.iter().cloned());
+            fixes.push((found, fix));
         },
     )
     .await?;
@@ -143,7 +189,7 @@ async fn remove_strays(
     connection: &mut PgConnection,
     strays: &BTreeSet<EmInstance>,
     now: OffsetDateTime,
-    by: &Principal,
+    by: &Actor,
 ) -> Result<Vec<Difference>, StoreError> {
     if strays.is_empty() {
         return Ok(vec![]);
@@ -166,17 +212,18 @@ async fn remove_strays(
 
 async fn write_scopes(
     connection: &mut PgConnection,
-    fixes: Vec<ScopeFix>,
+    fixes: Vec<(Vec<Difference>, ScopeFix)>,
     now: OffsetDateTime,
-    by: &Principal,
+    by: &Actor,
 ) -> Result<(), StoreError> {
     let (mut update, mut insert, mut delete, mut repairs) = (vec![], vec![], vec![], vec![]);
-    for fix in fixes {
+    for (differences, fix) in fixes {
         let (counter, usage) = match &fix {
             ScopeFix::Update(counter, usage) | ScopeFix::Insert(counter, usage) => (counter, usage.clone()),
             ScopeFix::Delete(counter, _) => (counter, Usage::default()),
         };
-        repairs.push((Subject::Scope(counter.scope.clone()), together(&usage)));
+        let subject = Subject::Scope(counter.scope.clone());
+        repairs.push(Repair { subject, held: together(&usage), differences });
         match fix {
             ScopeFix::Update(counter, usage) => update.push((counter, usage)),
             ScopeFix::Insert(counter, usage) => insert.push((counter, usage)),

@@ -25,6 +25,7 @@ use crate::{
         em::EmInstance,
         operation::{Operation, Released},
     },
+    metrics::Metrics,
     service::committer::Committer,
     store::{
         StoreError,
@@ -89,6 +90,7 @@ pub struct Sweep {
     timers: mpsc::Sender<Due>,
     turned_down: TurnedDown,
     holder: Holder,
+    metrics: Metrics,
     /// Where the next page begins.
     after: Option<DueKey>,
     /// When the round through all that falls due began.
@@ -99,10 +101,10 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Hands what it finds to `timers`.
-    pub fn new(timers: mpsc::Sender<Due>, turned_down: TurnedDown, holder: Holder) -> Self {
+    /// Hands what it finds to `timers`, and tells `metrics` how late the first of it is.
+    pub fn new(timers: mpsc::Sender<Due>, turned_down: TurnedDown, holder: Holder, metrics: Metrics) -> Self {
         let begun = Instant::now();
-        Self { timers, turned_down, holder, after: None, begun, is_whole: true, next_whole: begun }
+        Self { timers, turned_down, holder, metrics, after: None, begun, is_whole: true, next_whole: begun }
     }
 }
 
@@ -111,7 +113,8 @@ impl Task for Sweep {
     const PERIOD: Duration = Duration::from_millis(400);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        if self.after.is_none() {
+        let is_first = self.after.is_none();
+        if is_first {
             self.begun = Instant::now();
             self.is_whole = self.begun >= self.next_whole;
             if self.is_whole {
@@ -122,8 +125,13 @@ impl Task for Sweep {
         let ahead = if self.holder.holds() { AHEAD } else { -OVERDUE };
         let page = answered_soon(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
         let mut page = page.inspect_err(|_| (self.after, self.next_whole) = (None, self.begun))?;
-        if page.first().is_some_and(|due| due.late > RECENT) {
+        let late = page.first().map_or(Duration::ZERO, |due| due.late);
+        if late > RECENT {
             self.next_whole = self.begun;
+        }
+        if is_first {
+            // While anything is older than what most rounds look at, each round looks at all.
+            self.metrics.requests.expiry_lag.set(late.as_secs_f64());
         }
         let is_full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         self.after = page.last().and_then(|due| due.key).filter(|_| is_full);

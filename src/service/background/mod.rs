@@ -5,14 +5,20 @@
 //! - `expiry`: locked tickets whose deadline passes;
 //! - `silence`: EMs of which nothing is heard any more;
 //! - `going`: the tickets of EMs that go, in steps;
+//! - `cluster`: what the metrics tell of the cluster as a whole;
 //! - `counting`: the counters of label sets that are new, in steps, and of those that count no more;
 //! - `pruning`: counters of nothing;
 //! - `holds`: those that are over;
-//! - `retention`: what is older than the history reaches.
+//! - `announcing`: that the instance lives, and how its tasks fare;
+//! - `fullest`: the scopes that hold the largest share of a maximum;
+//! - `refusals`: what was refused on this instance, every few seconds;
+//! - `retention`: what is older than the history reaches;
+//! - `self_audit`: whether the books are in order, every hour;
+//! - `usage`: use over time, summed from the ends in the history.
 
 use std::{
     future::Future,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -20,20 +26,26 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    metrics::{Metrics, TaskMetrics},
+    metrics::{Metrics, TaskMetrics, Told},
     store::{Store, StoreError, session::Session},
 };
 
 use super::tasks::Tasks;
 
+pub mod announcing;
+pub mod cluster;
 pub mod counting;
 pub mod expiry;
+pub mod fullest;
 pub mod going;
 pub mod holds;
 pub mod lease;
 pub mod pruning;
+pub mod refusals;
 pub mod retention;
+pub mod self_audit;
 pub mod silence;
+pub mod usage;
 
 /// The longest pause after steps that failed one after another.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
@@ -66,6 +78,22 @@ pub trait Task: Send + 'static {
     }
 }
 
+/// The tasks that run; clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Running(Arc<Mutex<Vec<(&'static str, TaskMetrics)>>>);
+
+impl Running {
+    /// What each has reported of itself, by name.
+    pub fn told(&self) -> Vec<(&'static str, Told)> {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        running.iter().map(|(name, report)| (*name, report.told())).collect()
+    }
+
+    fn add(&self, name: &'static str, report: TaskMetrics) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((name, report));
+    }
+}
+
 /// Runs tasks until the server stops.
 #[derive(Clone, Debug)]
 pub struct Driver {
@@ -73,21 +101,29 @@ pub struct Driver {
     tasks: Tasks,
     metrics: Metrics,
     stopping: CancellationToken,
+    running: Running,
 }
 
 impl Driver {
     /// No task runs yet.
     pub fn new(store: Store, tasks: Tasks, metrics: Metrics, stopping: CancellationToken) -> Self {
-        Self { store, tasks, metrics, stopping }
+        Self { store, tasks, metrics, stopping, running: Running::default() }
+    }
+
+    /// The tasks that it runs.
+    pub fn running(&self) -> Running {
+        self.running.clone()
     }
 
     /// Starts a task; whoever knows that there is something to do may wake it by `wake`.
     pub fn start<T: Task>(&self, mut task: T, wake: Arc<Notify>) {
         let (mut session, report, stopping) = (self.store.session(), self.metrics.task(T::NAME), self.stopping.clone());
+        self.running.add(T::NAME, report.clone());
+        let metrics = self.metrics.clone();
         self.tasks.spawn(async move {
             tokio::select! {
                 () = stopping.cancelled() => {}
-                () = drive(&mut task, &mut session, &report, &wake) => {}
+                () = drive(&mut task, &mut session, &report, (&wake, &metrics)) => {}
             }
             // An answer may still come on this connection.
             session.reset();
@@ -96,7 +132,12 @@ impl Driver {
     }
 }
 
-async fn drive<T: Task>(task: &mut T, session: &mut Session, report: &TaskMetrics, wake: &Notify) {
+async fn drive<T: Task>(
+    task: &mut T,
+    session: &mut Session,
+    report: &TaskMetrics,
+    (wake, metrics): (&Notify, &Metrics),
+) {
     // Instances that start together do not look together.
     let mut due = Instant::now() + jitter(T::PERIOD);
     let mut failures = 0_u32;
@@ -119,6 +160,7 @@ async fn drive<T: Task>(task: &mut T, session: &mut Session, report: &TaskMetric
             Err(error) => {
                 session.reset();
                 report.failed();
+                metrics.database.failed(&error);
                 if failures == 0 && !error.is_lock_timeout() {
                     tracing::warn!(
                         task = T::NAME,

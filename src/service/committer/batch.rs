@@ -16,12 +16,12 @@ use crate::{
         limit::Limits,
         line::FreedSpots,
         operation::{LockKey, Operation, Outcome, Rejection, Request, StepFrom},
-        principal::Principal,
+        principal::Actor,
         scope::Counter,
-        ticket::Ticket,
+        ticket::{End, Ticket},
     },
     metrics::{Metrics, Timed},
-    service::reading,
+    service::reading::{self, QueueUse},
     store::{
         StoreError, action_record, em_drain, em_observed, em_report, em_resource, label_resource,
         limit::{self, InForce},
@@ -31,6 +31,7 @@ use crate::{
         user_resource::{self, PageOf},
         waiting::{self, Freed},
     },
+    telemetry::traces,
 };
 
 use super::evidence::Evidence;
@@ -48,6 +49,8 @@ pub(super) struct Committed {
     pub others_wait: bool,
     /// How many of its operations went beyond limits that only watch.
     pub over_watched: u64,
+    /// How the tickets ended that it ended.
+    pub ended: Vec<End>,
 }
 
 /// Why a batch was not committed.
@@ -85,7 +88,7 @@ impl From<sqlx::Error> for BatchError {
 }
 
 /// An operation, and who wants it.
-pub(super) type Wanted<'a> = (&'a Principal, &'a Operation);
+pub(super) type Wanted<'a> = (&'a Actor, &'a Operation);
 
 /// All the locks that a batch takes under `limits`, in the one order.
 pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>, limits: &Limits) -> BTreeSet<LockKey> {
@@ -104,16 +107,17 @@ pub(super) async fn run(
     limits: &Arc<Limits>,
     own: Uuid,
     metrics: &Metrics,
+    trace: &traces::Batch,
 ) -> Result<Committed, BatchError> {
     metrics.committer.batch_operations.observe(operations.len() as f64);
     let _batch = Timed::in_histogram(&metrics.committer.batch);
     let connection = answered(session.begin()).await?;
-    let prepared = answered(prepare(connection, operations, limits, own, metrics)).await?;
+    let prepared = answered(prepare(connection, operations, limits, own, metrics, trace)).await?;
     let Some((transaction_id, evidence)) = prepared.to_commit else {
         answered(session.roll_back()).await?;
         return Ok(prepared.committed);
     };
-    let committing = Timed::in_histogram(&metrics.committer.commit);
+    let committing = (Timed::in_histogram(&metrics.committer.commit), trace.step("commit"));
     let ended = answered(session.commit()).await;
     drop(committing);
     match ended {
@@ -145,10 +149,11 @@ async fn prepare(
     limits: &Arc<Limits>,
     own: Uuid,
     metrics: &Metrics,
+    trace: &traces::Batch,
 ) -> Result<Prepared, BatchError> {
     let operations: Vec<&Operation> = wanted.iter().map(|(_, operation)| *operation).collect();
     let keys = lock_keys(operations.iter().copied(), limits);
-    let waiting = Timed::in_histogram(&metrics.committer.lock_wait);
+    let waiting = (Timed::in_histogram(&metrics.committer.lock_wait), trace.step("lock"));
     let taken = resource_lock::take(&mut *connection, &keys).await;
     drop(waiting);
     let locks = match taken {
@@ -158,6 +163,7 @@ async fn prepare(
         Err(error) => return Err(error.into()),
     };
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
+    let reading = trace.step("read");
     // In statements of their own: each sees what was committed before it, and so before the locks were free.
     let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
     let (in_force, ems) = match em_resource::read_in_force(&mut *connection, limits, instances).await {
@@ -170,23 +176,32 @@ async fn prepare(
         return Err(BatchError::OtherLimits(in_force.limits));
     }
     let snapshot = read(&mut *connection, &operations, in_force, ems, now).await?;
+    drop(reading);
     let mut ledger = Ledger::new(snapshot);
     let answers: Vec<_> = wanted.iter().map(|(by, operation)| ledger.apply(by, operation)).collect();
     let (deltas, standing) = ledger.finish();
     if deltas.is_empty() {
-        let committed =
-            Committed { answers, standing, freed: FreedSpots::default(), others_wait: true, over_watched: 0 };
+        let committed = Committed {
+            answers,
+            standing,
+            freed: FreedSpots::default(),
+            others_wait: true,
+            over_watched: 0,
+            ended: vec![],
+        };
         return Ok(Prepared { to_commit: None, committed });
     }
     let evidence = Evidence::of(&deltas, now);
+    let _writing = trace.step("write");
     write(&mut *connection, &deltas).await?;
     let others_wait = settlement::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
     if others_wait && !deltas.freed.is_empty() {
         let parts: Vec<Freed> = Freed::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
+    let ended = deltas.ended.iter().map(|ended| ended.end).collect();
     let Deltas { freed, over_watched, .. } = deltas;
-    let committed = Committed { answers, standing, freed, others_wait, over_watched };
+    let committed = Committed { answers, standing, freed, others_wait, over_watched, ended };
     Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed })
 }
 
@@ -234,9 +249,10 @@ async fn read(
     let scopes = scopes(&limits, operations, tickets.values());
     let scopes =
         if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
+    let clusters = reading::clusters(&mut *connection, &queue_use(operations, &tickets), true).await?;
     let any_in_line = requests.iter().any(|request| request.position().is_some());
     let line = match in_force.anybody_waits || any_in_line {
-        true => reading::line(&mut *connection, &requests, &limits).await?,
+        true => reading::line(&mut *connection, &requests, &limits, &clusters).await?,
         false => LineView::default(),
     };
     Ok(Snapshot {
@@ -253,6 +269,7 @@ async fn read(
         limits,
         scopes,
         line,
+        clusters,
     })
 }
 
@@ -270,6 +287,17 @@ fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec
         Some(PageOf { em: instance, after, limit: operation.tickets_max(), epoch_max })
     };
     operations.iter().filter_map(step).filter(|page| seen.insert(page.em)).collect()
+}
+
+/// What the operations have to do with queues: mostly nothing.
+fn queue_use<'a>(operations: &[&'a Operation], tickets: &HashMap<Uuid, Ticket>) -> QueueUse<'a> {
+    let told: HashMap<Uuid, &str> =
+        operations.iter().filter_map(|operation| Some((operation.ticket_id()?, operation.application_id()?))).collect();
+    let in_queue = tickets.values().filter(|ticket| ticket.resource().queue_name().is_some());
+    QueueUse {
+        asked: operations.iter().filter_map(|operation| operation.asks_queue()).collect(),
+        tickets: in_queue.map(|ticket| (ticket.id, told.get(&ticket.id).copied())).collect(),
+    }
 }
 
 /// All counters that the tickets of a batch may be in: those that live, that are asked for, and that are adopted.
@@ -312,7 +340,7 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     }
     if !deltas.drains.is_empty() {
         em_drain::write(connection, &deltas.drains).await?;
-        limit::keep_older_out(connection).await?;
+        limit::keep_older_out(connection, limit::KNOWS_DRAINS).await?;
     }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;

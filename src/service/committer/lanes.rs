@@ -88,6 +88,7 @@ impl Lanes {
             match pending.operation.lock_keys(true).find(|key| waiting.contains_key(key)) {
                 Some(key) => {
                     pending.waits = Some(self.metrics.committer.set_aside());
+                    pending.trace.set_aside();
                     join(waiting.entry(key).or_default(), pending);
                 }
                 None => others.push(pending),

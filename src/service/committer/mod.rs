@@ -30,11 +30,12 @@ use crate::{
     domain::{
         name::Name,
         operation::{Operation, Outcome},
-        principal::Principal,
+        principal::{Actor, Principal},
     },
     error::Error,
     metrics::{Held, Metrics},
     store::{Store, user_resource::Due},
+    telemetry::{decisions::Told, traces},
 };
 
 use super::{admission::StateCache, tasks::Tasks, waiting::WaitingLine};
@@ -100,10 +101,18 @@ impl Committer {
     ///
     /// # Errors
     /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out; [`Error::Overloaded`] if too many wait.
-    pub async fn submit(&self, by: &Principal, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
+    pub async fn submit(
+        &self,
+        by: impl Into<Actor>,
+        operation: Operation,
+        deadline: Instant,
+    ) -> Result<Outcome, Error> {
         // One that touches many tickets waits behind those that do not.
         let queue = if operation.cost() == 1 { &self.doors.callers } else { &self.doors.large };
-        let done = self.carry_out(queue, by.clone(), operation, deadline).await;
+        let by = by.into();
+        let told = Told::of(&by.principal, &operation);
+        let done = self.carry_out(queue, by, operation, deadline).await;
+        told.tell(&done);
         done.inspect_err(|error| self.metrics.committer.failed(error))
     }
 
@@ -113,7 +122,9 @@ impl Committer {
     /// As of [`Committer::submit`].
     pub async fn submit_in_background(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
         let queue = if operation.cost() == 1 { &self.doors.background } else { &self.doors.steps };
-        let done = self.carry_out(queue, Principal::Service, operation, deadline).await;
+        let told = Told::of(&Principal::Service, &operation);
+        let done = self.carry_out(queue, Principal::Service.into(), operation, deadline).await;
+        told.tell(&done);
         done.inspect_err(|error| self.metrics.committer.failed(error))
     }
 
@@ -124,17 +135,19 @@ impl Committer {
     async fn carry_out(
         &self,
         queue: &mpsc::Sender<Pending>,
-        by: Principal,
+        by: Actor,
         operation: Operation,
         deadline: Instant,
     ) -> Result<Outcome, Error> {
         let (reply, answer) = oneshot::channel();
         let (progress, place) = (Progress::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
-        let undo = holder(&operation).map(|user| (by.clone(), user));
+        let undo = holder(&operation).map(|user| (by.principal.clone(), user));
         let mut answer = Answer { answer, undo, undoing: self.undoing() };
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.making_room(&operation);
-        let pending = Pending { by, operation, deadline, progress: progress.clone(), reply, waits, _room: Some(place) };
+        let (progress_of, trace) = (progress.clone(), traces::operation(operation.kind()));
+        let pending =
+            Pending { by, operation, deadline, progress: progress_of, reply, waits, trace, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -189,10 +202,12 @@ struct Undoing {
 
 impl Undoing {
     fn submit(&self, by: Principal, operation: Operation) {
+        let by = by.into();
         let (reply, answer) = oneshot::channel();
         let deadline = Instant::now() + DETACHED_TIMEOUT;
         let waits = Some(self.metrics.committer.queued());
-        let pending = Pending { by, operation, deadline, progress: Progress::default(), reply, waits, _room: None };
+        let (progress, trace) = (Progress::default(), traces::Operation::default());
+        let pending = Pending { by, operation, deadline, progress, reply, waits, trace, _room: None };
         let queued = self.queue.upgrade().is_some_and(|queue| queue.try_send(pending).is_ok());
         match Handle::try_current() {
             // Somebody has to want the answer, or the operation is not carried out.
@@ -235,13 +250,15 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
 /// An operation that waits to be carried out, and who waits for its answer.
 #[derive(Debug)]
 struct Pending {
-    by: Principal,
+    by: Actor,
     operation: Operation,
     deadline: Instant,
     progress: Progress,
     reply: oneshot::Sender<Result<Outcome, Error>>,
     /// Where it counts as waiting.
     waits: Option<Held>,
+    /// Ends with it.
+    trace: traces::Operation,
     /// Held until it is answered; what undoes something has room in any case.
     _room: Option<Place>,
 }
@@ -272,7 +289,8 @@ impl Pending {
     }
 
     /// Back to waiting: the transaction did not take place.
-    fn set_aside(&self) {
+    fn set_aside(&mut self) {
+        self.trace.set_aside();
         self.progress.change(RUNNING, WAITING);
     }
 
@@ -283,7 +301,13 @@ impl Pending {
 
     /// Answers the caller; false if it is gone.
     fn answer(self, answer: Result<Outcome, Error>) -> bool {
-        self.reply.send(answer).is_ok()
+        let Self { reply, trace, .. } = self;
+        if answer.is_err() {
+            trace.failed();
+        }
+        // Before whoever hears of it goes on.
+        drop(trace);
+        reply.send(answer).is_ok()
     }
 }
 
@@ -307,7 +331,7 @@ mod tests {
     fn granted() -> Result<Outcome, Error> {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
-        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new() }))
+        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None }))
     }
 
     #[tokio::test]

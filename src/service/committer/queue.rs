@@ -184,8 +184,9 @@ mod tests {
 
     fn pending(operation: Operation) -> Pending {
         let (reply, _) = oneshot::channel();
-        let (by, deadline) = (Principal::Anonymous, Instant::now());
-        Pending { by, operation, deadline, progress: Progress::default(), reply, waits: None, _room: None }
+        let (by, deadline) = (Principal::Anonymous.into(), Instant::now());
+        let (progress, trace) = (Progress::default(), Default::default());
+        Pending { by, operation, deadline, progress, reply, waits: None, trace, _room: None }
     }
 
     fn em(host: &str) -> EmInstance {

@@ -11,6 +11,7 @@ use crate::{
         limit::Limits,
         operation::{Grant, LockKey, Operation, Outcome, Released, Request},
         principal::Principal,
+        ticket::End,
     },
     error::Error,
     metrics::Metrics,
@@ -20,6 +21,7 @@ use crate::{
         session::{Session, answered},
         user_resource::Due,
     },
+    telemetry::traces,
 };
 
 use super::{
@@ -105,7 +107,13 @@ impl Worker {
                 continue;
             }
             let reused = self.session.is_open();
-            match self.run(&part.operations).await {
+            let trace = traces::batch(part.operations.iter_mut().map(|pending| &mut pending.trace));
+            let ended = self.run(&part.operations, &trace).await;
+            if ended.is_err() {
+                trace.failed();
+            }
+            drop(trace);
+            match ended {
                 Ok(committed) => self.committed(part.operations, committed),
                 Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
                 // Whoever changes them waits for nobody but those before us, and is soon done.
@@ -123,11 +131,13 @@ impl Worker {
                     }
                 }
                 Err(BatchError::Store(error)) if error.is_lock_timeout() => {
+                    self.metrics.database.failed(&error);
                     // What waits again must not wait for the locks of its own last try.
                     self.session.rest().await;
                     parts.extend(after_wait(part, &error, &mut aside));
                 }
                 Err(BatchError::Store(error)) => {
+                    self.metrics.database.failed(&error);
                     self.session.reset();
                     parts.extend(after_error(part, error, reused));
                 }
@@ -136,15 +146,20 @@ impl Worker {
         aside
     }
 
-    async fn run(&mut self, part: &[Pending]) -> Result<Committed, BatchError> {
+    async fn run(&mut self, part: &[Pending], trace: &traces::Batch) -> Result<Committed, BatchError> {
         let operations: Vec<_> = part.iter().map(|pending| (&pending.by, &pending.operation)).collect();
-        let committed = batch::run(&mut self.session, &operations, &self.limits, self.own, &self.metrics).await?;
+        let committed =
+            batch::run(&mut self.session, &operations, &self.limits, self.own, &self.metrics, trace).await?;
         self.limits = committed.standing.limits.clone();
         Ok(committed)
     }
 
     fn committed(&self, part: Vec<Pending>, committed: Committed) {
         self.metrics.committer.over_watched.inc_by(committed.over_watched);
+        for how in End::ALL {
+            let count = committed.ended.iter().filter(|end| **end == how).count();
+            self.metrics.requests.tickets_ended(how, u64::try_from(count).unwrap_or(u64::MAX));
+        }
         self.answers.committed(part, committed);
     }
 
@@ -186,7 +201,7 @@ impl Worker {
     }
 }
 
-fn set_aside(aside: &mut SetAside, key: LockKey, pending: Pending) {
+fn set_aside(aside: &mut SetAside, key: LockKey, mut pending: Pending) {
     pending.set_aside();
     aside.entry(key).or_default().push(pending);
 }
@@ -303,7 +318,9 @@ impl Responder {
         self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
         for (pending, answer) in part.into_iter().zip(committed.answers) {
             let undo = match (&pending.operation, &answer) {
-                (Operation::Request(request), Ok(Outcome::Granted(grant))) => self.granted(&pending.by, request, grant),
+                (Operation::Request(request), Ok(Outcome::Granted(grant))) => {
+                    self.granted(&pending.by.principal, request, grant)
+                }
                 (_, Ok(Outcome::Waiting(waiting))) => Some(Undo::Leave(waiting.position.ticket_id())),
                 _ => None,
             };

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         limit::{Limits, Over, Replaced, Rule, RuleChanges, ScopeUsage},
-        principal::Principal,
+        principal::Actor,
     },
     error::Error,
     store::{label_resource, session::answered},
@@ -20,7 +20,7 @@ impl LimitService {
     ///
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
-    pub async fn replace(&self, by: &Principal, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
+    pub async fn replace(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
         Ok(self.change(by, deadline, &Change::Replace(rules)).await?.changes)
     }
 
@@ -28,12 +28,7 @@ impl LimitService {
     ///
     /// # Errors
     /// As of [`LimitService::replace`].
-    pub async fn replace_and_wait(
-        &self,
-        by: &Principal,
-        rules: Vec<Rule>,
-        deadline: Instant,
-    ) -> Result<Replaced, Error> {
+    pub async fn replace_and_wait(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<Replaced, Error> {
         let changes = self.replace(by, rules, deadline).await?;
         let standing = async {
             let decides = self.until_counted(deadline).await?;

@@ -82,9 +82,9 @@ impl Account {
         })
     }
 
-    /// The name of the account with user id 0, if it has one.
-    pub(super) fn root_name() -> Result<Option<String>, EmbeddedError> {
-        Ok(Self::look_up("0", false)?.map(|root| root.name))
+    /// The name of the account with this user id, if it has one.
+    pub(super) fn name_of(uid: u32) -> Result<Option<String>, EmbeddedError> {
+        Ok(Self::look_up(&uid.to_string(), false)?.map(|account| account.name))
     }
 
     fn look_up(key: &str, switch: bool) -> Result<Option<Self>, EmbeddedError> {

@@ -136,7 +136,7 @@ impl Cluster {
     /// other end of the socket decides.
     fn write_access_rules(&self) -> Result<(), EmbeddedError> {
         let rules = format!("local all \"{USER}\" peer map={MAP}\n");
-        let accounts = [Some(self.account.name.clone()), Account::root_name()?];
+        let accounts = [Some(self.account.name.clone()), Account::name_of(0)?];
         let map: String = accounts.into_iter().flatten().map(|name| map_line(&name)).collect();
         for (path, text) in self.access_files().iter().zip([rules, map]) {
             let write = || {

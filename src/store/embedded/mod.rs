@@ -48,6 +48,12 @@ pub struct Settings {
     pub server_options: Vec<(String, String)>,
 }
 
+/// The name of the account with this user id; `None` if it has none, or the system does not tell.
+#[must_use]
+pub fn user_name(uid: u32) -> Option<String> {
+    account::Account::name_of(uid).ok().flatten()
+}
+
 /// The state directory to use when none is chosen: below `/var/lib` for root, else below the user's data directory.
 ///
 /// # Errors

@@ -124,7 +124,7 @@ impl Freed {
 fn em_of(spot: &Spot) -> Option<(String, String)> {
     match spot {
         Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
-        Spot::Scope(_) => None,
+        Spot::Scope(_) | Spot::Queue { .. } => None,
     }
 }
 

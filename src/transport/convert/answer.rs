@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use prost_types::Timestamp;
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
         action::ActionRecord,
         audit::Subject,
         em::{Counted, Em, EmInstance, Going},
+        external::{Basis, JudgedQueue},
         judgement::HeadRoom,
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
@@ -20,6 +21,7 @@ use crate::{
         refusal::{Refusal, Shortfall},
         report::{EmStatus, Health, Load, UnknownTicket},
         resource::Resource,
+        scope_kind::ScopeKind,
         ticket::{End, EngineInstance, Ticket, TicketState},
         ticket_digest::TicketDigest,
     },
@@ -184,11 +186,11 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
     })
 }
 
-/// A line of the history.
-pub fn action(record: &ActionRecord) -> proto::Action {
+/// A line of the history; from where it was done is told to those who run the cluster.
+pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
     let (ticket_id, user) =
         record.ticket.as_ref().map(|(id, user)| (id.to_string(), user.to_string())).unwrap_or_default();
-    let mut each = Vec::new();
+    let (mut each, mut object) = (Vec::new(), String::new());
     let (em, scope) = match &record.subject {
         Subject::Em(em) => (Some(em_message(em)), BTreeMap::new()),
         Subject::Scope(scope) => (None, scope.labels().clone()),
@@ -199,6 +201,10 @@ pub fn action(record: &ActionRecord) -> proto::Action {
         }
         Subject::Policy(kind) => {
             (Some(proto::EmInstance { application_name: kind.to_string(), instance: String::new() }), BTreeMap::new())
+        }
+        Subject::Other(other) => {
+            object.clone_from(other);
+            (None, BTreeMap::new())
         }
     };
     proto::Action {
@@ -213,6 +219,10 @@ pub fn action(record: &ActionRecord) -> proto::Action {
         actor: record.actor.clone(),
         limit_mode: record.limit_mode.map_or(proto::LimitMode::Unspecified, limit::mode_message).into(),
         reason: record.reason.clone().unwrap_or_default(),
+        address: record.address.clone().filter(|_| is_for_operator).unwrap_or_default(),
+        before: record.before.clone().unwrap_or_default(),
+        after: record.after.clone().unwrap_or_default(),
+        object,
     }
 }
 
@@ -224,7 +234,8 @@ pub fn available(grant: &Grant) -> proto::AvailableResource {
         expire_time: Some(timestamp(grant.expires_at)),
         head_room: vec![],
         over_watched: grant.over_watched.iter().map(shortfall).collect(),
-        ..Default::default()
+        queue_name: String::new(),
+        queue_check: grant.queue.as_ref().map(queue_check),
     }
 }
 
@@ -250,6 +261,7 @@ pub fn shortfall(short: &Shortfall) -> proto::Shortfall {
         waiting_ahead: short.ahead,
         max: short.max,
         rule: short.rule.clone(),
+        scope_kind: short.kind.as_str().to_owned(),
     }
 }
 
@@ -362,12 +374,44 @@ pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldE
         em: request::em_instance("em", message.em)?,
         expires_at: message.expire_time.and_then(time).unwrap_or(OffsetDateTime::UNIX_EPOCH),
         over_watched: message.over_watched.into_iter().map(read_shortfall).collect(),
+        queue: message.queue_check.and_then(read_queue_check),
     })
+}
+
+/// `None` if it does not tell by what.
+fn read_queue_check(message: proto::QueueCheck) -> Option<JudgedQueue> {
+    let basis = match message.basis() {
+        proto::QueueCheckBasis::Unspecified => return None,
+        proto::QueueCheckBasis::Snapshot => Basis::Snapshot,
+        proto::QueueCheckBasis::LastKnown => Basis::LastKnown,
+        proto::QueueCheckBasis::Unchecked => Basis::Unchecked,
+    };
+    let age = message.age.map(|age| Duration::seconds(age.seconds) + Duration::nanoseconds(age.nanos.into()));
+    Some(JudgedQueue { provider: message.provider_name, path: message.path, basis, age })
+}
+
+/// By what a request was judged in its queue.
+fn queue_check(queue: &JudgedQueue) -> proto::QueueCheck {
+    let basis = match queue.basis {
+        Basis::Snapshot => proto::QueueCheckBasis::Snapshot,
+        Basis::LastKnown => proto::QueueCheckBasis::LastKnown,
+        Basis::Unchecked => proto::QueueCheckBasis::Unchecked,
+    };
+    let duration =
+        |age: Duration| prost_types::Duration { seconds: age.whole_seconds(), nanos: age.subsec_nanoseconds() };
+    proto::QueueCheck {
+        provider_name: queue.provider.clone(),
+        path: queue.path.clone(),
+        basis: basis.into(),
+        age: queue.age.map(duration),
+    }
 }
 
 fn read_shortfall(short: proto::Shortfall) -> Shortfall {
     Shortfall {
         scope: short.scope,
+        // A later release may have more kinds.
+        kind: ScopeKind::parse(&short.scope_kind).unwrap_or(ScopeKind::Labels),
         dimension: short.dimension.as_str().into(),
         requested: short.requested,
         available: short.available,

@@ -98,8 +98,8 @@ pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
     }
 }
 
-/// An application, in the queue with this path.
-pub fn application(application: &queue::Application, path: &str) -> proto::Application {
+/// An application, in the queue with this path, and the live ticket that it is known to be of.
+pub fn application(application: &queue::Application, path: &str, ticket_id: Option<Uuid>) -> proto::Application {
     let queue::Application { id, name, user, queue: _, state, allocated, start_millis } = application;
     let start_time = prost_types::Timestamp {
         seconds: start_millis.div_euclid(1000),
@@ -113,5 +113,6 @@ pub fn application(application: &queue::Application, path: &str) -> proto::Appli
         state: state.clone(),
         allocated: amounts(*allocated),
         start_time: Some(start_time),
+        ticket_id: ticket_id.map(|id| id.to_string()).unwrap_or_default(),
     }
 }

@@ -283,6 +283,7 @@ pub fn scope_usage(scope: &ScopeUsage) -> proto::ScopeUsage {
         locked: amounts(&scope.usage.locked),
         limits: scope.rules.iter().map(|rule| limit(rule)).collect(),
         over_limit: scope.is_over(),
+        fullness: scope.fullness(),
     }
 }
 

@@ -5,6 +5,7 @@
 //! - [`cap`]: caps, both ways;
 //! - [`external`]: providers and queues, both ways;
 //! - [`audit`]: audits and repairs, both ways;
+//! - `overview`: the whole cluster, its instances, and what they do;
 //! - [`operator`]: drains, forced releases and holds, both ways;
 //! - [`request`]: what callers send;
 //! - [`answer`]: what callers are told, and, for the RM client, back again.
@@ -16,5 +17,7 @@ pub mod cap;
 pub mod external;
 pub mod limit;
 pub mod operator;
+#[cfg(feature = "server")]
+pub mod overview;
 pub mod request;
 pub mod resource;

@@ -12,6 +12,7 @@ use crate::{
         observation::Observations,
         operation::{Inited, NamedTicket, Register, Reported, Unregister},
         report::{Health, Load, Report},
+        resource::{Parts, Resource, YarnAmounts},
         scope::RESERVED,
         selector::{PREFERENCES_MAX, Placement, Preference, Selector, WEIGHT_MAX},
         ticket::EngineInstance,
@@ -29,6 +30,9 @@ pub const TICKETS_MAX: usize = 100_000;
 
 /// How many bytes each of them takes.
 pub const TICKET_BYTES: usize = size_of::<Uuid>();
+
+/// How many queues a request may name.
+pub const QUEUE_NAMES_MAX: usize = 8;
 
 fn missing(field: &str) -> FieldError {
     FieldError::new(field, "is required")
@@ -102,17 +106,40 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
 
 /// Checks that a request asks for nothing that has only a name yet: who set it would be told that he has what he has not.
 pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), FieldError> {
-    let planned = [
-        ("priority", request.priority != 0),
-        ("group_id", !request.group_id.is_empty()),
-        ("queue_names", !request.queue_names.is_empty()),
-    ];
+    let planned = [("priority", request.priority != 0), ("group_id", !request.group_id.is_empty())];
     match planned.into_iter().find(|(_, is_set)| *is_set) {
         Some((field, _)) => {
             Err(FieldError::new(field, "is for a later release, and means nothing in this one; leave it out"))
         }
         None => Ok(()),
     }
+}
+
+/// The queues that will do instead of that of a resource, the best first, each in what is asked for then.
+pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>, FieldError> {
+    if names.len() > QUEUE_NAMES_MAX {
+        let problem = format!("has {} queues; at most {QUEUE_NAMES_MAX} are allowed", names.len());
+        return Err(FieldError::new("queue_names", problem));
+    }
+    let in_queue = |(number, name): (usize, &String)| {
+        let field = format!("queue_names[{number}]");
+        let wrong = |problem: String| FieldError::new(&field, problem);
+        if name.is_empty() {
+            return Err(wrong("must not be empty".to_owned()));
+        }
+        let parts = match resource.parts() {
+            Parts::Yarn(yarn) => Parts::Yarn(YarnAmounts { queue_name: name.clone(), ..yarn }),
+            Parts::DriverAndYarn(driver, yarn) => {
+                Parts::DriverAndYarn(driver, YarnAmounts { queue_name: name.clone(), ..yarn })
+            }
+            _ => {
+                let problem = "is for a resource with a queue: set yarn, or driver_and_yarn";
+                return Err(FieldError::new("queue_names", problem));
+            }
+        };
+        Resource::from_parts(parts).map_err(|error| wrong(error.to_string()))
+    };
+    names.iter().enumerate().map(in_queue).collect()
 }
 
 /// Which EMs a request may go to; and all labels that it carries, those for this included.

@@ -101,7 +101,7 @@ impl Service<http::Request<Body>> for Calls {
             false => Kind::whole(call.clone()),
         };
         let answer = Ok(self.routes.call(request.map(|body| Received { body, kind })));
-        let closing = (is_reflection || uri.path() == HEALTH_WATCH).then(closing);
+        let closing = (is_reflection || ENDLESS.contains(&uri.path())).then(closing);
         Answering { answer, uri, closing, call: Some(call) }
     }
 }
@@ -110,8 +110,8 @@ impl Service<http::Request<Body>> for Calls {
 const ENCODING: &str = "grpc-encoding";
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 
-/// Beside reflection, the call whose answer goes on until somebody ends it.
-const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// Beside reflection, the calls whose answers go on until somebody ends them.
+const ENDLESS: [&str; 2] = ["/grpc.health.v1.Health/Watch", "/linkis.rm.v1.UsageService/Watch"];
 
 /// A call under way, and what it takes; gives it back at its end.
 #[derive(Debug)]

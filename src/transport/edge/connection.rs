@@ -15,11 +15,14 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep, sleep_until, timeout_at},
 };
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
-use crate::{domain::principal::Principal, service::tokens::Caller, tls};
+use crate::{
+    domain::principal::Principal,
+    service::tokens::Caller,
+    tls::{self, Tls},
+};
 
 use super::{Edge, share::Share, socket, stream::Stream};
 
@@ -95,10 +98,10 @@ impl Newcomer {
     }
 
     /// Encrypts it; `None` if the other side does not go along, or not in time.
-    pub(super) async fn encrypted(self, acceptor: &TlsAcceptor) -> Option<Connection> {
+    pub(super) async fn encrypted(self, tls: &Tls) -> Option<Connection> {
         let Self { stream, address, place, until } = self;
         let gauges = &place.0.gauges;
-        let stream = match timeout_at(until, acceptor.accept(stream)).await {
+        let stream = match timeout_at(until, tls.grpc(stream, address.ip())).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 gauges.handshakes_failed.add();

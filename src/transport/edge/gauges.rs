@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::tls::Tls;
+use crate::tls::{Expiry, Tls};
 
 use super::{Bounds, share::Share};
 
@@ -106,6 +106,11 @@ impl EdgeGauges {
     /// How often they could not be used.
     pub fn certificates_unusable(&self) -> u64 {
         self.tls.as_ref().map_or(0, |tls| tls.failed_reloads())
+    }
+
+    /// When the certificates in force are over; `None` if nothing is encrypted.
+    pub fn certificate_expiry(&self) -> Option<Expiry> {
+        self.tls.as_ref().map(|tls| tls.expiry())
     }
 
     /// Calls that were turned away because there was no room for their bodies, or answers.

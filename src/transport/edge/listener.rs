@@ -23,9 +23,9 @@ pub async fn accept(listener: Listener, edge: Arc<Edge>, serve: mpsc::Sender<io:
                 }
                 (Some(newcomer), Some(tls)) => {
                     while handshakes.try_join_next().is_some() {}
-                    let (acceptor, serve) = (tls.grpc(), serve.clone());
+                    let (tls, serve) = (tls.clone(), serve.clone());
                     handshakes.spawn(async move {
-                        if let Some(connection) = newcomer.encrypted(&acceptor).await {
+                        if let Some(connection) = newcomer.encrypted(&tls).await {
                             // Where nobody serves any more, it ends.
                             let _ = serve.send(Ok(connection)).await;
                         }

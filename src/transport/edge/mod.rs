@@ -8,6 +8,7 @@
 //! - `socket`: where it listens; `listener`: the accept loop, and who is turned away;
 //! - `stream`: a connection's bytes, encrypted or not;
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
+//! - `age`: how old connections get;
 //! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
 //! - `answer`: an answer, as it is sent;
 //! - `places`: how many calls there may be, by what they are for;
@@ -23,6 +24,7 @@ use gauges::EdgeGauges;
 use places::Places;
 use share::Share;
 
+mod age;
 mod answer;
 mod calls;
 mod connection;
@@ -34,6 +36,7 @@ mod share;
 mod socket;
 mod stream;
 
+pub use age::spread as ages;
 pub use calls::Calls;
 pub use connection::Connection;
 pub use listener::accept;
@@ -82,7 +85,7 @@ pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
 pub struct Bounds {
     /// How many connections there may be.
     pub connections: usize,
-    /// How old a connection gets before its client is asked to open another; `None` for as old as it likes.
+    /// How old a connection gets, give or take a tenth, before its client is asked to open another; `None` for as old as it likes.
     pub connection_age: Option<Duration>,
     /// How many calls that ask for something may be judged at once; what frees something is not counted, nor who waits in line.
     pub calls: usize,

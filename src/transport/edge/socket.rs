@@ -4,7 +4,7 @@ use std::{
     fmt,
     fs::{File, TryLockError},
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     pin::Pin,
@@ -134,6 +134,13 @@ impl Drop for UnixSocket {
 /// Who is at the other end of a connection: an address, or somebody on this machine.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerAddress(Option<SocketAddr>);
+
+impl PeerAddress {
+    /// Without its port; `None` for somebody on this machine.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.0.map(|address| address.ip())
+    }
+}
 
 impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

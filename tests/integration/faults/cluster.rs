@@ -16,7 +16,7 @@ use linkis_rm::{
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
-use super::clock::Clock;
+use super::{clock::Clock, credentials::Credentials, random::Random};
 use crate::{harness::*, proxy::Proxy};
 
 /// How long a caller has patience with an instance.
@@ -39,6 +39,8 @@ pub struct Cluster {
     /// Past the proxies.
     pub options: PgConnectOptions,
     pub nodes: Vec<Node>,
+    /// What callers show; `None` beside another release, which may not know of it.
+    pub credentials: Option<Arc<Credentials>>,
 }
 
 /// One instance of the service.
@@ -48,6 +50,7 @@ pub struct Node {
     pub clock: Option<Clock>,
     program: Mutex<Programs>,
     process: Mutex<Option<Process>>,
+    credentials: Option<Arc<Credentials>>,
     clients: RwLock<Clients>,
     log: Arc<Mutex<VecDeque<String>>>,
     /// Lines of the log that tell of a defect.
@@ -69,13 +72,23 @@ impl Programs {
 
 #[derive(Clone)]
 struct Clients {
+    address: String,
     caller: RmClient,
+    host: RmClient,
     probe: RmClient,
 }
 
 impl Clients {
-    fn new(address: &str) -> Self {
-        Self { caller: hurried(address, CALLER_TIMEOUT), probe: hurried(address, PROBE_TIMEOUT) }
+    fn new(address: &str, credentials: Option<&Arc<Credentials>>) -> Self {
+        let Some(credentials) = credentials else {
+            let [caller, host, probe] =
+                [CALLER_TIMEOUT, CALLER_TIMEOUT, PROBE_TIMEOUT].map(|timeout| hurried(address, timeout));
+            return Self { address: address.to_owned(), caller, host, probe };
+        };
+        let address = address.replace("http://", "https://");
+        let caller = credentials.client(&address, CALLER_TIMEOUT);
+        let (host, probe) = (credentials.host(&address, CALLER_TIMEOUT), credentials.client(&address, PROBE_TIMEOUT));
+        Self { address, caller, host, probe }
     }
 }
 
@@ -85,8 +98,40 @@ impl Cluster {
         remove_at_end(&folder);
         let postgres = Embedded::start(settings(&folder)).await.unwrap();
         let options = postgres.connect_options();
-        let nodes = (0..instances).map(|number| Node::start(number, postgres.socket_dir(), &folder)).collect();
-        Self { postgres: tokio::sync::Mutex::new(Some(postgres)), folder, options, nodes }
+        let is_alone = env::var("LINKIS_RM_FAULTS_OTHER").is_err();
+        let begin = || Arc::new(Credentials::begin(&folder, url(postgres.socket_dir(), "postgres")));
+        let credentials = is_alone.then(begin);
+        let start = |number| Node::start(number, postgres.socket_dir(), &folder, credentials.clone());
+        let nodes = (0..instances).map(start).collect();
+        Self { postgres: tokio::sync::Mutex::new(Some(postgres)), folder, options, nodes, credentials }
+    }
+
+    /// A client of an instance, for EMs that report.
+    pub fn host(&self, node: usize) -> RmClient {
+        self.nodes[node].clients.read().unwrap().host.clone()
+    }
+
+    /// Replaces the token that callers show, and revokes the one before.
+    ///
+    /// # Errors
+    /// What is not as it should be.
+    pub async fn replace_token(&self) -> Result<(), String> {
+        let Some(credentials) = &self.credentials else { return Ok(()) };
+        credentials.replace_token(&self.addresses(), || self.nodes.iter().for_each(Node::meet_again)).await
+    }
+
+    /// Replaces all certificates, and the authority by which callers' are believed.
+    ///
+    /// # Errors
+    /// What is not as it should be.
+    pub async fn replace_certificates(&self, random: &mut Random) -> Result<(), String> {
+        let Some(credentials) = &self.credentials else { return Ok(()) };
+        let hand_out = || self.nodes.iter().for_each(Node::meet_again);
+        credentials.replace_certificates(&self.addresses(), random, hand_out).await
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.clients.read().unwrap().address.clone()).collect()
     }
 
     /// A client of an instance, for callers.
@@ -139,15 +184,22 @@ fn settings(folder: &Path) -> Settings {
 }
 
 impl Node {
-    fn start(number: usize, postgres: &Path, folder: &Path) -> Self {
+    fn start(number: usize, postgres: &Path, folder: &Path, credentials: Option<Arc<Credentials>>) -> Self {
         let proxy = Proxy::start(&format!("faults-{number}"), postgres);
         let clock = Clock::in_folder(folder, number);
         // Every second instance begins as the other release.
         let mut programs = Programs { other: env::var("LINKIS_RM_FAULTS_OTHER").ok(), is_next: number % 2 == 1 };
         let (log, defects) = (Arc::default(), Arc::default());
-        let process = start_process(&programs.next(), &proxy, clock.as_ref(), &log, &defects);
-        let clients = RwLock::new(Clients::new(&process.address));
-        Self { proxy, clock, program: Mutex::new(programs), process: Mutex::new(Some(process)), clients, log, defects }
+        let process = start_process(&programs.next(), &proxy, clock.as_ref(), credentials.as_deref(), &log, &defects);
+        let clients = RwLock::new(Clients::new(&process.address, credentials.as_ref()));
+        let (program, process) = (Mutex::new(programs), Mutex::new(Some(process)));
+        Self { proxy, clock, program, process, credentials, clients, log, defects }
+    }
+
+    /// Has new clients, with whatever is shown now.
+    fn meet_again(&self) {
+        let mut clients = self.clients.write().unwrap();
+        *clients = Clients::new(&clients.address.replace("https://", "http://"), self.credentials.as_ref());
     }
 
     /// kill -9.
@@ -158,8 +210,9 @@ impl Node {
     /// Starts it again, at another address. Blocks until it serves.
     pub fn restart(&self) {
         let program = self.program.lock().unwrap().next();
-        let process = start_process(&program, &self.proxy, self.clock.as_ref(), &self.log, &self.defects);
-        *self.clients.write().unwrap() = Clients::new(&process.address);
+        let (clock, credentials) = (self.clock.as_ref(), self.credentials.as_deref());
+        let process = start_process(&program, &self.proxy, clock, credentials, &self.log, &self.defects);
+        *self.clients.write().unwrap() = Clients::new(&process.address, self.credentials.as_ref());
         *self.process.lock().unwrap() = Some(process);
     }
 
@@ -178,6 +231,7 @@ fn start_process(
     program: &str,
     proxy: &Proxy,
     clock: Option<&Clock>,
+    credentials: Option<&Credentials>,
     log: &Arc<Mutex<VecDeque<String>>>,
     defects: &Arc<Mutex<Vec<String>>>,
 ) -> Process {
@@ -188,6 +242,7 @@ fn start_process(
     if let Some(clock) = clock {
         clock.rule(&mut command);
     }
+    command.args(credentials.map(Credentials::arguments).unwrap_or_default());
     Process::start_command(command.args(arguments), move |line| {
         if line.contains("panicked at") || line.contains("a defect") || line.contains("contradicts itself") {
             defects.lock().unwrap().push(line.clone());

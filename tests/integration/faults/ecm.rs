@@ -78,7 +78,7 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
         };
         // Like an EM that does not hear an answer: the same again, and then the next.
         for _ in 0..3 {
-            let rm = shared.client(random);
+            let rm = shared.cluster.host(random.index(shared.cluster.nodes.len()));
             match shared.journal.call("heartbeat", rm.heartbeat(&report)).await {
                 Answer::Done(heartbeat) => {
                     for unknown in heartbeat.unknown_tickets {

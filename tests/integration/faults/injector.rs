@@ -20,6 +20,9 @@ use crate::proxy::{Cut, Weather};
 /// How long after the end of a fault every instance has to serve again.
 pub const RECOVERY_MAX: Duration = Duration::from_secs(30);
 
+/// What a revocation is called, whose callers are told so.
+pub const REVOCATION: &str = "a token is revoked";
+
 /// What can be broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
@@ -51,12 +54,16 @@ pub enum Fault {
     Exhaust,
     /// The clock of an instance jumps, by up to two days, there and back.
     Clock,
+    /// The token of all callers is replaced, and the one before revoked.
+    Revocation,
+    /// The certificates of the instances and of EMs are replaced, and the authority by which these are believed.
+    Certificates,
     /// Two of the others at once.
     Two,
 }
 
 impl Fault {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 16] = [
         Self::Clock,
         Self::Kill,
         Self::FreezeLong,
@@ -69,13 +76,15 @@ impl Fault {
         Self::Slow,
         Self::Hole,
         Self::Exhaust,
-        // Last: a short run leaves out what takes a quarter of a minute.
+        // Last: a short run leaves out what takes some seconds, or a quarter of a minute.
+        Self::Revocation,
+        Self::Certificates,
         Self::CrashLong,
         Self::Forgotten,
     ];
 
     /// Those that take too long for a short run.
-    const LONG: usize = 2;
+    const LONG: usize = 4;
 
     /// What may break while something else is broken already, and what that may be.
     const PAIRS: ([Self; 6], [Self; 5]) = (
@@ -99,6 +108,8 @@ impl Fault {
             Self::Forgotten => "connections forgotten",
             Self::Exhaust => "no connections left",
             Self::Clock => "a clock jumps",
+            Self::Revocation => REVOCATION,
+            Self::Certificates => "certificates replaced",
             Self::Two => "two of these at once",
         }
     }
@@ -137,6 +148,9 @@ impl Injector {
                 true => deck.truncate(Fault::ALL.len() - Fault::LONG),
                 false => deck.extend([Fault::Two; 4]),
             }
+            if self.shared.cluster.credentials.is_none() {
+                deck.retain(|fault| ![Fault::Revocation, Fault::Certificates].contains(fault));
+            }
             if !Clock::can_be_set() {
                 deck.retain(|fault| *fault != Fault::Clock);
             }
@@ -148,6 +162,12 @@ impl Injector {
                 self.inject(fault).await;
                 tokio::time::sleep(self.random.millis(100, if is_short { 300 } else { 1500 })).await;
             }
+        }
+    }
+
+    fn expect(&self, done: Result<(), String>) {
+        if let Err(what) = done {
+            self.shared.journal.violation(what);
         }
     }
 
@@ -167,6 +187,11 @@ impl Injector {
                     break_and_mend(&cluster, first, &mut random),
                     break_and_mend(&cluster, second, &mut other)
                 );
+            }
+            Fault::Revocation => self.expect(cluster.replace_token().await),
+            Fault::Certificates => {
+                let replaced = cluster.replace_certificates(&mut self.random).await;
+                self.expect(replaced);
             }
             fault => break_and_mend(&cluster, fault, &mut self.random).await,
         }
@@ -216,8 +241,8 @@ async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Rando
         Fault::Hole => bad_weather(cluster, Weather::Hole, random).await,
         Fault::Exhaust => exhaust(cluster, random.millis(1000, 2500)).await,
         Fault::Clock => jump(node, random).await,
-        // Each of the two comes here by itself.
-        Fault::Two => {}
+        // Each of the two comes here by itself; the others do not.
+        Fault::Two | Fault::Revocation | Fault::Certificates => {}
     }
 }
 

@@ -19,12 +19,17 @@ use time::OffsetDateTime;
 use tonic::Code;
 use uuid::Uuid;
 
+use super::injector::REVOCATION;
+
 /// Between two faults.
 const NOTHING: &str = "nothing";
 
 /// How long after a fault's beginning a caller may wait for the answer that the database is away: as long as an instance waits for
 /// the database before it takes it to be gone, looks for another connection, or stands still itself.
 pub const AWAY_MAX: Duration = Duration::from_secs(20);
+
+/// How long after a revocation's beginning somebody may still come with the old token, who had begun before.
+const REVOKED_FOR: Duration = Duration::from_secs(60);
 
 /// How many violations are told in full; more are the same over and over.
 const VIOLATIONS_MAX: usize = 50;
@@ -94,6 +99,8 @@ pub struct Journal {
     broken: Mutex<(&'static str, Instant)>,
     /// When the last of it was mended.
     mended: Mutex<Instant>,
+    /// When a token was last revoked.
+    revoked: Mutex<Option<Instant>>,
 }
 
 impl Journal {
@@ -103,6 +110,7 @@ impl Journal {
             book: Mutex::default(),
             broken: Mutex::new((NOTHING, Instant::now())),
             mended: Mutex::new(Instant::now()),
+            revoked: Mutex::default(),
         }
     }
 
@@ -117,6 +125,9 @@ impl Journal {
 
     /// What is broken from now on.
     pub fn break_now(&self, what: &'static str) {
+        if what == REVOCATION {
+            *self.revoked.lock().unwrap() = Some(Instant::now());
+        }
         *self.broken.lock().unwrap() = (what, Instant::now());
     }
 
@@ -187,6 +198,12 @@ impl Journal {
                 if reason == "COMMIT_UNKNOWN" { Answer::Unclear } else { Answer::Nothing }
             }
             "LOCK_TIMEOUT" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
+            // Who waited in line with the old token; what was granted to him at that moment expires.
+            "TOKEN_REVOKED" => {
+                let is_fair = self.revoked.lock().unwrap().is_some_and(|when| when.elapsed() < REVOKED_FOR);
+                self.check(is_fair, || format!("{kind} was answered with {reason}, and nobody had revoked it"));
+                Answer::Unclear
+            }
             _ if expected(kind).contains(&reason.as_str()) => Answer::Rejected,
             _ => {
                 self.violation(format!("{kind} was answered with {reason}: {error}"));

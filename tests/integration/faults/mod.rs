@@ -12,7 +12,10 @@
 //!
 //! Clocks of instances jump where libfaketime is installed. Not injected: a clock of the database that jumps.
 //!
-//! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `injector`: what breaks them;
+//! Everything is encrypted, and callers show tokens or certificates, which are replaced meanwhile (not beside another release).
+//!
+//! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `credentials`: what callers show; `injector`:
+//!   what breaks them;
 //! - `workload`, `engine`, `adopter`, `ecm`, `crowd`, `administrator`: the callers; `journal`: what they were told;
 //! - `probe`: how long an instance does not answer; `watcher`: what is true at every commit, looked at all the while;
 //! - `history`, `rules`, `checks`: what has to be true afterwards; `summary`: what came of it all.
@@ -36,6 +39,7 @@ mod adopter;
 mod checks;
 mod clock;
 mod cluster;
+mod credentials;
 mod crowd;
 mod ecm;
 mod engine;

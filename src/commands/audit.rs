@@ -1,0 +1,137 @@
+//! `audit`, `repair`: whether the books are in order, and putting them in order.
+
+use std::fmt::Write as _;
+
+use clap::Args;
+
+use crate::{
+    client::calls,
+    transport::proto::{AuditRequest, AuditResponse, Difference, RepairRequest, RepairResponse},
+};
+
+use super::{
+    consent::Consent,
+    failure::{Answer, Failure},
+    output::{
+        OutputArguments, Printer,
+        table::{Column, Row},
+    },
+    service::{Service, TIMEOUT_LONG},
+};
+
+/// Everything is compared.
+#[derive(Debug, Clone, Args)]
+pub struct Audit {
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// Everything is made what the tickets say.
+#[derive(Debug, Clone, Args)]
+pub struct Repair {
+    #[command(flatten)]
+    consent: Consent,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// Amounts are exact here: one byte is a difference.
+const COLUMNS: &[Column] = &[
+    Column::text("WHAT"),
+    Column::text("COUNTER"),
+    Column::text("STORED"),
+    Column::text("TRUE"),
+    Column::text("PROBLEM"),
+];
+
+impl Audit {
+    /// Tells what differs.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT_LONG)?;
+        let report = service.make_slowly("auditing", &calls::AUDIT, &AuditRequest {}).await?;
+        let mut printer = self.output.printer();
+        if printer.is_json() {
+            printer.answer(&calls::AUDIT, &report, String::new)?;
+        } else {
+            table(&mut printer, &report.differences, report.difference_count)?;
+            printer.answer(&calls::AUDIT, &report, || summary(&report))?;
+        }
+        Ok(Answer::yes_if(report.difference_count == 0))
+    }
+}
+
+impl Repair {
+    /// Tells what differed.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT_LONG)?;
+        let question = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
+        self.consent.ask(question)?;
+        let done = service.make_slowly("repairing", &calls::REPAIR, &RepairRequest {}).await?;
+        let mut printer = self.output.printer();
+        if printer.is_json() {
+            printer.answer(&calls::REPAIR, &done, String::new)?;
+        } else {
+            tell(&mut printer, &done)?;
+        }
+        Ok(Answer::yes_if(done.remaining_count == 0))
+    }
+}
+
+fn summary(report: &AuditResponse) -> String {
+    let AuditResponse { ems, scopes, tickets, difference_count, notes, .. } = report;
+    let looked_at = format!("{ems} EMs, {scopes} scopes, {tickets} tickets");
+    let mut text = match difference_count {
+        0 => format!("consistent: {looked_at}\n"),
+        count => {
+            format!("{count} differences in {looked_at}. To make them what the tickets say: linkis-rm repair\n")
+        }
+    };
+    for note in notes {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "note: {note}");
+    }
+    text
+}
+
+fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), Failure> {
+    table(printer, &done.repaired, done.repaired_count)?;
+    match done.repaired_count {
+        0 => printer.print("nothing was repaired\n")?,
+        count => printer.print(&format!("{count} differences were repaired\n"))?,
+    }
+    if done.remaining_count > 0 {
+        printer.print("\n")?;
+        table(printer, &done.remaining, done.remaining_count)?;
+        printer.print(&format!("{} could not be repaired\n", done.remaining_count))?;
+    }
+    Ok(())
+}
+
+/// One line for each difference that is told.
+fn table(printer: &mut Printer, differences: &[Difference], count: i64) -> Result<(), Failure> {
+    if differences.is_empty() {
+        return Ok(());
+    }
+    let rows: Vec<Row> = differences.iter().map(row).collect();
+    printer.rows(COLUMNS, &rows)?;
+    match count.saturating_sub(i64::try_from(differences.len()).unwrap_or(i64::MAX)) {
+        more if more > 0 => printer.print(&format!("... and {more} more\n")),
+        _ => Ok(()),
+    }
+}
+
+fn row(difference: &Difference) -> Row {
+    let amounts = |amounts: &std::collections::BTreeMap<String, i64>| {
+        let pairs: Vec<String> = amounts.iter().map(|(dimension, amount)| format!("{dimension}={amount}")).collect();
+        pairs.join(" ")
+    };
+    let Difference { what, counter, stored, from_tickets, problem } = difference;
+    vec![what.clone(), counter.clone(), amounts(stored), amounts(from_tickets), problem.clone()]
+}

@@ -1,0 +1,31 @@
+//! `completions`: what a shell needs to complete commands.
+
+use clap::Args;
+use clap_complete::{Shell, generate};
+
+use crate::config;
+
+use super::{
+    failure::{Answer, Failure},
+    output::OutputArguments,
+};
+
+/// For a shell.
+#[derive(Debug, Clone, Args)]
+pub struct Completions {
+    /// Which shell.
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+impl Completions {
+    /// Prints the script.
+    pub fn run(self) -> Result<Answer, Failure> {
+        let mut script = Vec::new();
+        let mut command = config::command_line();
+        let name = command.get_name().to_owned();
+        generate(self.shell, &mut command, name, &mut script);
+        OutputArguments::default().printer().print(&String::from_utf8_lossy(&script))?;
+        Ok(Answer::Yes)
+    }
+}

@@ -1,0 +1,81 @@
+//! `drain`, `resume`: a host before it is maintained, and after.
+
+use clap::Args;
+
+use crate::{
+    client::calls,
+    transport::proto::{self, DrainRequest, ResumeRequest},
+};
+
+use super::{
+    consent,
+    failure::{Answer, Failure},
+    named,
+    output::{OutputArguments, text},
+    service::{Service, TIMEOUT},
+};
+
+/// A host that is to grant nothing new.
+#[derive(Debug, Clone, Args)]
+pub struct Drain {
+    /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    #[arg(value_parser = named::em)]
+    em: proto::EmInstance,
+
+    /// Why; it is shown with the EM, and kept in the history.
+    #[arg(long)]
+    reason: Option<String>,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// A host that is to grant again.
+#[derive(Debug, Clone, Args)]
+pub struct Resume {
+    /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    #[arg(value_parser = named::em)]
+    em: proto::EmInstance,
+
+    /// Why; the history keeps it.
+    #[arg(long)]
+    reason: Option<String>,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+impl Drain {
+    /// Drains it.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        let reason = consent::reason(self.reason.as_deref())?;
+        let answer = service.make(&calls::DRAIN, &DrainRequest { em: Some(self.em.clone()), reason }).await?;
+        let drained = || {
+            let drain = answer.drain.clone().unwrap_or_default();
+            let (em, since) = (text::em(Some(&self.em)), text::time(drain.drain_time.as_ref()));
+            format!("{em} is drained since {since} by {}: {}\n", drain.drained_by, drain.reason)
+        };
+        self.output.printer().answer(&calls::DRAIN, &answer, drained)?;
+        Ok(Answer::Yes)
+    }
+}
+
+impl Resume {
+    /// Ends the drain.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        let question = ResumeRequest { em: Some(self.em.clone()), reason: self.reason.unwrap_or_default() };
+        let answer = service.make(&calls::RESUME, &question).await?;
+        let em = text::em(Some(&self.em));
+        let resumed = if answer.was_drained { "grants again" } else { "was not drained" };
+        self.output.printer().answer(&calls::RESUME, &answer, || format!("{em} {resumed}\n"))?;
+        Ok(Answer::yes_if(answer.was_drained))
+    }
+}

@@ -1,0 +1,227 @@
+//! `ems`, `em`: how full hosts are, and how they are.
+
+use clap::Args;
+
+use crate::{
+    client::calls,
+    domain::resource::Dimension,
+    transport::proto::{self, EmResource, Health, ListEmsRequest, ListEmsResponse},
+};
+
+use super::{
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    named,
+    output::{
+        OutputArguments, WatchArguments,
+        table::{Column, Row, details},
+        text,
+    },
+    service::{Service, TIMEOUT},
+};
+
+/// All hosts.
+#[derive(Debug, Clone, Args)]
+pub struct Ems {
+    /// Only those of this application.
+    #[arg(long, value_name = "NAME")]
+    application: Option<String>,
+
+    /// Only those with this label, KEY=VALUE; may be repeated.
+    #[arg(long = "label", value_parser = named::label)]
+    labels: Vec<(String, String)>,
+
+    /// Only those that are silent, or only those that are not.
+    #[arg(long, value_name = "BOOL")]
+    silent: Option<bool>,
+
+    /// Only those that are drained, or only those that are not.
+    #[arg(long, value_name = "BOOL")]
+    drained: Option<bool>,
+
+    /// Only those that are so full in some dimension, in hundredths: 1 to 100.
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(i32).range(1..=100))]
+    full: Option<i32>,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+/// One host.
+#[derive(Debug, Clone, Args)]
+pub struct Em {
+    /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    #[arg(value_parser = named::em)]
+    em: proto::EmInstance,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+
+    #[command(flatten)]
+    watch: WatchArguments,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::text("EM"),
+    Column::text("STATE"),
+    Column::number("FULL"),
+    Column::number("MEMORY"),
+    Column::number("CORES"),
+    Column::number("INSTANCES"),
+    Column::text("OTHER"),
+    Column::text("USED").wide(),
+    Column::text("LOCKED").wide(),
+    Column::text("PROTECTED").wide(),
+    Column::text("LEFT").wide(),
+    Column::text("LOAD").wide(),
+    Column::text("LABELS").wide(),
+    Column::text("RESERVED FOR").wide(),
+    Column::number("EPOCH").wide(),
+    Column::text("REGISTERED").wide(),
+    Column::text("LAST REPORT").wide(),
+    Column::text("DRAINED").wide(),
+];
+
+listed!(LIST_EMS: ListEmsRequest => ListEmsResponse, ems: EmResource, COLUMNS, |em| vec![row(em)]);
+
+impl Ems {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let question = ListEmsRequest {
+            em_application_name: self.application.unwrap_or_default(),
+            labels: self.labels.into_iter().collect(),
+            silent: self.silent,
+            draining: self.drained,
+            min_fullness_percent: self.full.unwrap_or_default(),
+            ..Default::default()
+        };
+        self.list.list(question).await
+    }
+}
+
+impl Em {
+    /// Shows it.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        let question = proto::GetEmRequest { em: Some(self.em.clone()) };
+        let show = async |printer: &mut super::output::Printer| {
+            let answer = service.make(&calls::GET_EM, &question).await?;
+            let text = || details(COLUMNS, &row(&answer.em.clone().unwrap_or_default()));
+            printer.answer(&calls::GET_EM, &answer, text)
+        };
+        self.output.printer().repeat(&self.watch, show).await?;
+        Ok(Answer::Yes)
+    }
+}
+
+/// What an EM has in one dimension.
+#[derive(Debug, Clone)]
+pub struct Share {
+    /// Of what.
+    pub dimension: Dimension,
+    /// What its engines use.
+    pub used: i64,
+    /// What is granted and not yet in use.
+    pub locked: i64,
+    /// What of the total is not protected.
+    pub max: i64,
+}
+
+impl Share {
+    /// Used and locked.
+    pub fn held(&self) -> i64 {
+        self.used.saturating_add(self.locked)
+    }
+
+    /// How much of it is taken, in hundredths.
+    pub fn percent(&self) -> Option<i64> {
+        percent(self.held(), self.max)
+    }
+}
+
+/// What an EM has in each dimension.
+pub fn shares(em: &EmResource) -> Vec<Share> {
+    let of = |resource: &Option<proto::Resource>, wanted: &Dimension| {
+        let (amounts, _) = text::amounts(resource.as_ref());
+        amounts.into_iter().filter(|(dimension, _)| dimension == wanted).map(|(_, amount)| amount).sum::<i64>()
+    };
+    let share = |(dimension, total): (Dimension, i64)| Share {
+        used: of(&em.used, &dimension),
+        locked: of(&em.locked, &dimension),
+        max: total.saturating_sub(of(&em.protected_resource, &dimension)),
+        dimension,
+    };
+    text::amounts(em.total.as_ref()).0.into_iter().map(share).collect()
+}
+
+/// How much of it is taken, in hundredths; `None` if there is nothing to take.
+pub fn percent(held: i64, max: i64) -> Option<i64> {
+    match (held, max) {
+        (held, max) if max > 0 => i64::try_from(i128::from(held) * 100 / i128::from(max)).ok(),
+        (0, _) => None,
+        _ => Some(100),
+    }
+}
+
+/// How an EM is, in words.
+pub fn state(em: &EmResource) -> String {
+    let health = match em.health() {
+        Health::Unspecified => "unreported",
+        Health::Healthy => "healthy",
+        Health::Warn => "warn",
+        Health::Unhealthy => "unhealthy",
+    };
+    let words = [
+        em.unregistering.then_some("unregistering"),
+        em.drain.as_ref().map(|_| "drained"),
+        em.silent.then_some("silent"),
+        (!em.silent).then_some(health),
+    ];
+    words.into_iter().flatten().collect::<Vec<_>>().join(",")
+}
+
+fn row(em: &EmResource) -> Row {
+    use Dimension::{Cores, Instances, Memory};
+    let shares = shares(em);
+    let shown = |share: &Share| {
+        let amount = |amount| text::amount(&share.dimension, amount);
+        format!("{}/{}", amount(share.held()), amount(share.max))
+    };
+    let of = |wanted: &Dimension| {
+        shares.iter().find(|share| share.dimension == *wanted).map_or_else(|| text::NOTHING.to_owned(), shown)
+    };
+    let others = shares.iter().filter(|share| ![Memory, Cores, Instances].contains(&share.dimension));
+    let others: Vec<String> = others.map(|share| format!("{}={}", share.dimension.key(), shown(share))).collect();
+    let fullest = shares.iter().filter_map(Share::percent).max();
+    let load = em.load.as_ref().map(|load| {
+        let memory = percent(load.memory_used, load.memory_max).map_or_else(String::new, |of| format!(" memory={of}%"));
+        format!("cpu={}%{memory}", load.cpu_permille / 10)
+    });
+    let drain = em
+        .drain
+        .as_ref()
+        .map(|drain| format!("{} by {}: {}", text::time(drain.drain_time.as_ref()), drain.drained_by, drain.reason));
+    vec![
+        text::em(em.em.as_ref()),
+        state(em),
+        fullest.map_or_else(|| text::NOTHING.to_owned(), |fullest| format!("{fullest}%")),
+        of(&Memory),
+        of(&Cores),
+        of(&Instances),
+        text::or_nothing(&others.join(" ")),
+        text::resource(em.used.as_ref()),
+        text::resource(em.locked.as_ref()),
+        text::resource(em.protected_resource.as_ref()),
+        text::resource(em.left.as_ref()),
+        text::or_nothing(&load.unwrap_or_default()),
+        text::labels(&em.labels),
+        text::labels(&em.reserved_labels),
+        em.epoch.to_string(),
+        text::time(em.register_time.as_ref()),
+        text::time(em.last_report_time.as_ref()),
+        text::or_nothing(&drain.unwrap_or_default()),
+    ]
+}

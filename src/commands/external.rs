@@ -1,0 +1,179 @@
+//! `providers`, `queues`, `applications`: what clusters say whose queues somebody else keeps.
+
+use clap::Args;
+
+use crate::transport::proto::{
+    Application, ListApplicationsRequest, ListApplicationsResponse, ListProvidersRequest, ListProvidersResponse,
+    ListQueuesRequest, ListQueuesResponse, Provider, ProviderSelector, Queue, QueueAmounts, QueueState,
+};
+
+use super::{
+    ems::percent,
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    output::{
+        table::{Column, Row},
+        text,
+    },
+};
+use crate::domain::resource::format_size;
+
+/// All clusters.
+#[derive(Debug, Clone, Args)]
+pub struct Providers {
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+/// All queues of a cluster.
+#[derive(Debug, Clone, Args)]
+pub struct Queues {
+    /// The name of the cluster; without it, the one that has no labels.
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+/// The applications of a cluster.
+#[derive(Debug, Clone, Args)]
+pub struct Applications {
+    /// The name of the cluster; without it, the one that has no labels.
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+
+    /// Only those in this queue, or in those that are in it.
+    #[arg(long)]
+    queue: Option<String>,
+
+    /// Only those of this user.
+    #[arg(long)]
+    user: Option<String>,
+
+    /// Only those in this state, as the cluster calls it.
+    #[arg(long)]
+    state: Option<String>,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+const PROVIDER_COLUMNS: &[Column] = &[
+    Column::text("NAME"),
+    Column::text("TYPE"),
+    Column::text("LABELS"),
+    Column::text("UPDATED BY"),
+    Column::text("UPDATED"),
+    Column::text("CONFIG").wide(),
+];
+
+const QUEUE_COLUMNS: &[Column] = &[
+    Column::text("QUEUE"),
+    Column::text("STATE"),
+    Column::number("FULL"),
+    Column::number("MEMORY"),
+    Column::number("CORES"),
+    Column::number("MEMORY LEFT"),
+    Column::number("CORES LEFT"),
+    Column::number("RUNNING"),
+    Column::number("PENDING"),
+];
+
+const APPLICATION_COLUMNS: &[Column] = &[
+    Column::id("APPLICATION"),
+    Column::text("USER"),
+    Column::text("QUEUE"),
+    Column::text("STATE"),
+    Column::number("MEMORY"),
+    Column::number("CORES"),
+    Column::text("STARTED"),
+    Column::text("NAME"),
+];
+
+listed!(whole LIST_PROVIDERS: ListProvidersRequest => ListProvidersResponse, providers: Provider, PROVIDER_COLUMNS,
+    |provider| vec![provider_row(provider)]);
+listed!(LIST_QUEUES: ListQueuesRequest => ListQueuesResponse, queues: Queue, QUEUE_COLUMNS, |queue| vec![queue_row(queue)]);
+listed!(LIST_APPLICATIONS: ListApplicationsRequest => ListApplicationsResponse, applications: Application,
+    APPLICATION_COLUMNS, |application| vec![application_row(application)]);
+
+fn selector(name: Option<String>) -> Option<ProviderSelector> {
+    Some(ProviderSelector { name: name?, ..Default::default() })
+}
+
+impl Providers {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        self.list.list(ListProvidersRequest {}).await
+    }
+}
+
+impl Queues {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        self.list.list(ListQueuesRequest { provider: selector(self.provider), ..Default::default() }).await
+    }
+}
+
+impl Applications {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let question = ListApplicationsRequest {
+            provider: selector(self.provider),
+            queue_name: self.queue.unwrap_or_default(),
+            user: self.user.unwrap_or_default(),
+            state: self.state.unwrap_or_default(),
+            ..Default::default()
+        };
+        self.list.list(question).await
+    }
+}
+
+fn provider_row(provider: &Provider) -> Row {
+    vec![
+        provider.name.clone(),
+        provider.resource_type.clone(),
+        text::labels(&provider.labels),
+        provider.updated_by.clone(),
+        text::time(provider.update_time.as_ref()),
+        provider.config.clone(),
+    ]
+}
+
+fn queue_row(queue: &Queue) -> Row {
+    let state = match queue.state() {
+        QueueState::Unspecified => text::NOTHING,
+        QueueState::Running => "running",
+        QueueState::Draining => "draining",
+        QueueState::Stopped => "stopped",
+    };
+    let or_zero = |amounts: &Option<QueueAmounts>| amounts.unwrap_or_default();
+    let (max, used, left) = (or_zero(&queue.max), or_zero(&queue.used), or_zero(&queue.left));
+    let full = [percent(used.memory, max.memory), percent(used.cores, max.cores)].into_iter().flatten().max();
+    let nothing = || text::NOTHING.to_owned();
+    vec![
+        queue.path.clone(),
+        state.to_owned(),
+        full.map_or_else(nothing, |full| format!("{full}%")),
+        format!("{}/{}", format_size(used.memory), format_size(max.memory)),
+        format!("{}/{}", used.cores, max.cores),
+        format_size(left.memory),
+        left.cores.to_string(),
+        queue.running_applications.map_or_else(nothing, |count| count.to_string()),
+        queue.pending_applications.map_or_else(nothing, |count| count.to_string()),
+    ]
+}
+
+fn application_row(application: &Application) -> Row {
+    let allocated = application.allocated.unwrap_or_default();
+    vec![
+        application.application_id.clone(),
+        application.user.clone(),
+        application.queue.clone(),
+        application.state.clone(),
+        format_size(allocated.memory),
+        allocated.cores.to_string(),
+        text::time(application.start_time.as_ref()),
+        application.name.clone(),
+    ]
+}

@@ -1,0 +1,83 @@
+//! `linkis-rm health`: whether an instance serves, for whoever looks after containers.
+
+use std::{io::Write as _, process::ExitCode, time::Duration};
+
+use clap::Args;
+use tonic::Code;
+
+use crate::{
+    client::{ClientError, check_health},
+    config::parse_duration,
+};
+
+use super::service::Service;
+
+/// Whom to ask, and of what.
+#[derive(Debug, Clone, Args)]
+pub struct Health {
+    #[command(flatten)]
+    instance: Service,
+
+    /// Of which service to ask: liveness is served for as long as the process is, whatever its database does [default: of all]
+    #[arg(long, default_value = "", value_name = "NAME", hide_default_value = true)]
+    service: String,
+
+    /// How long to wait for an answer.
+    #[arg(long, default_value = "3s", value_name = "DURATION", value_parser = timeout)]
+    timeout: Duration,
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    parse_duration("--timeout", text, "1ms", "1h")
+}
+
+impl Health {
+    /// Prints what the instance says, of several what each does, and says how the process ends.
+    pub async fn run(self) -> ExitCode {
+        let address = &self.instance.address;
+        let asked = match self.instance.settings(self.timeout) {
+            Ok(settings) => check_health(address, &settings, &self.service).await,
+            Err(error) => Err(error),
+        };
+        let told = match asked {
+            Ok(told) => told,
+            Err(error) => {
+                eprintln!("linkis-rm: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let mut all_serve = true;
+        for (address, answer) in told {
+            match self.problem(&answer) {
+                // Whoever has stopped reading still gets the exit code.
+                None => drop(writeln!(std::io::stdout(), "{address} serves")),
+                Some(problem) => {
+                    all_serve = false;
+                    eprintln!("linkis-rm: {address} {problem}");
+                }
+            }
+        }
+        if all_serve { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// What is wrong, if anything is.
+    fn problem(&self, answer: &Result<bool, ClientError>) -> Option<String> {
+        let error = match answer {
+            Ok(true) => return None,
+            Ok(false) => {
+                return Some(
+                    "does not serve: it stops, or its database does not answer; its log says which".to_owned(),
+                );
+            }
+            Err(error) => error,
+        };
+        Some(match (error, error.code()) {
+            (ClientError::Status(status), Some(Code::Unavailable)) => format!("does not answer: {}", status.message()),
+            (_, Some(Code::NotFound)) => {
+                format!("has no service {:?}; ask for liveness, or leave --service out", self.service)
+            }
+            (_, Some(Code::Unimplemented)) => "does not tell its health: another program answers there".to_owned(),
+            _ => format!("does not tell its health: {error}"),
+        })
+    }
+}

@@ -1,0 +1,147 @@
+//! `hold`, `unhold`, `holds`: nothing changes about a host or a user for a while.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::{
+    client::calls,
+    config::parse_duration,
+    transport::proto::{self, HoldRequest, ListHoldsRequest, ListHoldsResponse, ReleaseHoldRequest, ResourceHold},
+};
+
+use super::{
+    consent,
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    named,
+    output::{
+        OutputArguments,
+        table::{Column, Row},
+        text,
+    },
+    service::{Service, TIMEOUT},
+};
+
+/// What is held.
+#[derive(Debug, Clone, Args)]
+#[group(required = true, multiple = false)]
+pub struct Which {
+    /// This EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    #[arg(long, value_parser = named::em)]
+    em: Option<proto::EmInstance>,
+
+    /// This user, wherever.
+    #[arg(long)]
+    user: Option<String>,
+}
+
+impl Which {
+    fn text(&self) -> String {
+        match (&self.em, &self.user) {
+            (_, Some(user)) => format!("user {user}"),
+            (em, None) => text::em(em.as_ref()),
+        }
+    }
+}
+
+/// What is to be held.
+#[derive(Debug, Clone, Args)]
+pub struct Hold {
+    #[command(flatten)]
+    which: Which,
+
+    /// For how long, up to 10m.
+    #[arg(long = "for", value_name = "DURATION", value_parser = length)]
+    duration: Duration,
+
+    /// Why; it is shown to those who wait.
+    #[arg(long)]
+    reason: Option<String>,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// What is not to be held any more.
+#[derive(Debug, Clone, Args)]
+pub struct Unhold {
+    #[command(flatten)]
+    which: Which,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// All that is held.
+#[derive(Debug, Clone, Args)]
+pub struct Holds {
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+fn length(text: &str) -> Result<Duration, String> {
+    parse_duration("--for", text, "1ms", "10m")
+}
+
+const COLUMNS: &[Column] =
+    &[Column::text("WHAT"), Column::text("UNTIL"), Column::text("BY"), Column::text("REASON"), Column::text("SINCE")];
+
+listed!(whole LIST_HOLDS: ListHoldsRequest => ListHoldsResponse, holds: ResourceHold, COLUMNS, |hold| vec![row(hold)]);
+
+impl Holds {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        self.list.list(ListHoldsRequest {}).await
+    }
+}
+
+impl Hold {
+    /// Holds it.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        let reason = consent::reason(self.reason.as_deref())?;
+        let duration = prost_types::Duration::try_from(self.duration).ok();
+        let Which { em, user } = self.which.clone();
+        let question = HoldRequest { em, user: user.unwrap_or_default(), duration, reason };
+        let answer = service.make_slowly("waiting for what is under way there", &calls::HOLD, &question).await?;
+        let held = || {
+            let hold = answer.hold.clone().unwrap_or_default();
+            format!("{} is held until {}\n", self.which.text(), text::time(hold.hold_until.as_ref()))
+        };
+        self.output.printer().answer(&calls::HOLD, &answer, held)?;
+        Ok(Answer::Yes)
+    }
+}
+
+impl Unhold {
+    /// Ends the hold.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        let Which { em, user } = self.which.clone();
+        let question = ReleaseHoldRequest { em, user: user.unwrap_or_default() };
+        let answer = service.make(&calls::RELEASE_HOLD, &question).await?;
+        let done = if answer.was_held { "is not held any more" } else { "was not held" };
+        let text = || format!("{} {done}\n", self.which.text());
+        self.output.printer().answer(&calls::RELEASE_HOLD, &answer, text)?;
+        Ok(Answer::yes_if(answer.was_held))
+    }
+}
+
+fn row(hold: &ResourceHold) -> Row {
+    let what = if hold.em.is_some() { text::em(hold.em.as_ref()) } else { format!("user {}", hold.user) };
+    let by = if hold.held_by.is_empty() { "hand, in linkis_resource_lock" } else { &hold.held_by };
+    vec![
+        what,
+        text::time(hold.hold_until.as_ref()),
+        by.to_owned(),
+        text::or_nothing(&hold.reason),
+        text::time(hold.hold_time.as_ref()),
+    ]
+}

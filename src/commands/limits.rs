@@ -1,0 +1,274 @@
+//! `limits`: who may hold how much, and how that comes to be what a file says.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use clap::{Args, Subcommand};
+
+use crate::{
+    client::calls,
+    config,
+    transport::{
+        convert,
+        proto::{
+            DeleteLimitRequest, Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ReplaceLimitsRequest,
+            ReplaceLimitsResponse, ScopeUsage,
+        },
+    },
+};
+
+use super::{
+    consent::Consent,
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    output::{
+        OutputArguments,
+        table::{Column, Row},
+        text,
+    },
+    roles::needs,
+    scopes,
+    service::{Asked, Service, TIMEOUT, TIMEOUT_LONG},
+};
+
+/// What to do with limits.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Limits {
+    /// Lists them, in the order in which they are checked.
+    #[command(after_help = needs(&calls::LIST_LIMITS))]
+    List(List),
+    /// Tells what a file of limits would change. Ends with 0 if nothing, 1 if something.
+    #[command(after_help = needs(&calls::REPLACE_LIMITS))]
+    Diff(Diff),
+    /// Makes the limits of a file all that there are: what is not in it goes.
+    #[command(after_help = needs(&calls::REPLACE_LIMITS))]
+    Apply(Apply),
+    /// Removes a limit. Ends with 1 if there is none.
+    #[command(after_help = needs(&calls::DELETE_LIMIT))]
+    Delete(Delete),
+}
+
+/// All limits.
+#[derive(Debug, Clone, Args)]
+pub struct List {
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+/// What would change.
+#[derive(Debug, Clone, Args)]
+pub struct Diff {
+    /// A TOML file with all limits, as --limits of the server takes it.
+    file: PathBuf,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// Limits that are to be all.
+#[derive(Debug, Clone, Args)]
+pub struct Apply {
+    /// A TOML file with all limits, as --limits of the server takes it.
+    file: PathBuf,
+
+    #[command(flatten)]
+    consent: Consent,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+/// A limit that is to go.
+#[derive(Debug, Clone, Args)]
+pub struct Delete {
+    /// Its labels: KEY=VALUE, or KEY of a label of which every value has a maximum of its own.
+    #[arg(required = true, value_name = "LABEL")]
+    labels: Vec<String>,
+
+    #[command(flatten)]
+    consent: Consent,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::text("LIMIT"),
+    Column::text("MAX"),
+    Column::text("MODE"),
+    Column::text("STATE"),
+    Column::text("UPDATED BY"),
+    Column::text("UPDATED"),
+    Column::text("ETAG").wide(),
+];
+
+listed!(LIST_LIMITS: ListLimitsRequest => ListLimitsResponse, limits: Limit, COLUMNS, |limit| vec![row(limit)]);
+
+impl Limits {
+    /// Does it.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        match self {
+            Self::List(List { list }) => list.list(ListLimitsRequest::default()).await,
+            Self::Diff(diff) => diff.run().await,
+            Self::Apply(apply) => apply.run().await,
+            Self::Delete(delete) => delete.run().await,
+        }
+    }
+}
+
+impl Diff {
+    async fn run(self) -> Result<Answer, Failure> {
+        let limits = read(self.file)?;
+        let service = self.service.ask(TIMEOUT_LONG)?;
+        let changes = replace(&service, limits, true).await?;
+        let mut printer = self.output.printer();
+        printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be "))?;
+        Ok(Answer::yes_if(count(&changes) == 0))
+    }
+}
+
+impl Apply {
+    async fn run(self) -> Result<Answer, Failure> {
+        let limits = read(self.file)?;
+        let service = self.service.ask(TIMEOUT_LONG)?;
+        let mut printer = self.output.printer();
+        let mut changes = replace(&service, limits.clone(), true).await?;
+        if count(&changes) > 0 {
+            // Who is asked sees what it is about; the answer tells it again, as it was done.
+            self.consent.ask(&format!("{}Change the limits so?", changes_text(&changes, "would be ")))?;
+            changes = replace(&service, limits, false).await?;
+        }
+        printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, ""))?;
+        Ok(Answer::Yes)
+    }
+}
+
+impl Delete {
+    async fn run(self) -> Result<Answer, Failure> {
+        let mut limit = Limit::default();
+        for label in &self.labels {
+            match label.split_once('=') {
+                Some((key, value)) => {
+                    limit.labels.insert(key.to_owned(), value.to_owned());
+                }
+                None => limit.each.push(label.clone()),
+            }
+        }
+        let pattern = convert::limit::pattern("LABEL", &limit)?;
+        let service = self.service.ask(TIMEOUT)?;
+        self.consent.ask(&format!("This removes the limit {pattern}. Remove it?"))?;
+        let answer =
+            service.make(&calls::DELETE_LIMIT, &DeleteLimitRequest { limit: Some(limit), expected_etag: None }).await?;
+        self.output.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("removed the limit {pattern}\n"))?;
+        Ok(Answer::Yes)
+    }
+}
+
+/// The limits of a file, as the API has them.
+fn read(file: PathBuf) -> Result<Vec<Limit>, Failure> {
+    let rules = config::read_limits("FILE", &file).map_err(Failure::Usage)?;
+    Ok(rules.iter().map(convert::limit::limit).collect())
+}
+
+async fn replace(service: &Asked, limits: Vec<Limit>, dry_run: bool) -> Result<ReplaceLimitsResponse, Failure> {
+    let what = if dry_run { "comparing the limits" } else { "changing the limits, and counting by them" };
+    service.make_slowly(what, &calls::REPLACE_LIMITS, &ReplaceLimitsRequest { limits, dry_run }).await
+}
+
+fn count(changes: &ReplaceLimitsResponse) -> i64 {
+    changes.added_count.saturating_add(changes.changed_count).saturating_add(changes.removed_count)
+}
+
+fn maximum(limit: &Limit) -> String {
+    match scopes::mode(limit) {
+        "enforced" => text::amounts_by_key(&limit.max),
+        mode => format!("{} {mode}", text::amounts_by_key(&limit.max)),
+    }
+}
+
+fn name(limit: &Limit) -> String {
+    convert::limit::pattern("limit", limit).map_or_else(|_| limit.name.clone(), |pattern| pattern.to_string())
+}
+
+/// What changes, and who holds too much then; `would` stands before what was done to them.
+fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    for limit in &changes.added {
+        let _ = writeln!(text, "+ {}: {}", name(limit), maximum(limit));
+    }
+    for change in &changes.changed {
+        let (before, after) = (change.before.clone().unwrap_or_default(), change.after.clone().unwrap_or_default());
+        let _ = writeln!(text, "~ {}: {}, was {}", name(&after), maximum(&after), maximum(&before));
+    }
+    for limit in &changes.removed {
+        let _ = writeln!(text, "- {}: {}", name(limit), maximum(limit));
+    }
+    let told = changes.added.len() + changes.changed.len() + changes.removed.len();
+    let untold = count(changes).saturating_sub(i64::try_from(told).unwrap_or(i64::MAX));
+    if untold > 0 {
+        let _ = writeln!(text, "... and {untold} more");
+    }
+    match count(changes) {
+        0 => text.push_str("the limits are those of the file\n"),
+        _ => {
+            let (added, changed, removed) = (changes.added_count, changes.changed_count, changes.removed_count);
+            let _ = writeln!(text, "{added} {would}added, {changed} {would}changed, {removed} {would}removed");
+        }
+    }
+    for scope in &changes.over_limit {
+        let _ = writeln!(text, "over its limit: {}", over(scope));
+    }
+    let unnamed = changes.over_limit_count - i64::try_from(changes.over_limit.len()).unwrap_or(i64::MAX);
+    if unnamed > 0 {
+        let _ = writeln!(text, "... and {unnamed} more");
+    }
+    if changes.over_limit_partial {
+        text.push_str("not all scopes were looked at: linkis-rm scopes tells the others\n");
+    }
+    if changes.state() == LimitState::Counting && would.is_empty() {
+        text.push_str("tickets are still being counted: linkis-rm limits list tells which limits decide\n");
+    }
+    text
+}
+
+fn over(scope: &ScopeUsage) -> String {
+    let held = |dimension: &str| {
+        let of = |amounts: &std::collections::BTreeMap<String, i64>| amounts.get(dimension).copied().unwrap_or(0);
+        of(&scope.used).saturating_add(of(&scope.locked))
+    };
+    let maxima = scopes::maxima(scope);
+    let over = maxima.iter().filter(|(dimension, (max, _))| held(dimension) > *max);
+    let over: Vec<String> = over
+        .map(|(dimension, (max, _))| {
+            let shown = |amount| text::amount_by_key(dimension, amount);
+            format!("{dimension}={} of {}", shown(held(dimension)), shown(*max))
+        })
+        .collect();
+    format!("{}: {}", text::labels(&scope.labels), over.join(" "))
+}
+
+fn row(limit: &Limit) -> Row {
+    let state = match limit.state() {
+        LimitState::Counting => "counting",
+        LimitState::InForce => "in force",
+        LimitState::Unspecified => text::NOTHING,
+    };
+    vec![
+        name(limit),
+        text::amounts_by_key(&limit.max),
+        scopes::mode(limit).to_owned(),
+        state.to_owned(),
+        text::or_nothing(&limit.updated_by),
+        text::time(limit.update_time.as_ref()),
+        text::or_nothing(&limit.etag),
+    ]
+}

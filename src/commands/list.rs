@@ -1,0 +1,192 @@
+//! Lists, a page at a time: however long they are, little of them is held.
+
+use clap::Args;
+use prost::Message;
+
+use crate::client::Call;
+
+use super::{
+    failure::{Answer, Failure},
+    output::{
+        Format, OutputArguments, Printer, WatchArguments, json,
+        table::{Column, Row},
+    },
+    service::{Asked, Service, TIMEOUT},
+};
+
+/// How many elements a page has.
+const PAGE: u64 = 1000;
+
+/// A call that lists, as commands need it.
+pub trait Listed: Message + Default + Clone + 'static {
+    /// What it is answered.
+    type Answer: Message + Default + 'static;
+    /// What the list is of.
+    type Item: Message;
+
+    /// The call.
+    const CALL: Call<Self, Self::Answer>;
+    /// The field of the answer with the list.
+    const FIELD: &'static str;
+    /// The columns of a table.
+    const COLUMNS: &'static [Column];
+
+    /// Asks for so many elements of the page that the token stands for.
+    fn turn(&mut self, page_size: i32, page_token: String);
+
+    /// Takes a page out of an answer, and tells the token of the next, which is empty after the last.
+    fn take(answer: &mut Self::Answer) -> (Vec<Self::Item>, String);
+
+    /// The rows of a table that an element has.
+    fn rows(item: &Self::Item) -> Vec<Row>;
+}
+
+/// Implements [`Listed`] for a call, with its columns and the function that makes rows.
+macro_rules! listed {
+    ($call:ident: $question:ty => $answer:ty, $field:ident: $item:ty, $columns:expr, $rows:expr) => {
+        listed!(@ $call, $question, $answer, $field, $item, $columns, $rows,
+            (|question: &mut $question, size, token| (question.page_size, question.page_token) = (size, token)),
+            (|answer: &mut $answer| answer.next_page_token.clone()));
+    };
+    // All at once.
+    (whole $call:ident: $question:ty => $answer:ty, $field:ident: $item:ty, $columns:expr, $rows:expr) => {
+        listed!(@ $call, $question, $answer, $field, $item, $columns, $rows, (|_, _, _| ()), (|_| String::new()));
+    };
+    (@ $call:ident, $question:ty, $answer:ty, $field:ident, $item:ty, $columns:expr, $rows:expr, $turn:expr, $next:expr) => {
+        impl $crate::commands::list::Listed for $question {
+            type Answer = $answer;
+            type Item = $item;
+
+            const CALL: $crate::client::Call<Self, $answer> = $crate::client::calls::$call;
+            const FIELD: &'static str = stringify!($field);
+            const COLUMNS: &'static [$crate::commands::output::table::Column] = $columns;
+
+            fn turn(&mut self, page_size: i32, page_token: String) {
+                let turn: fn(&mut $question, i32, String) = $turn;
+                turn(self, page_size, page_token);
+            }
+
+            fn take(answer: &mut $answer) -> (Vec<$item>, String) {
+                let next: fn(&mut $answer) -> String = $next;
+                (std::mem::take(&mut answer.$field), next(answer))
+            }
+
+            fn rows(item: &$item) -> Vec<$crate::commands::output::table::Row> {
+                let rows: fn(&$item) -> Vec<$crate::commands::output::table::Row> = $rows;
+                rows(item)
+            }
+        }
+    };
+}
+pub(super) use listed;
+
+/// How to list.
+#[derive(Debug, Clone, Args)]
+pub struct ListArguments {
+    #[command(flatten)]
+    pub service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+
+    #[command(flatten)]
+    watch: WatchArguments,
+
+    /// List so many at most; all without it.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+}
+
+impl ListArguments {
+    /// Lists what is asked for.
+    pub async fn list<Q: Listed>(&self, question: Q) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        let mut printer = self.output.printer();
+        let round = async |printer: &mut Printer| {
+            let seen = printer.rows_max().map(|rows| u64::try_from(rows).unwrap_or(u64::MAX));
+            let limit = self.limit.unwrap_or(u64::MAX).min(seen.unwrap_or(u64::MAX));
+            list(&service, question.clone(), printer, limit).await
+        };
+        printer.repeat(&self.watch, round).await?;
+        Ok(Answer::Yes)
+    }
+}
+
+/// Lists up to so many elements.
+async fn list<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, limit: u64) -> Result<(), Failure> {
+    match printer.format() {
+        Format::Table | Format::Wide => {
+            let mut table = printer.table(Q::COLUMNS);
+            pages(service, question, printer, limit, |printer, items| {
+                let rows: Vec<Row> = items.iter().flat_map(Q::rows).collect();
+                printer.print(&table.rows(&rows))
+            })
+            .await?;
+            // The headers of an empty list.
+            let headers = table.rows(&[]);
+            printer.print(&headers)
+        }
+        Format::Jsonl => {
+            let item = json::items_of(&json::answer_of(&Q::CALL)?, Q::FIELD)?;
+            let lines = |printer: &mut Printer, items: &[Q::Item]| {
+                let lines: Result<Vec<_>, _> = items.iter().map(|each| Ok(json::line(&item, each)? + "\n")).collect();
+                lines.and_then(|lines| printer.print(&lines.concat()))
+            };
+            pages(service, question, printer, limit, lines).await?;
+            Ok(())
+        }
+        Format::Json => document(service, question, printer, limit).await,
+    }
+}
+
+/// One message of the API with all pages in it: its other fields are those of the last page.
+async fn document<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, limit: u64) -> Result<(), Failure> {
+    let answer = json::answer_of(&Q::CALL)?;
+    let item = json::items_of(&answer, Q::FIELD)?;
+    let head = format!("{{\n  \"{}\": [", Q::FIELD);
+    let mut is_first = true;
+    let last = pages(service, question, printer, limit, |printer, items| {
+        // Nothing before the first answer: there may be none.
+        let mut text = if is_first { head.clone() } else { String::new() };
+        for each in items {
+            text.push_str(if is_first { "\n    " } else { ",\n    " });
+            text.push_str(&json::pretty(&item, each, 4)?);
+            is_first = false;
+        }
+        printer.print(&text)
+    })
+    .await?;
+    let mut end = if is_first { head + "]" } else { "\n  ]".to_owned() };
+    for (field, value) in json::fields_beside(&answer, &last, Q::FIELD)? {
+        end.push_str(&format!(",\n  \"{field}\": {value}"));
+    }
+    printer.print(&(end + "\n}\n"))
+}
+
+/// Gets page after page, up to so many elements, for as long as somebody reads them. Answers what the last page told besides.
+async fn pages<Q: Listed>(
+    service: &Asked,
+    mut question: Q,
+    printer: &mut Printer,
+    limit: u64,
+    mut print: impl FnMut(&mut Printer, &[Q::Item]) -> Result<(), Failure>,
+) -> Result<Q::Answer, Failure> {
+    let mut left = limit;
+    let mut token = String::new();
+    loop {
+        question.turn(i32::try_from(left.min(PAGE)).unwrap_or(i32::MAX), std::mem::take(&mut token));
+        let mut answer = service.make(&Q::CALL, &question).await?;
+        let (mut items, next) = Q::take(&mut answer);
+        // Of what is told all at once.
+        items.truncate(usize::try_from(left).unwrap_or(usize::MAX));
+        left -= u64::try_from(items.len()).unwrap_or(left).min(left);
+        // A page may be empty although more follow.
+        if !items.is_empty() {
+            print(printer, &items)?;
+        }
+        if next.is_empty() || left == 0 || printer.is_closed() {
+            return Ok(answer);
+        }
+        token = next;
+    }
+}

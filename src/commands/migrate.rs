@@ -1,0 +1,66 @@
+//! `linkis-rm migrate`: brings the database's schema up to date, for services whose role may not.
+
+use std::{io::Write as _, process::ExitCode};
+
+use clap::Args;
+
+use crate::{
+    config::DatabaseArguments,
+    store::{StoreError, history_part, schema},
+    telemetry,
+};
+
+use super::{
+    failure::{EXIT_NO_ANSWER, EXIT_USAGE},
+    opened::{OpenError, Opened},
+};
+
+/// Which database.
+#[derive(Debug, Clone, Args)]
+pub struct Migrate {
+    #[command(flatten)]
+    database: DatabaseArguments,
+}
+
+/// Why it was not done.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("the schema could not be brought up to date; what was begun is undone, so the same can be typed again")]
+    Migration(#[source] StoreError),
+}
+
+impl Migrate {
+    /// Does it, prints what was done, and says how the process ends.
+    pub async fn run(self) -> ExitCode {
+        match self.migrate().await {
+            Ok(made) => {
+                let text = match made {
+                    0 => "the schema is up to date\n".to_owned(),
+                    made => format!("{made} migrations were made\n"),
+                };
+                // Whoever has stopped reading still gets the exit code.
+                let _ = std::io::stdout().write_all(text.as_bytes());
+                ExitCode::SUCCESS
+            }
+            Err(failure) => {
+                eprintln!("linkis-rm: {}", telemetry::with_causes(&failure));
+                let is_usage = matches!(failure, Failure::Open(OpenError::Usage(_)));
+                ExitCode::from(if is_usage { EXIT_USAGE } else { EXIT_NO_ANSWER })
+            }
+        }
+    }
+
+    async fn migrate(&self) -> Result<usize, Failure> {
+        let mut opened = Opened::new(&self.database).await?;
+        let migrated = async {
+            let made = schema::migrate(&mut opened.connection).await?;
+            history_part::make_first(&mut opened.connection).await?;
+            Ok(made)
+        };
+        let made = migrated.await.map_err(|error: StoreError| Failure::Migration(error.or_denied()))?;
+        opened.close().await;
+        Ok(made)
+    }
+}

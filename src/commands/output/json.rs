@@ -1,0 +1,124 @@
+//! The API's own messages as JSON, as proto3 maps them, with the names of fields that the schema has.
+
+use std::sync::OnceLock;
+
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, SerializeOptions};
+use serde_json::Value;
+
+use crate::{client::Call, transport::proto};
+
+use super::text::is_harmful;
+
+/// What the API's schema has to say, and does not: the program was put together wrongly.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer does not fit the API's own schema: {0}")]
+pub struct SchemaError(String);
+
+fn wrong(what: impl ToString) -> SchemaError {
+    SchemaError(what.to_string())
+}
+
+/// What a call answers.
+pub fn answer_of<Q, A>(call: &Call<Q, A>) -> Result<MessageDescriptor, SchemaError> {
+    static POOL: OnceLock<Option<DescriptorPool>> = OnceLock::new();
+    let pool = POOL.get_or_init(|| DescriptorPool::decode(proto::DESCRIPTORS).ok());
+    let found = pool.as_ref().and_then(|pool| {
+        let (service, method) = call.path.strip_prefix('/')?.split_once('/')?;
+        pool.get_service_by_name(service)?.methods().find(|known| known.name() == method)
+    });
+    Ok(found.ok_or_else(|| wrong(call.path))?.output())
+}
+
+/// What stands in a field that holds many of something.
+pub fn items_of(message: &MessageDescriptor, field: &str) -> Result<MessageDescriptor, SchemaError> {
+    match message.get_field_by_name(field).map(|field| field.kind()) {
+        Some(Kind::Message(item)) => Ok(item),
+        _ => Err(wrong(field)),
+    }
+}
+
+/// What is not set is there with its default, unless that would say something else.
+fn options() -> SerializeOptions {
+    SerializeOptions::new().use_proto_field_name(true).skip_default_fields(false)
+}
+
+fn dynamic(descriptor: &MessageDescriptor, message: &impl Message) -> Result<DynamicMessage, SchemaError> {
+    DynamicMessage::decode(descriptor.clone(), message.encode_to_vec().as_slice()).map_err(wrong)
+}
+
+/// A message on one line.
+pub fn line(descriptor: &MessageDescriptor, message: &impl Message) -> Result<String, SchemaError> {
+    let mut json = Vec::new();
+    let mut serializer = serde_json::Serializer::new(&mut json);
+    dynamic(descriptor, message)?.serialize_with_options(&mut serializer, &options()).map_err(wrong)?;
+    Ok(harmless(&String::from_utf8(json).map_err(wrong)?))
+}
+
+/// The same on several lines, each but the first as far in as `indent` says.
+pub fn pretty(descriptor: &MessageDescriptor, message: &impl Message, indent: usize) -> Result<String, SchemaError> {
+    let mut json = Vec::new();
+    let mut serializer = serde_json::Serializer::pretty(&mut json);
+    dynamic(descriptor, message)?.serialize_with_options(&mut serializer, &options()).map_err(wrong)?;
+    // Line ends of texts are escaped: these are between tokens.
+    Ok(harmless(&String::from_utf8(json).map_err(wrong)?.replace('\n', &format!("\n{}", " ".repeat(indent)))))
+}
+
+/// All fields of a message but one, each as JSON.
+pub fn fields_beside(
+    descriptor: &MessageDescriptor,
+    message: &impl Message,
+    field: &str,
+) -> Result<Vec<(String, String)>, SchemaError> {
+    let message = dynamic(descriptor, message)?;
+    let value = message.serialize_with_options(serde_json::value::Serializer, &options()).map_err(wrong)?;
+    let Value::Object(fields) = value else { return Err(wrong(field)) };
+    Ok(fields
+        .into_iter()
+        .filter(|(name, _)| name != field)
+        .map(|(name, value)| (name, harmless(&value.to_string())))
+        .collect())
+}
+
+/// What does something to a terminal stands in texts alone, where it may be escaped; JSON itself escapes only some of it.
+fn harmless(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c != '\n' && is_harmful(c) {
+            let escape = |unit: &mut u16| format!("\\u{unit:04x}");
+            text.extend(c.encode_utf16(&mut [0; 2]).iter_mut().map(escape));
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::calls;
+
+    #[test]
+    fn json_is_that_of_the_schema_and_does_nothing_to_a_terminal() {
+        let ticket = proto::Ticket {
+            user: "a\u{9b}31m\u{202e}\u{e0001}\n".into(),
+            locked_time: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),
+            ..Default::default()
+        };
+        let answer = proto::GetTicketResponse { ticket: Some(ticket.clone()) };
+        let descriptor = answer_of(&calls::GET_TICKET).unwrap();
+        for text in [line(&descriptor, &answer).unwrap(), pretty(&descriptor, &answer, 2).unwrap()] {
+            assert!(text.contains(r#"a\u009b31m\u202e\udb40\udc01\n"#), "{text}");
+            assert!(!text.contains(|c: char| c != '\n' && is_harmful(c)), "{text}");
+            let mut reader = serde_json::Deserializer::from_str(&text);
+            let read = DynamicMessage::deserialize(descriptor.clone(), &mut reader).unwrap();
+            let read = proto::GetTicketResponse::decode(read.encode_to_vec().as_slice()).unwrap();
+            assert_eq!(read.ticket.as_ref(), Some(&ticket));
+        }
+        let value: Value = serde_json::from_str(&line(&descriptor, &answer).unwrap()).unwrap();
+        let ticket = &value["ticket"];
+        assert_eq!(ticket["locked_time"], "1970-01-01T00:00:01Z");
+        assert!(ticket["labels"].is_object() && ticket.get("engine").is_none(), "{ticket}");
+    }
+}

@@ -1,0 +1,202 @@
+//! Tables: columns of texts and numbers, a page at a time, and on a terminal no wider than it.
+
+use super::text::{clean, cut, width};
+
+/// What stands in a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// A text, of which the middle may be left out where there is no room.
+    Text,
+    /// A number: to the right, and whole.
+    Number,
+    /// What is copied into the next command: whole.
+    Id,
+}
+
+/// A column of a table. The more important stand further left.
+#[derive(Debug, Clone, Copy)]
+pub struct Column {
+    title: &'static str,
+    content: Content,
+    /// Whether only wide tables have it.
+    is_wide: bool,
+}
+
+impl Column {
+    /// A column of texts.
+    pub const fn text(title: &'static str) -> Self {
+        Self { title, content: Content::Text, is_wide: false }
+    }
+
+    /// A column of numbers.
+    pub const fn number(title: &'static str) -> Self {
+        Self { title, content: Content::Number, is_wide: false }
+    }
+
+    /// A column of what is never cut.
+    pub const fn id(title: &'static str) -> Self {
+        Self { title, content: Content::Id, is_wide: false }
+    }
+
+    /// The same in wide tables alone.
+    pub const fn wide(self) -> Self {
+        Self { is_wide: true, ..self }
+    }
+}
+
+/// A cell for each column, wide or not.
+pub type Row = Vec<String>;
+
+/// What stands between columns.
+const GAP: &str = "  ";
+
+/// How far texts are cut before columns are left away.
+const TEXT_LEAST: usize = 8;
+
+/// A table that is being written.
+#[derive(Debug)]
+pub struct Table {
+    columns: &'static [Column],
+    /// Which of them are shown.
+    shown: Vec<usize>,
+    /// How wide each of these is; they only grow.
+    widths: Vec<usize>,
+    has_headers: bool,
+    /// How wide all may be together.
+    fit: Option<usize>,
+    is_begun: bool,
+}
+
+impl Table {
+    /// A table of these columns; no wider than `fit`, if that is told.
+    pub fn new(columns: &'static [Column], is_wide: bool, has_headers: bool, fit: Option<usize>) -> Self {
+        let shown = columns.iter().enumerate().filter(|(_, column)| is_wide || !column.is_wide);
+        let shown: Vec<usize> = shown.map(|(at, _)| at).collect();
+        Self { columns, widths: vec![0; shown.len()], shown, has_headers, fit, is_begun: false }
+    }
+
+    /// The next rows, below the headers if they are the first.
+    pub fn rows(&mut self, rows: &[Row]) -> String {
+        let mut lines: Vec<Vec<String>> = Vec::with_capacity(rows.len() + 1);
+        if !self.is_begun && self.has_headers {
+            lines.push(self.shown.iter().filter_map(|at| Some(self.columns.get(*at)?.title.to_owned())).collect());
+        }
+        let cell = |row: &Row, at: usize| row.get(at).map(|cell| clean(cell).into_owned()).unwrap_or_default();
+        lines.extend(rows.iter().map(|row| self.shown.iter().map(|at| cell(row, *at)).collect()));
+        self.measure(&lines);
+        self.is_begun = true;
+        lines.iter().map(|line| self.line(line)).collect()
+    }
+
+    /// Makes columns as wide as their cells, as far as there is room. What is left away stays away.
+    fn measure(&mut self, lines: &[Vec<String>]) {
+        for line in lines {
+            for (widest, cell) in self.widths.iter_mut().zip(line) {
+                *widest = (*widest).max(width(cell));
+            }
+        }
+        let Some(fit) = self.fit else { return };
+        while self.least() > fit && self.shown.len() > 1 {
+            self.shown.pop();
+            self.widths.pop();
+        }
+        while self.total() > fit {
+            let texts = self.shown.iter().zip(&mut self.widths).filter(|(at, width)| {
+                self.columns.get(**at).is_some_and(|column| column.content == Content::Text) && **width > TEXT_LEAST
+            });
+            let Some((_, widest)) = texts.max_by_key(|(_, width)| **width) else { break };
+            *widest -= 1;
+        }
+    }
+
+    fn total(&self) -> usize {
+        self.widths.iter().sum::<usize>() + GAP.len() * self.widths.len().saturating_sub(1)
+    }
+
+    /// How wide the table is with its texts cut.
+    fn least(&self) -> usize {
+        let least = self.shown.iter().zip(&self.widths).map(|(at, width)| match self.columns.get(*at) {
+            Some(column) if column.content == Content::Text => (*width).min(TEXT_LEAST),
+            _ => *width,
+        });
+        least.sum::<usize>() + GAP.len() * self.widths.len().saturating_sub(1)
+    }
+
+    fn line(&self, cells: &[String]) -> String {
+        let mut line = String::new();
+        for ((at, width_max), cell) in self.shown.iter().zip(&self.widths).zip(cells) {
+            let content = self.columns.get(*at).map_or(Content::Text, |column| column.content);
+            let cell = if content == Content::Text { cut(cell, *width_max) } else { cell.as_str().into() };
+            if !line.is_empty() {
+                line.push_str(GAP);
+            }
+            let room = " ".repeat(width_max.saturating_sub(width(&cell)));
+            match content {
+                Content::Number => line.extend([room.as_str(), &cell]),
+                Content::Text | Content::Id => line.extend([&*cell, room.as_str()]),
+            }
+        }
+        line.truncate(line.trim_end().len());
+        // Of one column that is wider than the terminal.
+        let mut line = self.fit.map_or_else(|| line.clone(), |fit| cut(&line, fit).into_owned());
+        line.push('\n');
+        line
+    }
+}
+
+/// One row as lines: a title and what stands there. What is nothing is left out.
+pub fn details(columns: &'static [Column], row: &Row) -> String {
+    let shown = || columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty() && *cell != super::text::NOTHING);
+    let widest = shown().map(|(column, _)| width(column.title)).max().unwrap_or(0);
+    shown().map(|(column, cell)| format!("{:widest$}{GAP}{}\n", column.title, clean(cell))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLUMNS: &[Column] = &[
+        Column::text("HOST"),
+        Column::number("CORES"),
+        Column::text("USER"),
+        Column::number("TICKETS"),
+        Column::text("LABELS").wide(),
+    ];
+
+    fn row(cells: [&str; 5]) -> Row {
+        cells.map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn numbers_stand_to_the_right_and_columns_only_grow() {
+        let mut table = Table::new(COLUMNS, false, true, None);
+        let first = table.rows(&[row(["host1", "7", "al\x1bice", "1", "a=b"])]);
+        assert_eq!(first, "HOST   CORES  USER         TICKETS\nhost1      7  al\\u{1b}ice        1\n");
+        let second = table.rows(&[row(["a-long-host", "1234567", "", "12", ""]), row(["x", "1", "y", "2", ""])]);
+        let lines = "a-long-host  1234567                    12\nx                  1  y                  2\n";
+        assert_eq!(second, lines);
+        let mut wide = Table::new(COLUMNS, true, false, None);
+        assert_eq!(wide.rows(&[row(["h", "1", "u", "2", "a=b"])]), "h  1  u  2  a=b\n");
+    }
+
+    #[test]
+    fn no_table_is_wider_than_its_terminal() {
+        let long = row([&"h".repeat(60), "1", &"ü".repeat(100), "2", ""]);
+        for (fit, first) in
+            [(60, "hhhhhhhhhh…hhhhhhhhhh  "), (30, "hhhhh…hhhhh  "), (12, "hhhhhh…hhhhh"), (3, "h…h"), (0, "")]
+        {
+            let mut table = Table::new(COLUMNS, false, true, Some(fit));
+            let text = table.rows(&[long.clone(), row(["host2", "2", "bob", "3", ""])]);
+            assert!(text.lines().all(|line| width(line) <= fit), "{fit}: {text}");
+            assert!(text.lines().nth(1).unwrap_or_default().starts_with(first), "{fit}: {text}");
+        }
+        let mut narrow = Table::new(COLUMNS, false, true, Some(16));
+        assert!(narrow.rows(&[long]).starts_with("HOST       CORES\n"), "those to the right are left away");
+    }
+
+    #[test]
+    fn details_leave_out_what_is_nothing() {
+        let text = details(COLUMNS, &row(["h", "1", "-", "", "a\nb"]));
+        assert_eq!(text, "HOST    h\nCORES   1\nLABELS  a\\u{a}b\n");
+    }
+}

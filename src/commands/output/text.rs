@@ -1,0 +1,231 @@
+//! Texts for people: sizes, times, names, and what others wrote made harmless.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
+
+use prost_types::Timestamp;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use unicode_width::UnicodeWidthStr as _;
+
+use crate::{
+    domain::resource::{Dimension, format_size},
+    transport::proto::{self, resource::Kind},
+};
+
+/// The application that hosts are of in Linkis: they are told by their instance alone.
+pub const EM_APPLICATION: &str = "linkis-cg-engineconnmanager";
+
+/// What stands where there is nothing.
+pub const NOTHING: &str = "-";
+
+/// Whether a character could do something to a terminal, or to the order in which others are read: control characters, of which some
+/// begin escape sequences, those that change the direction of writing, and those that nobody sees.
+pub fn is_harmful(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// What others wrote, on one line of a terminal: what is harmful is written as `\u{1b}`.
+pub fn clean(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_harmful) {
+        return Cow::Borrowed(text);
+    }
+    let mut clean = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_harmful(c) { clean.extend(c.escape_unicode()) } else { clean.push(c) }
+    }
+    Cow::Owned(clean)
+}
+
+/// The same with its lines.
+pub fn clean_lines(text: &str) -> String {
+    text.split('\n').map(clean).collect::<Vec<_>>().join("\n")
+}
+
+/// How many columns of a terminal it takes.
+pub fn width(text: &str) -> usize {
+    text.width()
+}
+
+/// The same in at most so many columns: of what is longer, the middle is left out.
+pub fn cut(text: &str, columns: usize) -> Cow<'_, str> {
+    if width(text) <= columns {
+        return Cow::Borrowed(text);
+    }
+    let Some(rest) = columns.checked_sub(1) else { return Cow::Borrowed("") };
+    let (mut head, mut tail, mut taken) = (String::new(), Vec::new(), 0);
+    let (tail_width, mut from_end) = (rest / 2, text.chars().rev());
+    let of = |c: char| width(c.encode_utf8(&mut [0; 4]));
+    while let Some(c) = from_end.next().filter(|c| taken + of(*c) <= tail_width) {
+        taken += of(c);
+        tail.push(c);
+    }
+    for c in text.chars() {
+        if taken + of(c) > rest {
+            break;
+        }
+        taken += of(c);
+        head.push(c);
+    }
+    Cow::Owned(head + "…" + &tail.into_iter().rev().collect::<String>())
+}
+
+/// An EM as commands are told it, too.
+pub fn em(em: Option<&proto::EmInstance>) -> String {
+    match em {
+        None => NOTHING.to_owned(),
+        Some(em) if em.application_name == EM_APPLICATION && !em.instance.is_empty() => em.instance.clone(),
+        Some(em) if em.instance.is_empty() => em.application_name.clone(),
+        Some(em) => format!("{}/{}", em.application_name, em.instance),
+    }
+}
+
+/// To the second, in UTC.
+pub fn time(time: Option<&Timestamp>) -> String {
+    let at = time.and_then(|time| OffsetDateTime::from_unix_timestamp(time.seconds).ok());
+    at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| NOTHING.to_owned())
+}
+
+/// A time that passed, in its two largest units.
+pub fn seconds(seconds: i64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m{}s", seconds % 60),
+        (0, hours, minutes) => format!("{hours}h{minutes}m"),
+        (days, hours, _) => format!("{days}d{hours}h"),
+    }
+}
+
+/// What may be empty.
+pub fn or_nothing(text: &str) -> String {
+    if text.is_empty() { NOTHING.to_owned() } else { text.to_owned() }
+}
+
+/// Texts with commas between them.
+pub fn list(texts: &[String]) -> String {
+    or_nothing(&texts.join(","))
+}
+
+/// Labels as limits and scopes show them.
+pub fn labels(labels: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    list(&pairs)
+}
+
+/// An amount of a dimension: of memory as a size.
+pub fn amount(dimension: &Dimension, amount: i64) -> String {
+    if dimension.is_size() { format_size(amount) } else { amount.to_string() }
+}
+
+/// The same by the key of the dimension, as in `Limit.max`.
+pub fn amount_by_key(key: &str, value: i64) -> String {
+    Dimension::parse_key(key).map_or_else(|| value.to_string(), |dimension| amount(&dimension, value))
+}
+
+/// Maxima and other amounts by keys of dimensions.
+pub fn amounts_by_key(amounts: &BTreeMap<String, i64>) -> String {
+    let pairs: Vec<String> =
+        amounts.iter().map(|(key, amount)| format!("{key}={}", amount_by_key(key, *amount))).collect();
+    or_nothing(&pairs.join(" "))
+}
+
+/// The amounts of a resource, whatever its kind, in the order of its shape; and the queue or namespace that it is of.
+pub fn amounts(resource: Option<&proto::Resource>) -> (Vec<(Dimension, i64)>, Option<&str>) {
+    use Dimension::{
+        Cores, Instances, KubernetesMemory, KubernetesMillicores, Memory, QueueCores, QueueInstances, QueueMemory,
+    };
+    let load = |r: &proto::LoadInstanceResource| vec![(Memory, r.memory), (Cores, r.cores), (Instances, r.instances)];
+    let yarn = |r: &proto::YarnResource| {
+        vec![(QueueMemory, r.queue_memory), (QueueCores, r.queue_cores), (QueueInstances, r.queue_instances)]
+    };
+    let kubernetes =
+        |r: &proto::KubernetesResource| vec![(KubernetesMemory, r.memory), (KubernetesMillicores, r.millicores)];
+    match resource.and_then(|resource| resource.kind.as_ref()) {
+        None | Some(Kind::Json(_)) => (vec![], None),
+        Some(Kind::Memory(r)) => (vec![(Memory, r.memory)], None),
+        Some(Kind::Cpu(r)) => (vec![(Cores, r.cores)], None),
+        Some(Kind::Load(r)) => (vec![(Memory, r.memory), (Cores, r.cores)], None),
+        Some(Kind::Instance(r)) => (vec![(Instances, r.instances)], None),
+        Some(Kind::LoadInstance(r)) => (load(r), None),
+        Some(Kind::Yarn(r)) => (yarn(r), Some(&r.queue_name)),
+        Some(Kind::DriverAndYarn(r)) => {
+            let driver = r.load_instance.as_ref().map(load).unwrap_or_default();
+            let queue = r.yarn.as_ref().map(yarn).unwrap_or_default();
+            ([driver, queue].concat(), r.yarn.as_ref().map(|yarn| yarn.queue_name.as_str()))
+        }
+        Some(Kind::Kubernetes(r)) => (kubernetes(r), Some(&r.namespace)),
+        Some(Kind::DriverAndKubernetes(r)) => {
+            let driver = r.load_instance.as_ref().map(load).unwrap_or_default();
+            let namespace = r.kubernetes.as_ref().map(kubernetes).unwrap_or_default();
+            ([driver, namespace].concat(), r.kubernetes.as_ref().map(|kubernetes| kubernetes.namespace.as_str()))
+        }
+        Some(Kind::Special(r)) => {
+            (r.resources.iter().map(|(name, amount)| (Dimension::from(name.as_str()), *amount)).collect(), None)
+        }
+    }
+}
+
+/// A resource on one line.
+pub fn resource(resource: Option<&proto::Resource>) -> String {
+    let (amounts, queue) = amounts(resource);
+    let mut text = String::new();
+    for (dimension, value) in amounts.iter().filter(|(_, amount)| *amount != 0) {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{}{}={}", separator(&text), dimension.key(), amount(dimension, *value));
+    }
+    if let Some(queue) = queue.filter(|queue| !queue.is_empty()) {
+        let _ = write!(text, "{}on {queue}", separator(&text));
+    }
+    or_nothing(&text)
+}
+
+fn separator(text: &str) -> &'static str {
+    if text.is_empty() { "" } else { " " }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_wrote_does_nothing_to_a_terminal() {
+        for (text, shown) in [
+            ("hadoop", "hadoop"),
+            ("李雷 é", "李雷 é"),
+            ("\x1b[2J\x07", "\\u{1b}[2J\\u{7}"),
+            ("\u{9b}31m", "\\u{9b}31m"),
+            ("a\u{202e}b\u{200b}\u{2066}", "a\\u{202e}b\\u{200b}\\u{2066}"),
+            ("two\nlines\r", "two\\u{a}lines\\u{d}"),
+        ] {
+            assert_eq!(clean(text), shown);
+        }
+        assert_eq!(clean_lines("two\nlines\r"), "two\nlines\\u{d}");
+    }
+
+    #[test]
+    fn the_middle_of_what_is_too_long_is_left_out() {
+        for (text, columns, shown) in [
+            ("host1:9102", 10, "host1:9102"),
+            ("host1:9102", 9, "host…9102"),
+            ("host1:9102", 4, "ho…2"),
+            ("host1:9102", 1, "…"),
+            ("host1:9102", 0, ""),
+            ("李雷李雷", 6, "李…雷"),
+            ("李雷", 2, "…"),
+        ] {
+            assert_eq!(cut(text, columns), shown, "{text} in {columns}");
+            assert!(width(&cut(text, columns)) <= columns);
+        }
+    }
+
+    #[test]
+    fn resources_are_told_on_one_line() {
+        let yarn = proto::YarnResource { queue_name: "etl".into(), queue_memory: 3 << 30, ..Default::default() };
+        let driver = proto::LoadInstanceResource { memory: 2 << 30, cores: -1, instances: 0 };
+        let both = proto::DriverAndYarnResource { load_instance: Some(driver), yarn: Some(yarn) };
+        let both = proto::Resource { kind: Some(Kind::DriverAndYarn(both)) };
+        assert_eq!(resource(Some(&both)), "memory=2.0 GB cores=-1 queue_memory=3.0 GB on etl");
+        assert_eq!(resource(None), "-");
+    }
+}

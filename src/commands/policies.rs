@@ -1,0 +1,53 @@
+//! `policies`: which limits are for which kinds of hosts.
+
+use clap::Args;
+
+use crate::transport::proto::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy};
+
+use super::{
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    output::{
+        table::{Column, Row},
+        text,
+    },
+};
+
+/// All policies.
+#[derive(Debug, Clone, Args)]
+pub struct Policies {
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+const COLUMNS: &[Column] =
+    &[Column::text("KIND OF EM"), Column::text("CHECKS"), Column::text("PLACEMENT"), Column::text("REQUIRED LABELS")];
+
+listed!(whole LIST_POLICIES: ListPoliciesRequest => ListPoliciesResponse, policies: Policy, COLUMNS, |policy| vec![row(policy)]);
+
+impl Policies {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        self.list.list(ListPoliciesRequest {}).await
+    }
+}
+
+fn row(policy: &Policy) -> Row {
+    let check = |check| match check {
+        Check::Creator => Some("creator"),
+        Check::User => Some("user"),
+        Check::Labels => Some("labels"),
+        Check::Unspecified => None,
+    };
+    let checks: Vec<&str> = policy.checks().filter_map(check).collect();
+    let placement = match policy.placement() {
+        Placement::Pack => "pack",
+        Placement::Spread | Placement::Unspecified => "spread",
+    };
+    vec![
+        policy.em_application_name.clone(),
+        text::or_nothing(&checks.join(",")),
+        placement.to_owned(),
+        text::list(&policy.required_labels),
+    ]
+}

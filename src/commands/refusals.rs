@@ -1,0 +1,88 @@
+//! `refusals`: who was refused by what, and how often.
+
+use clap::Args;
+use prost_types::Timestamp;
+
+use crate::transport::proto::{ListRefusalsRequest, ListRefusalsResponse, RefusalSum};
+
+use super::{
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    named,
+    output::{
+        table::{Column, Row},
+        text,
+    },
+};
+
+/// Refusals, the latest first.
+#[derive(Debug, Clone, Args)]
+pub struct Refusals {
+    /// Only those of this user's requests.
+    #[arg(long)]
+    user: Option<String>,
+
+    /// Only those by this scope, as refusals and errors name it.
+    #[arg(long)]
+    scope: Option<String>,
+
+    /// Only those in this dimension.
+    #[arg(long)]
+    dimension: Option<String>,
+
+    /// Only those since then: a time, or how long ago.
+    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    since: Option<Timestamp>,
+
+    /// Only those before then: a time, or how long ago.
+    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    until: Option<Timestamp>,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::text("PERIOD"),
+    Column::text("USER"),
+    Column::text("SCOPE"),
+    Column::text("DIMENSION"),
+    Column::number("REFUSALS"),
+    Column::number("ASKED"),
+    Column::number("AVAILABLE"),
+    Column::text("LAST"),
+    Column::text("LIMIT"),
+];
+
+listed!(LIST_REFUSALS: ListRefusalsRequest => ListRefusalsResponse, refusals: RefusalSum, COLUMNS, |sum| vec![row(sum)]);
+
+impl Refusals {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let question = ListRefusalsRequest {
+            user: self.user.unwrap_or_default(),
+            scope: self.scope.unwrap_or_default(),
+            dimension: self.dimension.unwrap_or_default(),
+            from_time: self.since,
+            to_time: self.until,
+            ..Default::default()
+        };
+        self.list.list(question).await
+    }
+}
+
+fn row(sum: &RefusalSum) -> Row {
+    let or_others = |text: &str| if sum.others { "(others)".to_owned() } else { text::or_nothing(text) };
+    let shown = |amount| text::amount_by_key(&sum.dimension, amount);
+    vec![
+        text::time(sum.period_start.as_ref()),
+        or_others(&sum.user),
+        or_others(&sum.scope),
+        sum.dimension.clone(),
+        sum.refusals.to_string(),
+        shown(sum.last_requested),
+        shown(sum.last_available),
+        text::time(sum.last_time.as_ref()),
+        text::or_nothing(&sum.rule),
+    ]
+}

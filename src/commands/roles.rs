@@ -1,0 +1,48 @@
+//! Which roles a command needs: those of its call, from the one table.
+
+use crate::{
+    client::Call,
+    domain::access::{Leave, Role},
+    transport::access::{Needed, Table},
+};
+
+/// The sentence at the end of a command's help.
+pub fn needs<Q, A>(call: &Call<Q, A>) -> String {
+    needs_by(call.path)
+}
+
+/// The same of the call at a path.
+fn needs_by(path: &str) -> String {
+    let row = match Table::default().needed(path) {
+        Some(Needed::Role(row)) => row,
+        Some(Needed::Nothing) => return "Needs no role.".to_owned(),
+        // A service that has the call, and does not know who may make it, serves it to nobody.
+        None => return "No role may do this.".to_owned(),
+    };
+    let with = |leave: Leave| {
+        let roles = Role::ALL.into_iter().filter(|role| row.leave(*role) == leave);
+        roles.map(Role::as_str).collect::<Vec<_>>()
+    };
+    let (all, own) = (with(Leave::All), with(Leave::Own));
+    let own = match own.as_slice() {
+        [] => String::new(),
+        own => format!(", or {} for what is their own", own.join(" or ")),
+    };
+    format!("Needs the role {}{own}.", all.join(" or "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::calls;
+
+    #[test]
+    fn roles_are_those_of_the_table() {
+        assert_eq!(needs(&calls::REPAIR), "Needs the role admin.");
+        assert_eq!(
+            needs(&calls::LIST_TICKETS),
+            "Needs the role operator or admin, or manager or viewer for what is their own."
+        );
+        assert_eq!(needs(&calls::DRAIN), "Needs the role operator or admin, or ecm for what is their own.");
+    }
+}

@@ -1,0 +1,111 @@
+//! `scopes`: what is held against limits.
+
+use std::collections::BTreeMap;
+
+use clap::Args;
+
+use crate::transport::proto::{Limit, LimitMode, ListScopesRequest, ListScopesResponse, ScopeUsage};
+
+use super::{
+    ems::percent,
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    named,
+    output::{
+        table::{Column, Row},
+        text,
+    },
+};
+
+/// All scopes.
+#[derive(Debug, Clone, Args)]
+pub struct Scopes {
+    /// Only those with this label, KEY=VALUE; may be repeated.
+    #[arg(long = "label", value_parser = named::label)]
+    labels: Vec<(String, String)>,
+
+    /// Only those that hold more than their limits allow.
+    #[arg(long)]
+    over: bool,
+
+    /// The fullest first, without those that hold nothing or have no maximum.
+    #[arg(long)]
+    fullest: bool,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+/// A row for each dimension that is limited; of a scope where nothing is, for each that something is held of.
+pub const COLUMNS: &[Column] = &[
+    Column::text("SCOPE"),
+    Column::text("DIMENSION"),
+    Column::number("FULL"),
+    Column::number("USED"),
+    Column::number("LOCKED"),
+    Column::number("MAX"),
+    Column::text("LIMIT"),
+    Column::text("MODE").wide(),
+    Column::text("OVER").wide(),
+];
+
+listed!(LIST_SCOPES: ListScopesRequest => ListScopesResponse, scopes: ScopeUsage, COLUMNS, rows);
+
+impl Scopes {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let question = ListScopesRequest {
+            labels: self.labels.into_iter().collect(),
+            over_limit_only: self.over,
+            fullest_first: self.fullest,
+            ..Default::default()
+        };
+        self.list.list(question).await
+    }
+}
+
+/// What a limit does, in a word.
+pub fn mode(limit: &Limit) -> &'static str {
+    match limit.mode() {
+        LimitMode::Unspecified | LimitMode::Enforced => "enforced",
+        LimitMode::Watched => "watched",
+        LimitMode::Off => "off",
+    }
+}
+
+/// The maximum in each dimension, and the limit that decides it: the first that names it.
+pub fn maxima(scope: &ScopeUsage) -> BTreeMap<&str, (i64, &Limit)> {
+    let mut maxima = BTreeMap::new();
+    for limit in scope.limits.iter().rev().filter(|limit| limit.mode() != LimitMode::Off) {
+        maxima.extend(limit.max.iter().map(|(dimension, max)| (dimension.as_str(), (*max, limit))));
+    }
+    maxima
+}
+
+/// The rows of a scope.
+pub fn rows(scope: &ScopeUsage) -> Vec<Row> {
+    let maxima = maxima(scope);
+    let held = scope.used.keys().chain(scope.locked.keys()).map(String::as_str);
+    let mut dimensions: Vec<&str> = if maxima.is_empty() { held.collect() } else { maxima.keys().copied().collect() };
+    dimensions.sort_unstable();
+    dimensions.dedup();
+    let of = |amounts: &BTreeMap<String, i64>, dimension: &str| amounts.get(dimension).copied().unwrap_or(0);
+    let row = |dimension: &str| {
+        let (used, locked) = (of(&scope.used, dimension), of(&scope.locked, dimension));
+        let decided = maxima.get(dimension);
+        let full = decided.and_then(|(max, _)| percent(used.saturating_add(locked), *max));
+        let nothing = || text::NOTHING.to_owned();
+        vec![
+            text::labels(&scope.labels),
+            dimension.to_owned(),
+            full.map_or_else(nothing, |full| format!("{full}%")),
+            text::amount_by_key(dimension, used),
+            text::amount_by_key(dimension, locked),
+            decided.map_or_else(nothing, |(max, _)| text::amount_by_key(dimension, *max)),
+            decided.map_or_else(nothing, |(_, limit)| limit.name.clone()),
+            decided.map_or_else(nothing, |(_, limit)| mode(limit).to_owned()),
+            if scope.over_limit { "over".to_owned() } else { nothing() },
+        ]
+    };
+    dimensions.into_iter().map(row).collect()
+}

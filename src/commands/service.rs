@@ -1,0 +1,134 @@
+//! Which service a command asks, and as whom.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use prost::Message;
+
+use crate::client::{Call, ClientError, ClientSettings, Identity, RmClient, Tls};
+
+use super::{failure::Failure, output::progress};
+
+/// How long an answer may take.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The same for what reads, counts or changes everything.
+pub const TIMEOUT_LONG: Duration = Duration::from_secs(600);
+
+/// How often it is asked: somebody waits to hear that nobody answers.
+const ATTEMPTS: u32 = 3;
+
+/// Which service to ask, and as whom.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "The service")]
+pub struct Service {
+    /// Where it serves gRPC: HOST:PORT, https://HOST:PORT or unix:/PATH; several with commas, of which one that serves is asked.
+    #[arg(long, env = "LINKIS_RM_ADDRESS", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
+    pub address: String,
+
+    /// A file with the token that says who asks.
+    #[arg(long, env = "LINKIS_RM_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// The certificates, as PEM, of those who may vouch for a service at https. Without it, those whom browsers trust.
+    #[arg(long, env = "LINKIS_RM_CA_CERT", value_name = "FILE")]
+    ca_cert: Option<PathBuf>,
+
+    /// The certificate, as PEM, that shows who asks.
+    #[arg(long, env = "LINKIS_RM_CLIENT_CERT", value_name = "FILE", requires = "client_key")]
+    client_cert: Option<PathBuf>,
+
+    /// The key of that certificate, as PEM.
+    #[arg(long, env = "LINKIS_RM_CLIENT_KEY", value_name = "FILE", requires = "client_cert")]
+    client_key: Option<PathBuf>,
+
+    /// The name that the certificate of the service has to be for, if it is not the host of its address.
+    #[arg(long, env = "LINKIS_RM_TLS_SERVER_NAME", value_name = "NAME")]
+    tls_server_name: Option<String>,
+}
+
+/// A service that is being asked.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    client: RmClient,
+    address: String,
+}
+
+impl Service {
+    /// A client of it, whose calls may take so long. Of several addresses, one that does not answer is passed over.
+    ///
+    /// # Errors
+    /// [`Failure::Service`] if the address, a certificate, a key or a token cannot be used.
+    pub fn ask(&self, timeout: Duration) -> Result<Asked, Failure> {
+        let client = self.settings(timeout).and_then(|settings| RmClient::with(&self.address, &settings));
+        let failed = |error| Failure::Service { error, address: self.address.clone() };
+        Ok(Asked { client: client.map_err(failed)?, address: self.address.clone() })
+    }
+
+    /// As whom it is asked, and how long that may take.
+    ///
+    /// # Errors
+    /// [`ClientError::Secret`] if a certificate, a key or a token cannot be read.
+    pub fn settings(&self, timeout: Duration) -> Result<ClientSettings, ClientError> {
+        let set = |file: &Option<PathBuf>| file.clone().filter(|file| !file.as_os_str().is_empty());
+        let identity = match (set(&self.client_cert), set(&self.client_key)) {
+            (Some(cert), Some(key)) => {
+                Some(Identity { certificates: read("--client-cert", &cert)?, key: read("--client-key", &key)? })
+            }
+            _ => None,
+        };
+        let ca = set(&self.ca_cert).map(|file| read("--ca-cert", &file)).transpose()?;
+        let server_name = self.tls_server_name.clone().filter(|name| !name.is_empty());
+        let token = set(&self.token_file).map(|file| read("--token-file", &file)).transpose()?;
+        let token = token.map(|token| String::from_utf8_lossy(&token).trim().to_owned());
+        let tls = Tls { ca, identity, server_name };
+        Ok(ClientSettings { attempts: ATTEMPTS, tls, token, ..ClientSettings::new(timeout) })
+    }
+}
+
+impl Asked {
+    /// Where it is asked.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Makes a call.
+    ///
+    /// # Errors
+    /// [`Failure::Service`].
+    pub async fn make<Q, A>(&self, call: &Call<Q, A>, question: &Q) -> Result<A, Failure>
+    where
+        Q: Message,
+        A: Message + Default + 'static,
+    {
+        let answer = self.client.make(call, question).await;
+        answer.map_err(|error| Failure::Service { error, address: self.address.clone() })
+    }
+
+    /// The same, and says on a terminal how long it takes.
+    pub async fn make_slowly<Q, A>(&self, what: &str, call: &Call<Q, A>, question: &Q) -> Result<A, Failure>
+    where
+        Q: Message,
+        A: Message + Default + 'static,
+    {
+        progress::shown(what, self.make(call, question)).await
+    }
+}
+
+/// The largest file with a secret: certificates of some dozen authorities.
+const SECRET_BYTES_MAX: u64 = 4 << 20;
+
+/// A file that a setting names.
+fn read(setting: &str, file: &Path) -> Result<Vec<u8>, ClientError> {
+    let wrong = |error: &dyn std::fmt::Display| {
+        ClientError::Secret(format!("{setting}: {} cannot be read: {error}", file.display()))
+    };
+    let size = std::fs::metadata(file).map_err(|error| wrong(&error))?.len();
+    if size > SECRET_BYTES_MAX {
+        return Err(wrong(&format_args!("it has {size} bytes")));
+    }
+    std::fs::read(file).map_err(|error| wrong(&error))
+}

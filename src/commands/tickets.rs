@@ -1,0 +1,182 @@
+//! `tickets`, `ticket`, `release`: what is granted, and taking it back.
+
+use clap::Args;
+
+use crate::{
+    client::calls,
+    domain::resource::Dimension,
+    transport::proto::{self, ForceReleaseRequest, ListTicketsRequest, ListTicketsResponse, Ticket as Message},
+};
+
+use super::{
+    consent::{self, Consent},
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    named,
+    output::{
+        OutputArguments, Printer, WatchArguments,
+        table::{Column, Row, details},
+        text,
+    },
+    service::{Service, TIMEOUT},
+};
+
+/// Live tickets.
+#[derive(Debug, Clone, Args)]
+pub struct Tickets {
+    /// Only those on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    #[arg(long, value_parser = named::em)]
+    em: Option<proto::EmInstance>,
+
+    /// Only those of this user.
+    #[arg(long)]
+    user: Option<String>,
+
+    /// Only those that are locked, or those that are used.
+    #[arg(long, value_parser = ["locked", "used"])]
+    state: Option<String>,
+
+    /// Only those that this engine uses: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconn.
+    #[arg(long, value_parser = named::engine)]
+    engine: Option<proto::EngineInstance>,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+/// One live ticket.
+#[derive(Debug, Clone, Args)]
+pub struct Ticket {
+    /// Its id.
+    #[arg(value_name = "TICKET")]
+    ticket_id: String,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+
+    #[command(flatten)]
+    watch: WatchArguments,
+}
+
+/// A ticket that is to end.
+#[derive(Debug, Clone, Args)]
+pub struct Release {
+    /// Its id.
+    #[arg(value_name = "TICKET")]
+    ticket_id: String,
+
+    /// Why; the history keeps it.
+    #[arg(long)]
+    reason: Option<String>,
+
+    #[command(flatten)]
+    consent: Consent,
+
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::id("TICKET"),
+    Column::text("USER"),
+    Column::text("EM"),
+    Column::text("STATE"),
+    Column::number("MEMORY"),
+    Column::number("CORES"),
+    Column::number("INSTANCES"),
+    Column::text("OTHER"),
+    Column::text("CREATOR"),
+    Column::text("ENGINE TYPE"),
+    Column::text("SINCE"),
+    Column::text("EXPIRES").wide(),
+    Column::text("ENGINE").wide(),
+    Column::text("LABELS").wide(),
+    Column::text("OBSERVED").wide(),
+    Column::text("ASKED BY").wide(),
+];
+
+listed!(LIST_TICKETS: ListTicketsRequest => ListTicketsResponse, tickets: Message, COLUMNS, |ticket| vec![row(ticket)]);
+
+impl Tickets {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let Self { em, user, state, engine, list } = self;
+        let (user, state) = (user.unwrap_or_default(), state.unwrap_or_default());
+        list.list(ListTicketsRequest { em, user, state, engine, ..Default::default() }).await
+    }
+}
+
+impl Ticket {
+    /// Shows it.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        let question = proto::GetTicketRequest { ticket_id: self.ticket_id.clone(), engine: None };
+        let show = async |printer: &mut Printer| {
+            let answer = service.make(&calls::GET_TICKET, &question).await?;
+            let text = || details(COLUMNS, &row(&answer.ticket.clone().unwrap_or_default()));
+            printer.answer(&calls::GET_TICKET, &answer, text)
+        };
+        self.output.printer().repeat(&self.watch, show).await?;
+        Ok(Answer::Yes)
+    }
+}
+
+impl Release {
+    /// Ends it.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let Self { ticket_id, reason, consent, service, output } = self;
+        let service = service.ask(TIMEOUT)?;
+        let reason = consent::reason(reason.as_deref())?;
+        let question = "This gives back what the ticket holds, whether or not its engine still runs. End it?";
+        consent.ask(question)?;
+        let question = ForceReleaseRequest { ticket_id: ticket_id.clone(), reason };
+        let answer = service.make(&calls::FORCE_RELEASE, &question).await?;
+        let ended = || format!("ticket {ticket_id} {} at {}\n", answer.ended, text::time(answer.end_time.as_ref()));
+        output.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;
+        Ok(Answer::Yes)
+    }
+}
+
+/// The amounts that have columns of their own, and all others.
+pub fn amount_cells(resource: Option<&proto::Resource>) -> [String; 4] {
+    use Dimension::{Cores, Instances, Memory};
+    let (amounts, queue) = text::amounts(resource);
+    let of = |wanted: &Dimension| {
+        let found = amounts.iter().find(|(dimension, _)| dimension == wanted);
+        found.map_or_else(|| text::NOTHING.to_owned(), |(dimension, amount)| text::amount(dimension, *amount))
+    };
+    let others = amounts.iter().filter(|(dimension, _)| ![Memory, Cores, Instances].contains(dimension));
+    let mut others: Vec<String> =
+        others.map(|(dimension, amount)| format!("{}={}", dimension.key(), text::amount(dimension, *amount))).collect();
+    others.extend(queue.filter(|queue| !queue.is_empty()).map(|queue| format!("on {queue}")));
+    [of(&Memory), of(&Cores), of(&Instances), text::or_nothing(&others.join(" "))]
+}
+
+fn row(ticket: &Message) -> Row {
+    let engine = ticket.engine.as_ref().map(|engine| format!("{}/{}", engine.application_name, engine.instance));
+    let [memory, cores, instances, others] = amount_cells(ticket.used.as_ref().or(ticket.locked.as_ref()));
+    vec![
+        ticket.ticket_id.clone(),
+        ticket.user.clone(),
+        text::em(ticket.em.as_ref()),
+        ticket.state.clone(),
+        memory,
+        cores,
+        instances,
+        others,
+        ticket.creator.clone(),
+        text::or_nothing(&ticket.engine_type),
+        text::time(ticket.used_time.as_ref().or(ticket.locked_time.as_ref())),
+        text::time(ticket.expire_time.as_ref()),
+        text::or_nothing(&engine.unwrap_or_default()),
+        text::labels(&ticket.labels),
+        text::resource(ticket.observed.as_ref()),
+        ticket.principal.clone(),
+    ]
+}

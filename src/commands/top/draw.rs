@@ -1,0 +1,285 @@
+//! What `top` shows: lines of a terminal, drawn from nothing but what is known and how it is looked at.
+
+use crate::transport::proto::{DimensionTotals, ScopeUsage, WaitingRequest};
+
+use super::super::{
+    ems::{Share, percent},
+    output::{
+        terminal::Size,
+        text::{self, clean, cut, width},
+    },
+    overview, scopes,
+};
+use super::state::{Cluster, Host, Look, hosts};
+
+/// How a piece of a line looks, where there are colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// As all text.
+    Plain,
+    /// What stands above others.
+    Title,
+    /// What is well, or has room.
+    Good,
+    /// What gets full.
+    Warn,
+    /// What is full, or not well.
+    Bad,
+}
+
+/// A line: pieces with their styles, together no wider than the terminal.
+pub type Line = Vec<(Style, String)>;
+
+/// What stands on the terminal, and how many hosts are seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Picture {
+    /// No more of them than the terminal has.
+    pub lines: Vec<Line>,
+    /// How many lines hosts have.
+    pub page: usize,
+}
+
+/// How many of the fullest scopes, and of those who wait, are shown on so many lines.
+fn shares_of(rows: usize) -> (usize, usize) {
+    match rows {
+        0..=19 => (2, 1),
+        20..=29 => (4, 3),
+        30..=39 => (6, 5),
+        _ => (10, 8),
+    }
+}
+
+/// Draws it.
+pub fn draw(cluster: &Cluster, look: &mut Look, size: Size) -> Picture {
+    let Size { columns, rows } = size;
+    let mut lines = Vec::with_capacity(rows);
+    head(cluster, columns, &mut lines);
+    let (most_scopes, most_waiting) = shares_of(rows);
+    scopes_lines(cluster, columns, most_scopes, &mut lines);
+    line_lines(cluster, columns, most_waiting, &mut lines);
+    // The last line is for keys.
+    let page = rows.saturating_sub(lines.len() + 2);
+    hosts_lines(cluster, look, columns, page, &mut lines);
+    lines.truncate(rows.saturating_sub(1));
+    lines.resize(rows.saturating_sub(1), Line::new());
+    lines.push(keys(look, columns));
+    lines.truncate(rows);
+    Picture { lines, page }
+}
+
+/// As much of a text as fits.
+fn plain(text: &str, columns: usize) -> Line {
+    vec![(Style::Plain, cut(&clean(text), columns).into_owned())]
+}
+
+fn title(text: &str, columns: usize) -> Line {
+    vec![(Style::Title, cut(text, columns).into_owned())]
+}
+
+fn style_of(percent: i64) -> Style {
+    match percent {
+        ..70 => Style::Good,
+        70..90 => Style::Warn,
+        _ => Style::Bad,
+    }
+}
+
+/// `[####++..]`: what is used, locked and free.
+fn bar(used: i64, locked: i64, max: i64, columns: usize) -> Line {
+    let room = columns.saturating_sub(2);
+    let full = percent(used.saturating_add(locked), max).unwrap_or(0);
+    let part = |amount: i64| {
+        let (amount, max) = (i128::from(amount.max(0)), i128::from(max.max(1)));
+        usize::try_from((amount * i128::try_from(room).unwrap_or(0) + max / 2) / max).unwrap_or(room).min(room)
+    };
+    let held = if max > 0 { part(used.saturating_add(locked)) } else { 0 };
+    let used = if max > 0 { part(used).min(held) } else { 0 };
+    let filled = "#".repeat(used) + &"+".repeat(held - used);
+    let free = ".".repeat(room - held);
+    let style = style_of(full);
+    vec![(Style::Plain, "[".to_owned()), (style, filled), (Style::Plain, free + "]")]
+}
+
+/// The cluster as a whole.
+fn head(cluster: &Cluster, columns: usize, lines: &mut Vec<Line>) {
+    let overview = &cluster.overview;
+    let at = text::time(overview.snapshot_time.as_ref());
+    lines.push(match &cluster.problem {
+        Some(problem) => vec![(Style::Bad, cut(&clean(&format!("{at}, and since: {problem}")), columns).into_owned())],
+        None => title(&format!("linkis-rm  {at}  {}", clean(&cluster.address)), columns),
+    });
+    let tickets = overview::tickets_text(&overview.tickets.clone().unwrap_or_default());
+    let line = overview::line_text(&overview.line.unwrap_or_default());
+    let rates = overview.throughput.unwrap_or_default();
+    let (grants, refusals) = (rates.grants_per_second, rates.refusals_per_second);
+    lines.push(plain(&format!("EMs      {}", overview::ems_text(overview)), columns));
+    lines.push(plain(&format!("tickets  {tickets}   waiting {line}"), columns));
+    lines.push(plain(&format!("rates    {grants:.1} grants/s  {refusals:.1} refusals/s"), columns));
+    let totals = overview::totals(overview);
+    // Those that every host of Linkis has before those that few have.
+    let order = |key: &str| ["memory", "cores", "instances"].iter().position(|known| *known == key).unwrap_or(3);
+    let mut totals: Vec<_> = totals.into_iter().collect();
+    totals.sort_by_key(|(dimension, _)| order(dimension));
+    totals.truncate(TOTALS_MAX);
+    let numbers: Vec<String> = totals.iter().map(|(dimension, totals)| numbers(dimension, totals)).collect();
+    let widest = numbers.iter().map(|numbers| width(numbers)).max().unwrap_or(0);
+    let room = columns.saturating_sub(15 + widest).min(60);
+    for ((dimension, totals), numbers) in totals.into_iter().zip(numbers) {
+        let mut line = vec![(Style::Plain, padded(dimension, 14))];
+        if room >= 6 {
+            line.extend(bar(totals.used, totals.locked, grantable(&totals), room));
+        }
+        line.push((Style::Plain, numbers));
+        lines.push(fit(line, columns));
+    }
+}
+
+/// How many dimensions have a bar.
+const TOTALS_MAX: usize = 5;
+
+fn grantable(totals: &DimensionTotals) -> i64 {
+    totals.total.saturating_sub(totals.protected_amount)
+}
+
+fn numbers(dimension: &str, totals: &DimensionTotals) -> String {
+    let shown = |amount| text::amount_by_key(dimension, amount);
+    let full = overview::fullness(totals).map_or_else(String::new, |full| format!(" {full}%"));
+    format!("{full} {} used, {} locked of {}", shown(totals.used), shown(totals.locked), shown(grantable(totals)))
+}
+
+/// A name in so many columns, and a blank.
+fn padded(name: &str, columns: usize) -> String {
+    let name = cut(&clean(name), columns).into_owned();
+    let blanks = " ".repeat(columns.saturating_sub(width(&name)) + 1);
+    name + &blanks
+}
+
+/// As many of these texts as fit, each whole, but the first.
+fn whole(texts: impl IntoIterator<Item = String>, columns: usize) -> String {
+    let mut line = String::new();
+    for text in texts {
+        let text = clean(&text).into_owned();
+        match width(&line) + width(&text) {
+            _ if line.is_empty() => line = cut(&text, columns).into_owned(),
+            both if both <= columns => line.push_str(&text),
+            _ => break,
+        }
+    }
+    line
+}
+
+/// The same no wider than the terminal.
+fn fit(line: Line, columns: usize) -> Line {
+    let mut left = columns;
+    let mut fitting = Line::new();
+    for (style, text) in line {
+        let text = cut(&text, left).into_owned();
+        left -= width(&text).min(left);
+        fitting.push((style, text));
+    }
+    fitting
+}
+
+fn scopes_lines(cluster: &Cluster, columns: usize, most: usize, lines: &mut Vec<Line>) {
+    let fullest = cluster.overview.scopes.as_ref().map(|scopes| scopes.fullest.as_slice()).unwrap_or_default();
+    let mut shown: Vec<Line> = fullest.iter().filter_map(|scope| scope_line(scope, columns)).take(most).collect();
+    if shown.is_empty() {
+        return;
+    }
+    lines.push(title("FULLEST SCOPES", columns));
+    lines.append(&mut shown);
+}
+
+/// In the dimension in which it is fullest.
+fn scope_line(scope: &ScopeUsage, columns: usize) -> Option<Line> {
+    let of = |amounts: &std::collections::BTreeMap<String, i64>, key: &str| amounts.get(key).copied().unwrap_or(0);
+    let maxima = scopes::maxima(scope);
+    let held = |key: &str| of(&scope.used, key).saturating_add(of(&scope.locked, key));
+    let (full, key, max) = maxima
+        .iter()
+        .filter_map(|(key, (max, _))| Some((percent(held(key), *max)?, *key, *max)))
+        .max_by_key(|of| of.0)?;
+    let shown = |amount| text::amount_by_key(key, amount);
+    let numbers = format!(" {full:>3}% {key} {} of {}", shown(held(key)), shown(max));
+    let bar_columns = if columns >= 100 { 22 } else { 12 };
+    let name_columns = columns.saturating_sub(bar_columns + 1).min(columns / 3).max(8);
+    let name = cut(&clean(&text::labels(&scope.labels)), name_columns).into_owned();
+    let mut line =
+        vec![(Style::Plain, format!("{name}{} ", " ".repeat(name_columns - width(&name).min(name_columns))))];
+    line.extend(bar(of(&scope.used, key), of(&scope.locked, key), max, bar_columns));
+    line.push((style_of(full), numbers));
+    Some(fit(line, columns))
+}
+
+fn line_lines(cluster: &Cluster, columns: usize, most: usize, lines: &mut Vec<Line>) {
+    if cluster.line.is_empty() {
+        return;
+    }
+    lines.push(title("LINE", columns));
+    lines.extend(cluster.line.iter().take(most).map(|waiting| waiting_line(waiting, columns)));
+}
+
+fn waiting_line(waiting: &WaitingRequest, columns: usize) -> Line {
+    let place = waiting.spots.iter().map(|spot| spot.ahead).max().unwrap_or(0).saturating_add(1);
+    let since = text::time(waiting.waiting_since.as_ref());
+    let since = since.get(11..19).unwrap_or(&since);
+    let mut texts = vec![
+        format!("{place:>4}  {}/{}", waiting.user, waiting.creator),
+        format!("  since {since}"),
+        format!("  {}", text::resource(waiting.resource.as_ref())),
+    ];
+    texts.extend(waiting.spots.iter().map(|spot| format!("  short: {}", spot.scope)));
+    vec![(Style::Plain, whole(texts, columns))]
+}
+
+fn hosts_lines(cluster: &Cluster, look: &mut Look, columns: usize, page: usize, lines: &mut Vec<Line>) {
+    let hosts = hosts(cluster, look);
+    look.offset = look.offset.min(hosts.len().saturating_sub(page.max(1)));
+    let order = if look.is_reversed { ", reversed" } else { "" };
+    let first = if hosts.is_empty() { 0 } else { look.offset + 1 };
+    let last = hosts.len().min(look.offset + page);
+    let more = if cluster.has_more_hosts { " or more" } else { "" };
+    lines.push(title(
+        &format!("HOSTS {first}-{last} of {}{more}, by {}{order}", hosts.len(), look.sort.as_str()),
+        columns,
+    ));
+    let names = hosts.iter().map(|host| width(&clean(&host.name))).max().unwrap_or(0).clamp(8, (columns / 3).max(8));
+    let seen = || hosts.iter().skip(look.offset).take(page);
+    let states = seen().map(|host| width(&host.state)).max().unwrap_or(0);
+    lines.extend(seen().map(|host| host_line(host, names, states, columns)));
+}
+
+fn host_line(host: &Host<'_>, names: usize, states: usize, columns: usize) -> Line {
+    let fullest = host.shares.iter().max_by_key(|share| share.percent().unwrap_or(0));
+    let bar_columns = if columns >= 100 { 32 } else { 16 };
+    let mut line = vec![(Style::Plain, padded(&host.name, names))];
+    line.extend(match fullest {
+        Some(share) => bar(share.used, share.locked, share.max, bar_columns),
+        None => bar(0, 0, 0, bar_columns),
+    });
+    let full = host.fullness();
+    line.push((style_of(full), format!(" {full:>3}% ")));
+    let is_well = matches!(host.state.as_str(), "healthy" | "unreported");
+    line.push((if is_well { Style::Plain } else { Style::Bad }, padded(&host.state, states)));
+    let shown = |share: &Share| {
+        let amount = |amount| text::amount(&share.dimension, amount);
+        format!(" {} {}/{}", share.dimension.key(), amount(share.held()), amount(share.max))
+    };
+    let taken: usize = line.iter().map(|(_, text)| width(text)).sum();
+    line.push((Style::Plain, whole(host.shares.iter().map(shown), columns.saturating_sub(taken))));
+    fit(line, columns)
+}
+
+fn keys(look: &Look, columns: usize) -> Line {
+    let filter = clean(&look.filter);
+    let text = match (look.is_typing, look.filter.is_empty()) {
+        (true, _) => format!("/{filter}_   enter: keep  esc: clear"),
+        (false, false) => format!("only /{filter}   esc: clear  s: sort  r: reverse  q: quit"),
+        (false, true) => "s: sort  r: reverse  /: filter  arrows, space: scroll  q: quit".to_owned(),
+    };
+    title(&text, columns)
+}
+
+#[cfg(test)]
+#[path = "draw_tests.rs"]
+mod tests;

@@ -1,0 +1,186 @@
+//! What is drawn, at the sizes of usual terminals and at odd ones.
+
+use std::collections::BTreeMap;
+
+use crate::transport::proto::{
+    DimensionTotals, EmInstance, EmResource, EmState, EmTotals, Limit, LineTotals, LoadInstanceResource, Overview,
+    Resource, ScopeTotals, ScopeUsage, Throughput, TicketTotals, WaitingRequest, WaitingSpot, resource::Kind,
+};
+
+use super::super::super::output::{
+    terminal::Size,
+    text::{is_harmful, width},
+};
+use super::super::state::{Cluster, Key, Look, Sort};
+use super::{Line, Picture, draw};
+
+const HOSTILE: &str = "\u{1b}[2Jevil\u{202e}";
+
+fn load(gb: i64, cores: i64, instances: i64) -> Option<Resource> {
+    let load = LoadInstanceResource { memory: gb << 30, cores, instances };
+    Some(Resource { kind: Some(Kind::LoadInstance(load)) })
+}
+
+fn host(number: i64) -> EmResource {
+    let instance = if number == 3 { HOSTILE.to_owned() } else { format!("host{number:03}:9102") };
+    EmResource {
+        em: Some(EmInstance { application_name: "linkis-cg-engineconnmanager".into(), instance }),
+        total: load(64, 16, 20),
+        protected_resource: load(4, 0, 0),
+        used: load(number % 50, 1, 1),
+        locked: load(number % 7, 0, 1),
+        silent: number == 5,
+        ..Default::default()
+    }
+}
+
+/// 100 hosts, and what the service tells of them.
+fn cluster() -> Cluster {
+    let totals = |total, protected_amount, used, locked| DimensionTotals {
+        total,
+        protected_amount,
+        used,
+        locked,
+        left: total - protected_amount - used - locked,
+    };
+    let dimensions = BTreeMap::from([
+        ("memory".to_owned(), totals(6400 << 30, 400 << 30, 2450 << 30, 300 << 30)),
+        ("cores".to_owned(), totals(1600, 0, 100, 0)),
+        ("special.gpu".to_owned(), totals(8, 0, 4, 4)),
+    ]);
+    let of = |state: EmState, ems, dimensions| EmTotals {
+        em_application_name: "linkis-cg-engineconnmanager".into(),
+        state: state.into(),
+        ems,
+        dimensions,
+    };
+    let limit = Limit { max: [("instances".to_owned(), 10)].into(), name: "each user".into(), ..Default::default() };
+    let scope = |user: &str, used| ScopeUsage {
+        labels: [("user".to_owned(), user.to_owned())].into(),
+        used: [("instances".to_owned(), used)].into(),
+        limits: vec![limit.clone()],
+        ..Default::default()
+    };
+    let overview = Overview {
+        snapshot_time: Some(prost_types::Timestamp { seconds: 1_795_304_054, nanos: 0 }),
+        ems: vec![of(EmState::Healthy, 99, dimensions), of(EmState::Silent, 1, BTreeMap::new())],
+        tickets: Some(TicketTotals { used: 5471, locked: 12, ..Default::default() }),
+        line: Some(LineTotals { waiting: 29, longest_wait: Some(prost_types::Duration { seconds: 125, nanos: 0 }) }),
+        throughput: Some(Throughput { grants_per_second: 812.04, refusals_per_second: 3.25 }),
+        scopes: Some(ScopeTotals {
+            scopes: 12,
+            fullest: vec![scope(HOSTILE, 10), scope("hadoop", 7), scope("alice", 1)],
+            ..Default::default()
+        }),
+    };
+    let waiting = |user: &str, ahead| WaitingRequest {
+        user: user.into(),
+        creator: "IDE".into(),
+        resource: load(4, 2, 1),
+        spots: vec![WaitingSpot { scope: "user=hadoop".into(), ahead }],
+        ..Default::default()
+    };
+    Cluster {
+        address: "127.0.0.1:50051".into(),
+        overview,
+        hosts: (0..100).map(host).collect(),
+        line: vec![waiting("hadoop", 0), waiting(HOSTILE, 1)],
+        ..Default::default()
+    }
+}
+
+/// Without styles.
+fn text_of(picture: &Picture) -> String {
+    let text = |line: &Line| line.iter().map(|(_, text)| text.as_str()).collect::<String>() + "\n";
+    picture.lines.iter().map(text).collect()
+}
+
+fn drawn(cluster: &Cluster, look: &mut Look, columns: usize, rows: usize) -> Picture {
+    let picture = draw(cluster, look, Size { columns, rows });
+    let text = text_of(&picture);
+    assert_eq!(picture.lines.len(), rows, "{columns}x{rows}: {text}");
+    for line in text.lines() {
+        assert!(width(line) <= columns && !line.contains(is_harmful), "{columns}x{rows}: {line:?}");
+    }
+    picture
+}
+
+#[test]
+fn all_numbers_of_the_overview_are_to_be_seen() {
+    let cluster = cluster();
+    for (columns, rows) in [(80, 24), (200, 50)] {
+        let text = text_of(&drawn(&cluster, &mut Look::default(), columns, rows));
+        for told in [
+            "EMs      100: 99 healthy, 1 silent\n",
+            "tickets  5471 used, 12 locked   waiting 29, longest 2m5s\n",
+            "rates    812.0 grants/s  3.2 refusals/s\n",
+            " 45% 2.4 TB used, 300.0 GB locked of 5.9 TB\n",
+            " 6% 100 used, 0 locked of 1600\n",
+            " 100% 4 used, 4 locked of 8\n",
+            " 70% instances 7 of 10\n",
+            "   1  hadoop/IDE  since",
+            "HOSTS 1-",
+            " of 100, by fullness\n",
+            "s: sort  r: reverse",
+        ] {
+            assert!(text.contains(told), "{columns}x{rows}: {told:?} is not in\n{text}");
+        }
+    }
+    let wide = text_of(&drawn(&cluster, &mut Look::default(), 200, 50));
+    assert!(wide.contains("\\u{1b}[2Jevil\\u{202e}"), "{wide}");
+}
+
+#[test]
+fn it_fits_on_every_terminal() {
+    let full = cluster();
+    for cluster in [Cluster::default(), full] {
+        for columns in [1, 2, 7, 20, 40, 79, 80, 132, 300] {
+            for rows in [1, 2, 5, 12, 24, 25, 50, 120] {
+                drawn(&cluster, &mut Look::default(), columns, rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_sort_filter_and_scroll() {
+    let cluster = cluster();
+    let mut look = Look::default();
+    let hosts = |look: &mut Look| {
+        let text = text_of(&drawn(&cluster, look, 80, 24));
+        let lines = text.lines().skip_while(|line| !line.starts_with("HOSTS")).skip(1);
+        lines
+            .filter_map(|line| line.split_whitespace().next()?.strip_suffix(":9102").map(str::to_owned))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host048"), "48 % 50 + 48 % 7");
+    assert!(look.press(Key::Char('s'), 8));
+    assert_eq!((look.sort, hosts(&mut look).first().map(String::as_str)), (Sort::Name, Some("host000")));
+    look.press(Key::Char('r'), 8);
+    assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host099"));
+    look.press(Key::Move(2), 8);
+    assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host097"));
+    look.press(Key::Page(100), 8);
+    assert_eq!(hosts(&mut look).last().map(String::as_str), Some("host000"), "not past the end");
+    look.press(Key::Char('/'), 8);
+    for c in "HOST01q".chars() {
+        assert!(look.press(Key::Char(c), 8), "q is typed");
+    }
+    look.press(Key::Backspace, 8);
+    look.press(Key::Enter, 8);
+    assert_eq!(hosts(&mut look).len(), 10.min(drawn(&cluster, &mut look, 80, 24).page));
+    look.press(Key::Escape, 8);
+    assert_eq!(look.filter, "");
+    look.press(Key::Char('/'), 8);
+    look.press(Key::Char('!'), 8);
+    assert!(hosts(&mut look).is_empty());
+    assert!(!look.press(Key::Interrupt, 8) && !Look::default().press(Key::Char('q'), 8));
+}
+
+#[test]
+fn what_is_not_heard_any_more_is_said() {
+    let silent = Cluster { problem: Some("the way\nis cut".into()), ..cluster() };
+    let picture = drawn(&silent, &mut Look::default(), 80, 24);
+    let first = text_of(&picture).lines().next().map(str::to_owned).unwrap_or_default();
+    assert!(first.ends_with(", and since: the way\\u{a}is cut"), "{first}");
+}

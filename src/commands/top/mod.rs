@@ -1,0 +1,154 @@
+//! `top`: the cluster as it is, second by second.
+//!
+//! - `state`: what is known, and how it is looked at; `draw`: lines from nothing but these;
+//! - `keys`: what a terminal sends; `screen`: the terminal; here: who asks the service, and who waits for what.
+
+use std::time::Duration;
+
+use clap::Args;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    client::calls,
+    config::parse_duration,
+    transport::proto::{EmResource, GetOverviewRequest, ListEmsRequest, ListWaitingRequest},
+};
+
+use super::{
+    failure::{Answer, Failure},
+    output::{is_attended, terminal},
+    service::{Asked, Service},
+};
+
+pub mod draw;
+mod keys;
+mod screen;
+pub mod state;
+
+use screen::Screen;
+use state::{Cluster, Look};
+
+/// How long an answer may take before that is shown.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How many hosts are shown at most.
+const HOSTS_MAX: usize = 20_000;
+
+/// How many of those who wait are shown at most.
+const LINE_MAX: i32 = 8;
+
+/// Of the time that it takes to list all hosts, how many times as long it is not done again: nobody may notice who looks.
+const HOSTS_REST: u32 = 20;
+
+/// The cluster as it is.
+#[derive(Debug, Clone, Args)]
+pub struct Top {
+    #[command(flatten)]
+    service: Service,
+
+    /// How often to ask.
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    parse_duration("--interval", text, "500ms", "1h")
+}
+
+impl Top {
+    /// Shows it until somebody has seen enough.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let service = self.service.ask(TIMEOUT)?;
+        if !is_attended() || terminal::size().is_none() {
+            return Err(Failure::Usage("top needs a terminal; linkis-rm overview tells the same once".to_owned()));
+        }
+        // What cannot be asked at all is told before the terminal is taken.
+        let mut cluster = Cluster { address: service.address().to_owned(), ..Cluster::default() };
+        let mut next_hosts = Instant::now();
+        look(&service, &mut cluster, &mut next_hosts).await?;
+        let (sender, mut heard) = watch::channel(cluster.clone());
+        let asking = tokio::spawn(follow(service, cluster, next_hosts, self.interval, sender));
+        let shown = show(&mut heard).await;
+        asking.abort();
+        shown?;
+        Ok(Answer::Yes)
+    }
+}
+
+/// Draws what is heard, and does what keys say.
+async fn show(heard: &mut watch::Receiver<Cluster>) -> Result<(), Failure> {
+    let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    let mut resized = signal(SignalKind::window_change())?;
+    let screen = Screen::enter()?;
+    let mut typed = screen::typed();
+    let mut look = Look::default();
+    loop {
+        let Some(size) = terminal::size() else { return Ok(()) };
+        let picture = draw::draw(&heard.borrow_and_update(), &mut look, size);
+        screen.show(&picture)?;
+        tokio::select! {
+            key = typed.recv() => match key {
+                Some(key) if look.press(key, picture.page) => {}
+                _ => return Ok(()),
+            },
+            changed = heard.changed() => if changed.is_err() { return Ok(()) },
+            _ = resized.recv() => {}
+            _ = terminate.recv() => return Ok(()),
+            _ = hangup.recv() => return Ok(()),
+        }
+    }
+}
+
+/// Asks again and again, for as long as somebody looks.
+async fn follow(
+    service: Asked,
+    mut cluster: Cluster,
+    mut next_hosts: Instant,
+    interval: Duration,
+    sender: watch::Sender<Cluster>,
+) {
+    loop {
+        sleep(interval).await;
+        cluster.problem = match look(&service, &mut cluster, &mut next_hosts).await {
+            Ok(()) => None,
+            Err(failure) => Some(failure.to_string()),
+        };
+        if sender.send(cluster.clone()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Asks once: for the overview and the head of the line, and now and then for all hosts.
+async fn look(service: &Asked, cluster: &mut Cluster, next_hosts: &mut Instant) -> Result<(), Failure> {
+    let overview = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
+    let line = ListWaitingRequest { page_size: LINE_MAX, ..Default::default() };
+    let line = service.make(&calls::LIST_WAITING, &line).await?;
+    let begin = Instant::now();
+    if *next_hosts <= begin {
+        (cluster.hosts, cluster.has_more_hosts) = hosts(service).await?;
+        *next_hosts = begin + begin.elapsed() * HOSTS_REST;
+    }
+    cluster.overview = overview.overview.unwrap_or_default();
+    cluster.line = line.waiting;
+    Ok(())
+}
+
+/// Hosts, and whether there are more.
+async fn hosts(service: &Asked) -> Result<(Vec<EmResource>, bool), Failure> {
+    let mut hosts = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let page = ListEmsRequest { page_size: 1000, page_token, ..Default::default() };
+        let page = service.make(&calls::LIST_EMS, &page).await?;
+        hosts.extend(page.ems);
+        page_token = page.next_page_token;
+        if page_token.is_empty() || hosts.len() >= HOSTS_MAX {
+            return Ok((hosts, !page_token.is_empty()));
+        }
+    }
+}

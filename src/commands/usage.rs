@@ -1,0 +1,104 @@
+//! `usage`: what was used over time, and by whom.
+
+use clap::{Args, ValueEnum};
+use prost_types::Timestamp;
+
+use crate::transport::proto::{GetUsageRequest, GetUsageResponse, UsageBy, UsageSum};
+
+use super::{
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    named,
+    output::{
+        table::{Column, Row},
+        text,
+    },
+};
+
+/// By what it is summed.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum By {
+    User,
+    Creator,
+    EngineType,
+    Em,
+}
+
+/// What tickets held that ended, times how long they lived.
+#[derive(Debug, Clone, Args)]
+pub struct Usage {
+    /// By what it is summed.
+    #[arg(long, value_enum, default_value = "user")]
+    by: By,
+
+    /// Of tickets that ended since that hour: a time, or how long ago; without it, a day.
+    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    since: Option<Timestamp>,
+
+    /// Of tickets that ended before that hour: a time, or how long ago; without it, until now.
+    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    until: Option<Timestamp>,
+
+    /// Tell each hour apart.
+    #[arg(long)]
+    hourly: bool,
+
+    /// Only of this user; by user alone.
+    #[arg(long)]
+    user: Option<String>,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::text("NAME"),
+    Column::text("HOUR"),
+    Column::number("TICKETS"),
+    Column::number("CORE HOURS"),
+    Column::number("GB HOURS"),
+    Column::number("QUEUE CORE HOURS"),
+    Column::number("QUEUE GB HOURS"),
+];
+
+listed!(GET_USAGE: GetUsageRequest => GetUsageResponse, sums: UsageSum, COLUMNS, |sum| vec![row(sum)]);
+
+impl Usage {
+    /// Lists it.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let by = match self.by {
+            By::User => UsageBy::User,
+            By::Creator => UsageBy::Creator,
+            By::EngineType => UsageBy::EngineType,
+            By::Em => UsageBy::Em,
+        };
+        let question = GetUsageRequest {
+            by: by.into(),
+            from_time: self.since,
+            to_time: self.until,
+            hourly: self.hourly,
+            user: self.user.unwrap_or_default(),
+            ..Default::default()
+        };
+        self.list.list(question).await
+    }
+}
+
+fn row(sum: &UsageSum) -> Row {
+    const HOUR: f64 = 3600.0;
+    const GB: f64 = (1_u64 << 30) as f64;
+    let name = match &sum.em {
+        _ if sum.others => "(others)".to_owned(),
+        Some(em) => text::em(Some(em)),
+        None => text::or_nothing(&sum.name),
+    };
+    vec![
+        name,
+        text::time(sum.hour.as_ref()),
+        sum.tickets.to_string(),
+        format!("{:.1}", sum.core_seconds / HOUR),
+        format!("{:.1}", sum.byte_seconds / GB / HOUR),
+        format!("{:.1}", sum.queue_core_seconds / HOUR),
+        format!("{:.1}", sum.queue_byte_seconds / GB / HOUR),
+    ]
+}

@@ -1,0 +1,81 @@
+//! `waiting`: who stands in line, and for what.
+
+use clap::Args;
+
+use crate::transport::proto::{EmInstance, ListWaitingRequest, ListWaitingResponse, WaitingRequest};
+
+use super::{
+    failure::{Answer, Failure},
+    list::{ListArguments, listed},
+    named,
+    output::{
+        table::{Column, Row},
+        text,
+    },
+    tickets::amount_cells,
+};
+
+/// All requests that wait.
+#[derive(Debug, Clone, Args)]
+pub struct Waiting {
+    /// Only those of this user.
+    #[arg(long)]
+    user: Option<String>,
+
+    /// Only those for which this EM is short: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    #[arg(long, value_parser = named::em)]
+    em: Option<EmInstance>,
+
+    #[command(flatten)]
+    list: ListArguments,
+}
+
+const COLUMNS: &[Column] = &[
+    Column::number("PLACE"),
+    Column::text("USER"),
+    Column::text("SHORT OF"),
+    Column::number("MEMORY"),
+    Column::number("CORES"),
+    Column::number("INSTANCES"),
+    Column::text("OTHER"),
+    Column::text("SINCE"),
+    Column::text("UNTIL"),
+    Column::text("EM"),
+    Column::text("CREATOR"),
+    Column::text("ENGINE TYPE"),
+    Column::id("TICKET").wide(),
+    Column::text("LABELS").wide(),
+];
+
+listed!(LIST_WAITING: ListWaitingRequest => ListWaitingResponse, waiting: WaitingRequest, COLUMNS, |one| vec![row(one)]);
+
+impl Waiting {
+    /// Lists them.
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let user = self.user.unwrap_or_default();
+        self.list.list(ListWaitingRequest { user, em: self.em, ..Default::default() }).await
+    }
+}
+
+/// The place in line is the last of those that it has where it is short.
+fn row(waiting: &WaitingRequest) -> Row {
+    let spots: Vec<String> = waiting.spots.iter().map(|spot| spot.scope.clone()).collect();
+    let ahead = waiting.spots.iter().map(|spot| spot.ahead).max().unwrap_or(0);
+    let [memory, cores, instances, others] = amount_cells(waiting.resource.as_ref());
+    vec![
+        ahead.saturating_add(1).to_string(),
+        waiting.user.clone(),
+        text::or_nothing(&spots.join(" ")),
+        memory,
+        cores,
+        instances,
+        others,
+        text::time(waiting.waiting_since.as_ref()),
+        text::time(waiting.wait_until.as_ref()),
+        if waiting.any_em { "any".to_owned() } else { text::em(waiting.em.as_ref()) },
+        waiting.creator.clone(),
+        text::or_nothing(&waiting.engine_type),
+        waiting.ticket_id.clone(),
+        text::labels(&waiting.labels),
+    ]
+}

@@ -1,0 +1,71 @@
+//! Kinds of scopes: few, so that they can be told apart wherever names would be too many.
+
+use super::scope::{CREATOR, NAMESPACE, QUEUE, Scope, USER};
+
+/// What a scope is, by the labels that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ScopeKind {
+    /// An EM.
+    Em,
+    /// A creator alone.
+    Creator,
+    /// A user alone.
+    User,
+    /// Any other label, or several together.
+    Labels,
+    /// A queue or a namespace alone.
+    Queue,
+}
+
+impl ScopeKind {
+    /// All there are, in the order in which they are checked.
+    pub const ALL: [Self; 5] = [Self::Em, Self::Creator, Self::User, Self::Labels, Self::Queue];
+
+    /// That of a limited scope.
+    pub fn of(scope: &Scope) -> Self {
+        let mut keys = scope.labels().keys().map(String::as_str);
+        match (keys.next(), keys.next()) {
+            (Some(CREATOR), None) => Self::Creator,
+            (Some(USER), None) => Self::User,
+            (Some(QUEUE | NAMESPACE), None) => Self::Queue,
+            _ => Self::Labels,
+        }
+    }
+
+    /// As it is told.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Em => "em",
+            Self::Creator => "creator",
+            Self::User => "user",
+            Self::Labels => "labels",
+            Self::Queue => "queue",
+        }
+    }
+
+    /// The reverse of [`ScopeKind::as_str`].
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_is_of_one_label_or_of_labels() {
+        let of = |keys: &[&str]| {
+            ScopeKind::of(&Scope::new(keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect())).as_str()
+        };
+        assert_eq!(
+            [of(&["user"]), of(&["creator"]), of(&["queue"]), of(&["namespace"])],
+            ["user", "creator", "queue", "queue"]
+        );
+        assert_eq!([of(&["team"]), of(&["user", "queue"]), of(&["creator", "user"]), of(&["em"])], ["labels"; 4]);
+        for kind in ScopeKind::ALL {
+            assert_eq!(ScopeKind::parse(kind.as_str()), Some(kind));
+        }
+        assert_eq!(ScopeKind::parse("host"), None);
+    }
+}

@@ -1,0 +1,160 @@
+//! How something stood before an act of an operator or administrator, and after it: small JSON documents for the history. None of them
+//! ever holds a secret.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use super::{
+    access::{EmPattern, Rights},
+    audit::Difference,
+    drain::Drain,
+    limit::Rule,
+    policy::Policy,
+    ticket::{Ticket, TicketState},
+};
+
+/// The longest that one is, in bytes; of what is longer, its beginning is told.
+pub const STATE_BYTES_MAX: usize = 4096;
+
+/// What is told beside such a beginning takes less than this.
+const FRAME_BYTES: usize = 64;
+
+/// How something stood: a JSON object of at most [`STATE_BYTES_MAX`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State(String);
+
+impl State {
+    fn new(value: &Value) -> Self {
+        let text = value.to_string();
+        if text.len() <= STATE_BYTES_MAX {
+            return Self(text);
+        }
+        // As a string in a document, each quote and backslash takes two bytes.
+        let (mut room, mut end) = (STATE_BYTES_MAX - FRAME_BYTES, 0);
+        for (at, character) in text.char_indices() {
+            let bytes = if matches!(character, '"' | '\\') { 2 } else { character.len_utf8() };
+            let Some(rest) = room.checked_sub(bytes) else { break };
+            (room, end) = (rest, at + character.len_utf8());
+        }
+        Self(json!({ "beginning": text.get(..end).unwrap_or_default(), "bytes": text.len() }).to_string())
+    }
+
+    /// The document.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The document.
+    pub fn into_string(self) -> String {
+        self.0
+    }
+
+    /// What a rule says.
+    pub fn of_rule(rule: &Rule) -> Self {
+        let max: Map<String, Value> =
+            rule.max.iter().map(|(dimension, max)| (dimension.key(), (*max).into())).collect();
+        Self::new(&json!({ "max": max, "mode": rule.mode.as_str() }))
+    }
+
+    /// What a policy says.
+    pub fn of_policy(policy: &Policy) -> Self {
+        let checks = policy.to_string();
+        Self::new(&json!({
+            "checks": checks.split(',').collect::<Vec<_>>(),
+            "required_labels": policy.required_labels(),
+            "placement": policy.placement().as_str(),
+        }))
+    }
+
+    /// Why an EM is drained, by whom, and since when.
+    pub fn of_drain(drain: &Drain) -> Self {
+        let Drain { reason, by, since } = drain;
+        Self::new(&json!({ "reason": reason.as_str(), "drained_by": by.as_str(), "drain_time": time(*since) }))
+    }
+
+    /// What a ticket holds, and for which engine.
+    pub fn of_ticket(ticket: &Ticket) -> Self {
+        let amounts = ticket.resource().amounts().map(|(dimension, amount)| (dimension.key(), amount.into()));
+        let resource = Value::Object(amounts.collect());
+        Self::new(&match &ticket.state {
+            TicketState::Locked { expires_at, .. } => {
+                json!({ "state": "locked", "resource": resource, "expire_time": time(*expires_at) })
+            }
+            TicketState::Used { engine, used_time, .. } => json!({
+                "state": "used", "resource": resource, "used_time": time(*used_time),
+                "engine": format!("{}/{}", engine.application_name, engine.instance),
+            }),
+        })
+    }
+
+    /// What the holder of a token may, whom to ask about it, and until when it is good; and when it was revoked.
+    pub fn of_token(
+        rights: &Rights,
+        owner: &str,
+        expire_time: OffsetDateTime,
+        revoked: Option<OffsetDateTime>,
+    ) -> Self {
+        let mut state = json!({
+            "roles": rights.roles.iter().map(|role| role.as_str()).collect::<Vec<_>>(),
+            "ems": rights.ems.iter().map(EmPattern::to_string).collect::<Vec<_>>(),
+            "users": rights.users.as_ref().map(|users| users.iter().map(|user| user.as_str()).collect::<Vec<_>>()),
+            "owner": owner,
+            "expire_time": time(expire_time),
+        });
+        if let (Some(revoked), Value::Object(state)) = (revoked, &mut state) {
+            state.insert("revoke_time".to_owned(), time(revoked));
+        }
+        Self::new(&state)
+    }
+
+    /// For which requests a provider is, and how it is asked: `config` is JSON without secrets.
+    pub fn of_provider(labels: &BTreeMap<String, String>, config: &str) -> Self {
+        let config: Value = serde_json::from_str(config).unwrap_or_default();
+        Self::new(&json!({ "labels": labels, "config": config }))
+    }
+
+    /// What counters said, and what they say now; only of those that differed.
+    pub fn of_repair(differences: &[Difference]) -> (Self, Self) {
+        let (mut before, mut after) = (Map::new(), Map::new());
+        for Difference { counter, stored, from_tickets, problem, .. } in differences {
+            let amounts = |amounts: &BTreeMap<_, i64>| -> Value {
+                let pairs = amounts
+                    .iter()
+                    .map(|(dimension, amount): (&super::resource::Dimension, _)| (dimension.key(), (*amount).into()));
+                Value::Object(pairs.collect())
+            };
+            match problem.as_str() {
+                "" => {
+                    before.insert(counter.clone(), amounts(stored));
+                    after.insert(counter.clone(), amounts(from_tickets));
+                }
+                problem => drop(before.insert(counter.clone(), problem.into())),
+            }
+        }
+        (Self::new(&Value::Object(before)), Self::new(&Value::Object(after)))
+    }
+}
+
+fn time(time: OffsetDateTime) -> Value {
+    time.format(&Rfc3339).unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_long_is_told_from_its_beginning_and_is_still_json() {
+        for text in ["x", "\"", "\\", "ü", "\u{1F980}\""] {
+            for length in [1, 1000, 5000, 100_000] {
+                let State(state) = State::new(&json!({ "reason": text.repeat(length) }));
+                assert!(state.len() <= STATE_BYTES_MAX, "{} bytes of {text:?}", state.len());
+                let value: Value = serde_json::from_str(&state).unwrap();
+                let is_whole = value.get("reason").is_some();
+                assert!(is_whole || value["bytes"].as_u64().unwrap() > 4096 && state.len() > 4000, "{state}");
+            }
+        }
+    }
+}

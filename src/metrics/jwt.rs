@@ -1,0 +1,49 @@
+//! JWTs: whether they are believed, and whether keys and configuration are taken up.
+
+use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
+
+use super::{Counter, add};
+
+/// JWTs.
+#[derive(Debug)]
+pub struct Jwt {
+    /// Those that were refused.
+    pub refused: Counter,
+    /// How many are known, whose signatures need no check.
+    pub known: Gauge,
+    /// Keys, and configurations, that were taken up.
+    pub reloads: Counter,
+    /// Those that could not be had, or used.
+    pub reload_failures: Counter,
+}
+
+impl Jwt {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            refused: add(
+                registry,
+                "jwt_refused_total",
+                "JWTs that were not believed: the log says why, and who shows them",
+                Counter::default(),
+            ),
+            known: add(
+                registry,
+                "jwt_known",
+                "JWTs that are known to be good until their time is over",
+                Gauge::default(),
+            ),
+            reloads: add(
+                registry,
+                "jwt_reloads_total",
+                "Keys of issuers, and configurations of JWTs, that changed and were taken up: whether a rotation has reached this instance",
+                Counter::default(),
+            ),
+            reload_failures: add(
+                registry,
+                "jwt_reload_failures_total",
+                "Keys of issuers, and configurations of JWTs, that could not be had or used: those before stay in force; the log says why",
+                Counter::default(),
+            ),
+        }
+    }
+}

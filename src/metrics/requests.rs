@@ -1,0 +1,182 @@
+//! Requests for resources, by how they ended, and tickets that did.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+use tokio::time::Instant;
+
+use crate::domain::{refusal::Refusal, ticket::End};
+
+use super::{Counter, add};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Decided {
+    outcome: &'static str,
+    scope: &'static str,
+    dimension: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct How {
+    how: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Waited {
+    outcome: &'static str,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy)]
+pub enum Ended<'a> {
+    /// It was granted.
+    Granted,
+    /// It was refused, at once or because its time in line was over.
+    Refused {
+        /// Why.
+        refusal: &'a Refusal,
+        /// Whether it stood in line until its time was over.
+        timed_out: bool,
+    },
+    /// It was answered by an error.
+    Failed,
+    /// Its caller went away first.
+    Cancelled,
+}
+
+impl Ended<'_> {
+    fn outcome(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Refused { timed_out: true, .. } => "timed_out",
+            Self::Refused { refusal, .. } if refusal.never_fits => "never_fits",
+            Self::Refused { .. } => "refused",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    fn decided(self) -> Decided {
+        let short = match self {
+            Self::Refused { refusal, .. } => refusal.shortfalls.first(),
+            _ => None,
+        };
+        let (scope, dimension) = short.map_or(("", ""), |short| (short.kind.as_str(), short.dimension.class()));
+        Decided { outcome: self.outcome(), scope, dimension }
+    }
+}
+
+/// What was decided.
+#[derive(Debug)]
+pub struct Requests {
+    ended: Family<Decided, Counter>,
+    granted: Counter,
+    waited: Family<Waited, Histogram, fn() -> Histogram>,
+    tickets: Family<How, Counter>,
+    /// Refusals that are remembered among the others.
+    pub refusals_other: Counter,
+    /// For how long the oldest deadline has passed that is not rolled back yet, in seconds.
+    pub expiry_lag: Gauge<f64, std::sync::atomic::AtomicU64>,
+}
+
+impl Requests {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let ended: Family<Decided, Counter> = Family::default();
+        for nothing_short in [Ended::Granted, Ended::Failed, Ended::Cancelled] {
+            drop(ended.get_or_create(&nothing_short.decided()));
+        }
+        let tickets: Family<How, Counter> = Family::default();
+        for how in End::ALL {
+            drop(tickets.get_or_create(&How { how: how.as_str() }));
+        }
+        // From 5 ms to 11 minutes, each bound twice the one before.
+        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 18));
+        Self {
+            granted: ended.get_or_create_owned(&Ended::Granted.decided()),
+            ended: add(
+                registry,
+                "requests_total",
+                "Requests for resources by how they ended, and what was short first: many that are refused by one kind of scope want another limit",
+                ended,
+            ),
+            waited: add(
+                registry,
+                "request_wait_seconds",
+                "How long requests stood in line that had to, by how they ended",
+                Family::new_with_constructor(seconds),
+            ),
+            tickets: add(
+                registry,
+                "tickets_ended_total",
+                "Tickets that ended, by how: those that expire or are lost are engines that never came, or died",
+                tickets,
+            ),
+            refusals_other: add(
+                registry,
+                "refusals_other_total",
+                "Refusals that ListRefusals tells among the others, because there were too many kinds of them at once",
+                Counter::default(),
+            ),
+            expiry_lag: add(
+                registry,
+                "expiry_lag_seconds",
+                "How long the oldest deadline has passed that is not rolled back yet: while it grows, capacity is held for nobody",
+                Gauge::default(),
+            ),
+        }
+    }
+
+    /// A request has ended.
+    pub fn ended(&self, how: Ended<'_>) {
+        match how {
+            Ended::Granted => self.granted.inc(),
+            how => self.ended.get_or_create(&how.decided()).inc(),
+        }
+    }
+
+    /// Somebody who stood in line since then does no more.
+    pub fn waited(&self, since: Instant, outcome: &'static str) {
+        self.waited.get_or_create(&Waited { outcome }).observe(since.elapsed().as_secs_f64());
+    }
+
+    /// So many tickets ended.
+    pub fn tickets_ended(&self, how: End, count: u64) {
+        if count > 0 {
+            self.tickets.get_or_create(&How { how: how.as_str() }).inc_by(count);
+        }
+    }
+}
+
+/// A request under way: dropped without an end, it was cancelled.
+#[derive(Debug)]
+pub struct RequestUnderWay<'a> {
+    requests: &'a Requests,
+    ended: bool,
+}
+
+impl<'a> RequestUnderWay<'a> {
+    /// One that begins.
+    pub fn begin(requests: &'a Requests) -> Self {
+        Self { requests, ended: false }
+    }
+
+    /// It has ended.
+    pub fn end(mut self, how: Ended<'_>) {
+        self.ended = true;
+        self.requests.ended(how);
+    }
+}
+
+impl Drop for RequestUnderWay<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.requests.ended(Ended::Cancelled);
+        }
+    }
+}

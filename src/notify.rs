@@ -1,0 +1,63 @@
+//! What whoever started the process wants to be told: systemd's `Type=notify`.
+//!
+//! There is no watchdog: it would restart a process that waits for its database, and one that a defect stops ends by itself.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::{
+            ffi::OsStrExt as _,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+};
+
+/// Tells `state`, e.g. `READY=1`, if somebody wants to know. Nobody is served worse if he cannot be told.
+pub fn tell(state: &str) {
+    let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
+    if let Err(error) = tell_at(&socket, state) {
+        tracing::warn!(%error, state, "NOTIFY_SOCKET does not take what it is told");
+    }
+}
+
+/// At a file, or at an abstract name after an @.
+fn tell_at(socket: &OsStr, state: &str) -> io::Result<()> {
+    let address = match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
+    };
+    let datagram = UnixDatagram::unbound()?;
+    // Nobody may keep the service waiting who does not read.
+    datagram.set_nonblocking(true)?;
+    datagram.send_to_addr(state.as_bytes(), &address)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_started_it_is_told_at_a_file_and_at_a_name() {
+        let path = env::temp_dir().join(format!("linkis-rm-notify-{}", std::process::id()));
+        let name = format!("linkis-rm-notify-{}", std::process::id());
+        let sockets = [
+            (UnixDatagram::bind(&path).unwrap(), path.clone().into_os_string()),
+            (
+                UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap(),
+                format!("@{name}").into(),
+            ),
+        ];
+        for (listener, socket) in sockets {
+            tell_at(&socket, "READY=1").unwrap();
+            let mut told = [0; 64];
+            let length = listener.recv(&mut told).unwrap();
+            assert_eq!(&told[..length], b"READY=1");
+        }
+        std::fs::remove_file(path).unwrap();
+        assert!(tell_at("/nowhere/at/all".as_ref(), "READY=1").is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! Announcing: that the instance lives, where it listens, what it answers to requests, and how its tasks fare. Nothing is decided by it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::{
+    domain::overview::Throughput,
+    service::request_resource::Outcomes,
+    store::{
+        StoreError,
+        server_instance::{self, ServerInstance, TaskReport},
+        session::{Session, answered_soon},
+    },
+};
+
+use super::{Running, Step, Task};
+
+/// Says again and again that an instance lives.
+#[derive(Debug)]
+pub struct Announcing {
+    id: Uuid,
+    address: String,
+    outcomes: Outcomes,
+    running: Running,
+    /// What had been answered to requests, and when that was.
+    before: (Instant, u64, u64),
+}
+
+impl Announcing {
+    /// Of an instance at this address, which answers with these outcomes and runs these tasks.
+    pub fn new(id: Uuid, address: String, outcomes: Outcomes, running: Running) -> Self {
+        Self { id, address, outcomes, running, before: (Instant::now(), 0, 0) }
+    }
+
+    /// What it has answered to requests since it was asked last.
+    fn throughput(&mut self) -> Throughput {
+        let (then, granted_then, refused_then) = self.before;
+        let (now, (granted, refused)) = (Instant::now(), self.outcomes.counts());
+        self.before = (now, granted, refused);
+        let seconds = now.duration_since(then).as_secs_f64().max(f64::MIN_POSITIVE);
+        // More than a number of this kind tells exactly, nobody answers in a second.
+        let rate =
+            |now: u64, then: u64| f64::from(u32::try_from(now.saturating_sub(then)).unwrap_or(u32::MAX)) / seconds;
+        Throughput { grants: rate(granted, granted_then), refusals: rate(refused, refused_then) }
+    }
+}
+
+impl Task for Announcing {
+    const NAME: &'static str = "announcing";
+    const PERIOD: Duration = Duration::from_secs(2);
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        let report = |(name, told): (&'static str, crate::metrics::Told)| TaskReport {
+            task: name.to_owned(),
+            last_run: told.last_run,
+            last_success: told.last_success,
+            lag: told.lag,
+            steps: told.steps,
+            errors: told.errors,
+        };
+        let instance = ServerInstance {
+            id: self.id,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            address: self.address.clone(),
+            throughput: self.throughput(),
+            tasks: self.running.told().into_iter().map(report).collect(),
+        };
+        answered_soon(server_instance::announce(session.get().await?, &instance)).await?;
+        answered_soon(server_instance::forget_dead(session.get().await?)).await?;
+        Ok(Step::Done)
+    }
+
+    /// Nobody need wait for its end.
+    async fn end(&mut self, session: &mut Session) {
+        if let Ok(connection) = session.get().await {
+            // Without the database it is forgotten by itself.
+            let _ = answered_soon(server_instance::leave(connection, self.id)).await;
+        }
+    }
+}
+
+/// The address that an instance is told by: one at which nobody can be called is told with the name of its machine.
+pub fn told_address(address: &std::net::SocketAddr) -> String {
+    let machine = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    match address.ip().is_unspecified().then(machine).flatten() {
+        Some(machine) => format!("{}:{}", machine.trim(), address.port()),
+        None => address.to_string(),
+    }
+}

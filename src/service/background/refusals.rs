@@ -1,0 +1,65 @@
+//! Refusals: what an instance has counted is written every few seconds, in one statement.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::{
+    metrics::Metrics,
+    service::refusals::{Kept, Refusals},
+    store::{
+        StoreError, refusal,
+        session::{Session, answered, answered_soon, clock},
+    },
+};
+
+use super::{Step, Task};
+
+/// Writes what was refused on this instance.
+#[derive(Debug)]
+pub struct KeepRefusals {
+    refusals: Refusals,
+    instance_id: Uuid,
+    kept: Kept,
+    metrics: Metrics,
+}
+
+impl KeepRefusals {
+    /// What `refusals` are told of, as those of this instance.
+    pub fn new(refusals: Refusals, instance_id: Uuid, metrics: Metrics) -> Self {
+        Self { refusals, instance_id, kept: Kept::default(), metrics }
+    }
+
+    async fn write(&mut self, session: &mut Session) -> Result<(), StoreError> {
+        let Some((period_start, rows)) = self.kept.unwritten() else { return Ok(()) };
+        answered(refusal::write(session.get().await?, period_start, self.instance_id, &rows)).await?;
+        self.kept.written();
+        Ok(())
+    }
+
+    async fn write_all(&mut self, session: &mut Session) -> Result<(), StoreError> {
+        // What could not be written before belongs to the period that ran then.
+        self.write(session).await?;
+        if self.refusals.is_empty() {
+            return Ok(());
+        }
+        let now = clock(session.get().await?).await?;
+        let no_room = self.kept.count(self.refusals.take(), now);
+        self.metrics.requests.refusals_other.inc_by(no_room);
+        self.write(session).await
+    }
+}
+
+impl Task for KeepRefusals {
+    const NAME: &'static str = "refusals";
+    const PERIOD: Duration = Duration::from_secs(2);
+
+    async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        self.write_all(session).await.map(|()| Step::Done)
+    }
+
+    /// Whoever is told to stop leaves nothing uncounted; without the database it is lost.
+    async fn end(&mut self, session: &mut Session) {
+        let _ = answered_soon(self.write_all(session)).await;
+    }
+}

@@ -1,0 +1,65 @@
+//! The audit that nobody asks for: every hour, by one instance for all; the metrics of each tell what it found.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    service::audit::AuditService,
+    store::{
+        Store, StoreError,
+        cluster_figure::{self, AUDIT},
+        session::{Session, answered_soon},
+    },
+};
+
+use super::{Step, Task, lease::Holder};
+
+/// How often.
+const INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Where nobody has ever audited, whoever just started has something better to do first.
+const FIRST_AFTER: Duration = Duration::from_secs(600);
+
+/// Audits when the last audit is old.
+#[derive(Debug)]
+pub struct SelfAudit {
+    store: Store,
+    audit: AuditService,
+    holder: Holder,
+    first_due: Instant,
+}
+
+impl SelfAudit {
+    /// Where the lease is held.
+    pub fn new(store: Store, audit: AuditService, holder: Holder) -> Self {
+        Self { store, audit, holder, first_due: Instant::now() + FIRST_AFTER }
+    }
+
+    async fn is_due(&self) -> Result<bool, StoreError> {
+        let is_old = answered_soon(cluster_figure::is_older(self.store.pool(), AUDIT, INTERVAL)).await?;
+        Ok(is_old.unwrap_or_else(|| Instant::now() >= self.first_due))
+    }
+}
+
+impl Task for SelfAudit {
+    const NAME: &'static str = "audit";
+    const PERIOD: Duration = Duration::from_secs(10);
+
+    async fn step(&mut self, _: &mut Session) -> Result<Step, StoreError> {
+        if self.holder.holds() && self.is_due().await? {
+            match self.audit.audit().await {
+                Ok(report) if report.differences.count > 0 => {
+                    let (differences, first) = (report.differences.count, &report.differences.first);
+                    tracing::error!(differences, ?first, "the books differ from the tickets: see AdminService/Audit");
+                }
+                Ok(report) => tracing::info!(tickets = report.tickets, "audited: the books are in order"),
+                // Operators are busy, or the database is; the next step tries again.
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "the hourly audit has to wait");
+                }
+            }
+        }
+        Ok(Step::Done)
+    }
+}

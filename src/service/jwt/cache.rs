@@ -1,0 +1,77 @@
+//! The JWTs that were believed, by their hashes: whoever shows one again is known without anything being checked. Those that nobody
+//! shows are forgotten when there are many; however many there are, they take no more room.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::service::tokens::Caller;
+
+/// SHA-256 of a JWT.
+pub type Hash = [u8; 32];
+
+/// How many may be known, of which half are those shown last.
+const KNOWN_MAX: usize = 16_384;
+
+/// What is known.
+#[derive(Debug, Default)]
+pub struct Cache {
+    /// Shown since the others were set aside.
+    young: HashMap<Hash, Arc<Caller>>,
+    /// Those before.
+    old: HashMap<Hash, Arc<Caller>>,
+}
+
+impl Cache {
+    /// Who shows it, if that is known and may still call.
+    pub fn get(&mut self, hash: &Hash) -> Option<Arc<Caller>> {
+        let found = match self.young.get(hash) {
+            Some(caller) => caller.clone(),
+            None => {
+                let caller = self.old.remove(hash)?;
+                self.put(*hash, caller.clone());
+                caller
+            }
+        };
+        if found.ended.is_over() {
+            self.young.remove(hash);
+            return None;
+        }
+        Some(found)
+    }
+
+    /// It is known who shows it.
+    pub fn put(&mut self, hash: Hash, caller: Arc<Caller>) {
+        if self.young.len() >= KNOWN_MAX / 2 {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(hash, caller);
+    }
+
+    /// How many are known.
+    pub fn len(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{access::Rights, principal::Principal};
+
+    fn hash(number: usize) -> Hash {
+        std::array::from_fn(|place| number.to_le_bytes().get(place).copied().unwrap_or_default())
+    }
+
+    #[test]
+    fn what_is_shown_is_known_and_there_are_never_too_many() {
+        let caller =
+            || Caller { principal: Principal::Anonymous, rights: Rights::of_admin(), ended: Default::default() };
+        let (mut cache, one) = (Cache::default(), Arc::new(caller()));
+        for number in 0..100_000 {
+            cache.put(hash(number), one.clone());
+            assert!(cache.get(&hash(0)).is_some() && cache.len() <= KNOWN_MAX);
+        }
+        assert!(cache.get(&hash(99_000)).is_some() && cache.get(&hash(1)).is_none());
+        one.ended.end(crate::domain::access::Unauthenticated::Revoked);
+        assert!(cache.get(&hash(0)).is_none());
+    }
+}

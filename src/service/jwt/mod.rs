@@ -1,0 +1,298 @@
+//! JWTs: what others issue to say who somebody is, Kubernetes for its service accounts, or a provider of OpenID Connect for people.
+//!
+//! - [`config`]: which issuers are believed, and what their claims make of a caller;
+//! - `claims`: that, applied;
+//! - `keys`: the keys of an issuer, and whether one of them has signed a JWT;
+//! - `source`: where keys come from;
+//! - `cache`: the JWTs that were believed.
+//!
+//! To find out who shows a JWT, nobody is asked: neither the database nor the issuer. One that was believed is known by its hash until
+//! its time is over; of another, what can be seen without cryptography is looked at first, and then one signature is checked.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use arc_swap::ArcSwap;
+use jsonwebtoken::{Algorithm, dangerous::insecure_decode_claims, decode_header};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use tokio::{task::JoinSet, time::Instant};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use crate::{
+    domain::{
+        access::{BadJwt, JWT_BYTES_MAX},
+        principal::Principal,
+    },
+    external::allowed::AllowedHosts,
+    metrics::Metrics,
+    service::tokens::Caller,
+};
+
+use cache::Cache;
+use config::ConfigError;
+use keys::LEEWAY_SECONDS;
+use source::{Issuing, SourceError};
+
+mod cache;
+mod claims;
+pub mod config;
+mod keys;
+mod source;
+
+/// How often the configuration is looked at. By its content, because Kubernetes changes a link somewhere above it.
+const LOOK_INTERVAL: Duration = Duration::from_secs(3);
+
+/// The largest configuration that is read.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// How long a server that starts waits for keys from addresses; whoever does not answer by then is asked on.
+const FIRST_KEYS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The longest time for which a JWT is believed to be good, which is as good as for ever.
+const LIFETIME_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+
+/// Why JWTs cannot be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum JwtError {
+    /// The configuration cannot be read.
+    #[error("{path}: cannot be read")]
+    Read {
+        /// Where it is.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// It makes no sense.
+    #[error("{path}")]
+    Config {
+        /// Where it is.
+        path: PathBuf,
+        /// Why not.
+        source: ConfigError,
+    },
+    /// The keys of an issuer, in a file, cannot be used.
+    #[error("the keys of {issuer:?} cannot be used")]
+    Keys {
+        /// Its name.
+        issuer: String,
+        /// Why not.
+        source: SourceError,
+    },
+}
+
+/// Checks JWTs.
+#[derive(Debug)]
+pub struct Jwt {
+    path: PathBuf,
+    allowed: AllowedHosts,
+    /// What the configuration was like at the first look.
+    first: Seen,
+    issuers: ArcSwap<Vec<Arc<Issuing>>>,
+    known: Mutex<Cache>,
+    metrics: Metrics,
+}
+
+/// What the configuration is like: SHA-256 of what it holds; `None` if it cannot be read.
+type Seen = Option<[u8; 32]>;
+
+/// What came of the looks at the configuration.
+#[derive(Debug, Clone, Copy)]
+struct Looked {
+    in_force: Seen,
+    /// It is tried again, because keys that it names may come, and told once.
+    unusable: Option<Seen>,
+}
+
+/// What is looked at of a JWT before its signature is.
+#[derive(Deserialize)]
+struct Glance {
+    iss: Option<String>,
+    exp: Option<f64>,
+}
+
+impl Jwt {
+    /// Reads the configuration, and the keys that are in files. Keys may be at the hosts that are `allowed`.
+    ///
+    /// # Errors
+    /// If any of it cannot be used.
+    pub fn read(path: PathBuf, allowed: AllowedHosts, metrics: Metrics) -> Result<Arc<Self>, JwtError> {
+        let json =
+            source::read(&path, CONFIG_BYTES_MAX).map_err(|source| JwtError::Read { path: path.clone(), source })?;
+        let read = config::read(&json, &allowed);
+        let read = read.map_err(|source| JwtError::Config { path: path.clone(), source })?;
+        let issuers: Vec<Arc<Issuing>> = read.into_iter().map(|issuer| Arc::new(Issuing::new(issuer))).collect();
+        for issuing in &issuers {
+            let issuer = || issuing.issuer.name.clone();
+            issuing.read_file().map_err(|source| JwtError::Keys { issuer: issuer(), source })?;
+        }
+        let first = Some(Sha256::digest(&json).into());
+        Ok(Arc::new(Self {
+            path,
+            allowed,
+            first,
+            issuers: ArcSwap::from_pointee(issuers),
+            known: Mutex::default(),
+            metrics,
+        }))
+    }
+
+    /// Who shows this.
+    ///
+    /// # Errors
+    /// Why nobody is let in with it.
+    pub fn find(&self, shown: &str) -> Result<Arc<Caller>, BadJwt> {
+        let found = match shown.len() > JWT_BYTES_MAX {
+            true => Err(BadJwt::TooLarge),
+            false => self.find_short(shown),
+        };
+        found.inspect_err(|_| self.metrics.jwt.refused.inc())
+    }
+
+    fn find_short(&self, shown: &str) -> Result<Arc<Caller>, BadJwt> {
+        let hash = Sha256::digest(shown).into();
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(caller) = known().get(&hash) {
+            return Ok(caller);
+        }
+        let caller = Arc::new(self.check(shown)?);
+        let count = {
+            let mut known = known();
+            known.put(hash, caller.clone());
+            known.len()
+        };
+        self.metrics.jwt.known.set(i64::try_from(count).unwrap_or(i64::MAX));
+        Ok(caller)
+    }
+
+    fn check(&self, shown: &str) -> Result<Caller, BadJwt> {
+        let header = decode_header(shown).map_err(|_| BadJwt::Malformed)?;
+        if header.crit.is_some() {
+            return Err(BadJwt::Malformed);
+        }
+        if ![Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA].contains(&header.alg) {
+            return Err(BadJwt::Algorithm);
+        }
+        let glance: Glance = insecure_decode_claims(shown).map_err(|_| BadJwt::Malformed)?;
+        let named = glance.iss.ok_or(BadJwt::Issuer)?;
+        let issuers = self.issuers.load();
+        let issuing = issuers.iter().find(|issuing| issuing.issuer.issuer == named).ok_or(BadJwt::Issuer)?;
+        let left = left(glance.exp.ok_or(BadJwt::Malformed)?).ok_or(BadJwt::Expired)?;
+        let until = Instant::now() + left.min(LIFETIME_MAX);
+        let keys = issuing.keys();
+        let key = keys.find(header.kid.as_deref(), header.alg).inspect_err(|bad| {
+            if *bad == BadJwt::UnknownKey {
+                issuing.ask_soon();
+            }
+        })?;
+        let claims = key.check(shown, &issuing.issuer)?;
+        let (name, rights) = claims::caller(&issuing.issuer, &claims).ok_or(BadJwt::Malformed)?;
+        Ok(Caller { principal: Principal::Named(name), rights, ended: key.ended.until(until) })
+    }
+
+    /// Asks for the keys that are at addresses, for a short while: who starts knows whom to believe, as a rule.
+    pub async fn first_keys(&self) {
+        let mut asked = JoinSet::new();
+        for issuing in self.issuers.load().iter().filter(|issuing| issuing.is_elsewhere()) {
+            asked.spawn(issuing.clone().ask(self.allowed.clone(), self.metrics.clone()));
+        }
+        let all = async { while asked.join_next().await.is_some() {} };
+        if tokio::time::timeout(FIRST_KEYS_WITHIN, all).await.is_err() {
+            tracing::error!("the keys of some issuer are not here yet; its JWTs are refused until they are");
+        }
+    }
+
+    /// Takes up what changes, until the server stops. What cannot be used leaves what was before in force.
+    pub async fn follow(self: Arc<Self>, stopping: CancellationToken) {
+        let mut following = self.follow_all();
+        let mut looked = Looked { in_force: self.first, unusable: None };
+        while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
+            let (jwt, before) = (self.clone(), looked);
+            // Files may be on a disk that does not answer.
+            let looking = tokio::task::spawn_blocking(move || jwt.look(before));
+            match stopping.run_until_cancelled(looking).await {
+                Some(Ok(now)) => {
+                    if now.in_force != before.in_force {
+                        following = self.follow_all();
+                    }
+                    looked = now;
+                }
+                Some(Err(error)) => tracing::error!(%error, "cannot look at the configuration of JWTs"),
+                None => break,
+            }
+        }
+        drop(following);
+    }
+
+    /// Follows the keys of each issuer, until this is dropped.
+    fn follow_all(&self) -> Vec<AbortOnDropHandle<()>> {
+        let issuers = self.issuers.load();
+        let follow = |issuing: &Arc<Issuing>| issuing.clone().follow(self.allowed.clone(), self.metrics.clone());
+        issuers.iter().map(|issuing| AbortOnDropHandle::new(tokio::spawn(follow(issuing)))).collect()
+    }
+
+    /// Takes up the configuration, if it is not as it was at the looks before.
+    fn look(&self, before: Looked) -> Looked {
+        let json = source::read(&self.path, CONFIG_BYTES_MAX);
+        let seen = json.as_ref().ok().map(|json| Sha256::digest(json).into());
+        if seen == before.in_force {
+            return Looked { unusable: None, ..before };
+        }
+        let read = json.map_err(|source| JwtError::Read { path: self.path.clone(), source });
+        let taken = read.and_then(|json| self.take_up(&json));
+        match taken {
+            Ok(()) => {
+                self.metrics.jwt.reloads.inc();
+                tracing::info!("the configuration of JWTs has changed and is in force");
+                return Looked { in_force: seen, unusable: None };
+            }
+            Err(error) if before.unusable != Some(seen) => {
+                self.metrics.jwt.reload_failures.inc();
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(
+                    error,
+                    "the configuration of JWTs has changed and cannot be used: that before stays in force"
+                );
+            }
+            Err(_) => {}
+        }
+        Looked { unusable: Some(seen), ..before }
+    }
+
+    /// What is believed of an issuer goes on if nothing has changed about it.
+    fn take_up(&self, json: &[u8]) -> Result<(), JwtError> {
+        let read = config::read(json, &self.allowed);
+        let read = read.map_err(|source| JwtError::Config { path: self.path.clone(), source })?;
+        let before = self.issuers.load_full();
+        let mut issuers = Vec::with_capacity(read.len());
+        for issuer in read {
+            if let Some(same) = before.iter().find(|before| before.issuer == issuer) {
+                issuers.push(same.clone());
+                continue;
+            }
+            let name = issuer.name.clone();
+            let issuing = match before.iter().find(|before| before.issuer.source == issuer.source) {
+                // The same keys, which may be away just now, for other claims: what goes on under the old ones ends.
+                Some(before) => before.again(issuer),
+                None => Issuing::new(issuer),
+            };
+            issuing.read_file().map_err(|source| JwtError::Keys { issuer: name, source })?;
+            issuers.push(Arc::new(issuing));
+        }
+        let gone = before.iter().filter(|before| !issuers.iter().any(|now| Arc::ptr_eq(before, now)));
+        let gone: Vec<Arc<Issuing>> = gone.cloned().collect();
+        self.issuers.store(Arc::new(issuers));
+        gone.iter().for_each(|issuing| issuing.end());
+        Ok(())
+    }
+}
+
+/// How long a JWT is still good that is over at this second of the epoch; `None` if it is over.
+fn left(end: f64) -> Option<Duration> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let end = Duration::try_from_secs_f64(end.clamp(0.0, 1e12)).ok()? + Duration::from_secs(LEEWAY_SECONDS);
+    end.checked_sub(now).filter(|left| !left.is_zero())
+}

@@ -1,0 +1,256 @@
+//! Refusals, remembered without costing one: summed in memory where they are told, and written every few seconds by a background task
+//! (`background::refusals`), each instance its own sums. Of many kinds, those that come first are told apart, and the rest are others.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use time::OffsetDateTime;
+use tokio::time::Instant;
+
+use crate::{
+    domain::{
+        name::Name,
+        refusal::Refusal,
+        refusal_sum::{RefusalCount, RefusalKey},
+        resource::Dimension,
+    },
+    metrics::Metrics,
+    store::refusal::RefusalRow,
+};
+
+/// Over how long refusals are summed.
+pub const PERIOD: Duration = Duration::from_secs(PERIOD_SECONDS.unsigned_abs());
+const PERIOD_SECONDS: i64 = 300;
+
+/// How many kinds of refusals one instance tells apart in a period: they and their texts are kept in memory, and a row is written for
+/// each.
+const KINDS_MAX: usize = 1000;
+
+/// What was refused since it was last taken.
+#[derive(Clone, Debug)]
+pub struct Refusals {
+    sums: Arc<Mutex<Sums<Instant>>>,
+    hasher: RandomState,
+    metrics: Metrics,
+}
+
+impl Refusals {
+    /// None yet.
+    pub fn new(metrics: Metrics) -> Self {
+        Self { sums: Arc::default(), hasher: RandomState::new(), metrics }
+    }
+
+    /// A request of `user` was refused; `any_em` if it named no EM.
+    pub fn note(&self, user: &Name, refusal: &Refusal, any_em: bool) {
+        let Some(first) = refusal.shortfalls.first() else { return };
+        let key = RefusalKey::of(user.as_str(), first, any_em);
+        let (last_requested, last_available, last) = (first.requested, first.available, Instant::now());
+        let count = RefusalCount { refusals: 1, last_requested, last_available, last };
+        let hash = self.hasher.hash_one(key);
+        if !self.sums().add(hash, key, count) {
+            let others = RefusalKey::others(first.kind, first.dimension.class());
+            self.sums().add_others(others, count);
+            self.metrics.requests.refusals_other.inc();
+        }
+    }
+
+    /// Whether nothing was refused since it was last taken.
+    pub fn is_empty(&self) -> bool {
+        self.sums().is_empty()
+    }
+
+    /// What was refused since this was last asked.
+    pub fn take(&self) -> Sums<Instant> {
+        std::mem::take(&mut self.sums())
+    }
+
+    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    fn sums(&self) -> MutexGuard<'_, Sums<Instant>> {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sums of refusals: so many kinds, and the others.
+#[derive(Debug)]
+pub struct Sums<At> {
+    /// By a hash, so that a kind that is known is found without a copy of its texts. Two kinds with one hash are not told apart.
+    kinds: HashMap<u64, (RefusalKey<String>, RefusalCount<At>)>,
+    others: BTreeMap<RefusalKey<String>, RefusalCount<At>>,
+}
+
+impl<At> Default for Sums<At> {
+    fn default() -> Self {
+        Self { kinds: HashMap::new(), others: BTreeMap::new() }
+    }
+}
+
+impl<At: Ord + Copy> Sums<At> {
+    /// Counts in; false if there is no room for one more kind.
+    fn add(&mut self, hash: u64, key: RefusalKey<&str>, count: RefusalCount<At>) -> bool {
+        let has_room = self.kinds.len() < KINDS_MAX;
+        match self.kinds.get_mut(&hash) {
+            Some((known, sum)) if known.as_ref() == key => sum.add(count),
+            Some(_) => return false,
+            None if has_room => drop(self.kinds.insert(hash, (key.to_owned(), count))),
+            None => return false,
+        }
+        true
+    }
+
+    fn add_others(&mut self, key: RefusalKey<&str>, count: RefusalCount<At>) {
+        self.others.entry(key.to_owned()).and_modify(|sum| sum.add(count)).or_insert(count);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.kinds.is_empty() && self.others.is_empty()
+    }
+}
+
+/// What an instance has counted in the period that runs, and what of it is not written yet. It writes sums and not what came to them, so
+/// that writing twice does no harm.
+#[derive(Debug, Default)]
+pub struct Kept {
+    period_start: Option<OffsetDateTime>,
+    sums: Sums<OffsetDateTime>,
+    unwritten: BTreeMap<RefusalKey<String>, RefusalCount<OffsetDateTime>>,
+}
+
+impl Kept {
+    /// The sums that are not written yet, and the period that they are of.
+    pub fn unwritten(&self) -> Option<(OffsetDateTime, Vec<RefusalRow<'_>>)> {
+        let rows: Vec<_> = self.unwritten.iter().map(|(key, count)| RefusalRow { key, count }).collect();
+        self.period_start.filter(|_| !rows.is_empty()).map(|period_start| (period_start, rows))
+    }
+
+    /// They are written.
+    pub fn written(&mut self) {
+        self.unwritten.clear();
+    }
+
+    /// Counts in what was refused until `now`, which belongs to the period that runs then; nothing of an earlier one may be unwritten.
+    /// Answers how many refusals were counted among the others for want of room here.
+    pub fn count(&mut self, taken: Sums<Instant>, now: OffsetDateTime) -> u64 {
+        // Never back, where a clock goes: what was counted there is forgotten, and would be written over.
+        let period_start = self.period_start.map_or(start_of(now), |current| current.max(start_of(now)));
+        if self.period_start != Some(period_start) {
+            *self = Self { period_start: Some(period_start), ..Self::default() };
+        }
+        let at = |count: RefusalCount<Instant>| {
+            let ago = time::Duration::try_from(count.last.elapsed()).unwrap_or_default();
+            count.at(now.saturating_sub(ago))
+        };
+        let mut no_room = 0;
+        for (hash, (key, count)) in taken.kinds {
+            let count = at(count);
+            if self.sums.add(hash, key.as_ref(), count) {
+                let sum = self.sums.kinds.get(&hash).map_or(count, |(_, sum)| *sum);
+                self.unwritten.insert(key, sum);
+            } else {
+                no_room += count.refusals;
+                let dimension = Dimension::from(key.dimension.as_str()).class();
+                self.count_others(RefusalKey::others(key.kind, dimension).to_owned(), count);
+            }
+        }
+        for (key, count) in taken.others {
+            self.count_others(key, at(count));
+        }
+        no_room
+    }
+
+    fn count_others(&mut self, key: RefusalKey<String>, count: RefusalCount<OffsetDateTime>) {
+        self.sums.add_others(key.as_ref(), count);
+        let sum = self.sums.others.get(&key).copied().unwrap_or(count);
+        self.unwritten.insert(key, sum);
+    }
+}
+
+/// When the period began that `now` is in: periods begin at the same moments for everybody.
+fn start_of(now: OffsetDateTime) -> OffsetDateTime {
+    let start = now.unix_timestamp() - now.unix_timestamp().rem_euclid(PERIOD_SECONDS);
+    OffsetDateTime::from_unix_timestamp(start).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{refusal::Shortfall, scope_kind::ScopeKind};
+    use crate::transport::edge::{Bounds, Edge};
+
+    fn refusals() -> Refusals {
+        Refusals::new(Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges()))
+    }
+
+    fn refusal(dimension: Dimension, requested: i64) -> Refusal {
+        let (scope, rule) = ("user=x".to_owned(), "each user".to_owned());
+        let (kind, available, ahead, max) = (ScopeKind::User, 1, 0, 1);
+        let first = Shortfall { scope, kind, dimension, requested, available, ahead, max, rule };
+        Refusal { shortfalls: vec![first], code: 0, reason: String::new(), never_fits: false }
+    }
+
+    fn user(number: usize) -> Name {
+        Name::parse("user", &format!("user{number}")).unwrap()
+    }
+
+    fn rows(kept: &Kept) -> Vec<(RefusalKey<String>, RefusalCount<OffsetDateTime>)> {
+        let (_, rows) = kept.unwritten().unwrap();
+        rows.into_iter().map(|row| (row.key.clone(), *row.count)).collect()
+    }
+
+    const NOON: OffsetDateTime = time::macros::datetime!(2026-01-01 12:00 UTC);
+
+    #[test]
+    fn sums_are_written_and_not_what_came_to_them() {
+        let (refusals, mut kept) = (refusals(), Kept::default());
+        refusals.note(&user(1), &refusal(Dimension::Cores, 3), false);
+        refusals.note(&user(1), &refusal(Dimension::Cores, 5), false);
+        refusals.note(&user(2), &refusal(Dimension::Cores, 3), false);
+        assert_eq!(kept.count(refusals.take(), NOON + PERIOD / 2), 0);
+        assert!(refusals.is_empty());
+        let (period_start, _) = kept.unwritten().unwrap();
+        assert_eq!(period_start, NOON);
+        let told: Vec<_> = rows(&kept).into_iter().map(|(key, count)| (key.user, count.refusals)).collect();
+        assert_eq!(told, [("user1".to_owned(), 2), ("user2".to_owned(), 1)]);
+        assert_eq!(rows(&kept)[0].1.last_requested, 5);
+        kept.written();
+        assert!(kept.unwritten().is_none());
+        // Only what has changed, and all of it.
+        refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
+        kept.count(refusals.take(), NOON + PERIOD / 2);
+        let told: Vec<_> = rows(&kept).into_iter().map(|(key, count)| (key.user, count.refusals)).collect();
+        assert_eq!(told, [("user2".to_owned(), 2)]);
+        kept.written();
+        // The next period begins with nothing.
+        refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
+        kept.count(refusals.take(), NOON + PERIOD);
+        assert_eq!(kept.unwritten().unwrap().0, NOON + PERIOD);
+        assert_eq!(rows(&kept)[0].1.refusals, 1);
+        // And goes on if the clock goes back: what was written for the first would be written over.
+        refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
+        kept.count(refusals.take(), NOON);
+        assert_eq!((kept.unwritten().unwrap().0, rows(&kept)[0].1.refusals), (NOON + PERIOD, 2));
+    }
+
+    #[test]
+    fn of_too_many_kinds_the_rest_are_others_and_none_is_lost() {
+        let (refusals, mut kept) = (refusals(), Kept::default());
+        for number in 0..KINDS_MAX + 10 {
+            refusals.note(&user(number), &refusal(Dimension::Custom("gpu".into()), 2), false);
+        }
+        assert_eq!(kept.count(refusals.take(), NOON), 0);
+        assert_eq!(refusals.metrics.requests.refusals_other.get(), 10);
+        // And across what is taken at once, too: the first again, and some more that are new.
+        for number in (0..5).chain(KINDS_MAX..KINDS_MAX + 7) {
+            refusals.note(&user(number), &refusal(Dimension::Custom("disk".into()), 2), false);
+        }
+        assert_eq!(kept.count(refusals.take(), NOON), 12, "for each kind there is a dimension");
+        let told = rows(&kept);
+        assert_eq!(told.len(), KINDS_MAX + 1);
+        let others: Vec<_> = told.iter().filter(|(key, _)| key.is_others()).collect();
+        assert_eq!((others.len(), others[0].1.refusals, others[0].0.dimension.as_str()), (1, 22, "special"));
+        assert_eq!(told.iter().map(|(_, count)| count.refusals).sum::<u64>(), 1000 + 10 + 12);
+    }
+}

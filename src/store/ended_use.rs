@@ -1,0 +1,79 @@
+//! The ends of tickets in the history, as use over time is summed from them.
+
+use sqlx::{FromRow, PgExecutor};
+use time::OffsetDateTime;
+
+use crate::domain::{
+    resource::{Resource, ResourceType},
+    usage_sum::EndedUse,
+};
+
+use super::{StoreError, rows::Table};
+
+const TABLE: Table = Table("linkis_resource_action_record");
+
+#[derive(FromRow)]
+struct EndRow {
+    id: i64,
+    user: String,
+    creator: String,
+    engine_type: String,
+    em_application_name: String,
+    em_instance: String,
+    resource_type: String,
+    resource: String,
+    since: Option<OffsetDateTime>,
+    action_time: OffsetDateTime,
+}
+
+impl EndRow {
+    fn parse(self) -> Result<EndedUse, StoreError> {
+        let resource = TABLE.resource_type(&self.resource_type);
+        let resource = resource.and_then(|of_type| TABLE.resource("resource", of_type, &self.resource));
+        Ok(EndedUse {
+            em: TABLE.em(&self.em_application_name, &self.em_instance)?,
+            // One line that somebody spoilt must not keep all that follow from being counted.
+            resource: resource.unwrap_or_else(|error| {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(line = self.id, error, "what a ticket held cannot be counted");
+                Resource::zero(ResourceType::Special)
+            }),
+            user: self.user,
+            creator: self.creator,
+            engine_type: self.engine_type,
+            since: self.since,
+            until: self.action_time,
+        })
+    }
+}
+
+/// The number of the first line behind number `after`; `None` if there is none.
+pub async fn next_number(executor: impl PgExecutor<'_>, after: i64) -> Result<Option<i64>, StoreError> {
+    let number = sqlx::query_scalar(
+        "-- ended_use::next_number
+        SELECT id FROM linkis_resource_action_record WHERE id > $1 ORDER BY id LIMIT 1",
+    )
+    .bind(after)
+    .fetch_optional(executor)
+    .await?;
+    Ok(number)
+}
+
+/// The tickets that ended by the lines behind number `after`, up to number `until`.
+pub async fn list(executor: impl PgExecutor<'_>, after: i64, until: i64) -> Result<Vec<EndedUse>, StoreError> {
+    let rows: Vec<EndRow> = sqlx::query_as(
+        r#"-- ended_use::list
+        SELECT r.id, r."user", r.creator, r.engine_type, r.em_application_name, r.em_instance, r.resource_type,
+            r.resource::text AS resource, r.action_time,
+            coalesce(r.held_since, (SELECT min(g.action_time) FROM linkis_resource_action_record g
+                WHERE g.ticket_id = r.ticket_id AND g.action IN ('granted', 'adopted'))) AS since
+        FROM linkis_resource_action_record r
+        WHERE r.id > $1 AND r.id <= $2 AND r.ticket_id IS NOT NULL
+            AND r.action IN ('released', 'forced', 'expired', 'unregistered', 'lost')"#,
+    )
+    .bind(after)
+    .bind(until)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(EndRow::parse).collect()
+}

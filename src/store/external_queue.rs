@@ -1,0 +1,342 @@
+//! `linkis_external_cluster`, `linkis_external_queue`, and the snapshot in force, as they are read for a batch
+//! or a look: of however many queues there are, those on the path of one that is named, and those with its last name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::{Duration, OffsetDateTime};
+
+use crate::domain::{
+    external::{CheckRules, Cluster, ClusterDelta, Rooms, Snapshot, WhenAway, along},
+    provider::Provider,
+    queue::{Naming, Queue, QueueAmounts, QueueState, Queues, ROOT},
+};
+
+use super::{StoreError, rows::Table};
+
+const CLUSTER: Table = Table("linkis_external_cluster");
+const SNAPSHOT: &str = "linkis_external_snapshot";
+
+/// All providers with the numbers of their clusters: there are few.
+pub async fn providers(executor: impl PgExecutor<'_>) -> Result<Vec<(i64, Provider)>, StoreError> {
+    let rows: Vec<(i64, String, String, String)> = sqlx::query_as(
+        "-- external_queue::providers
+        SELECT cluster_id, resource_type, name, labels::text FROM linkis_external_cluster ORDER BY cluster_id",
+    )
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter()
+        .map(|(id, resource_type, name, labels)| Ok((id, provider(&resource_type, &name, &labels)?)))
+        .collect()
+}
+
+fn provider(resource_type: &str, name: &str, labels: &str) -> Result<Provider, StoreError> {
+    Ok(Provider {
+        resource_type: CLUSTER.name("resource_type", resource_type)?,
+        name: CLUSTER.name("name", name)?,
+        labels: CLUSTER.labels(labels)?,
+    })
+}
+
+/// A cluster's row.
+#[derive(Debug, Clone, FromRow)]
+pub struct ClusterRow {
+    cluster_id: i64,
+    resource_type: String,
+    name: String,
+    labels: String,
+    when_away: String,
+    max_age: i64,
+    last_known_for: i64,
+    refresh_interval: i64,
+    generation: Option<i64>,
+    begun: Option<OffsetDateTime>,
+    by_last_name: bool,
+    changes: i64,
+}
+
+impl ClusterRow {
+    /// Its number.
+    pub fn id(&self) -> i64 {
+        self.cluster_id
+    }
+
+    /// The snapshot in force.
+    pub fn generation(&self) -> Option<i64> {
+        self.generation
+    }
+
+    /// When the snapshot in force was begun.
+    pub fn begun(&self) -> Option<OffsetDateTime> {
+        self.begun
+    }
+
+    /// How many changes there were.
+    pub fn changes(&self) -> i64 {
+        self.changes
+    }
+
+    /// Its provider.
+    pub fn provider(&self) -> Result<Provider, StoreError> {
+        provider(&self.resource_type, &self.name, &self.labels)
+    }
+
+    /// How its queues are judged.
+    pub fn rules(&self) -> Result<CheckRules, StoreError> {
+        let when_away = WhenAway::parse(&self.when_away);
+        Ok(CheckRules {
+            max_age: Duration::milliseconds(self.max_age),
+            when_away: when_away.ok_or_else(|| StoreError::inconsistent(CLUSTER.0, &self.when_away))?,
+            last_known_for: Duration::milliseconds(self.last_known_for),
+            refresh_interval: Duration::milliseconds(self.refresh_interval),
+        })
+    }
+
+    fn cluster(&self, state: ClusterState) -> Result<Cluster, StoreError> {
+        let ClusterState { queues, unseen, shown } = state;
+        let naming = if self.by_last_name { Naming::Capacity } else { Naming::Fair };
+        let twice = |same: crate::domain::queue::SamePath| StoreError::inconsistent(SNAPSHOT, same.0);
+        let begun = self.begun.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        let snapshot = Snapshot::stored(begun, Queues::new(naming, queues).map_err(twice)?, shown);
+        Ok(Cluster {
+            id: self.cluster_id,
+            provider: self.provider()?,
+            rules: self.rules()?,
+            is_known: self.generation.is_some(),
+            changes: self.changes,
+            rooms: Rooms::stored(Arc::new(snapshot), unseen),
+        })
+    }
+}
+
+/// The rows of clusters that are there; locked until the transaction ends, if it `locks`, in one order.
+pub async fn clusters(
+    executor: impl PgExecutor<'_>,
+    ids: &BTreeSet<i64>,
+    locks: bool,
+) -> Result<Vec<ClusterRow>, StoreError> {
+    macro_rules! select {
+        ($name:literal, $lock:literal) => {
+            concat!(
+                "-- external_queue::",
+                $name,
+                "
+                SELECT cluster_id, resource_type, name, labels::text, when_away, max_age, last_known_for, refresh_interval,
+                    generation, begun, by_last_name, changes
+                FROM linkis_external_cluster WHERE cluster_id = ANY ($1) ORDER BY cluster_id ",
+                $lock
+            )
+        };
+    }
+    let sql = if locks { select!("lock", "FOR UPDATE") } else { select!("clusters", "") };
+    Ok(sqlx::query_as(sql).bind(ids.iter().copied().collect::<Vec<_>>()).fetch_all(executor).await?)
+}
+
+/// What is looked up in a cluster.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// The names of queues, as requests have them.
+    pub names: BTreeSet<String>,
+    /// The paths of queues in which there are tickets.
+    pub paths: BTreeSet<String>,
+    /// Applications.
+    pub application_ids: BTreeSet<String>,
+}
+
+/// What is known of the queues that are looked up.
+#[derive(Debug, Default)]
+struct ClusterState {
+    queues: Vec<Queue>,
+    unseen: BTreeMap<String, QueueAmounts>,
+    shown: HashMap<String, QueueAmounts>,
+}
+
+/// What is known of clusters, as far as it is wanted; in a statement after the one that has locked `rows`.
+pub async fn read(
+    connection: &mut PgConnection,
+    rows: &[ClusterRow],
+    wanted: &BTreeMap<i64, Wanted>,
+) -> Result<Vec<Cluster>, StoreError> {
+    let mut states = queues(&mut *connection, rows, wanted).await?;
+    for (cluster_id, shown) in applications(connection, rows, wanted).await? {
+        states.entry(cluster_id).or_default().shown = shown;
+    }
+    rows.iter().map(|row| row.cluster(states.remove(&row.cluster_id).unwrap_or_default())).collect()
+}
+
+#[derive(FromRow)]
+struct QueueRow {
+    cluster_id: i64,
+    path: String,
+    max_memory: Option<i64>,
+    max_cores: Option<i64>,
+    used_memory: Option<i64>,
+    used_cores: Option<i64>,
+    state: Option<String>,
+    unseen_memory: Option<i64>,
+    unseen_cores: Option<i64>,
+}
+
+impl QueueRow {
+    fn queue(&self) -> Result<Option<Queue>, StoreError> {
+        let amounts = |memory: Option<i64>, cores: Option<i64>| Some(QueueAmounts { memory: memory?, cores: cores? });
+        let (Some(max), Some(used), Some(state)) = (
+            amounts(self.max_memory, self.max_cores),
+            amounts(self.used_memory, self.used_cores),
+            self.state.as_deref(),
+        ) else {
+            return Ok(None);
+        };
+        let state = QueueState::parse(state).ok_or_else(|| StoreError::inconsistent(SNAPSHOT, state))?;
+        let path = self.path.clone();
+        Ok(Some(Queue { path, max, used, state, running_applications: None, pending_applications: None }))
+    }
+}
+
+/// Where a queue may be that is called so, and all that this would be in.
+fn candidates(name: &str) -> impl Iterator<Item = String> {
+    let full = format!("{ROOT}.{name}");
+    let is_full = name == ROOT || name.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with('.'));
+    let paths: BTreeSet<String> = match is_full {
+        true => along(name).chain(along(&full)).map(str::to_owned).collect(),
+        false => along(&full).map(str::to_owned).collect(),
+    };
+    paths.into_iter()
+}
+
+async fn queues(
+    connection: &mut PgConnection,
+    rows: &[ClusterRow],
+    wanted: &BTreeMap<i64, Wanted>,
+) -> Result<HashMap<i64, ClusterState>, StoreError> {
+    let mut paths: BTreeSet<(i64, String)> = BTreeSet::new();
+    let mut last_names: Vec<(i64, &str)> = Vec::new();
+    for row in rows {
+        let Some(wanted) = wanted.get(&row.cluster_id) else { continue };
+        let named = wanted.names.iter().flat_map(|name| candidates(name));
+        let in_use = wanted.paths.iter().flat_map(|path| along(path)).map(str::to_owned);
+        paths.extend(named.chain(in_use).map(|path| (row.cluster_id, path)));
+        if row.by_last_name {
+            last_names.extend(wanted.names.iter().map(|name| (row.cluster_id, name.as_str())));
+        }
+    }
+    if !last_names.is_empty() {
+        let found = by_last_name(&mut *connection, &last_names).await?;
+        paths.extend(found.iter().flat_map(|(id, path)| along(path).map(|path| (*id, path.to_owned()))));
+    }
+    let mut states: HashMap<i64, ClusterState> = HashMap::new();
+    if paths.is_empty() {
+        return Ok(states);
+    }
+    let found: Vec<QueueRow> = sqlx::query_as(
+        "-- external_queue::queues
+        SELECT k.cluster_id, k.path, s.max_memory, s.max_cores, s.used_memory, s.used_cores, s.state, u.unseen_memory,
+            u.unseen_cores
+        FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS k (cluster_id, path, generation)
+        LEFT JOIN LATERAL (SELECT * FROM linkis_external_snapshot s
+            WHERE s.cluster_id = k.cluster_id AND s.generation = k.generation AND s.path = k.path LIMIT 1) s ON true
+        LEFT JOIN LATERAL (SELECT * FROM linkis_external_queue u
+            WHERE u.cluster_id = k.cluster_id AND u.path = k.path LIMIT 1) u ON true",
+    )
+    .bind(paths.iter().map(|(id, _)| *id).collect::<Vec<_>>())
+    .bind(paths.iter().map(|(_, path)| path.as_str()).collect::<Vec<_>>())
+    .bind(paths.iter().map(|(id, _)| generation(rows, *id)).collect::<Vec<_>>())
+    .fetch_all(connection)
+    .await?;
+    for row in found {
+        let state = states.entry(row.cluster_id).or_default();
+        state.queues.extend(row.queue()?);
+        if let (Some(memory), Some(cores)) = (row.unseen_memory, row.unseen_cores) {
+            state.unseen.insert(row.path, QueueAmounts { memory, cores });
+        }
+    }
+    Ok(states)
+}
+
+fn generation(rows: &[ClusterRow], cluster_id: i64) -> Option<i64> {
+    rows.iter().find(|row| row.cluster_id == cluster_id)?.generation
+}
+
+/// The paths of the queues whose last names these are, in the snapshots in force.
+async fn by_last_name(
+    connection: &mut PgConnection,
+    last_names: &[(i64, &str)],
+) -> Result<Vec<(i64, String)>, StoreError> {
+    // Of very many with one name, a few tell as well that it means none.
+    const LIMIT: i64 = 100;
+    Ok(sqlx::query_as(
+        "-- external_queue::by_last_name
+        SELECT k.cluster_id, s.path
+        FROM unnest($1::bigint[], $2::text[]) AS k (cluster_id, last_name)
+        JOIN linkis_external_cluster c ON c.cluster_id = k.cluster_id
+        CROSS JOIN LATERAL (SELECT s.path FROM linkis_external_snapshot s
+            WHERE s.cluster_id = k.cluster_id AND s.generation = c.generation AND s.last_name = k.last_name LIMIT $3) s",
+    )
+    .bind(last_names.iter().map(|(id, _)| *id).collect::<Vec<_>>())
+    .bind(last_names.iter().map(|(_, name)| *name).collect::<Vec<_>>())
+    .bind(LIMIT)
+    .fetch_all(connection)
+    .await?)
+}
+
+/// What the snapshots in force show of applications.
+async fn applications(
+    connection: &mut PgConnection,
+    rows: &[ClusterRow],
+    wanted: &BTreeMap<i64, Wanted>,
+) -> Result<HashMap<i64, HashMap<String, QueueAmounts>>, StoreError> {
+    let keys: Vec<(i64, &str)> = (wanted.iter())
+        .flat_map(|(id, wanted)| wanted.application_ids.iter().map(move |application| (*id, application.as_str())))
+        .collect();
+    if keys.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let found: Vec<(i64, String, i64, i64)> = sqlx::query_as(
+        "-- external_queue::applications
+        SELECT k.cluster_id, a.application_id, a.memory, a.cores
+        FROM unnest($1::bigint[], $2::bigint[], $3::text[]) AS k (cluster_id, generation, application_id)
+        JOIN linkis_external_application a
+            ON a.cluster_id = k.cluster_id AND a.generation = k.generation AND a.application_id = k.application_id",
+    )
+    .bind(keys.iter().map(|(id, _)| *id).collect::<Vec<_>>())
+    .bind(keys.iter().map(|(id, _)| generation(rows, *id)).collect::<Vec<_>>())
+    .bind(keys.iter().map(|(_, application)| *application).collect::<Vec<_>>())
+    .fetch_all(connection)
+    .await?;
+    let mut shown: HashMap<i64, HashMap<String, QueueAmounts>> = HashMap::new();
+    for (cluster_id, application_id, memory, cores) in found {
+        shown.entry(cluster_id).or_default().insert(application_id, QueueAmounts { memory, cores });
+    }
+    Ok(shown)
+}
+
+/// The columns of what clusters' queues hold.
+#[derive(Debug, Default)]
+pub(super) struct QueueColumns<'a> {
+    pub cluster_id: Vec<i64>,
+    pub path: Vec<&'a str>,
+    pub memory: Vec<i64>,
+    pub cores: Vec<i64>,
+}
+
+impl<'a> QueueColumns<'a> {
+    pub fn of(clusters: &'a [ClusterDelta]) -> Self {
+        let mut columns = Self::default();
+        for cluster in clusters {
+            for (path, unseen) in &cluster.unseen {
+                columns.push(cluster.cluster_id, path, *unseen);
+            }
+        }
+        columns
+    }
+
+    pub fn push(&mut self, cluster_id: i64, path: &'a str, unseen: QueueAmounts) {
+        self.cluster_id.push(cluster_id);
+        self.path.push(path);
+        self.memory.push(unseen.memory);
+        self.cores.push(unseen.cores);
+    }
+}

@@ -1,0 +1,140 @@
+//! `linkis_external_ticket`: what tickets hold in queues of external clusters, or held last.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
+use tokio_stream::{Stream, StreamExt as _};
+use uuid::Uuid;
+
+use crate::domain::{
+    external::{ClusterTicket, ClusterTicketDelta, Held, Phase},
+    queue::QueueAmounts,
+};
+
+use super::StoreError;
+
+#[derive(FromRow)]
+struct TicketRow {
+    ticket_id: Uuid,
+    cluster_id: i64,
+    path: String,
+    memory: i64,
+    cores: i64,
+    used_since: Option<OffsetDateTime>,
+    application_id: Option<String>,
+    change: i64,
+    ended: bool,
+}
+
+impl From<TicketRow> for ClusterTicketDelta {
+    fn from(row: TicketRow) -> Self {
+        let phase = match row.used_since {
+            Some(since) => Phase::Used { since, application_id: row.application_id },
+            None => Phase::Locked,
+        };
+        let held = Held { amounts: QueueAmounts { memory: row.memory, cores: row.cores }, phase };
+        let ticket = ClusterTicket { cluster_id: row.cluster_id, path: row.path, held };
+        Self { ticket_id: row.ticket_id, ticket, change: row.change, ended: row.ended }
+    }
+}
+
+/// What live tickets hold of clusters. Under the locks of their EMs it stays so.
+pub async fn read(
+    executor: impl PgExecutor<'_>,
+    ticket_ids: &[Uuid],
+) -> Result<HashMap<Uuid, ClusterTicket>, StoreError> {
+    let rows: Vec<TicketRow> = sqlx::query_as(
+        "-- external_ticket::read
+        SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
+        FROM linkis_external_ticket WHERE ticket_id = ANY ($1) AND NOT ended",
+    )
+    .bind(ticket_ids)
+    .fetch_all(executor)
+    .await?;
+    Ok(rows.into_iter().map(ClusterTicketDelta::from).map(|row| (row.ticket_id, row.ticket)).collect())
+}
+
+/// The tickets of a cluster that have changed after `change`, by the numbers of their changes: up to `limit`.
+pub async fn changed(
+    executor: impl PgExecutor<'_>,
+    cluster_id: i64,
+    change: i64,
+    limit: i64,
+) -> Result<Vec<ClusterTicketDelta>, StoreError> {
+    let rows: Vec<TicketRow> = sqlx::query_as(
+        "-- external_ticket::changed
+        SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
+        FROM linkis_external_ticket WHERE cluster_id = $1 AND change > $2 ORDER BY cluster_id, change LIMIT $3",
+    )
+    .bind(cluster_id)
+    .bind(change)
+    .bind(limit)
+    .fetch_all(executor)
+    .await?;
+    Ok(rows.into_iter().map(ClusterTicketDelta::from).collect())
+}
+
+/// All live tickets of a cluster, in whatever order.
+pub fn live(
+    connection: &mut PgConnection,
+    cluster_id: i64,
+) -> impl Stream<Item = Result<ClusterTicketDelta, StoreError>> + Unpin {
+    let rows = sqlx::query_as(
+        "-- external_ticket::live
+        SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
+        FROM linkis_external_ticket WHERE cluster_id = $1 AND NOT ended",
+    )
+    .bind(cluster_id)
+    .fetch(connection);
+    rows.map(|row: Result<TicketRow, sqlx::Error>| Ok(row?.into()))
+}
+
+/// Tickets that count in queues of a cluster and do not live, with the paths of these: the first of them.
+pub async fn strays(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result<BTreeMap<Uuid, String>, StoreError> {
+    const LIMIT: i64 = 1000;
+    let rows: Vec<(Uuid, String)> = sqlx::query_as(
+        "-- external_ticket::strays
+        SELECT t.ticket_id, t.path FROM linkis_external_ticket t
+        WHERE t.cluster_id = $1 AND NOT t.ended
+            AND NOT EXISTS (SELECT FROM linkis_user_resource_meta_data u WHERE u.ticket_id = t.ticket_id)
+        LIMIT $2",
+    )
+    .bind(cluster_id)
+    .bind(LIMIT)
+    .fetch_all(executor)
+    .await?;
+    Ok(rows.into_iter().collect())
+}
+
+/// Removes tickets that count in queues, under the lock of their cluster.
+pub async fn delete(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- external_ticket::delete
+        DELETE FROM linkis_external_ticket WHERE ticket_id = ANY ($1)",
+    )
+    .bind(ticket_ids)
+    .execute(executor)
+    .await?;
+    Ok(())
+}
+
+/// The tickets of applications, as far as their engines have told them: live ones.
+pub async fn of_applications(
+    executor: impl PgExecutor<'_>,
+    cluster_name: &str,
+    application_ids: &[&str],
+) -> Result<HashMap<String, Uuid>, StoreError> {
+    let rows: Vec<(String, Uuid)> = sqlx::query_as(
+        "-- external_ticket::of_applications
+        SELECT t.application_id, t.ticket_id
+        FROM unnest($2::text[]) AS k (application_id)
+        JOIN linkis_external_ticket t ON t.application_id = k.application_id AND NOT t.ended
+        JOIN linkis_external_cluster c ON c.cluster_id = t.cluster_id AND c.name = $1",
+    )
+    .bind(cluster_name)
+    .bind(application_ids)
+    .fetch_all(executor)
+    .await?;
+    Ok(rows.into_iter().collect())
+}

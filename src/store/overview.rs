@@ -1,0 +1,321 @@
+//! What the whole cluster has together: sums over the EMs and few rows besides, never over the tickets.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::OffsetDateTime;
+
+use crate::domain::{
+    em::EmInstance,
+    overview::{DimensionTotals, EmAmounts, EmState, EmTotals, LineTotals, Signs, Throughput, summed_dimensions},
+    report::Health,
+    resource::{Dimension, ResourceType},
+};
+
+use super::{
+    StoreError,
+    rows::Table,
+    session::{Session, answered},
+};
+
+const TABLE: Table = Table("linkis_em_resource_meta_data");
+
+/// How many locked tickets are counted, and how many of an EM that goes.
+pub const COUNTED_MAX: i64 = 20_000;
+
+/// How many jobs of a kind are told.
+const JOBS_MAX: i64 = 100;
+
+/// What all EMs have together.
+#[derive(Debug, Default)]
+pub struct EmSums {
+    /// By application and state.
+    pub totals: BTreeMap<(String, EmState), EmTotals>,
+    /// How each EM stands, by application and instance.
+    pub states: Vec<(EmInstance, EmState)>,
+    /// How many tickets engines use.
+    pub used_tickets: i64,
+}
+
+/// What the state of an EM follows from.
+#[derive(FromRow)]
+struct SignsRow {
+    is_going: bool,
+    is_silent: bool,
+    is_drained: bool,
+    health: Option<String>,
+}
+
+impl SignsRow {
+    fn state(&self) -> Result<EmState, StoreError> {
+        let parse =
+            |text: &String| Health::parse(text).ok_or_else(|| StoreError::inconsistent("linkis_em_report", text));
+        let health = self.health.as_ref().map(parse).transpose()?;
+        let Self { is_going, is_silent, is_drained, .. } = *self;
+        Ok(EmState::of(Signs { is_going, is_silent, is_drained, health }))
+    }
+}
+
+/// EMs of an application that are of one type and state; in each sum, memory, cores and instances.
+#[derive(FromRow)]
+struct GroupRow {
+    em_application_name: String,
+    resource_type: String,
+    #[sqlx(flatten)]
+    signs: SignsRow,
+    instances: Vec<String>,
+    used_tickets: i64,
+    total: Vec<i64>,
+    protected: Vec<i64>,
+    used: Vec<i64>,
+    locked: Vec<i64>,
+}
+
+#[derive(FromRow)]
+struct AmountsRow {
+    em_application_name: String,
+    resource_type: String,
+    total_resource: String,
+    protected_resource: String,
+    used_resource: String,
+    locked_resource: String,
+    #[sqlx(flatten)]
+    signs: SignsRow,
+}
+
+/// The places of dimensions in the sums of a [`GroupRow`].
+const PLACES: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
+
+/// What the state of an EM follows from, by `$1` seconds after which it is silent.
+macro_rules! signs {
+    () => {
+        "going_epoch IS NOT NULL AND going_epoch >= e.epoch AS is_going,
+            r.report_time IS NOT NULL
+                AND greatest(r.report_time, e.register_time) < clock_timestamp() - make_interval(secs => $1) AS is_silent,
+            d.em_instance IS NOT NULL AS is_drained, CASE WHEN r.epoch = e.epoch THEN r.health END AS health"
+    };
+}
+
+/// The EMs, with what is known of them.
+macro_rules! ems {
+    () => {
+        "linkis_em_resource_meta_data e
+            LEFT JOIN linkis_em_report r
+                ON r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance
+            LEFT JOIN linkis_em_drain d
+                ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance"
+    };
+}
+
+/// The sums of memory, cores and instances of a column.
+macro_rules! sums {
+    ($column:literal) => {
+        concat!(
+            "ARRAY[",
+            sums!($column, "memory"),
+            ", ",
+            sums!($column, "cores"),
+            ", ",
+            sums!($column, "instances"),
+            "]"
+        )
+    };
+    ($column:literal, $key:literal) => {
+        concat!("least(coalesce(sum((", $column, " -> '", $key, "')::bigint), 0), 9223372036854775807)::bigint")
+    };
+}
+
+/// What all EMs have together; those are silent of which nothing was heard for `silent_after`. The database makes the sums, and reads each EM once.
+pub async fn ems(session: &mut Session, silent_after: Duration) -> Result<EmSums, StoreError> {
+    let connection = session.begin().await?;
+    let sums = answered(read_ems(connection, silent_after)).await;
+    session.rest().await;
+    sums
+}
+
+async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Result<EmSums, StoreError> {
+    // Of a few tables, everything is read: along an index, and looking up row by row, it would take three times as long.
+    sqlx::query(
+        "-- overview::whole_tables
+        SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true)",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let rows: Vec<GroupRow> = sqlx::query_as(concat!(
+        "-- overview::ems
+        SELECT em_application_name, resource_type, is_going, is_silent, is_drained, health,
+            array_agg(em_instance) AS instances, least(sum(used_tickets), 9223372036854775807)::bigint AS used_tickets,
+            ",
+        sums!("total_resource"),
+        " AS total, ",
+        sums!("protected_resource"),
+        " AS protected, ",
+        sums!("used_resource"),
+        " AS used, ",
+        sums!("locked_resource"),
+        " AS locked
+        FROM (SELECT e.em_application_name, e.em_instance, e.resource_type, e.used_tickets, e.total_resource,
+                e.protected_resource, e.used_resource, e.locked_resource, ",
+        signs!(),
+        " FROM ",
+        ems!(),
+        " OFFSET 0) e
+        GROUP BY em_application_name, resource_type, is_going, is_silent, is_drained, health"
+    ))
+    .bind(silent_after.as_secs_f64())
+    .fetch_all(&mut *connection)
+    .await?;
+    let (mut sums, mut others) = (EmSums::default(), Vec::new());
+    for row in rows {
+        let (resource_type, state) = (TABLE.resource_type(&row.resource_type)?, row.signs.state()?);
+        let application_name = TABLE.name("em_application_name", &row.em_application_name)?;
+        for instance in &row.instances {
+            let instance = TABLE.name("em_instance", instance)?;
+            sums.states.push((EmInstance { application_name: application_name.clone(), instance }, state));
+        }
+        sums.used_tickets = sums.used_tickets.saturating_add(row.used_tickets);
+        let totals = sums.totals.entry((row.em_application_name.clone(), state)).or_default();
+        totals.ems += i64::try_from(row.instances.len()).unwrap_or(i64::MAX);
+        match summed_dimensions(resource_type) {
+            Some(dimensions) => {
+                dimensions.iter().for_each(|dimension| totals.add(dimension.clone(), &row.sums(dimension)))
+            }
+            None => others.push(row.resource_type),
+        }
+    }
+    sums.states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    if !others.is_empty() {
+        add_others(connection, silent_after, others, &mut sums).await?;
+    }
+    Ok(sums)
+}
+
+impl GroupRow {
+    fn sums(&self, dimension: &Dimension) -> DimensionTotals {
+        let place = PLACES.iter().position(|one| one == dimension);
+        let sum = |sums: &[i64]| place.and_then(|place| sums.get(place).copied()).unwrap_or_default();
+        let [total, protected, used, locked] =
+            [&self.total, &self.protected, &self.used, &self.locked].map(|sums| sum(sums));
+        DimensionTotals { total, protected, used, locked }
+    }
+}
+
+/// Counts in what EMs of other types have, whose amounts the database does not add up.
+async fn add_others(
+    connection: &mut PgConnection,
+    silent_after: Duration,
+    resource_types: Vec<String>,
+    sums: &mut EmSums,
+) -> Result<(), StoreError> {
+    let rows: Vec<AmountsRow> = sqlx::query_as(concat!(
+        "-- overview::other_ems
+        SELECT e.em_application_name, e.resource_type, total_resource::text, protected_resource::text, used_resource::text,
+            locked_resource::text, ",
+        signs!(),
+        " FROM ",
+        ems!(),
+        " WHERE e.resource_type = ANY ($2)"
+    ))
+    .bind(silent_after.as_secs_f64())
+    .bind(resource_types)
+    .fetch_all(connection)
+    .await?;
+    for row in rows {
+        let resource_type: ResourceType = TABLE.resource_type(&row.resource_type)?;
+        let read = |column, json: &str| TABLE.resource(column, resource_type, json);
+        let amounts = EmAmounts {
+            total: read("total_resource", &row.total_resource)?,
+            protected: read("protected_resource", &row.protected_resource)?,
+            used: read("used_resource", &row.used_resource)?,
+            locked: read("locked_resource", &row.locked_resource)?,
+        };
+        sums.totals.entry((row.em_application_name, row.signs.state()?)).or_default().add_amounts(&amounts);
+    }
+    Ok(())
+}
+
+/// What few rows tell.
+#[derive(Debug)]
+pub struct Totals {
+    /// When it was seen, by the database's clock.
+    pub at: OffsetDateTime,
+    /// How many tickets are locked, up to [`COUNTED_MAX`] and one more.
+    pub locked_tickets: i64,
+    /// The waiting line.
+    pub line: LineTotals,
+    /// What requests are answered, on all instances that live.
+    pub throughput: Throughput,
+}
+
+#[derive(FromRow)]
+struct TotalsRow {
+    at: OffsetDateTime,
+    locked_tickets: i64,
+    waiting: i64,
+    longest_seconds: Option<f64>,
+    grants: f64,
+    refusals: f64,
+}
+
+/// What few rows tell.
+pub async fn totals(executor: impl PgExecutor<'_>) -> Result<Totals, StoreError> {
+    let row: TotalsRow = sqlx::query_as(
+        "-- overview::totals
+        SELECT clock_timestamp() AS at, locked_tickets, waiting, longest_seconds, grants, refusals FROM
+            (SELECT count(*) AS locked_tickets FROM (
+                SELECT FROM linkis_user_resource_meta_data WHERE expires_at IS NOT NULL LIMIT $1 + 1) l) l,
+            (SELECT count(*) AS waiting, extract(epoch FROM clock_timestamp() - min(waiting_since))::float8 AS longest_seconds
+                FROM linkis_rm_instance i JOIN linkis_resource_waiting w ON w.instance_id = i.instance_id
+                WHERE i.alive_until > clock_timestamp()) w,
+            (SELECT coalesce(sum(grants_per_second), 0) AS grants, coalesce(sum(refusals_per_second), 0) AS refusals FROM (
+                SELECT * FROM linkis_rm_server WHERE alive_until > clock_timestamp() ORDER BY instance_id) s) t",
+    )
+    .bind(COUNTED_MAX)
+    .fetch_one(executor)
+    .await?;
+    Ok(Totals {
+        at: row.at,
+        locked_tickets: row.locked_tickets,
+        line: LineTotals { waiting: row.waiting, longest_seconds: row.longest_seconds },
+        throughput: Throughput { grants: row.grants, refusals: row.refusals },
+    })
+}
+
+/// The first EMs that go, and how many of their tickets are still to end, up to [`COUNTED_MAX`].
+pub async fn going(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, i64)>, StoreError> {
+    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+        "-- overview::going
+        SELECT e.em_application_name, e.em_instance, t.tickets FROM (
+            SELECT em_application_name, em_instance, going_after FROM linkis_em_resource_meta_data
+            WHERE going_epoch IS NOT NULL ORDER BY em_application_name, em_instance LIMIT $1) e
+        CROSS JOIN LATERAL (SELECT count(*) AS tickets FROM (
+            SELECT FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = e.em_application_name AND t.em_instance = e.em_instance
+                AND t.ticket_id > e.going_after LIMIT $2) t) t",
+    )
+    .bind(JOBS_MAX)
+    .bind(COUNTED_MAX)
+    .fetch_all(executor)
+    .await?;
+    let going = |(application_name, instance, tickets): (String, String, i64)| {
+        Ok((TABLE.em(&application_name, &instance)?, tickets))
+    };
+    rows.into_iter().map(going).collect()
+}
+
+/// The label sets that are being counted, as the names of their labels, and for each how many EMs have tickets that may not be counted.
+pub async fn counting(executor: impl PgExecutor<'_>) -> Result<Vec<(Vec<String>, i64)>, StoreError> {
+    let rows: Vec<(String, i64)> = sqlx::query_as(
+        "-- overview::counting
+        SELECT label_set::text, (SELECT count(*) FROM linkis_em_resource_meta_data WHERE counted_to < s.label_set_id)
+        FROM linkis_label_set s WHERE state = 'counting' ORDER BY label_set_id LIMIT $1",
+    )
+    .bind(JOBS_MAX)
+    .fetch_all(executor)
+    .await?;
+    let counting = |(keys, ems): (String, i64)| {
+        let keys = serde_json::from_str(&keys).map_err(|error| StoreError::inconsistent("linkis_label_set", error))?;
+        Ok((keys, ems))
+    };
+    rows.into_iter().map(counting).collect()
+}

@@ -1,0 +1,176 @@
+//! `linkis_resource_refusal`: who was refused by what, how often, period by period.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use sqlx::{FromRow, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{
+    name::Name,
+    refusal_sum::{RefusalCount, RefusalKey, RefusalSum},
+    scope_kind::ScopeKind,
+};
+
+use super::{StoreError, expect_rows, rows::hash};
+
+const TABLE: &str = "linkis_resource_refusal";
+
+/// How many bytes tell one kind of refusals from all others.
+const HASH_BYTES: usize = 32;
+
+/// What an instance has counted of one kind in a period so far.
+#[derive(Debug, Clone, Copy)]
+pub struct RefusalRow<'a> {
+    /// Which.
+    pub key: &'a RefusalKey<String>,
+    /// How often, by the database's clock.
+    pub count: &'a RefusalCount<OffsetDateTime>,
+}
+
+/// Where a sum stands among all of them: the latest come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefusalAt {
+    /// When its period began.
+    pub period_start: OffsetDateTime,
+    /// Its kind.
+    pub key_hash: [u8; HASH_BYTES],
+}
+
+impl RefusalAt {
+    /// Behind all of the periods that begin at `time` or later, and before all others.
+    pub fn before(time: OffsetDateTime) -> Self {
+        Self { period_start: time, key_hash: [0; HASH_BYTES] }
+    }
+}
+
+/// Writes what an instance has counted in a period so far, in place of what it wrote before.
+pub async fn write(
+    executor: impl PgExecutor<'_>,
+    period_start: OffsetDateTime,
+    instance_id: Uuid,
+    rows: &[RefusalRow<'_>],
+) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        r#"-- refusal::write
+        INSERT INTO linkis_resource_refusal AS r (period_start, key_hash, instance_id, "user", scope_kind, scope, dimension, rule,
+            refusals, last_requested, last_available, last_time)
+        SELECT $1, key_hash, $2, "user", scope_kind, scope, dimension, rule, refusals, last_requested, last_available, last_time
+        FROM unnest($3::bytea[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::bigint[], $10::bigint[],
+            $11::bigint[], $12::timestamptz[])
+            AS d (key_hash, "user", scope_kind, scope, dimension, rule, refusals, last_requested, last_available, last_time)
+        ON CONFLICT (period_start, key_hash, instance_id) DO UPDATE SET refusals = excluded.refusals,
+            last_requested = excluded.last_requested, last_available = excluded.last_available,
+            last_time = excluded.last_time"#,
+    )
+    .bind(period_start)
+    .bind(instance_id)
+    .bind(rows.iter().map(|row| key_hash(row.key).to_vec()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.key.user.as_str()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.key.kind.as_str()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.key.scope.as_str()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.key.dimension.as_str()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.key.rule.as_str()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| i64::try_from(row.count.refusals).unwrap_or(i64::MAX)).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.count.last_requested).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.count.last_available).collect::<Vec<_>>())
+    .bind(rows.iter().map(|row| row.count.last).collect::<Vec<_>>())
+    .execute(executor)
+    .await?;
+    expect_rows(TABLE, rows.len(), done.rows_affected())
+}
+
+#[derive(FromRow)]
+struct SumRow {
+    period_start: OffsetDateTime,
+    key_hash: Vec<u8>,
+    user: String,
+    scope_kind: String,
+    scope: String,
+    dimension: String,
+    rule: String,
+    refusals: i64,
+    last_requested: i64,
+    last_available: i64,
+    last_time: OffsetDateTime,
+}
+
+impl SumRow {
+    fn parse(self) -> Result<(RefusalAt, RefusalSum), StoreError> {
+        let unknown = |what: &str| StoreError::inconsistent(TABLE, what);
+        let key_hash = self.key_hash.try_into().map_err(|_| unknown("the length of a hash"))?;
+        let (user, scope, dimension, rule) = (self.user, self.scope, self.dimension, self.rule);
+        let kind = ScopeKind::parse(&self.scope_kind).ok_or_else(|| unknown(&self.scope_kind))?;
+        let count = RefusalCount {
+            refusals: self.refusals.unsigned_abs(),
+            last_requested: self.last_requested,
+            last_available: self.last_available,
+            last: self.last_time,
+        };
+        let (period_start, key) = (self.period_start, RefusalKey { user, kind, scope, dimension, rule });
+        Ok((RefusalAt { period_start, key_hash }, RefusalSum { period_start, key, count }))
+    }
+}
+
+/// Up to `limit` sums over all instances, the latest period first, from behind `after` and down to the period that begins at `from`. Only
+/// those of `users`, if there are any: for each, its own are found.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    users: Option<&BTreeSet<Name>>,
+    from: OffsetDateTime,
+    after: RefusalAt,
+    limit: i64,
+) -> Result<Vec<(RefusalAt, RefusalSum)>, StoreError> {
+    // One text each, so that each is planned for its own index.
+    let sql = if users.is_some() {
+        r#"-- refusal::list, of users
+        SELECT s.* FROM unnest($5::text[]) AS u (name) CROSS JOIN LATERAL (
+            SELECT period_start, key_hash, "user", min(scope_kind) AS scope_kind, min(scope) AS scope,
+                min(dimension) AS dimension, min(rule) AS rule, sum(refusals)::bigint AS refusals,
+                (array_agg(last_requested ORDER BY last_time DESC))[1] AS last_requested,
+                (array_agg(last_available ORDER BY last_time DESC))[1] AS last_available, max(last_time) AS last_time
+            FROM linkis_resource_refusal
+            -- Of comparisons of rows, only the index by user can make anything, however empty the table was when it was planned.
+            WHERE ("user", period_start, key_hash) < (u.name, $1, $2) AND ("user", period_start, key_hash) >= (u.name, $3, '\x')
+            GROUP BY "user", period_start, key_hash ORDER BY "user" DESC, period_start DESC, key_hash DESC LIMIT $4) s
+        ORDER BY s.period_start DESC, s.key_hash DESC LIMIT $4"#
+    } else {
+        r#"-- refusal::list, all
+        SELECT period_start, key_hash, min("user") AS "user", min(scope_kind) AS scope_kind, min(scope) AS scope,
+            min(dimension) AS dimension, min(rule) AS rule, sum(refusals)::bigint AS refusals,
+            (array_agg(last_requested ORDER BY last_time DESC))[1] AS last_requested,
+            (array_agg(last_available ORDER BY last_time DESC))[1] AS last_available, max(last_time) AS last_time
+        FROM linkis_resource_refusal
+        WHERE (period_start, key_hash) < ($1, $2) AND period_start >= $3 AND $5::text[] IS NULL
+        GROUP BY period_start, key_hash ORDER BY period_start DESC, key_hash DESC LIMIT $4"#
+    };
+    let rows: Vec<SumRow> = sqlx::query_as(sql)
+        .bind(after.period_start)
+        .bind(after.key_hash.to_vec())
+        .bind(from)
+        .bind(limit)
+        .bind(users.map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+        .fetch_all(executor)
+        .await?;
+    rows.into_iter().map(SumRow::parse).collect()
+}
+
+/// Removes up to `limit` sums of periods that are older than `history`; true if there may be more.
+pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
+    let done = sqlx::query(
+        "-- refusal::delete_expired
+        DELETE FROM linkis_resource_refusal WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM linkis_resource_refusal WHERE period_start < now() - make_interval(secs => $1)
+            ORDER BY period_start LIMIT $2))",
+    )
+    .bind(history.as_secs_f64())
+    .bind(limit)
+    .execute(executor)
+    .await?;
+    Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
+}
+
+fn key_hash(key: &RefusalKey<String>) -> [u8; HASH_BYTES] {
+    // As JSON, because each text may hold any separator.
+    hash(&serde_json::json!([key.user, key.kind.as_str(), key.scope, key.dimension, key.rule]).to_string())
+}

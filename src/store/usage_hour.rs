@@ -1,0 +1,322 @@
+//! `linkis_resource_usage_hour`: what tickets held that ended, by the hour; `linkis_resource_usage_progress`: how far the history is summed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use sqlx::{FromRow, PgConnection, PgExecutor};
+use time::{OffsetDateTime, macros::datetime};
+
+use crate::domain::{
+    name::Name,
+    usage_sum::{HourBy, UsageBy, UsageSum, UsageSums, Used, UsedBy},
+};
+
+use super::{StoreError, expect_rows};
+
+const TABLE: &str = "linkis_resource_usage_hour";
+
+/// Behind every hour.
+const LAST_HOUR: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
+
+/// How far the history is summed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The last line that is counted, and all before it.
+    pub last_number: i64,
+    /// All tickets that ended before this are counted.
+    pub complete_until: OffsetDateTime,
+}
+
+/// How far it is.
+pub async fn progress(executor: impl PgExecutor<'_>) -> Result<Progress, StoreError> {
+    let (last_number, complete_until) = sqlx::query_as(
+        "-- usage_hour::progress
+        SELECT last_number, complete_until FROM linkis_resource_usage_progress WHERE only_row",
+    )
+    .fetch_one(executor)
+    .await?;
+    Ok(Progress { last_number, complete_until })
+}
+
+/// Moves on, if it still stands at the line number `from`; false if somebody else was faster. What is counted in the same transaction
+/// counts once.
+pub async fn advance(executor: impl PgExecutor<'_>, from: i64, to: Progress) -> Result<bool, StoreError> {
+    let done = sqlx::query(
+        "-- usage_hour::advance
+        UPDATE linkis_resource_usage_progress SET last_number = $2, complete_until = greatest(complete_until, $3)
+        WHERE only_row AND last_number = $1",
+    )
+    .bind(from)
+    .bind(to.last_number)
+    .bind(to.complete_until)
+    .execute(executor)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+/// Where sums stand, column by column.
+#[derive(Default)]
+struct KeyColumns<'a> {
+    used_by: Vec<&'static str>,
+    is_rest: Vec<bool>,
+    name: Vec<&'a str>,
+    em_instance: Vec<&'a str>,
+    hour: Vec<OffsetDateTime>,
+}
+
+impl<'a> KeyColumns<'a> {
+    fn of(sums: &'a UsageSums) -> Self {
+        let mut columns = Self::default();
+        for ((hour, by), used_by) in sums.0.keys() {
+            let (is_rest, name, em_instance) = name_columns(used_by);
+            columns.used_by.push(by.as_str());
+            columns.is_rest.push(is_rest);
+            columns.name.push(name);
+            columns.em_instance.push(em_instance);
+            columns.hour.push(*hour);
+        }
+        columns
+    }
+}
+
+fn name_columns(used_by: &UsedBy) -> (bool, &str, &str) {
+    match used_by {
+        UsedBy::Name(name, em_instance) => (false, name, em_instance),
+        UsedBy::Others => (true, "", ""),
+    }
+}
+
+fn used_by(is_rest: bool, name: String, em_instance: String) -> UsedBy {
+    if is_rest { UsedBy::Others } else { UsedBy::Name(name, em_instance) }
+}
+
+fn usage_by(text: &str) -> Result<UsageBy, StoreError> {
+    UsageBy::parse(text).ok_or_else(|| StoreError::inconsistent(TABLE, text))
+}
+
+/// Which of the names of `sums` are told apart already, and how many are in each of their hours.
+pub async fn known(
+    connection: &mut PgConnection,
+    sums: &UsageSums,
+) -> Result<(BTreeSet<(HourBy, UsedBy)>, BTreeMap<HourBy, usize>), StoreError> {
+    let keys = KeyColumns::of(sums);
+    let known: Vec<(String, String, String, OffsetDateTime)> = sqlx::query_as(
+        "-- usage_hour::known
+        SELECT u.used_by, u.name, u.em_instance, u.hour
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS d (used_by, name, em_instance, hour)
+        JOIN linkis_resource_usage_hour u ON u.used_by = d.used_by AND NOT u.is_rest AND u.name = d.name
+            AND u.em_instance = d.em_instance AND u.hour = d.hour",
+    )
+    .bind(&keys.used_by)
+    .bind(&keys.name)
+    .bind(&keys.em_instance)
+    .bind(&keys.hour)
+    .fetch_all(&mut *connection)
+    .await?;
+    let key = |(by, name, em_instance, hour): (String, String, String, OffsetDateTime)| {
+        Ok(((hour, usage_by(&by)?), UsedBy::Name(name, em_instance)))
+    };
+    let known = known.into_iter().map(key).collect::<Result<_, StoreError>>()?;
+    let hours: BTreeSet<OffsetDateTime> = keys.hour.into_iter().collect();
+    let counts: Vec<(OffsetDateTime, String, i64)> = sqlx::query_as(
+        "-- usage_hour::known, how many
+        SELECT hour, used_by, count(*) FROM linkis_resource_usage_hour WHERE hour = ANY ($1) GROUP BY hour, used_by",
+    )
+    .bind(hours.into_iter().collect::<Vec<_>>())
+    .fetch_all(&mut *connection)
+    .await?;
+    let names = |(hour, by, count): (OffsetDateTime, String, i64)| {
+        Ok(((hour, usage_by(&by)?), usize::try_from(count).unwrap_or(usize::MAX)))
+    };
+    Ok((known, counts.into_iter().map(names).collect::<Result<_, StoreError>>()?))
+}
+
+/// Counts sums in.
+pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), StoreError> {
+    if sums.0.is_empty() {
+        return Ok(());
+    }
+    let (keys, used) = (KeyColumns::of(sums), || sums.0.values());
+    let amounts = |amount: fn(&Used) -> i128| used().map(|used| amount(used).to_string()).collect::<Vec<_>>();
+    let done = sqlx::query(
+        "-- usage_hour::add
+        INSERT INTO linkis_resource_usage_hour AS u (used_by, is_rest, name, em_instance, hour, tickets, core_seconds,
+            byte_seconds, queue_core_seconds, queue_byte_seconds)
+        -- Of thousandths of cores and microseconds, exactly.
+        SELECT used_by, is_rest, name, em_instance, hour, tickets, cores::numeric * 0.000000001, bytes::numeric * 0.000001,
+            queue_cores::numeric * 0.000000001, queue_bytes::numeric * 0.000001
+        FROM unnest($1::text[], $2::boolean[], $3::text[], $4::text[], $5::timestamptz[], $6::bigint[], $7::text[],
+            $8::text[], $9::text[], $10::text[])
+            AS d (used_by, is_rest, name, em_instance, hour, tickets, cores, bytes, queue_cores, queue_bytes)
+        ON CONFLICT (used_by, is_rest, name, em_instance, hour) DO UPDATE SET tickets = u.tickets + excluded.tickets,
+            core_seconds = u.core_seconds + excluded.core_seconds, byte_seconds = u.byte_seconds + excluded.byte_seconds,
+            queue_core_seconds = u.queue_core_seconds + excluded.queue_core_seconds,
+            queue_byte_seconds = u.queue_byte_seconds + excluded.queue_byte_seconds",
+    )
+    .bind(keys.used_by)
+    .bind(keys.is_rest)
+    .bind(keys.name)
+    .bind(keys.em_instance)
+    .bind(keys.hour)
+    .bind(used().map(|used| used.tickets).collect::<Vec<_>>())
+    .bind(amounts(|used| used.cores))
+    .bind(amounts(|used| used.bytes))
+    .bind(amounts(|used| used.queue_cores))
+    .bind(amounts(|used| used.queue_bytes))
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE, sums.0.len(), done.rows_affected())
+}
+
+/// Which sums.
+#[derive(Debug, Clone)]
+pub struct Range {
+    /// By what.
+    pub by: UsageBy,
+    /// Only those of these users, if it is by user.
+    pub users: Option<BTreeSet<Name>>,
+    /// The first hour.
+    pub from: OffsetDateTime,
+    /// The end of the last.
+    pub to: OffsetDateTime,
+    /// Whether each hour is told apart.
+    pub hourly: bool,
+}
+
+/// Where a sum stands among all of them; the hour is that of one that is told apart by hours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageAt {
+    /// Whose.
+    pub used_by: UsedBy,
+    /// Which hour.
+    pub hour: Option<OffsetDateTime>,
+}
+
+#[derive(FromRow)]
+struct SumRow {
+    is_rest: bool,
+    name: String,
+    em_instance: String,
+    hour: Option<OffsetDateTime>,
+    tickets: i64,
+    core_seconds: f64,
+    byte_seconds: f64,
+    queue_core_seconds: f64,
+    queue_byte_seconds: f64,
+}
+
+impl From<SumRow> for UsageSum {
+    fn from(row: SumRow) -> Self {
+        Self {
+            used_by: used_by(row.is_rest, row.name, row.em_instance),
+            hour: row.hour,
+            tickets: row.tickets,
+            core_seconds: row.core_seconds,
+            byte_seconds: row.byte_seconds,
+            queue_core_seconds: row.queue_core_seconds,
+            queue_byte_seconds: row.queue_byte_seconds,
+        }
+    }
+}
+
+/// What is told of each hour, and of all together.
+macro_rules! columns {
+    (hours) => {
+        "hour, tickets, core_seconds::float8 AS core_seconds, byte_seconds::float8 AS byte_seconds,
+            queue_core_seconds::float8 AS queue_core_seconds, queue_byte_seconds::float8 AS queue_byte_seconds"
+    };
+    (totals) => {
+        "NULL::timestamptz AS hour, sum(tickets)::bigint AS tickets, sum(core_seconds)::float8 AS core_seconds,
+            sum(byte_seconds)::float8 AS byte_seconds, sum(queue_core_seconds)::float8 AS queue_core_seconds,
+            sum(queue_byte_seconds)::float8 AS queue_byte_seconds"
+    };
+}
+
+/// Sums in the order of their index; of all names, or for each of some users their own.
+macro_rules! listing {
+    (all, $columns:ident, $grouped:literal) => {
+        concat!(
+            "-- usage_hour::list, all, ",
+            stringify!($columns),
+            "
+        SELECT is_rest, name, em_instance, ",
+            columns!($columns),
+            "
+        FROM linkis_resource_usage_hour
+        WHERE used_by = $1 AND hour >= $2 AND hour < $3 AND (is_rest, name, em_instance, hour) > ($4, $5, $6, $7)
+            AND $9::text[] IS NULL ",
+            $grouped,
+            " LIMIT $8"
+        )
+    };
+    (users, $columns:ident, $grouped:literal) => {
+        concat!(
+            "-- usage_hour::list, of users, ",
+            stringify!($columns),
+            "
+        SELECT s.* FROM unnest($9::text[]) AS n (of_name) CROSS JOIN LATERAL (
+            SELECT is_rest, name, em_instance, ",
+            columns!($columns),
+            "
+            FROM linkis_resource_usage_hour
+            WHERE used_by = $1 AND is_rest = false AND name = n.of_name AND em_instance = ''
+                AND hour >= $2 AND hour < $3 AND (is_rest, name, em_instance, hour) > ($4, $5, $6, $7)
+            ",
+            $grouped,
+            " LIMIT $8) s
+        ORDER BY s.is_rest, s.name, s.em_instance, s.hour LIMIT $8"
+        )
+    };
+}
+
+/// Up to `limit` sums by name and hour, from behind `after`; the others last.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    range: &Range,
+    after: Option<&UsageAt>,
+    limit: i64,
+) -> Result<Vec<UsageSum>, StoreError> {
+    // One text each, so that each is planned for its own order.
+    let sql = match (range.users.is_some(), range.hourly) {
+        (false, true) => listing!(all, hours, "ORDER BY is_rest, name, em_instance, hour"),
+        (true, true) => listing!(users, hours, "ORDER BY is_rest, name, em_instance, hour"),
+        (false, false) => {
+            listing!(all, totals, "GROUP BY is_rest, name, em_instance ORDER BY is_rest, name, em_instance")
+        }
+        (true, false) => {
+            listing!(users, totals, "GROUP BY is_rest, name, em_instance ORDER BY is_rest, name, em_instance")
+        }
+    };
+    let (is_rest, name, em_instance) = after.map_or((false, "", ""), |after| name_columns(&after.used_by));
+    let hour = after.map_or(OffsetDateTime::UNIX_EPOCH, |after| after.hour.unwrap_or(LAST_HOUR));
+    let rows: Vec<SumRow> = sqlx::query_as(sql)
+        .bind(range.by.as_str())
+        .bind(range.from)
+        .bind(range.to)
+        .bind(is_rest)
+        .bind(name)
+        .bind(em_instance)
+        .bind(hour)
+        .bind(limit)
+        .bind(range.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+        .fetch_all(executor)
+        .await?;
+    Ok(rows.into_iter().map(UsageSum::from).collect())
+}
+
+/// Removes up to `limit` sums of hours that are older than `kept`; true if there may be more.
+pub async fn delete_expired(executor: impl PgExecutor<'_>, kept: Duration, limit: i64) -> Result<bool, StoreError> {
+    let done = sqlx::query(
+        "-- usage_hour::delete_expired
+        DELETE FROM linkis_resource_usage_hour WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM linkis_resource_usage_hour WHERE hour < now() - make_interval(secs => $1)
+            ORDER BY hour LIMIT $2))",
+    )
+    .bind(kept.as_secs_f64())
+    .bind(limit)
+    .execute(executor)
+    .await?;
+    Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
+}

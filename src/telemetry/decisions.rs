@@ -1,0 +1,124 @@
+//! What was decided: one line for each decision, at debug, and the same in the trace of its call.
+//!
+//! A request is told once, however often it was tried; everything else when its operation has been carried out.
+
+use opentelemetry::KeyValue;
+use tracing::{Level, field::display};
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        em::EmInstance,
+        name::Name,
+        operation::{Operation, Outcome, RequestSpec},
+        principal::Principal,
+        refusal::Shortfall,
+    },
+    error::Error,
+};
+
+use super::{traces, with_causes};
+
+/// Of whom these lines are: `RUST_LOG=info,linkis_rm::decisions=debug` shows them alone.
+pub const TARGET: &str = "linkis_rm::decisions";
+
+fn is_told() -> bool {
+    tracing::enabled!(target: TARGET, Level::DEBUG)
+}
+
+/// How something was decided, in a word, and what was short.
+fn outcome(answer: &Result<Outcome, Error>) -> (&'static str, Option<&Shortfall>) {
+    match answer {
+        Err(_) => ("failed", None),
+        Ok(Outcome::Granted(_)) => ("granted", None),
+        Ok(Outcome::Refused(refusal)) if refusal.never_fits => ("never_fits", refusal.shortfalls.first()),
+        Ok(Outcome::Refused(refusal)) => ("refused", refusal.shortfalls.first()),
+        Ok(Outcome::Expired(false) | Outcome::Lost(false) | Outcome::Resumed(false) | Outcome::Reaped(None)) => {
+            ("nothing_to_do", None)
+        }
+        Ok(_) => ("done", None),
+    }
+}
+
+/// A request was decided, for a caller that was ready to wait or was not.
+pub fn request(ask: &RequestSpec, may_wait: bool, answer: &Result<Outcome, Error>) {
+    let (outcome, short) = match outcome(answer) {
+        // At the end of its time.
+        ("refused", short) if may_wait => ("timed_out", short),
+        decided => decided,
+    };
+    let grant = match answer {
+        Ok(Outcome::Granted(grant)) => Some(grant),
+        _ => None,
+    };
+    traces::add(|| {
+        let mut attributes = vec![
+            KeyValue::new("linkis_rm.user", ask.user.to_string()),
+            KeyValue::new("linkis_rm.creator", ask.creator.to_string()),
+            KeyValue::new("linkis_rm.outcome", outcome),
+        ];
+        if let Some(grant) = grant {
+            attributes.push(KeyValue::new("linkis_rm.ticket_id", grant.ticket_id.to_string()));
+            attributes.push(KeyValue::new("linkis_rm.em", grant.em.to_string()));
+        }
+        if let Some(short) = short {
+            attributes.push(KeyValue::new("linkis_rm.scope", short.scope.clone()));
+            attributes.push(KeyValue::new("linkis_rm.dimension", short.dimension.key().to_string()));
+        }
+        attributes
+    });
+    if !is_told() {
+        return;
+    }
+    let (ticket_id, em) = (grant.map(|grant| display(grant.ticket_id)), grant.map(|grant| display(&grant.em)));
+    let (scope, dimension) = (short.map(|short| &*short.scope), short.map(|short| display(short.dimension.key())));
+    let (error, trace_id) = (error(answer), traces::trace_id().map(display));
+    let RequestSpec { principal, user, creator, .. } = ask;
+    tracing::debug!(
+        target: TARGET, operation = "request", outcome, ticket_id, %user, %creator, em, scope, dimension, by = %principal, error,
+        trace_id, "decided"
+    );
+}
+
+fn error(answer: &Result<Outcome, Error>) -> Option<String> {
+    answer.as_ref().err().map(|error| with_causes(error))
+}
+
+/// An operation that is going to be carried out, as far as somebody wants to read of it.
+#[derive(Debug)]
+pub struct Told(Option<Box<Words>>);
+
+#[derive(Debug)]
+struct Words {
+    operation: &'static str,
+    by: Principal,
+    ticket_id: Option<Uuid>,
+    user: Option<Name>,
+    em: EmInstance,
+}
+
+impl Told {
+    /// What will be told of `operation`; nothing of requests, which are told by [`request`].
+    pub fn of(by: &Principal, operation: &Operation) -> Self {
+        if operation.request().is_some() || !is_told() {
+            return Self(None);
+        }
+        Self(Some(Box::new(Words {
+            operation: operation.kind(),
+            by: by.clone(),
+            ticket_id: operation.ticket_id(),
+            user: operation.user().cloned(),
+            em: operation.em().clone(),
+        })))
+    }
+
+    /// It was carried out, or not.
+    pub fn tell(self, answer: &Result<Outcome, Error>) {
+        let Some(words) = self.0 else { return };
+        let Words { operation, by, ticket_id, user, em } = *words;
+        let (ticket_id, user) = (ticket_id.map(display), user.map(display));
+        let (error, trace_id) = (error(answer), traces::trace_id().map(display));
+        let (outcome, _) = outcome(answer);
+        tracing::debug!(target: TARGET, operation, outcome, ticket_id, user, %em, %by, error, trace_id, "decided");
+    }
+}

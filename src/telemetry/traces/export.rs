@@ -1,0 +1,195 @@
+//! Spans on their way to a collector: through a queue that never makes anybody wait, by one task that sends them.
+//!
+//! A collector that is slow or away costs spans, which are counted, and nothing else: what ends while the queue is full is dropped.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use opentelemetry::{Context, KeyValue, trace::TracerProvider as _};
+use opentelemetry_otlp::{
+    ExporterBuildError, SpanExporter as OtlpExporter, WithExportConfig as _, WithTonicConfig as _,
+};
+use opentelemetry_sdk::{
+    Resource,
+    error::OTelSdkResult,
+    resource::{EnvResourceDetector, TelemetryResourceDetector},
+    trace::{Sampler, SdkTracerProvider, Span, SpanData, SpanExporter as _, SpanProcessor},
+};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout, timeout_at},
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use uuid::Uuid;
+
+use super::{TRACES, Traces, settings::Settings};
+
+/// How long a process that ends waits for its last spans to be taken.
+const LAST_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// How many spans of this process a collector has taken.
+static EXPORTED: AtomicU64 = AtomicU64::new(0);
+
+/// How many were lost: the queue was full, or the collector did not take them.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// How many spans of this process were taken by a collector.
+pub fn exported() -> u64 {
+    EXPORTED.load(Ordering::Relaxed)
+}
+
+/// How many spans of this process were lost on the way.
+pub fn dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// Sends spans for as long as it lives.
+#[derive(Debug)]
+pub struct Export {
+    ending: CancellationToken,
+    task: AbortOnDropHandle<()>,
+}
+
+impl Export {
+    /// Traces this process from now on. The instance of the service is a part of what is told of it.
+    ///
+    /// # Errors
+    /// If the settings cannot be used.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn start(settings: Settings, instance_id: Uuid) -> Result<Self, ExporterBuildError> {
+        let resource = resource(&settings, instance_id);
+        let exporter = OtlpExporter::builder().with_tonic().with_endpoint(&settings.endpoint);
+        let mut exporter = exporter.with_tls_config(settings.tls.clone()).build()?;
+        exporter.set_resource(&resource);
+        let (queue, ended) = mpsc::channel(settings.queue_max);
+        let provider = || {
+            let provider = SdkTracerProvider::builder().with_resource(resource.clone());
+            provider.with_span_processor(Queue(queue.clone()))
+        };
+        let scope = env!("CARGO_PKG_NAME");
+        let calls = provider().build().tracer(scope);
+        // One is traced because a call in it is.
+        let batches = provider().with_sampler(Sampler::AlwaysOn).build().tracer(scope);
+        let ending = CancellationToken::new();
+        let sending = Sending { exporter, settings, ended, batch: Vec::new(), ending: ending.clone(), is_taken: true };
+        let task = tokio::spawn(sending.run());
+        // A process has one: whoever comes second is traced by the first.
+        let _ = TRACES.set(Traces { calls, batches });
+        Ok(Self { ending, task: AbortOnDropHandle::new(task) })
+    }
+
+    /// Sends what is left, for no longer than that is worth.
+    pub async fn finish(self) {
+        self.ending.cancel();
+        if timeout(LAST_TIMEOUT, self.task).await.is_err() {
+            tracing::warn!("the collector of traces did not take the last spans in time");
+        }
+    }
+}
+
+/// What is told of the process with every span; what the environment says of it wins.
+fn resource(settings: &Settings, instance_id: Uuid) -> Resource {
+    let own = [
+        KeyValue::new("service.name", env!("CARGO_PKG_NAME")),
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("service.instance.id", instance_id.to_string()),
+    ];
+    let resource = Resource::builder_empty().with_attributes(own);
+    let resource = resource.with_detector(Box::new(TelemetryResourceDetector));
+    let resource = resource.with_detector(Box::new(EnvResourceDetector::new()));
+    match settings.service_name.clone() {
+        Some(name) => resource.with_service_name(name).build(),
+        None => resource.build(),
+    }
+}
+
+/// Where spans go when they end: whoever ends one never waits.
+#[derive(Debug)]
+struct Queue(mpsc::Sender<SpanData>);
+
+impl SpanProcessor for Queue {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        if span.span_context.is_sampled() && self.0.try_send(span).is_err() {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+/// Sends spans, some at a time.
+struct Sending {
+    exporter: OtlpExporter,
+    settings: Settings,
+    ended: mpsc::Receiver<SpanData>,
+    /// The next to be sent.
+    batch: Vec<SpanData>,
+    ending: CancellationToken,
+    /// Whether the collector took the last ones: only a change is told.
+    is_taken: bool,
+}
+
+impl Sending {
+    async fn run(mut self) {
+        let ending = self.ending.clone();
+        loop {
+            if ending.run_until_cancelled(self.gather()).await.is_none() {
+                // What is there now is all that there will be.
+                while self.batch.len() < self.settings.batch_max
+                    && let Ok(span) = self.ended.try_recv()
+                {
+                    self.batch.push(span);
+                }
+            }
+            if self.batch.is_empty() {
+                return;
+            }
+            self.send().await;
+        }
+    }
+
+    /// Waits until there are enough, or the first of them has waited long enough. What it has when it is dropped, it keeps.
+    async fn gather(&mut self) {
+        if self.batch.is_empty() {
+            self.batch.extend(self.ended.recv().await);
+        }
+        let until = Instant::now() + self.settings.delay;
+        while self.batch.len() < self.settings.batch_max
+            && let Ok(Some(span)) = timeout_at(until, self.ended.recv()).await
+        {
+            self.batch.push(span);
+        }
+    }
+
+    async fn send(&mut self) {
+        let batch = std::mem::take(&mut self.batch);
+        let spans = u64::try_from(batch.len()).unwrap_or(u64::MAX);
+        let why = match timeout(self.settings.timeout, self.exporter.export(batch)).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!("it did not answer within {:?}", self.settings.timeout)),
+        };
+        let count = if why.is_none() { &EXPORTED } else { &DROPPED };
+        count.fetch_add(spans, Ordering::Relaxed);
+        let was_taken = std::mem::replace(&mut self.is_taken, why.is_none());
+        match why {
+            Some(error) if was_taken => {
+                tracing::warn!(endpoint = %self.settings.endpoint, error, "the collector of traces takes no spans; they are lost");
+            }
+            None if !was_taken => tracing::info!("the collector of traces takes spans again"),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Where traces go and how many: by the variables that OpenTelemetry has for all programs.
+//!
+//! What is read here is what this program decides by, and what would otherwise be passed over in silence. Headers, time limits,
+//! compression, limits of spans and attributes of the resource are read by the libraries, where they are used.
+
+use std::{fmt, fs, time::Duration};
+
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, Uri};
+
+/// Where traces go. Shows no key.
+#[derive(Clone)]
+pub struct Settings {
+    /// Where a collector speaks OTLP over gRPC.
+    pub(super) endpoint: String,
+    /// Whom to trust there, and as whom to come.
+    pub(super) tls: ClientTlsConfig,
+    /// What this service is called.
+    pub(super) service_name: Option<String>,
+    /// How many spans may wait to be sent; more are dropped.
+    pub(super) queue_max: usize,
+    /// How many are sent at once.
+    pub(super) batch_max: usize,
+    /// How long one waits for others to be sent with.
+    pub(super) delay: Duration,
+    /// How long sending some may take.
+    pub(super) timeout: Duration,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+/// Of what several mistakes are made.
+type Checked<T> = Result<T, String>;
+
+/// A value of the environment; an empty one is none.
+struct Environment<R>(R);
+
+impl<R: Fn(&str) -> Option<String>> Environment<R> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.0)(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+    }
+
+    /// What is said for traces, or else for all that is exported; and by which name.
+    fn of_traces(&self, what: &str) -> Option<(String, String)> {
+        let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
+        names.into_iter().find_map(|name| Some((self.get(&name)?, name)))
+    }
+
+    fn number(&self, name: &str, default: usize) -> Checked<usize> {
+        let Some(text) = self.get(name) else { return Ok(default) };
+        let number = text.parse().ok().filter(|number| (1..=NUMBER_MAX).contains(number));
+        number.ok_or_else(|| format!("{name}: {text:?} is not a number from 1 to {NUMBER_MAX}"))
+    }
+
+    fn milliseconds(&self, name: &str, default: usize) -> Checked<Duration> {
+        let number = self.number(name, default)?;
+        Ok(Duration::from_millis(u64::try_from(number).unwrap_or(u64::MAX)))
+    }
+
+    fn file(&self, what: &str) -> Checked<Option<Vec<u8>>> {
+        let Some((path, name)) = self.of_traces(what) else { return Ok(None) };
+        fs::read(&path).map(Some).map_err(|error| format!("{name}: {path} cannot be read: {error}"))
+    }
+}
+
+/// The largest number that is taken: of spans, or milliseconds.
+const NUMBER_MAX: usize = 1_000_000;
+
+const SAMPLERS: [&str; 6] = [
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+];
+
+impl Settings {
+    /// What the environment says; `None` if traces go nowhere.
+    ///
+    /// # Errors
+    /// The mistake: else spans would be lost in silence, or there would be many more than were asked for.
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Checked<Option<Self>> {
+        let environment = Environment(variable);
+        let exporter = environment.get("OTEL_TRACES_EXPORTER");
+        let is_off = environment.get("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
+        let endpoint = environment.of_traces("ENDPOINT").filter(|_| !is_off && exporter.as_deref() != Some("none"));
+        let Some((endpoint, name)) = endpoint else { return Ok(None) };
+        if let Some(exporter) = exporter.filter(|exporter| exporter != "otlp") {
+            return Err(format!("OTEL_TRACES_EXPORTER: {exporter:?} is none of otlp and none"));
+        }
+        if let Some((protocol, name)) = environment.of_traces("PROTOCOL").filter(|(protocol, _)| protocol != "grpc") {
+            return Err(format!(
+                "{name}: {protocol:?} is not spoken; set grpc, and the endpoint to where the collector speaks it, as a rule at port 4317"
+            ));
+        }
+        let uri = endpoint.parse::<Uri>().ok();
+        if !uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()) {
+            return Err(format!("{name}: {endpoint:?} is no URL; for example http://127.0.0.1:4317"));
+        }
+        check_sampler(&environment)?;
+        Ok(Some(Self {
+            endpoint,
+            tls: tls(&environment)?,
+            service_name: environment.get("OTEL_SERVICE_NAME"),
+            queue_max: environment.number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)?,
+            batch_max: environment.number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)?,
+            delay: environment.milliseconds("OTEL_BSP_SCHEDULE_DELAY", 5000)?,
+            timeout: environment.milliseconds("OTEL_BSP_EXPORT_TIMEOUT", 30_000)?,
+        }))
+    }
+}
+
+/// The sampler itself is made by the library, which would take all for one that it does not know.
+fn check_sampler(environment: &Environment<impl Fn(&str) -> Option<String>>) -> Checked<()> {
+    let Some(sampler) = environment.get("OTEL_TRACES_SAMPLER") else { return Ok(()) };
+    if !SAMPLERS.contains(&sampler.as_str()) {
+        return Err(format!("OTEL_TRACES_SAMPLER: {sampler:?} is none of {}", SAMPLERS.join(", ")));
+    }
+    let argument = environment.get("OTEL_TRACES_SAMPLER_ARG");
+    let is_ratio = argument.as_ref().is_some_and(|text| text.parse().is_ok_and(|ratio| (0.0..=1.0).contains(&ratio)));
+    if sampler.ends_with("traceidratio") && !is_ratio {
+        let argument = argument.unwrap_or_default();
+        return Err(format!("OTEL_TRACES_SAMPLER_ARG: {argument:?} is not a share from 0 to 1, which {sampler} needs"));
+    }
+    Ok(())
+}
+
+/// By those whom browsers trust, unless it is said who vouches for the collector.
+fn tls(environment: &Environment<impl Fn(&str) -> Option<String>>) -> Checked<ClientTlsConfig> {
+    let tls = match environment.file("CERTIFICATE")? {
+        Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
+        None => ClientTlsConfig::new().with_enabled_roots(),
+    };
+    match (environment.file("CLIENT_CERTIFICATE")?, environment.file("CLIENT_KEY")?) {
+        (Some(certificate), Some(key)) => Ok(tls.identity(Identity::from_pem(certificate, key))),
+        (None, None) => Ok(tls),
+        _ => {
+            Err("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY: set both, or none".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Checked<Option<Settings>> {
+        Settings::read(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    const ON: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
+
+    #[test]
+    fn traces_go_nowhere_unless_they_are_sent() {
+        for off in [
+            &[][..],
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
+            &[ON, ("OTEL_SDK_DISABLED", "TRUE")],
+            &[ON, ("OTEL_TRACES_EXPORTER", "none"), ("OTEL_TRACES_SAMPLER", "odd")],
+            // Of no use to anybody, and no reason not to start.
+            &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")],
+        ] {
+            assert!(read(off).unwrap().is_none(), "{off:?}");
+        }
+        let settings = read(&[ON]).unwrap().unwrap();
+        assert_eq!((settings.queue_max, settings.batch_max, settings.delay.as_secs()), (2048, 512, 5));
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://traces:4317");
+        assert_eq!(read(&[ON, own]).unwrap().unwrap().endpoint, "https://traces:4317");
+    }
+
+    #[test]
+    fn what_would_be_passed_over_in_silence_is_a_mistake() {
+        for (name, wrong, told) in [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "for example http://127.0.0.1:4317"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "set grpc"),
+            ("OTEL_TRACES_EXPORTER", "zipkin", "none of otlp"),
+            ("OTEL_TRACES_SAMPLER", "jaeger_remote", "none of always_on"),
+            ("OTEL_TRACES_SAMPLER", "traceidratio", "OTEL_TRACES_SAMPLER_ARG: \"\" is not a share"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "from 1 to"),
+            ("OTEL_BSP_SCHEDULE_DELAY", "soon", "from 1 to"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/at/all", "cannot be read"),
+        ] {
+            let mistake = read(&[(name, wrong), ON]).unwrap_err();
+            assert!(mistake.contains(name) && mistake.contains(told), "{mistake}");
+        }
+        let ratio = [ON, ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "0.1")];
+        assert!(read(&ratio).unwrap().is_some());
+    }
+}

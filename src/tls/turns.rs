@@ -1,0 +1,201 @@
+//! Whose handshake is computed next. However many begin at once, few are computed at a time, so that those who are connected have the
+//! processor, too; and of one address a few stand before the others of that address, so that who comes from elsewhere does not stand
+//! behind a crowd.
+
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    io,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::sync::PollSemaphore;
+
+/// How many of one address stand before the processor at a time.
+const OF_ADDRESS: usize = 4;
+
+/// The handshakes of an instance.
+#[derive(Debug)]
+pub struct Turns {
+    /// A place for each that is computed.
+    processor: Arc<Semaphore>,
+    addresses: Mutex<HashMap<Option<IpAddr>, Gate>>,
+}
+
+/// Where those of one address stand.
+#[derive(Debug)]
+struct Gate {
+    places: Arc<Semaphore>,
+    handshakes: usize,
+}
+
+impl Default for Turns {
+    /// For as many as half of the processor's cores.
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self::of((cores / 2).max(1))
+    }
+}
+
+impl Turns {
+    fn of(processors: usize) -> Self {
+        Self { processor: Arc::new(Semaphore::new(processors)), addresses: Mutex::default() }
+    }
+
+    /// Carries out the handshake of a connection from `address`.
+    ///
+    /// # Errors
+    /// If the other side does not go along.
+    pub async fn handshake<S>(
+        &self,
+        acceptor: &TlsAcceptor,
+        stream: S,
+        address: Option<IpAddr>,
+    ) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        self.compute(acceptor.accept(stream), address).await
+    }
+
+    /// Polls `work` whenever it has its turn.
+    async fn compute<F: Future + Unpin>(&self, mut work: F, address: Option<IpAddr>) -> F::Output {
+        let mut turn = Turn::begin(self, address);
+        poll_fn(|cx| turn.poll(cx, &mut work)).await
+    }
+
+    fn addresses(&self) -> MutexGuard<'_, HashMap<Option<IpAddr>, Gate>> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One handshake, until it is dropped.
+struct Turn<'a> {
+    turns: &'a Turns,
+    address: Option<IpAddr>,
+    gate: PollSemaphore,
+    processor: PollSemaphore,
+    /// Held until it was computed once more.
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl<'a> Turn<'a> {
+    fn begin(turns: &'a Turns, address: Option<IpAddr>) -> Self {
+        let gate = {
+            let mut addresses = turns.addresses();
+            let none = || Gate { places: Arc::new(Semaphore::new(OF_ADDRESS)), handshakes: 0 };
+            let gate = addresses.entry(address).or_insert_with(none);
+            gate.handshakes += 1;
+            PollSemaphore::new(gate.places.clone())
+        };
+        Self { turns, address, gate, processor: PollSemaphore::new(turns.processor.clone()), place: None }
+    }
+
+    /// Each step of a handshake waits for another turn: nobody keeps one while he waits for the other side.
+    fn poll<F: Future + Unpin>(&mut self, cx: &mut Context<'_>, work: &mut F) -> Poll<F::Output> {
+        if self.place.is_none() {
+            self.place = ready!(self.gate.poll_acquire(cx));
+        }
+        let processor = ready!(self.processor.poll_acquire(cx));
+        let polled = Pin::new(work).poll(cx);
+        (self.place, _) = (None, processor);
+        polled
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut addresses = self.turns.addresses();
+        if let Some(gate) = addresses.get_mut(&self.address) {
+            gate.handshakes -= 1;
+            if gate.handshakes == 0 {
+                addresses.remove(&self.address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    /// What is ready when it was computed so often.
+    struct Steps {
+        left: usize,
+        computed: Arc<AtomicUsize>,
+    }
+
+    impl Future for Steps {
+        type Output = usize;
+
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<usize> {
+            let before = self.computed.fetch_add(1, Ordering::Relaxed);
+            if self.left == 0 {
+                return Poll::Ready(before);
+            }
+            self.left -= 1;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    }
+
+    fn address(number: u8) -> Option<IpAddr> {
+        Some([127, 0, 0, number].into())
+    }
+
+    #[tokio::test]
+    async fn who_comes_from_elsewhere_does_not_stand_behind_a_crowd() {
+        let (turns, computed) = (Arc::new(Turns::of(1)), Arc::<AtomicUsize>::default());
+        let mut crowd = JoinSet::new();
+        let begin = |number: u8, crowd: &mut JoinSet<usize>| {
+            let (turns, work) = (turns.clone(), Steps { left: 2, computed: computed.clone() });
+            crowd.spawn(async move { turns.compute(work, address(number)).await });
+        };
+        // Nothing is computed before all stand there.
+        let processor = turns.processor.clone().acquire_owned().await.unwrap();
+        (0..1000).for_each(|_| begin(1, &mut crowd));
+        while turns.addresses().get(&address(1)).is_none_or(|gate| gate.handshakes < 1000) {
+            tokio::task::yield_now().await;
+        }
+        let mut other = JoinSet::new();
+        begin(2, &mut other);
+        tokio::task::yield_now().await;
+        drop(processor);
+        let before = other.join_next().await.unwrap().unwrap();
+        // For each of its three steps, those of the other address that stood before the processor then.
+        assert!(before <= 3 * (OF_ADDRESS + 1), "{before} steps were computed before its last");
+        assert_eq!(crowd.join_all().await.len(), 1000);
+        assert_eq!(computed.load(Ordering::Relaxed), 3 * 1001, "and nobody is forgotten");
+        assert!(turns.addresses().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_makes_room() {
+        let turns = Arc::new(Turns::of(1));
+        let processor = turns.processor.clone().acquire_owned().await.unwrap();
+        let mut crowd = JoinSet::new();
+        for number in [1, 1, 1, 1, 1, 1, 2] {
+            let (turns, work) = (turns.clone(), Steps { left: 0, computed: Arc::default() });
+            crowd.spawn(async move { turns.compute(work, address(number)).await });
+        }
+        while turns.addresses().values().map(|gate| gate.handshakes).sum::<usize>() < 7 {
+            tokio::task::yield_now().await;
+        }
+        crowd.shutdown().await;
+        drop(processor);
+        assert!(turns.addresses().is_empty());
+        assert_eq!(turns.compute(Steps { left: 0, computed: Arc::default() }, address(1)).await, 0);
+    }
+}

@@ -1,0 +1,142 @@
+//! What callers of `UsageService` ask for: which of what is listed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    domain::{
+        access::Reach,
+        action::Action,
+        limit::LABELS_MAX,
+        line::Spot,
+        name::{FieldError, Labels, Name, check_text},
+        report::Health,
+        scope::{Scope, USER},
+    },
+    service::limits::ScopeFilter,
+    store::{action_record, em_resource, user_resource, waiting},
+    transport::{convert, proto},
+};
+
+/// How many actions one call may name: as many as there are.
+const ACTIONS_MAX: usize = 20;
+
+/// Whose things a call is about that names this user, or none; `None` for everybody's. Somebody else's are none, as for a user without any.
+fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>, FieldError> {
+    if user.is_empty() {
+        return Ok(reach.users().cloned());
+    }
+    let user = Name::parse("user", user)?;
+    Ok(Some([user].into_iter().filter(|user| reach.has_user(user)).collect()))
+}
+
+/// Which tickets.
+pub fn tickets(message: &proto::ListTicketsRequest, reach: &Reach) -> Result<user_resource::Filter, FieldError> {
+    Ok(user_resource::Filter {
+        em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
+        users: users(&message.user, reach)?,
+        is_bound: !reach.is_all(),
+        locked: match message.state.as_str() {
+            "" => None,
+            "locked" => Some(true),
+            "used" => Some(false),
+            _ => return Err(FieldError::new("state", "must be \"locked\", \"used\" or empty")),
+        },
+        engine: message
+            .engine
+            .clone()
+            .map(|engine| convert::request::engine_instance("engine", Some(engine)))
+            .transpose()?,
+    })
+}
+
+/// Which EMs, and how many hundredths of them have to be held.
+pub fn ems(message: &proto::ListEmsRequest) -> Result<(em_resource::Filter, u8), FieldError> {
+    let health = match proto::Health::try_from(message.health) {
+        Ok(proto::Health::Unspecified) => None,
+        Ok(proto::Health::Healthy) => Some(Health::Healthy),
+        Ok(proto::Health::Warn) => Some(Health::Warn),
+        Ok(proto::Health::Unhealthy) => Some(Health::Unhealthy),
+        Err(_) => return Err(FieldError::new("health", format!("is {}, which stands for nothing", message.health))),
+    };
+    let percent = u8::try_from(message.min_fullness_percent).ok().filter(|percent| *percent <= 100);
+    let percent = percent.ok_or_else(|| FieldError::new("min_fullness_percent", "must be 0 to 100"))?;
+    let application_name = match message.em_application_name.as_str() {
+        "" => None,
+        name => Some(Name::parse("em_application_name", name)?),
+    };
+    let labels = Labels::parse("labels", message.labels.clone())?;
+    let (silent, draining) = (message.silent, message.draining);
+    Ok((em_resource::Filter { application_name, labels, health, silent, draining }, percent))
+}
+
+/// The labels of scopes, which stand in `field`; their values may be empty.
+fn scope_labels(field: &str, labels: &BTreeMap<String, String>) -> Result<(), FieldError> {
+    if labels.len() > LABELS_MAX {
+        let problem = format!("has {} labels; at most {LABELS_MAX} are allowed", labels.len());
+        return Err(FieldError::new(field, problem));
+    }
+    for (key, value) in labels {
+        Name::parse(&format!("{field} (a key)"), key)?;
+        check_text(&format!("{field}[{key:?}]"), value)?;
+    }
+    Ok(())
+}
+
+/// Which scopes.
+pub fn scopes(message: &proto::ListScopesRequest, reach: &Reach) -> Result<ScopeFilter, FieldError> {
+    scope_labels("labels", &message.labels)?;
+    let named = message.labels.get(USER).filter(|user| !user.is_empty());
+    let users = users(named.map_or("", String::as_str), reach)?;
+    Ok(ScopeFilter { users, labels: message.labels.clone() })
+}
+
+/// Which requests that wait.
+pub fn waiting(message: &proto::ListWaitingRequest, reach: &Reach) -> Result<waiting::Filter, FieldError> {
+    let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
+    scope_labels("scope", &message.scope)?;
+    let scope = Some(&message.scope).filter(|labels| !labels.is_empty());
+    let scope = scope.map(|labels| Spot::Scope(Scope::new(labels.clone())));
+    let spots = em.map(Spot::Em).into_iter().chain(scope).collect();
+    Ok(waiting::Filter { users: users(&message.user, reach)?, spots })
+}
+
+/// Which lines of the history.
+pub fn actions(
+    message: &proto::ListActionsRequest,
+    reach: &Reach,
+    is_of_operator: bool,
+) -> Result<action_record::Filter, FieldError> {
+    let time = |field: &str, time: Option<prost_types::Timestamp>| {
+        let parse = |time| {
+            convert::answer::time(time)
+                .ok_or_else(|| FieldError::new(field, "is out of range; years up to 9999 are told"))
+        };
+        time.map(parse).transpose()
+    };
+    if message.actions.len() > ACTIONS_MAX {
+        let problem = format!("names {}; at most {ACTIONS_MAX} are allowed", message.actions.len());
+        return Err(FieldError::new("actions", problem));
+    }
+    let action = |(number, text): (usize, &String)| {
+        let action = Action::parse(text).map(Action::as_str);
+        action.ok_or_else(|| {
+            FieldError::new(format!("actions[{number}]"), format!("is {text:?}, which nothing is called"))
+        })
+    };
+    Ok(action_record::Filter {
+        ticket_id: match message.ticket_id.as_str() {
+            "" => None,
+            id => Some(convert::request::ticket_id("ticket_id", id)?),
+        },
+        users: users(&message.user, reach)?,
+        em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
+        actions: message.actions.iter().enumerate().map(action).collect::<Result<_, _>>()?,
+        actor: match message.actor.as_str() {
+            "" => None,
+            actor => Some(Name::parse("actor", actor)?),
+        },
+        from: time("from_time", message.from_time)?,
+        to: time("to_time", message.to_time)?,
+        objects: is_of_operator,
+    })
+}

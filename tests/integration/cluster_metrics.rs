@@ -1,0 +1,136 @@
+//! What is told of the cluster as a whole: the same on every instance, right, and of a size that does not grow with the crowd.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use linkis_rm::{client::ResourceRequest, domain::hold::NewHold, domain::operation::LockKey};
+
+use crate::{
+    harness::*,
+    metrics::{promtool, scrape},
+};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// What is told of the cluster, and not of the instance; but not for how long somebody waits, which grows.
+async fn of_cluster(rm: &Instance) -> BTreeMap<String, f64> {
+    let ours = ["linkis_rm_cluster_", "linkis_rm_scope_", "linkis_rm_audit_", "linkis_rm_usage_"];
+    let seen = scrape(rm.http).await;
+    seen.into_iter().filter(|(series, _)| ours.iter().any(|family| series.starts_with(family))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_instance_tells_the_same_of_the_cluster() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, drained) = (em("host1"), em("host2"));
+    first.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    first.client.register(registration(drained.clone(), load(8, 4, 2))).await.unwrap();
+    first.client.set_limit(&each_user(4)).await.unwrap();
+    second.client.drain(&drained, "a test").await.unwrap();
+    for _ in 0..2 {
+        first.client.request_resource(&request(&host, "alice", load(1, 2, 1))).await.granted();
+    }
+    let used = second.client.request_resource(&request(&host, r#"b"o\b"#, load(3, 3, 1))).await.granted();
+    second.client.resource_inited(&inited(&used, r#"b"o\b"#, None)).await.unwrap();
+    let patient = ResourceRequest { wait_timeout: LONG, ..request(&host, "carol", load(1, 16, 1)) };
+    let waits = {
+        let client = second.client.clone();
+        tokio::spawn(async move { client.request_resource(&patient).await })
+    };
+    let hold = NewHold { key: LockKey::User(name("dave")), duration: LONG, reason: name("a test") };
+    first.client.hold(&hold).await.unwrap();
+
+    let expected = [
+        (r#"linkis_rm_cluster_cores{kind="total"}"#, 20.0),
+        (r#"linkis_rm_cluster_cores{kind="locked"}"#, 4.0),
+        (r#"linkis_rm_cluster_cores{kind="used"}"#, 3.0),
+        (r#"linkis_rm_cluster_cores{kind="protected"}"#, 0.0),
+        (r#"linkis_rm_cluster_memory_bytes{kind="total"}"#, 72.0 * GB as f64),
+        (r#"linkis_rm_cluster_instances{kind="locked"}"#, 2.0),
+        (r#"linkis_rm_cluster_ems{state="unreported"}"#, 1.0),
+        (r#"linkis_rm_cluster_ems{state="draining"}"#, 1.0),
+        (r#"linkis_rm_cluster_ems{state="silent"}"#, 0.0),
+        (r#"linkis_rm_cluster_tickets{state="used"}"#, 1.0),
+        (r#"linkis_rm_cluster_tickets{state="locked"}"#, 2.0),
+        ("linkis_rm_cluster_waiting_requests", 1.0),
+        ("linkis_rm_cluster_holds", 1.0),
+        (r#"linkis_rm_scope_fullness{scope="user=alice",dimension="instances"}"#, 0.5),
+        (r#"linkis_rm_scope_fullness{scope="user=b\"o\\b",dimension="instances"}"#, 0.25),
+    ];
+    let is_told = async |rm: &Instance| {
+        let seen = of_cluster(rm).await;
+        expected.iter().all(|(series, value)| seen.get(*series) == Some(value))
+    };
+    for rm in [&first, &second] {
+        eventually(&format!("{expected:?}"), LONG, async || is_told(rm).await).await;
+    }
+    // At the same moment both, when both have read it.
+    eventually("they tell the same", LONG, async || of_cluster(&first).await == of_cluster(&second).await).await;
+    let seen = of_cluster(&first).await;
+    assert!(seen["linkis_rm_cluster_waiting_oldest_seconds"] < 60.0, "{seen:?}");
+    let is_rolled_up = async || of_cluster(&first).await["linkis_rm_usage_rolled_up_timestamp_seconds"] > 0.0;
+    eventually("use is rolled up", LONG, is_rolled_up).await;
+    promtool(first.http).await;
+    waits.abort();
+    first.stop().await;
+    second.stop().await;
+}
+
+/// Of a crowd, no more than the fullest are told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_limits_makes_no_more_series_than_the_fullest() {
+    let (_database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(640, 160, 200))).await.unwrap();
+    rm.client.set_limit(&each_user(4)).await.unwrap();
+    for n in 0..70 {
+        rm.client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
+    }
+    rm.client.request_resource(&request(&host, "user69", load(1, 1, 1))).await.granted();
+    let told = async || {
+        let seen = of_cluster(&rm).await;
+        let scopes: Vec<_> =
+            seen.into_iter().filter(|(series, _)| series.starts_with("linkis_rm_scope_fullness")).collect();
+        scopes
+    };
+    let fullest = r#"linkis_rm_scope_fullness{scope="user=user69",dimension="instances"}"#;
+    eventually("the fullest are told", LONG, async || {
+        let told = told().await;
+        told.len() == 50 && told.iter().any(|(series, share)| series == fullest && *share == 0.5)
+    })
+    .await;
+    rm.stop().await;
+}
+
+/// Once for all instances, when the last is an hour old.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_hourly_audit_finds_what_differs_and_a_repair_is_told_at_once() {
+    let database = Database::fresh().await;
+    let rm = Instance::start(&database).await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    assert!(rm.client.audit().await.unwrap().differences.is_empty());
+    let figure = "SELECT count(*) FROM linkis_rm_cluster_figure WHERE name = 'audit' AND work_time > now() - interval '1 minute'";
+    assert_eq!(database.count(figure).await, 1, "an operator's audit is told, too");
+    let both = [rm, Instance::start(&database).await];
+    let differences = async |rm: &Instance| of_cluster(rm).await.get("linkis_rm_audit_differences").copied();
+    for rm in &both {
+        eventually("nothing differs", LONG, async || differences(rm).await == Some(0.0)).await;
+    }
+    // Somebody changes a counter by hand, and an hour passes.
+    let by_hand = r#"UPDATE linkis_em_resource_meta_data SET version = version + 1,
+            locked_resource = jsonb_set(locked_resource, '{cores}', '2');
+        UPDATE linkis_rm_cluster_figure SET work_time = work_time - interval '1 hour' WHERE name = 'audit'"#;
+    sqlx::raw_sql(by_hand).execute(&database.pool).await.unwrap();
+    for rm in &both {
+        eventually("it is found", LONG, async || differences(rm).await.is_some_and(|count| count > 0.0)).await;
+    }
+    both[0].client.repair().await.unwrap();
+    for rm in &both {
+        eventually("nothing differs any more", LONG, async || differences(rm).await == Some(0.0)).await;
+    }
+    for rm in both {
+        rm.stop().await;
+    }
+}

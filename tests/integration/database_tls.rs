@@ -1,0 +1,360 @@
+//! A PostgreSQL that somebody else runs, at a port where it speaks nothing but TLS: whom the service believes, as whom it is believed, and
+//! what its role may do there.
+
+use std::{
+    fs::{self, Permissions},
+    net::TcpListener,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use linkis_rm::{
+    client::RmClient,
+    store::{
+        Store, StoreError,
+        embedded::{Embedded, Settings},
+        history_part,
+        target::Target,
+    },
+};
+use rcgen::{CertificateParams, DnType, KeyPair};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+
+use crate::{
+    certificates::{Authority, FAR, Folder, authority, certify},
+    harness::*,
+};
+
+/// The PostgreSQL of these tests; it ends with this process.
+struct Far {
+    folder: PathBuf,
+    port: u16,
+    /// As its superuser, by its socket.
+    admin: PgConnectOptions,
+    ca: Authority,
+}
+
+/// Who may connect, and how: nobody without TLS, but by the socket.
+const ACCESS: &str = "local all postgres peer map=owner
+hostssl all by_certificate 127.0.0.1/32 cert
+hostssl all all 127.0.0.1/32 scram-sha-256
+";
+
+fn far() -> &'static Far {
+    static SHARED: OnceLock<Far> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        // A thread for the whole run: a test's own runtime ends with the test.
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            runtime.block_on(async {
+                let (postgres, far) = Far::start().await;
+                sender.send(far).unwrap();
+                panic!("PostgreSQL ended by itself: {}", postgres.died().await);
+            })
+        });
+        receiver.recv().expect("a PostgreSQL with TLS")
+    })
+}
+
+impl Far {
+    async fn start() -> (Embedded, Self) {
+        let folder = Folder::new("far");
+        let (ca, path) = (authority("database"), folder.0.clone());
+        folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
+        folder.write("hba", ACCESS);
+        let (postgres, port) = Self::listen(&path).await;
+        let admin = postgres.connect_options().port(port);
+        // Its key has to be its own, and who it runs as is known only now.
+        let (key, data) = (path.join("key"), fs::metadata(path.join("data")).unwrap());
+        fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+        chown(&key, Some(data.uid()), Some(data.gid())).unwrap();
+        let mut connection = admin.connect().await.unwrap();
+        for (name, file) in [("ssl_cert_file", "cert"), ("ssl_key_file", "key"), ("ssl_ca_file", "ca")] {
+            let sql = format!("ALTER SYSTEM SET {name} = '{}'", path.join(file).display());
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+        }
+        sqlx::raw_sql("ALTER SYSTEM SET ssl = on").execute(&mut connection).await.unwrap();
+        sqlx::raw_sql("SELECT pg_reload_conf()").execute(&mut connection).await.unwrap();
+        let far = Self { folder: path, port, admin, ca };
+        let speaks = || async { far.run("SELECT 1 / (current_setting('ssl') = 'on')::int").await.is_ok() };
+        eventually("it speaks TLS", Duration::from_secs(20), speaks).await;
+        (postgres, far)
+    }
+
+    /// At a port that is free; somebody else may be quicker.
+    async fn listen(path: &Path) -> (Embedded, u16) {
+        let setting = |name: &str, value: String| (name.to_owned(), value);
+        let mut failures = Vec::new();
+        for _ in 0..5 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let server_options = vec![
+                setting("port", port.to_string()),
+                setting("listen_addresses", "127.0.0.1".to_owned()),
+                setting("hba_file", path.join("hba").to_str().unwrap().to_owned()),
+            ];
+            match Embedded::start(Settings { data_dir: path.to_owned(), server_options }).await {
+                Ok(postgres) => return (postgres, port),
+                Err(error) => failures.push(error),
+            }
+        }
+        panic!("no PostgreSQL: {failures:?}");
+    }
+
+    /// As its superuser.
+    async fn run(&self, sql: &str) -> Result<(), sqlx::Error> {
+        let mut connection = self.admin.connect().await?;
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.map(drop)
+    }
+
+    /// In a database, as its superuser.
+    async fn connect(&self, database: &str) -> PgConnection {
+        self.admin.clone().database(database).connect().await.unwrap()
+    }
+
+    /// A file of its folder.
+    fn file(&self, name: &str) -> String {
+        self.folder.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A file that appears at once and whole; each name is one test's.
+    fn write(&self, name: &str, text: &str) -> String {
+        let next = self.file(&format!("{name}.next"));
+        fs::write(&next, text).unwrap();
+        fs::rename(next, self.file(name)).unwrap();
+        self.file(name)
+    }
+
+    /// How a role reaches a database, verifying what answers there.
+    fn url(&self, role: &str, database: &str) -> String {
+        let (port, ca) = (self.port, self.file("ca"));
+        format!("postgres://{role}@localhost:{port}/{database}?sslmode=verify-full&sslrootcert={ca}")
+    }
+
+    /// A certificate that shows its holder to be `role`, and its key.
+    fn identity(&self, role: &str) -> [String; 2] {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, role);
+        let key = KeyPair::generate().unwrap();
+        let cert = params.signed_by(&key, &self.ca).unwrap();
+        [self.write(&format!("{role}.cert"), &cert.pem()), self.write(&format!("{role}.key"), &key.serialize_pem())]
+    }
+}
+
+/// An error and what caused it.
+fn told(error: &StoreError) -> String {
+    linkis_rm::telemetry::with_causes(error)
+}
+
+async fn open(url: &str) -> Result<Store, StoreError> {
+    Store::open(Target::parse(url).unwrap(), options().history).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_is_believed_by_its_certificate_and_believes_that_of_its_client() {
+    let far = far();
+    far.run("CREATE ROLE by_password LOGIN PASSWORD 'hunter2'").await.unwrap();
+    far.run("CREATE ROLE by_certificate LOGIN").await.unwrap();
+    far.run("CREATE DATABASE believed OWNER by_password").await.unwrap();
+    let url = far.url("by_password:hunter2", "believed");
+    let store = open(&url).await.unwrap();
+    let is_encrypted = "SELECT ssl AND current_user = 'by_password' FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    assert!(sqlx::query_scalar::<_, bool>(is_encrypted).fetch_one(store.pool()).await.unwrap());
+    assert!(!format!("{store:?}").contains("hunter2"), "nothing shows a password");
+    store.close().await;
+
+    let other_ca = far.write("other-ca", &authority("other").as_ref().pem());
+    let [cert, key] = far.identity("by_certificate");
+    let [wrong_cert, wrong_key] = far.identity("somebody");
+    let certified =
+        |cert: &str, key: &str| format!("{}&sslcert={cert}&sslkey={key}", far.url("by_certificate", "believed"));
+    for (url, why) in [
+        (url.replace(&far.file("ca"), &other_ca), Some("invalid peer certificate")),
+        (url.replace("localhost", "127.0.0.1"), Some("invalid peer certificate")),
+        (url.replace("verify-full", "verify-ca").replace("localhost", "127.0.0.1"), None),
+        (url.replace("hunter2", "wrong"), Some("password authentication failed")),
+        (url.replace("verify-full", "disable"), Some("no pg_hba.conf entry")),
+        (certified(&cert, &key), None),
+        (certified(&wrong_cert, &wrong_key), Some("certificate authentication failed")),
+        (far.url("by_certificate", "believed"), Some("client certificate")),
+    ] {
+        let connected = linkis_rm::store::session::connect(&Target::parse(&url).unwrap().options()).await;
+        match (connected, why) {
+            (Ok(_), None) => {}
+            (Err(error), Some(why)) => assert!(told(&error).contains(why), "{url}: {}", told(&error)),
+            (connected, why) => panic!("{url}: {connected:?}, and not {why:?}"),
+        }
+    }
+}
+
+/// `linkis-rm` with these words, on this database.
+fn program(words: &[&str], url: &str) -> Output {
+    let mut command = Command::new(PROGRAM);
+    command.args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR").output().unwrap()
+}
+
+fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_verify_a_database_elsewhere_is_warned_once() {
+    for (mode, warnings) in [("prefer", 1), ("require", 1), ("verify-ca", 1), ("verify-full", 0)] {
+        let url = format!("postgres://x:hunter2@db.invalid/x?sslmode={mode}");
+        let (_, log) = texts(&program(&["--listen", "127.0.0.1:0"], &url));
+        let told: Vec<_> = log.lines().filter(|line| line.contains("WARN") && line.contains("verify-full")).collect();
+        assert_eq!(told.len(), warnings, "{mode}: {log}");
+        assert!(log.contains("check DATABASE_URL") && !log.contains("hunter2"), "{log}");
+    }
+}
+
+/// The blocks of SQL in docs/SECURITY.md.
+fn documented() -> Vec<&'static str> {
+    let text = include_str!("../../docs/SECURITY.md");
+    text.split("```sql\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(block, _)| block).collect()
+}
+
+/// What a service and its operators do, all kinds of it once.
+async fn everything(client: &RmClient) {
+    client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    client.set_limit(&each_user(5)).await.unwrap();
+    let grant = client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
+    client.resource_inited(&inited(&grant, "bob", None)).await.unwrap();
+    client.drain(&em("host1"), "a new disk").await.unwrap();
+    client.resume(&em("host1"), "it is in").await.unwrap();
+    client.set_policy(&name("linkis-cg-engineconnmanager"), &Default::default()).await.unwrap();
+    client.repair().await.unwrap();
+    assert!(client.audit().await.unwrap().differences.is_empty());
+    client.resource_released(&release(&grant, "bob")).await.unwrap();
+    client.delete_limit(&each_user(5).pattern).await.unwrap();
+    client.unregister(&em("host1")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_may_not_change_the_schema_serves_with_what_is_documented() {
+    let far = far();
+    let [roles, grants] = documented()[..] else { panic!("two blocks of SQL in docs/SECURITY.md") };
+    for statement in roles.split_inclusive(';').filter(|statement| !statement.trim().is_empty()) {
+        far.run(statement).await.unwrap();
+    }
+    let (owner, service) = (far.url("linkis_rm_owner:one", "linkis_rm"), far.url("linkis_rm:another", "linkis_rm"));
+    let mut as_owner = Target::parse(&owner).unwrap().options().connect().await.unwrap();
+    sqlx::raw_sql(grants).execute(&mut as_owner).await.unwrap();
+
+    // Before anything was migrated: it says what to type.
+    let early = program(&["--listen", "127.0.0.1:0", "--no-migrate"], &service);
+    let (_, log) = texts(&early);
+    assert!(early.status.code() == Some(1) && log.contains("linkis-rm migrate"), "{log}");
+    // Without --no-migrate, it says so, too, and has changed nothing.
+    let denied = program(&["migrate"], &service);
+    let (_, log) = texts(&denied);
+    assert!(denied.status.code() == Some(2) && log.contains("docs/SECURITY.md") && !log.contains("another@"), "{log}");
+    let migrated = program(&["migrate"], &owner);
+    assert!(migrated.status.success() && texts(&migrated).0.contains("migrations were made"), "{migrated:?}");
+    for who in [&owner, &service] {
+        let again = program(&["migrate"], who);
+        assert!(again.status.success() && texts(&again).0 == "the schema is up to date\n", "{again:?}");
+    }
+
+    let arguments = ["--no-migrate", "--history", "1h", "--database-url", &service];
+    let process = Process::start(&arguments);
+    everything(&process.client).await;
+    let made = program(&["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin"], &service);
+    assert!(made.status.success(), "{made:?}");
+    assert_eq!(process.terminate(), Some(0));
+    let told: i64 = sqlx::query_scalar("SELECT count(*) FROM linkis_resource_action_record")
+        .fetch_one(&mut as_owner)
+        .await
+        .unwrap();
+    assert!(told > 10, "{told}");
+
+    // The parts of its history are made and dropped all the same; and no more than that is.
+    let mut connection = Target::parse(&service).unwrap().options().connect().await.unwrap();
+    let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
+    let count =
+        async |connection: &mut PgConnection| sqlx::query_scalar::<_, i64>(parts).fetch_one(connection).await.unwrap();
+    let before = count(&mut connection).await;
+    history_part::make(&mut connection, Duration::from_secs(300 * 24 * 3600)).await.unwrap();
+    assert!(count(&mut connection).await > before);
+    sqlx::raw_sql("SELECT linkis_rm_make_history_part(1577836800, 1577840400)").execute(&mut connection).await.unwrap();
+    assert!(history_part::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
+    assert!(!history_part::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
+    for (sql, why) in [
+        ("CREATE TABLE mine ()", "permission denied for schema public"),
+        ("ALTER TABLE linkis_em_drain ADD COLUMN mine text", "must be owner"),
+        ("DROP TABLE linkis_em_drain", "must be owner"),
+        ("SELECT linkis_rm_drop_history_part('linkis_em_drain')", "no part of the history that is over"),
+        (
+            "SELECT linkis_rm_drop_history_part('linkis_resource_action_record_rest')",
+            "no part of the history that is over",
+        ),
+        ("SELECT linkis_rm_make_history_part(1, 2)", "no part of the history can be"),
+    ] {
+        let error = sqlx::raw_sql(sql).execute(&mut connection).await.unwrap_err().to_string();
+        assert!(error.contains(why), "{sql}: {error}");
+    }
+    let present =
+        "SELECT linkis_rm_drop_history_part(relname::text) FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
+        WHERE inhparent = 'linkis_resource_action_record'::regclass AND relname NOT LIKE '%rest'";
+    let error = sqlx::raw_sql(present).execute(&mut connection).await.unwrap_err().to_string();
+    assert!(error.contains("no part of the history that is over"), "{error}");
+
+    // A release whose migrations were not made yet.
+    sqlx::raw_sql("DELETE FROM linkis_rm_migration_cell WHERE version = 19").execute(&mut as_owner).await.unwrap();
+    let older = program(&["--listen", "127.0.0.1:0", "--no-migrate"], &service);
+    let (_, log) = texts(&older);
+    assert!(older.status.code() == Some(1) && log.contains("1 migrations are missing"), "{log}");
+}
+
+/// Connections that are made from then on show the new password; callers notice nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_is_changed_under_load_and_no_call_fails() {
+    let far = far();
+    far.run("CREATE ROLE rotated LOGIN PASSWORD 'first'").await.unwrap();
+    far.run("CREATE DATABASE rotated OWNER rotated").await.unwrap();
+    let path = far.write("url", &far.url("rotated:first", "rotated"));
+    let mut command = Command::new(PROGRAM);
+    let process = Process::start_command(command.env("DATABASE_URL_FILE", &path), |line| println!("{line}"));
+    let client = RmClient::new(&process.address, Duration::from_secs(60)).unwrap();
+    client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (stop, calls) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    let callers: Vec<_> = (0..4)
+        .map(|_| {
+            let (client, stop, calls) = (client.clone(), stop.clone(), calls.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let grant = client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
+                    client.resource_released(&release(&grant, "bob")).await.unwrap();
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            })
+        })
+        .collect();
+    let more = async |what: &str, more: u64| {
+        let enough = calls.load(Ordering::Relaxed) + more;
+        eventually(what, Duration::from_secs(60), || async { calls.load(Ordering::Relaxed) >= enough }).await;
+    };
+    more("they call", 10).await;
+    for password in ["second", "third"] {
+        far.run(&format!("ALTER ROLE rotated PASSWORD '{password}'")).await.unwrap();
+        more("who is connected goes on", 10).await;
+        // All are cut off, and for a moment nobody gets in with what was known.
+        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'rotated'";
+        sqlx::raw_sql(cut).execute(&mut far.connect("rotated").await).await.unwrap();
+        far.write("url", &far.url(&format!("rotated:{password}"), "rotated"));
+        more("it gets in with the new one", 20).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for caller in callers {
+        caller.await.unwrap();
+    }
+    assert_eq!(process.terminate(), Some(0));
+}

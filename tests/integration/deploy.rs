@@ -1,0 +1,161 @@
+//! What is shipped beside the program: whether it names what there is, and holds what it promises.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::ResourceRequest,
+    server::{Options, Security},
+};
+use serde_json::Value;
+
+use crate::{
+    certificates::{FAR, Folder, authority, certify},
+    harness::*,
+};
+
+const ALERTS: &str = include_str!("../../deploy/prometheus/alerts.yml");
+const ALERTS_TEST: &str = include_str!("../../deploy/prometheus/alerts_test.yml");
+const DASHBOARD: &str = include_str!("../../deploy/grafana/linkis-rm.json");
+const UNIT: &str = include_str!("../../deploy/systemd/linkis-rm.service");
+const MONITORING: &str = include_str!("../../docs/MONITORING.md");
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)
+}
+
+/// How a tool ends, if there is one.
+fn tool(command: &mut Command) -> Option<Output> {
+    let ended = command.output().ok();
+    if ended.is_none() {
+        println!("SKIPPED: {:?} is not installed", command.get_program());
+    }
+    ended
+}
+
+fn told(ended: &Output) -> String {
+    [&ended.stdout, &ended.stderr].map(|out| String::from_utf8_lossy(out).into_owned()).concat()
+}
+
+/// The metrics that an expression names.
+fn metrics(expression: &str) -> impl Iterator<Item = &str> {
+    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| ["linkis_rm_", "grpc_server_", "process_"].iter().any(|prefix| word.starts_with(prefix)))
+}
+
+/// All expressions of a dashboard.
+fn expressions(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(members) => {
+            for (key, value) in members {
+                match value {
+                    Value::String(text) if key == "expr" || key == "query" => found.push(text.clone()),
+                    value => expressions(value, found),
+                }
+            }
+        }
+        Value::Array(values) => values.iter().for_each(|value| expressions(value, found)),
+        _ => {}
+    }
+}
+
+/// The names of all alerts.
+fn alerts() -> Vec<&'static str> {
+    ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect()
+}
+
+/// There once a cluster was asked; else nowhere.
+const SELDOM: [&str; 1] = ["linkis_rm_external_fetches_total"];
+
+/// The names of all series that an instance tells of, by its families.
+fn exported(instance: &Instance) -> BTreeSet<String> {
+    let text = instance.metrics.text().unwrap();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let names = types.flat_map(|(name, kind)| match kind {
+        "histogram" => ["_bucket", "_sum", "_count"].map(|part| format!("{name}{part}")).to_vec(),
+        _ => vec![name.to_owned()],
+    });
+    names.collect()
+}
+
+/// Else a panel would be empty, and an alert silent, for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_dashboard_and_the_alerts_name_only_metrics_that_there_are() {
+    let (database, instance) = start().await;
+    // Some are there only once something has happened, or with a certificate.
+    let folder = Folder::new("deploy-tls");
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
+    let security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
+    let encrypted = Instance::start_with(&database, Options { security, ..options() }).await;
+    let (client, host) = (&instance.client, em("host1"));
+    client.set_limit(&each_user(20)).await.unwrap();
+    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let grant = client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    let patient = ResourceRequest { wait_timeout: Duration::from_secs(60), ..request(&host, "alice", load(64, 1, 1)) };
+    let waits = tokio::spawn({
+        let client = client.clone();
+        async move { client.request_resource(&patient).await }
+    });
+    let stands = || async { client.waiting().await.unwrap().len() == 1 };
+    eventually("it stands in line", Duration::from_secs(30), stands).await;
+    client.resource_released(&release(&grant, "alice")).await.unwrap();
+    waits.await.unwrap().granted();
+    client.audit().await.unwrap();
+
+    let mut of_dashboard = Vec::new();
+    expressions(&serde_json::from_str(DASHBOARD).unwrap(), &mut of_dashboard);
+    let named = metrics(ALERTS).chain(of_dashboard.iter().flat_map(|expression| metrics(expression)));
+    let named: BTreeSet<&str> = named.filter(|name| !SELDOM.contains(name)).collect();
+    assert!(named.len() > 40, "{named:?}");
+    let missing = || {
+        let there = &exported(&instance) | &exported(&encrypted);
+        named.iter().copied().filter(|name| !there.contains(*name)).collect::<Vec<_>>()
+    };
+    let start = Instant::now();
+    while !missing().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(30), "not exported: {:?}", missing());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    instance.stop().await;
+    encrypted.stop().await;
+}
+
+#[test]
+fn every_alert_is_tested_and_says_what_it_wants_done() {
+    let alerts = alerts();
+    assert!(alerts.len() >= 20, "{alerts:?}");
+    for alert in alerts {
+        let tests = ALERTS_TEST.lines().filter(|line| line.contains(&format!("alertname: {alert}"))).count();
+        assert!(tests >= 2, "{alert} is tested when all is well, and when it is not");
+        assert!(MONITORING.contains(&format!("| `{alert}` |")), "{alert} is not in docs/MONITORING.md");
+    }
+}
+
+#[test]
+fn the_alerts_go_off_when_they_should_and_not_before() {
+    for arguments in [["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]] {
+        let Some(ended) = tool(Command::new("promtool").args(arguments).current_dir(folder("prometheus"))) else {
+            return;
+        };
+        assert!(ended.status.success(), "{}", told(&ended));
+    }
+}
+
+/// How much of the machine the unit can reach, by systemd's own reckoning: less than 2 of 10.
+#[test]
+fn the_unit_is_understood_and_has_no_more_rights_than_it_needs() {
+    let scratch = Folder::new("unit");
+    let unit = scratch.0.join("linkis-rm.service");
+    fs::write(&unit, UNIT.replace("/usr/local/bin/linkis-rm", PROGRAM)).unwrap();
+    let Some(verified) = tool(Command::new("systemd-analyze").arg("verify").arg(&unit)) else { return };
+    assert!(verified.status.success() && told(&verified).is_empty(), "{}", told(&verified));
+    let mut security = Command::new("systemd-analyze");
+    let security = security.args(["security", "--offline=true", "--threshold=20"]).arg(&unit).output().unwrap();
+    assert!(security.status.success(), "{}", told(&security));
+}

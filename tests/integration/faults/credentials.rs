@@ -1,0 +1,220 @@
+//! What callers show, and whom they believe: it is replaced while calls go on, and what was before is good no more.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{RwLock, RwLockReadGuard},
+    time::{Duration, Instant},
+};
+
+use linkis_rm::client::{self, ClientSettings, RmClient};
+
+use super::{random::Random, workload::Hosts};
+use crate::{
+    certificates::{Authority, FAR, Identity, authority, certify},
+    harness::*,
+};
+
+/// How long what is new may be unknown, and what is old may be good: certificates are looked at every 3 s, tokens every 2 s.
+const KNOWN_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long one look may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What is in force.
+pub struct Credentials {
+    folder: PathBuf,
+    /// Of the database, past the proxies.
+    url: String,
+    authorities: [Authority; 2],
+    shown: RwLock<Shown>,
+}
+
+/// What callers show.
+#[derive(Clone)]
+struct Shown {
+    token: String,
+    token_id: String,
+    /// Of the EMs that report.
+    of_hosts: Identity,
+    /// By which of the authorities all certificates are.
+    by: usize,
+}
+
+impl Credentials {
+    /// Makes them all, straight on the database.
+    pub fn begin(folder: &Path, url: String) -> Self {
+        let folder = folder.join("credentials");
+        fs::create_dir_all(&folder).unwrap();
+        let authorities = [authority("one"), authority("other")];
+        let (token_id, token) = create_token(&url);
+        let of_hosts = certify(&authorities[0], &Hosts::REPORTING, &[], FAR);
+        let begun = Self { folder, url, authorities, shown: RwLock::new(Shown { token, token_id, of_hosts, by: 0 }) };
+        begun.write_certificates(0);
+        begun
+    }
+
+    /// How an instance is told of them.
+    pub fn arguments(&self) -> Vec<String> {
+        let files = [("--tls-cert", "cert"), ("--tls-key", "key"), ("--tls-client-ca", "ca")];
+        files.into_iter().flat_map(|(flag, name)| [flag.to_owned(), self.path(name)]).collect()
+    }
+
+    /// A client of whoever shows the token that is in force.
+    pub fn client(&self, address: &str, timeout: Duration) -> RmClient {
+        self.with_token(address, timeout, &self.shown().token)
+    }
+
+    /// A client of the EMs that report, who show a certificate.
+    pub fn host(&self, address: &str, timeout: Duration) -> RmClient {
+        self.with_certificate(address, timeout, &self.shown().of_hosts, &[0, 1])
+    }
+
+    /// Makes another token, has `hand_out` take it to all callers, and revokes the one before.
+    ///
+    /// # Errors
+    /// If an instance does not know the new one in time, or goes on believing the old one.
+    pub async fn replace_token(&self, addresses: &[String], hand_out: impl FnOnce()) -> Result<(), String> {
+        let before = self.shown().clone();
+        let url = self.url.clone();
+        let (token_id, token) = tokio::task::spawn_blocking(move || create_token(&url)).await.unwrap();
+        for address in addresses {
+            let rm = self.with_token(address, LOOK_TIMEOUT, &token);
+            within(&format!("{address} knows the new token"), async || rm.policies().await.is_ok()).await?;
+        }
+        {
+            let mut shown = self.shown.write().unwrap();
+            (shown.token, shown.token_id) = (token, token_id);
+        }
+        hand_out();
+        let url = self.url.clone();
+        let words = ["revoke".to_owned(), "--id".to_owned(), before.token_id];
+        tokio::task::spawn_blocking(move || tokens(&url, &words)).await.unwrap();
+        for address in addresses {
+            let rm = self.with_token(address, LOOK_TIMEOUT, &before.token);
+            let refused = async || {
+                let answer = rm.policies().await;
+                answer.is_err_and(|error| error.reason().as_deref() == Some("TOKEN_REVOKED"))
+            };
+            within(&format!("{address} knows that the old token is revoked"), refused).await?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the certificates of the instances and of the EMs, and the authority by which these are believed; before that, now and then,
+    /// by garbage.
+    ///
+    /// # Errors
+    /// If an instance does not take them up in time, goes on believing the old ones, or is impressed by garbage.
+    pub async fn replace_certificates(
+        &self,
+        addresses: &[String],
+        random: &mut Random,
+        hand_out: impl FnOnce(),
+    ) -> Result<(), String> {
+        let before = self.shown().clone();
+        let by = 1 - before.by;
+        if random.percent(50) {
+            self.write(random.pick(["cert", "key", "ca"]), "garbage");
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            for address in addresses {
+                let rm = self.with_certificate(address, LOOK_TIMEOUT, &before.of_hosts, &[before.by]);
+                within(&format!("{address} goes on with what was before the garbage"), async || asks(&rm).await)
+                    .await?;
+            }
+        }
+        self.write_certificates(by);
+        let of_hosts = certify(&self.authorities[by], &Hosts::REPORTING, &[], FAR);
+        for address in addresses {
+            let told = format!("{address} has the new certificates and believes them");
+            let taken_up = async || asks(&self.with_certificate(address, LOOK_TIMEOUT, &of_hosts, &[by])).await;
+            within(&told, taken_up).await?;
+        }
+        {
+            let mut shown = self.shown.write().unwrap();
+            (shown.of_hosts, shown.by) = (of_hosts, by);
+        }
+        hand_out();
+        for address in addresses {
+            let old = self.with_certificate(address, LOOK_TIMEOUT, &before.of_hosts, &[by]);
+            if asks(&old).await {
+                return Err(format!("{address} believes a certificate of the authority before"));
+            }
+        }
+        Ok(())
+    }
+
+    fn shown(&self) -> RwLockReadGuard<'_, Shown> {
+        self.shown.read().unwrap()
+    }
+
+    fn with_token(&self, address: &str, timeout: Duration, token: &str) -> RmClient {
+        let tls = client::Tls { ca: Some(self.believed(&[0, 1])), identity: None, server_name: None };
+        let settings = ClientSettings { tls, token: Some(token.to_owned()), ..ClientSettings::once(timeout) };
+        RmClient::with(address, &settings).unwrap()
+    }
+
+    fn with_certificate(&self, address: &str, timeout: Duration, own: &Identity, believed: &[usize]) -> RmClient {
+        let identity = client::Identity { certificates: own.cert.clone().into(), key: own.key.clone().into() };
+        let tls = client::Tls { ca: Some(self.believed(believed)), identity: Some(identity), server_name: None };
+        RmClient::with(address, &ClientSettings { tls, ..ClientSettings::once(timeout) }).unwrap()
+    }
+
+    fn believed(&self, authorities: &[usize]) -> Vec<u8> {
+        authorities.iter().map(|number| self.authorities[*number].as_ref().pem()).collect::<String>().into_bytes()
+    }
+
+    fn write_certificates(&self, by: usize) {
+        let server = certify(&self.authorities[by], &["127.0.0.1"], &[], FAR);
+        self.write("cert", &server.cert);
+        self.write("key", &server.key);
+        self.write("ca", &self.authorities[by].as_ref().pem());
+    }
+
+    /// It appears at once and whole, as if a link were changed.
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path("next"), text).unwrap();
+        fs::rename(self.path("next"), self.path(name)).unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+/// Whether one of the EMs that report is served.
+async fn asks(rm: &RmClient) -> bool {
+    let answer = rm.em(&em(Hosts::REPORTING[0])).await;
+    // It may not have registered yet.
+    answer.as_ref().map_or_else(|error| error.reason().as_deref() == Some("EM_NOT_REGISTERED"), |_| true)
+}
+
+async fn within(what: &str, holds: impl AsyncFn() -> bool) -> Result<(), String> {
+    let start = Instant::now();
+    while !holds().await {
+        if start.elapsed() > KNOWN_WITHIN {
+            return Err(format!("not within {KNOWN_WITHIN:?}: {what}"));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}
+
+/// Its id, and itself.
+fn create_token(url: &str) -> (String, String) {
+    let words = ["create", "--name", "callers", "--owner", "the faults", "--role", "admin"].map(str::to_owned);
+    let (token, told) = tokens(url, &words);
+    let id = told.split_whitespace().nth(1).unwrap().to_owned();
+    (id, token.trim_end().to_owned())
+}
+
+/// `linkis-rm tokens` with these words; answers what it printed, and what it told besides.
+fn tokens(url: &str, words: &[String]) -> (String, String) {
+    let mut command = Command::new(PROGRAM);
+    command.arg("tokens").args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR");
+    let done = command.output().unwrap();
+    let [out, told] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(done.status.success(), "{words:?}: {told}");
+    (out, told)
+}

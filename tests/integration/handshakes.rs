@@ -1,0 +1,117 @@
+//! A crowd of TLS handshakes from one address: others are served meanwhile, and get in.
+
+use std::{
+    net::SocketAddr,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::transport::proto::{self, usage_service_client::UsageServiceClient};
+use rustls::pki_types::ServerName;
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    task::JoinSet,
+};
+use tokio_rustls::TlsConnector;
+use tonic::transport::Channel;
+
+use crate::{
+    certificates::{FAR, Folder, authority, certify, config, connect_to},
+    harness::*,
+    identity::{token, with},
+};
+
+/// Where the crowd comes from: another address than the others.
+const CROWD: &str = "127.0.0.2:0";
+
+/// How long an address that is no part of the crowd may have to wait until it is let in, with all that the test does beside.
+const LET_IN_WITHIN: Duration = Duration::from_secs(4);
+
+/// A connection of one of the crowd, up to the end of its handshake; `None` if the server would not have it.
+async fn join(to: SocketAddr, tls: TlsConnector) -> Option<tokio_rustls::client::TlsStream<TcpStream>> {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(CROWD.parse().unwrap()).unwrap();
+    let stream = socket.connect(to).await.ok()?;
+    tls.connect(ServerName::try_from("rm.example").unwrap(), stream).await.ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_handshakes_leaves_others_their_service() {
+    let crowd = crowd_of(300);
+    let (database, folder, ca) = (Database::fresh().await, Folder::new("handshakes"), authority("ca"));
+    let admin = token(&database, "admin", &["--role", "admin"]);
+    folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
+    let files = folder.files();
+    let mut command = Command::new(PROGRAM);
+    command.args(["--database-url", &database.url()]);
+    command.args(["--tls-cert".as_ref(), files.cert.as_os_str(), "--tls-key".as_ref(), files.key.as_os_str()]);
+    let rm = Process::start_command(&mut command, |line| println!("{line}"));
+    let address = rm.address.strip_prefix("http://").unwrap().to_owned();
+    let kept = connect_to(&address, &ca, None).await.unwrap();
+    let ask = |channel: &Channel| {
+        let mut usage = UsageServiceClient::new(with(channel, &admin));
+        async move { usage.get_server_info(proto::GetServerInfoRequest {}).await }
+    };
+    for _ in 0..50 {
+        ask(&kept).await.unwrap();
+    }
+    let idle = rm.memory();
+
+    // All at once, from a thread of their own; each keeps its connection.
+    let (tls, to) = (TlsConnector::from(config(&ca, None)), address.parse().unwrap());
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (leave, left) = std::sync::mpsc::sync_channel::<()>(1);
+    let crowding = std::thread::spawn({
+        let is_over = is_over.clone();
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut joining = JoinSet::new();
+                (0..crowd).for_each(|_| drop(joining.spawn(join(to, tls.clone()))));
+                let joined: Vec<_> = joining.join_all().await.into_iter().flatten().collect();
+                is_over.store(true, Ordering::Relaxed);
+                let _ = left.recv();
+                joined.len()
+            })
+        }
+    });
+    let start = Instant::now();
+    let (mut times, mut let_in, mut most) = (Vec::new(), Vec::new(), idle);
+    while !is_over.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        ask(&kept).await.unwrap();
+        times.push(begun.elapsed());
+        most = most.max(rm.memory());
+        if times.len() % 20 == 1 {
+            let begun = Instant::now();
+            let fresh = connect_to(&address, &ca, None).await.unwrap();
+            ask(&fresh).await.unwrap();
+            let_in.push(begun.elapsed());
+        }
+    }
+    let took = start.elapsed();
+    most = most.max(rm.memory());
+    drop(leave);
+    let joined = tokio::task::spawn_blocking(|| crowding.join().unwrap()).await.unwrap();
+    times.sort_unstable();
+    let p99 = times[times.len() * 99 / 100];
+    let slowest = let_in.iter().max().unwrap();
+    let each = (most - idle) / crowd;
+    println!(
+        "{joined} of {crowd} were let in within {took:?}; meanwhile {} calls, p99 {p99:?}, longest {:?}; {} came from elsewhere, the slowest within \
+         {slowest:?}; idle {} MB, most {} MB, {each} bytes each",
+        times.len(),
+        times.last().unwrap(),
+        let_in.len(),
+        idle >> 20,
+        most >> 20,
+    );
+    assert!(*slowest < LET_IN_WITHIN && p99 < LET_IN_WITHIN, "{slowest:?}, {p99:?}");
+    assert!(each < 200 << 10, "{each} bytes for each");
+    // Whoever was not let in by the end of its time was sent away.
+    ask(&kept).await.unwrap();
+}

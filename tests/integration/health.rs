@@ -1,0 +1,113 @@
+//! `linkis-rm health`, and what systemd is told.
+
+use std::{
+    os::unix::net::UnixDatagram,
+    process::{Command, Output},
+    time::Duration,
+};
+
+use linkis_rm::server::Security;
+
+use crate::{
+    certificates::{FAR, Folder, authority, certify},
+    harness::*,
+    proxy::Weather,
+};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// How `linkis-rm health` ends with these words: 0 or 1, and what it says.
+async fn health(words: &[&str]) -> (i32, String) {
+    let mut command = Command::new(PROGRAM);
+    // In a container, it is started with what the service is told.
+    command.arg("health").args(words).env_remove("LINKIS_RM_ADDRESS");
+    command.env("LINKIS_RM_LISTEN", "0.0.0.0:1").env("DATABASE_URL", "postgres://elsewhere/rm");
+    let ended = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let Output { status, stdout, stderr } = ended;
+    let told = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    (status.code().unwrap(), told)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_looks_after_an_instance_is_told_whether_it_serves_and_why_not() {
+    let database = Database::fresh().await;
+    let (proxy, behind) = database.behind_proxy("health");
+    let instance = Instance::start(&behind).await;
+    let address = instance.address.as_str();
+    let serves = || async { health(&["--address", address]).await == (0, format!("{address} serves\n")) };
+    eventually("it serves", LONG, serves).await;
+    assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0);
+    let (code, told) = health(&["--address", address, "--service", "nonesuch"]).await;
+    assert!(code == 1 && told.contains("has no service \"nonesuch\""), "{told}");
+
+    proxy.set_weather(Weather::Hole);
+    proxy.cut_all();
+    let says_so = || async {
+        let (code, told) = health(&["--address", address]).await;
+        code == 1 && told.contains("does not serve: it stops, or its database does not answer")
+    };
+    eventually("it says that it does not serve", LONG, says_so).await;
+    assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0, "it lives all the same");
+    proxy.set_weather(Weather::Fair);
+    eventually("it serves again", LONG, serves).await;
+
+    let gone = address.to_owned();
+    instance.stop().await;
+    let (code, told) = health(&["--address", &gone]).await;
+    assert!(code == 1 && told.contains("does not answer: ") && told.contains("refused"), "{told}");
+    let (code, told) = health(&["--address", "nowhere"]).await;
+    assert!(code == 1 && told.contains("is not the address of a service"), "{told}");
+}
+
+/// One that answers is no excuse for one that does not; and nobody is waited for who says nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_several_instances_each_has_to_serve() {
+    let (_database, instance) = start().await;
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let both = format!("{},{}", instance.address, silent.local_addr().unwrap());
+    let only_the_silent_does_not = || async {
+        let (code, told) = health(&["--address", &both, "--timeout", "300ms"]).await;
+        code == 1
+            && told.contains(&format!("{} serves", instance.address))
+            && told.contains("not answered within 300ms")
+    };
+    eventually("the silent one is told", LONG, only_the_silent_does_not).await;
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_encrypted_instance_is_asked_by_whom_it_trusts() {
+    let (database, folder) = (Database::fresh().await, Folder::new("health-tls"));
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
+    let security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
+    let instance = Instance::start_with(&database, linkis_rm::server::Options { security, ..options() }).await;
+    let port = instance.address.rsplit_once(':').unwrap().1;
+    let address = format!("https://localhost:{port}");
+    let file = folder.0.join("ca");
+    let believed = ["--address", &address, "--ca-cert", file.to_str().unwrap()];
+    // Without a token: health is told to everybody.
+    eventually("it serves", LONG, || async { health(&believed).await.0 == 0 }).await;
+    let (code, told) = health(&["--address", &address]).await;
+    assert!(code == 1 && told.contains("does not answer") && told.contains("certificate"), "{told}");
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn systemd_is_told_when_it_serves_and_when_it_stops() {
+    let (database, folder) = (Database::fresh().await, Folder::new("notify"));
+    let path = folder.0.join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    let told = || {
+        let mut text = [0; 256];
+        let length = socket.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    };
+    let mut command = Command::new(PROGRAM);
+    command.args(["--database-url", &database.url()]).env("NOTIFY_SOCKET", &path);
+    let process = Process::start_command(&mut command, |_| ());
+    assert_eq!(told(), "READY=1");
+    assert_eq!(process.terminate(), Some(0));
+    assert_eq!(told(), "STOPPING=1");
+}

@@ -1,0 +1,145 @@
+//! What an instance logs: which it is, and what it decides.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use linkis_rm::transport::proto;
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use tonic::{
+    Request,
+    transport::{Channel, Endpoint},
+};
+
+use crate::{certificates::Folder, harness::*, identity::*};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A program whose log is a file of JSON.
+struct Logging {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Logging {
+    async fn start(database: &Database, folder: &Folder, settings: &[&str]) -> Self {
+        let (log, url) = (folder.0.join("log"), database.url().replace("postgres@", "postgres:hunter2@"));
+        let mut command = Command::new(PROGRAM);
+        command.args(["--listen", "127.0.0.1:0", "--database-url", &url]).args(settings);
+        command.env_remove("RUST_LOG").env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null());
+        let child = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
+        let started = Self { child, log };
+        eventually("it serves", LONG, || async { started.line("serving").is_some() }).await;
+        started
+    }
+
+    /// Every line is an object; the last may be half written.
+    fn lines(&self) -> Vec<Value> {
+        let text = fs::read_to_string(&self.log).unwrap();
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+    }
+
+    fn line(&self, message: &str) -> Option<Value> {
+        self.lines().into_iter().find(|line| line["message"] == message)
+    }
+
+    fn decisions(&self) -> Vec<Value> {
+        self.lines().into_iter().filter(|line| line["target"] == "linkis_rm::decisions").collect()
+    }
+
+    async fn connect(&self) -> Channel {
+        let address = typed(self.line("serving").unwrap()["address"].as_str().unwrap());
+        Endpoint::from_shared(address).unwrap().connect().await.unwrap()
+    }
+
+    fn stop(mut self) {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+    }
+}
+
+impl Drop for Logging {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_line_says_which_instance_it_is_where_on_what_and_how_protected() {
+    let (database, folder) = (Database::fresh().await, Folder::new("first-line"));
+    let process = Logging::start(&database, &folder, &[]).await;
+    let (first, serving) = (process.lines().remove(0), process.line("serving").unwrap());
+    let is = |field: &str, expected: &str| assert_eq!(first[field].as_str(), Some(expected), "{first}");
+    is("message", "linkis-rm starts");
+    is("version", env!("CARGO_PKG_VERSION"));
+    is("address", serving["address"].as_str().unwrap());
+    is("protection", "nothing; everybody may do everything until a token is made");
+    let socket = database.options.get_socket().unwrap().display();
+    is("database", &format!("{socket} ({})", database.options.get_database().unwrap()));
+    assert!(first["http_address"].as_str().unwrap().starts_with("127.0.0.1:"), "{first}");
+    let mut usage = proto::usage_service_client::UsageServiceClient::new(process.connect().await);
+    let info = usage.get_server_info(proto::GetServerInfoRequest {}).await.unwrap().into_inner();
+    is("instance", &info.instance_id);
+    assert!(process.decisions().is_empty(), "not at info");
+    process.stop();
+    let text = fs::read_to_string(folder.0.join("log")).unwrap();
+    assert!(!text.contains("hunter2") && text.contains("every call was answered"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_decision_is_a_line_at_debug_with_the_trace_of_its_call() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let (database, folder) = (Database::fresh().await, Folder::new("decisions"));
+    let process = Logging::start(&database, &folder, &["--log-level", "debug", "--log-format", "json"]).await;
+    let mut rm = rm_of(&process.connect().await, "");
+    rm.register(register("host1")).await.unwrap();
+    let mut traced = Request::new(ask("host1", "alice", 1));
+    traced.metadata_mut().insert("traceparent", format!("00-{TRACE}-00f067aa0ba902b7-00").parse().unwrap());
+    let ticket_id = granted(rm.request_resource(traced).await.unwrap().into_inner());
+    rm.request_resource(ask("host1", "bob", 16)).await.unwrap();
+    rm.request_resource(ask("host1", "bob", 17)).await.unwrap();
+    rm.request_resource(ask("nowhere", "bob", 1)).await.unwrap_err();
+    rm.resource_released(proto::ResourceReleasedRequest { ticket_id: ticket_id.clone(), ..Default::default() })
+        .await
+        .unwrap();
+
+    eventually("all is told", LONG, || async { process.decisions().len() >= 6 }).await;
+    let decisions = process.decisions();
+    let em = "linkis-cg-engineconnmanager/host1:9102";
+    let has = |at: usize, fields: &[(&str, &str)]| {
+        for (field, expected) in fields {
+            assert_eq!(decisions[at][field].as_str(), Some(*expected), "{field} of {:#?}", decisions[at]);
+        }
+    };
+    has(0, &[("operation", "register"), ("outcome", "done"), ("em", em), ("by", "anonymous")]);
+    has(1, &[("operation", "request"), ("outcome", "granted"), ("em", em), ("user", "alice"), ("creator", "IDE")]);
+    has(1, &[("ticket_id", &ticket_id), ("trace_id", TRACE), ("level", "DEBUG")]);
+    let scope = format!("em={em}");
+    has(2, &[("outcome", "refused"), ("user", "bob"), ("scope", &scope), ("dimension", "cores")]);
+    has(3, &[("outcome", "never_fits"), ("scope", &scope)]);
+    has(4, &[("outcome", "failed"), ("user", "bob")]);
+    assert!(decisions[4]["error"].as_str().unwrap().contains("nowhere"), "{:#?}", decisions[4]);
+    has(5, &[("operation", "released"), ("outcome", "done"), ("ticket_id", &ticket_id), ("user", "alice"), ("em", em)]);
+    assert!(decisions[5].get("trace_id").is_none() && decisions.len() == 6, "{decisions:#?}");
+    process.stop();
+}
+
+#[test]
+fn settings_of_logs_and_traces_that_cannot_be_used_are_told_at_once() {
+    let mut command = Command::new(PROGRAM);
+    command.args(["--log-format", "xml", "--log-level", "loud"]).env_remove("RUST_LOG");
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317").env("OTEL_TRACES_SAMPLER", "odd");
+    let ended = command.output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(64), "{told}");
+    for mistake in ["\"xml\" is none of auto", "\"loud\" is none of error", "OTEL_TRACES_SAMPLER: \"odd\""] {
+        assert!(told.contains(mistake), "{told}");
+    }
+}

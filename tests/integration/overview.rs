@@ -1,0 +1,327 @@
+//! The whole cluster in a few numbers, who watches it, what serves it, and what is done in the background.
+//!
+//! - `LINKIS_RM_OVERVIEW`: how many milliseconds an overview may take of a million tickets on 10,000 EMs; otherwise there are fewer of both.
+
+use std::time::{Duration, Instant};
+
+use linkis_rm::{
+    client::ResourceRequest,
+    domain::{
+        em::EmInstance,
+        report::{Health, Report},
+        resource::Resource,
+    },
+    transport::proto::{self, EmState, usage_service_client::UsageServiceClient},
+};
+use tonic::{Code, transport::Channel};
+
+use crate::harness::*;
+use crate::identity::{Show, reason, token, with};
+
+async fn usage(rm: &Instance) -> UsageServiceClient<Channel> {
+    UsageServiceClient::connect(rm.address.clone()).await.unwrap()
+}
+
+/// How many overviews an instance has read from the database.
+fn taken(rm: &Instance) -> u64 {
+    let text = rm.metrics.text().unwrap();
+    let line = text.lines().find(|line| line.starts_with("linkis_rm_overviews_total")).unwrap();
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// The state of EMs, how many there are, and the total, used, locked and left cores.
+fn cores(overview: &proto::Overview) -> Vec<(EmState, i64, [i64; 4])> {
+    let group = |totals: &proto::EmTotals| {
+        let cores = totals.dimensions["cores"];
+        (totals.state(), totals.ems, [cores.total, cores.used, cores.locked, cores.left])
+    };
+    overview.ems.iter().map(group).collect()
+}
+
+async fn report(rm: &Instance, em: &EmInstance, epoch: i64, sequence: i64, health: Health) {
+    let report = Report { em: em.clone(), epoch, sequence, health, load: None, tickets: vec![], observed: None };
+    rm.client.heartbeat(&report).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overview_is_what_the_books_say() {
+    let (database, rm) = start().await;
+    let empty = rm.client.overview().await.unwrap();
+    let tickets = empty.tickets.unwrap();
+    assert!(empty.ems.is_empty() && tickets.oldest_locked.is_none() && tickets.locked == 0, "{tickets:?}");
+    assert_eq!((empty.line.unwrap().waiting, empty.line.unwrap().longest_wait), (0, None));
+
+    let hosts = ["host1", "host2", "host3"].map(em);
+    let mut epochs = Vec::new();
+    for host in &hosts {
+        let protected = load(1, 1, 0);
+        let register =
+            linkis_rm::domain::operation::Register { protected, ..registration(host.clone(), load(10, 10, 10)) };
+        epochs.push(rm.client.register(register).await.unwrap().epoch);
+    }
+    // Of types whose amounts a database does not add up, and one with fewer dimensions.
+    let gpus = Resource::special([("gpu".to_owned(), 8)].into()).unwrap();
+    for (instance, total) in [("gpus", gpus), ("cores", Resource::cpu(5).unwrap())] {
+        let other = EmInstance::parse("em", "other", instance).unwrap();
+        rm.client.register(registration(other, total)).await.unwrap();
+    }
+    let oldest = rm.client.request_resource(&request(&hosts[0], "alice", load(1, 2, 1))).await.granted();
+    let used = rm.client.request_resource(&request(&hosts[1], "bob", load(1, 3, 1))).await.granted();
+    rm.client.resource_inited(&inited(&used, "bob", None)).await.unwrap();
+    rm.client.request_resource(&request(&hosts[0], "bob", load(1, 1, 1))).await.granted();
+    report(&rm, &hosts[1], epochs[1], 1, Health::Healthy).await;
+    rm.client.drain(&hosts[2], "a disk").await.unwrap();
+    let wait_timeout = Duration::from_secs(60);
+    let patient = ResourceRequest { wait_timeout, ..request(&hosts[0], "carol", load(9, 9, 9)) };
+    let client = rm.client.clone();
+    let waiting = tokio::spawn(async move { client.request_resource(&patient).await });
+    let seen = || async { rm.client.overview().await.unwrap().line.unwrap().waiting == 1 };
+    eventually("it is seen in line", Duration::from_secs(20), seen).await;
+
+    let overview = rm.client.overview().await.unwrap();
+    let ecm = |totals: &proto::EmTotals| totals.em_application_name == "linkis-cg-engineconnmanager";
+    let (ecms, others): (Vec<_>, Vec<_>) = overview.ems.iter().cloned().partition(ecm);
+    assert_eq!(
+        cores(&proto::Overview { ems: ecms, ..Default::default() }),
+        [
+            (EmState::Healthy, 1, [10, 3, 0, 6]),
+            (EmState::Unreported, 1, [10, 0, 3, 6]),
+            (EmState::Draining, 1, [10, 0, 0, 9]),
+        ]
+    );
+    assert_eq!((others.len(), others[0].ems), (1, 2));
+    let dimensions: Vec<_> = others[0].dimensions.iter().map(|(key, sums)| (key.as_str(), sums.total)).collect();
+    assert_eq!(dimensions, [("cores", 5), ("special.gpu", 8)]);
+    let tickets = overview.tickets.unwrap();
+    assert_eq!((tickets.used, tickets.locked, tickets.locked_partial), (1, 2, false));
+    assert_eq!(tickets.oldest_locked.unwrap().ticket_id, oldest.ticket_id.to_string());
+    assert!(overview.line.unwrap().longest_wait.is_some());
+    waiting.abort();
+
+    // What is answered to requests, as soon as the instance says so.
+    let busy = || async {
+        rm.client.request_resource(&request(&hosts[0], "bob", load(0, 0, 1))).await.granted();
+        rm.client.request_resource(&request(&hosts[0], "bob", load(99_999, 0, 1))).await.refused();
+        let throughput = rm.client.overview().await.unwrap().throughput.unwrap();
+        throughput.grants_per_second > 0.0 && throughput.refusals_per_second > 0.0
+    };
+    let more = registration(hosts[0].clone(), load(10_000, 10_000, 1_000_000));
+    rm.client.register(more).await.unwrap();
+    eventually("it is told", Duration::from_secs(30), busy).await;
+    drop(database);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watchers_share_what_is_seen_and_nobody_looks_for_nobody() {
+    let (_database, rm) = start().await;
+    let host = em("host1");
+    let epoch = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap().epoch;
+    assert_eq!(taken(&rm), 0);
+    let (mut one, mut other) = (usage(&rm).await, usage(&rm).await);
+    let start = Instant::now();
+    let mut streams = Vec::new();
+    for usage in [&mut one, &mut other] {
+        for _ in 0..5 {
+            streams.push(usage.watch(proto::WatchRequest {}).await.unwrap().into_inner());
+        }
+    }
+    for stream in &mut streams {
+        let first = stream.message().await.unwrap().unwrap();
+        assert_eq!(cores(&first.overview.unwrap()), [(EmState::Unreported, 1, [10, 0, 0, 10])]);
+        assert!(first.em_changes.is_empty());
+    }
+    report(&rm, &host, epoch, 1, Health::Healthy).await;
+    rm.client.register(registration(em("host2"), load(10, 10, 10))).await.unwrap();
+    rm.client.drain(&host, "a disk").await.unwrap();
+    // Each is told each change once, in whichever message.
+    for stream in &mut streams {
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            let message =
+                tokio::time::timeout(Duration::from_secs(20), stream.message()).await.unwrap().unwrap().unwrap();
+            let change = |change: &proto::EmChange| {
+                (change.em.as_ref().unwrap().instance.clone(), change.before(), change.after())
+            };
+            told.extend(message.em_changes.iter().map(change));
+            if told.iter().any(|(_, _, after)| *after == EmState::Healthy) {
+                told.retain(|(_, _, after)| *after != EmState::Healthy);
+            }
+        }
+        told.sort();
+        let told: Vec<_> = told.into_iter().map(|(host, _, after)| (host, after)).collect();
+        let expected = [("host1:9102".to_owned(), EmState::Draining), ("host2:9102".to_owned(), EmState::Unreported)];
+        assert_eq!(told, expected);
+    }
+    let seconds = start.elapsed().as_secs();
+    assert!(taken(&rm) <= 2 * (seconds + 1), "{} in {seconds} s for ten watchers", taken(&rm));
+    drop(streams);
+    let nobody = || async { rm.metrics.text().unwrap().contains("linkis_rm_watchers 0\n") };
+    eventually("nobody watches", Duration::from_secs(10), nobody).await;
+    let before = taken(&rm);
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(taken(&rm), before, "nobody looks any more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn so_many_watch_and_no_more_and_the_stop_ends_them() {
+    let (_database, rm) = start().await;
+    let mut usage = usage(&rm).await;
+    let mut streams = Vec::new();
+    let refused = loop {
+        match usage.watch(proto::WatchRequest {}).await {
+            Ok(stream) => streams.push(stream.into_inner()),
+            Err(status) => break status,
+        }
+        assert!(streams.len() <= 64);
+    };
+    assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "OVERLOADED"));
+    assert_eq!(streams.len(), 60, "nobody has them all");
+    streams.pop();
+    let freed = || async { usage.clone().watch(proto::WatchRequest {}).await.is_ok() };
+    eventually("who goes makes room", Duration::from_secs(10), freed).await;
+    rm.client.overview().await.unwrap();
+    let stopping = tokio::spawn(rm.stop());
+    let mut last = streams.pop().unwrap();
+    let status = loop {
+        match tokio::time::timeout(Duration::from_secs(10), last.message()).await.expect("it ends in time") {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ends without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "SHUTTING_DOWN"));
+    drop(streams);
+    assert_eq!(stopping.await.unwrap(), linkis_rm::server::Ending::Drained);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revoked_token_ends_watching() {
+    let database = Database::fresh().await;
+    let shown = token(&database, "gone", &["--role", "viewer", "--user", "alice"]);
+    let rm = Instance::start(&database).await;
+    let channel = tonic::transport::Endpoint::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
+    let mut usage: UsageServiceClient<tonic::service::interceptor::InterceptedService<Channel, Show>> =
+        UsageServiceClient::new(with(&channel, &shown));
+    let mut stream = usage.watch(proto::WatchRequest {}).await.unwrap().into_inner();
+    let first = stream.message().await.unwrap().unwrap().overview.unwrap();
+    assert!(first.snapshot_time.is_some() && first.tickets.is_none() && first.scopes.is_none(), "{first:?}");
+    let revoke = "UPDATE linkis_rm_token SET revoke_time = now(), revoked_by = 'a test'; UPDATE linkis_rm_token_version SET version = version + 1";
+    sqlx::raw_sql(revoke).execute(&database.pool).await.unwrap();
+    let status = loop {
+        match tokio::time::timeout(Duration::from_secs(10), stream.message()).await.expect("it ends in time") {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ends without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "TOKEN_REVOKED"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_are_told_while_they_live() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let dead =
+        "INSERT INTO linkis_rm_server (instance_id, version, address, start_time, alive_until, grants_per_second,
+            refusals_per_second, tasks)
+        VALUES (gen_random_uuid(), '0', 'nowhere', now(), now() - interval '2 minutes', 7, 7, '[]')";
+    sqlx::raw_sql(dead).execute(&database.pool).await.unwrap();
+    let both = || async { first.client.instances().await.unwrap().len() == 2 };
+    eventually("both are told", Duration::from_secs(20), both).await;
+    let told = second.client.instances().await.unwrap();
+    let mut ids: Vec<_> = told.iter().map(|instance| instance.instance_id.clone()).collect();
+    ids.sort();
+    let mut known = Vec::new();
+    for instance in [&first, &second] {
+        known.push(instance.client.server_info().await.unwrap().instance_id);
+        let address = instance.address.replace("http://", "");
+        assert!(told.iter().any(|told| told.address == address && told.start_time.is_some()), "{told:?}");
+    }
+    known.sort();
+    assert_eq!(ids, known);
+    assert!(told.iter().all(|instance| instance.version == env!("CARGO_PKG_VERSION")));
+    let forgotten = || async { database.count("SELECT count(*) FROM linkis_rm_server WHERE version = '0'").await == 0 };
+    eventually("the dead one is forgotten", Duration::from_secs(20), forgotten).await;
+    assert_eq!(first.client.overview().await.unwrap().throughput.unwrap().grants_per_second, 0.0);
+    second.stop().await;
+    assert_eq!(first.client.instances().await.unwrap().len(), 1, "it has said that it goes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_tell_how_they_fare_and_what_is_left() {
+    let (database, rm) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    for _ in 0..3 {
+        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    }
+    let of_expiry = |tasks: &[proto::TaskStatus]| -> Vec<i64> {
+        let expiry = tasks.iter().filter(|task| task.task == "expiry" && task.last_run_time.is_some());
+        expiry.map(|task| task.steps).filter(|steps| *steps > 0).collect()
+    };
+    let both = || async { of_expiry(&rm.client.tasks().await.unwrap().tasks).len() == 2 };
+    eventually("both tell of it", Duration::from_secs(20), both).await;
+    let told = rm.client.tasks().await.unwrap();
+    assert!(told.tasks.is_sorted_by_key(|task| task.task.clone()));
+    assert!(told.jobs.is_empty() && told.tasks.len() >= 20, "{told:?}");
+    let before: i64 = of_expiry(&told.tasks).iter().sum();
+    let grows = || async { of_expiry(&rm.client.tasks().await.unwrap().tasks).iter().sum::<i64>() > before };
+    eventually("it goes on", Duration::from_secs(20), grows).await;
+
+    // An EM that goes, and cannot: somebody holds it.
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        SELECT 'em', em_application_name, em_instance FROM linkis_em_resource_meta_data";
+    let goes = "UPDATE linkis_em_resource_meta_data SET going_epoch = epoch, going_end = 'unregistered',
+            going_after = '00000000-0000-0000-0000-000000000000'";
+    for statement in [hold, goes] {
+        sqlx::raw_sql(statement).execute(&database.pool).await.unwrap();
+    }
+    let jobs = rm.client.tasks().await.unwrap().jobs;
+    assert_eq!(jobs, [proto::Job { kind: "em_goes".into(), subject: host.to_string(), left: 3 }]);
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    let gone = || async { rm.client.tasks().await.unwrap().jobs.is_empty() };
+    eventually("it goes", Duration::from_secs(30), gone).await;
+    second.stop().await;
+}
+
+/// EMs with their tickets, as the benchmark loads them; or some without.
+async fn fill(database: &Database, is_large: bool) -> i64 {
+    let statements = match is_large {
+        true => &[
+            include_str!("../../benches/grants/preload/tickets.sql"),
+            include_str!("../../benches/grants/preload/ems.sql"),
+            include_str!("../../benches/grants/preload/scopes.sql"),
+        ][..],
+        false => &["INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+                protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
+                version, counted_to)
+            SELECT 'ecm', 'host' || n, 'LoadInstance', amount, amount, nothing, nothing, nothing, false, '{}', 1, now(), 1, 0
+            FROM generate_series(1, 1000) n, (SELECT '{\"memory\":1,\"cores\":1,\"instances\":1}'::jsonb AS amount,
+                '{\"memory\":0,\"cores\":0,\"instances\":0}'::jsonb AS nothing) a"],
+    };
+    for statement in statements {
+        sqlx::raw_sql(*statement).execute(&database.pool).await.unwrap();
+    }
+    sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
+    if is_large { 10_000 } else { 1000 }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overview_of_many_ems_is_soon_there() {
+    let most = std::env::var("LINKIS_RM_OVERVIEW").ok().map(|text| Duration::from_millis(text.parse().unwrap()));
+    let (database, rm) = start().await;
+    rm.client.set_limit(&each_user(1000)).await.unwrap();
+    let ems = fill(&database, most.is_some()).await;
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let start = Instant::now();
+        let overview = rm.client.overview().await.unwrap();
+        took.push(start.elapsed());
+        assert_eq!(overview.ems.iter().map(|totals| totals.ems).sum::<i64>(), ems);
+    }
+    println!("{ems} EMs: {took:?}");
+    let least = took.into_iter().min().unwrap();
+    assert!(least < most.unwrap_or(Duration::from_secs(2)), "{least:?}");
+}

@@ -1,0 +1,279 @@
+//! Refusals remembered: who was refused by what, how often, on all instances together; and that remembering costs a refusal nothing.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use linkis_rm::{
+    client::ResourceRequest,
+    domain::{
+        limit::{Pattern, Rule},
+        resource::Dimension,
+    },
+    transport::proto::{self, usage_service_client::UsageServiceClient},
+};
+use tonic::{Code, transport::Channel};
+
+use crate::{
+    harness::*,
+    identity::{token, with},
+};
+
+const LONG: Duration = Duration::from_secs(30);
+
+type Told = BTreeMap<(String, String, String), i64>;
+
+/// All pages of what `call` asks for.
+async fn pages(usage: &mut UsageServiceClient<Channel>, call: proto::ListRefusalsRequest) -> Vec<proto::RefusalSum> {
+    let (mut told, mut call) = (vec![], call);
+    loop {
+        let page = usage.list_refusals(call.clone()).await.unwrap().into_inner();
+        told.extend(page.refusals);
+        if page.next_page_token.is_empty() {
+            return told;
+        }
+        call.page_token = page.next_page_token;
+    }
+}
+
+/// How often whom by what, in which dimension: over all periods, because the one that runs may end at any moment.
+fn summed(sums: &[proto::RefusalSum]) -> Told {
+    let mut told = Told::new();
+    for sum in sums {
+        *told.entry((sum.user.clone(), sum.scope.clone(), sum.dimension.clone())).or_default() += sum.refusals;
+    }
+    told
+}
+
+async fn told(usage: &UsageServiceClient<Channel>) -> Told {
+    summed(&pages(&mut usage.clone(), proto::ListRefusalsRequest::default()).await)
+}
+
+async fn total(usage: &UsageServiceClient<Channel>) -> i64 {
+    told(usage).await.into_values().sum()
+}
+
+async fn connect(rm: &Instance) -> UsageServiceClient<Channel> {
+    UsageServiceClient::connect(rm.address.clone()).await.unwrap()
+}
+
+fn expected(lines: &[(&str, &str, &str, i64)]) -> Told {
+    let line = |(user, scope, dimension, count): &(&str, &str, &str, i64)| {
+        (((*user).to_owned(), (*scope).to_owned(), (*dimension).to_owned()), *count)
+    };
+    lines.iter().map(line).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_refused_by_what_is_told_for_all_instances_together() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let host = em("host1");
+    first.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    first.client.set_limit(&each_user(2)).await.unwrap();
+    let too_many_cores = |user: &str, cores| request(&host, user, load(1, cores, 1));
+    for (rm, cores) in [(&first, 17), (&first, 18), (&second, 19)] {
+        rm.client.request_resource(&too_many_cores("alice", cores)).await.refused();
+    }
+    second.client.request_resource(&request(&host, "bob", load(1, 1, 3))).await.refused();
+    // Which of all EMs came closest says nothing.
+    second.client.request_resource(&ResourceRequest { em: None, ..too_many_cores("bob", 17) }).await.refused();
+    // Neither a grant nor a dry run nor an error is a refusal.
+    first.client.request_resource(&too_many_cores("alice", 1)).await.granted();
+    first.client.dry_run(&too_many_cores("alice", 17)).await.refused();
+    first.client.request_resource(&request(&em("nowhere"), "alice", load(1, 1, 1))).await.unwrap_err();
+    // One whose time in line is over was refused, too.
+    let patient = ResourceRequest { wait_timeout: Duration::from_millis(50), ..too_many_cores("alice", 16) };
+    first.client.request_resource(&patient).await.refused();
+
+    let on_host = format!("em={host}");
+    let all = expected(&[
+        ("alice", &on_host, "cores", 4),
+        ("bob", "user=bob", "instances", 1),
+        ("bob", "em=any", "cores", 1),
+    ]);
+    let mut usage = connect(&first).await;
+    eventually("all are told", LONG, async || told(&usage).await == all).await;
+    // Page by page, and filtered.
+    let of = async |usage: &mut UsageServiceClient<Channel>, call: proto::ListRefusalsRequest| {
+        summed(&pages(usage, call).await)
+    };
+    let call = proto::ListRefusalsRequest { page_size: 1, ..Default::default() };
+    assert_eq!(of(&mut usage, call.clone()).await, all);
+    let of_bob = expected(&[("bob", "user=bob", "instances", 1), ("bob", "em=any", "cores", 1)]);
+    assert_eq!(of(&mut usage, proto::ListRefusalsRequest { user: "bob".into(), ..call.clone() }).await, of_bob);
+    let by_user = proto::ListRefusalsRequest { scope_kind: "user".into(), ..call.clone() };
+    let sums = pages(&mut usage, by_user.clone()).await;
+    assert_eq!(summed(&sums), expected(&[("bob", "user=bob", "instances", 1)]));
+    assert_eq!((sums[0].rule.as_str(), sums[0].last_requested), ("each user: at most 2 instances", 3), "{sums:?}");
+    assert!(of(&mut usage, proto::ListRefusalsRequest { user: "alice".into(), ..by_user }).await.is_empty());
+    let by_host = proto::ListRefusalsRequest { scope: on_host.clone(), ..call.clone() };
+    assert_eq!(of(&mut usage, by_host).await, expected(&[("alice", &on_host, "cores", 4)]));
+    let in_instances = proto::ListRefusalsRequest { dimension: "instances".into(), ..call.clone() };
+    assert_eq!(of(&mut usage, in_instances).await.len(), 1);
+    // By time.
+    let start = sums[0].period_start;
+    let later = start.map(|start| prost_types::Timestamp { seconds: start.seconds + 3600, nanos: 0 });
+    let since = proto::ListRefusalsRequest { from_time: later, ..call.clone() };
+    assert!(of(&mut usage, since).await.is_empty());
+    let before = proto::ListRefusalsRequest { to_time: start, ..call };
+    assert!(
+        pages(&mut usage, before).await.iter().all(|sum| sum.period_start.unwrap().seconds < start.unwrap().seconds)
+    );
+    // One who is told to stop writes what he has first.
+    second.client.request_resource(&too_many_cores("carol", 17)).await.refused();
+    second.stop().await;
+    assert_eq!(told(&usage).await[&("carol".to_owned(), on_host, "cores".to_owned())], 1);
+    first.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_who_is_bound_to_users_hears_of_their_refusals_alone() {
+    let database = Database::fresh().await;
+    let rights = ["--role", "viewer", "--user", "alice", "--user", "carol"];
+    let (bound, admin) = (token(&database, "bound", &rights), token(&database, "admin", &["--role", "admin"]));
+    let rm = Instance::start(&database).await;
+    let channel = Channel::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
+    let mut manager = crate::identity::rm_of(&channel, &admin);
+    manager.register(crate::identity::register("host1")).await.unwrap();
+    for user in ["alice", "bob", "carol"] {
+        manager.request_resource(crate::identity::ask("host1", user, 17)).await.unwrap();
+    }
+    let users = async |token: &str, user: &str| {
+        let mut usage = UsageServiceClient::new(with(&channel, token));
+        let call = proto::ListRefusalsRequest { user: user.into(), ..Default::default() };
+        let mut users: Vec<_> =
+            usage.list_refusals(call).await.unwrap().into_inner().refusals.into_iter().map(|sum| sum.user).collect();
+        users.sort();
+        users.dedup();
+        users
+    };
+    eventually("all are told", LONG, async || users(&admin, "").await == ["alice", "bob", "carol"]).await;
+    assert_eq!(users(&bound, "").await, ["alice", "carol"]);
+    assert_eq!(users(&bound, "alice").await, ["alice"]);
+    assert_eq!(users(&bound, "bob").await, [""; 0], "somebody else's are none");
+    rm.stop().await;
+}
+
+/// A refusal waits for no row of theirs; what could not be written is written later, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_nothing_can_be_written_refusals_are_answered_and_none_is_lost() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let refuse = async |count: usize| {
+        for _ in 0..count {
+            rm.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
+        }
+    };
+    let mut usage = connect(&rm).await;
+    refuse(3).await;
+    eventually("the first are told", LONG, async || total(&usage).await == 3).await;
+    let mut held = database.pool.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE linkis_resource_refusal IN EXCLUSIVE MODE").execute(&mut *held).await.unwrap();
+    refuse(20).await;
+    eventually("writing has failed", LONG, async || {
+        rm.metrics.text().unwrap().lines().any(|line| {
+            line.strip_prefix(r#"linkis_rm_task_errors_total{task="refusals"} "#).is_some_and(|count| count != "0")
+        })
+    })
+    .await;
+    refuse(2).await;
+    assert_eq!(total(&usage).await, 3);
+    held.rollback().await.unwrap();
+    eventually("all are told", LONG, async || total(&usage).await == 25).await;
+    let sum = pages(&mut usage, Default::default()).await.pop().unwrap();
+    assert_eq!((sum.last_requested, sum.last_available, sum.others), (17, 16, false));
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_nine_loses_no_more_than_the_last_seconds() {
+    let database = Database::fresh().await;
+    let url = database.url();
+    let process = Process::start(&["--database-url", &url]);
+    let host = em("host1");
+    process.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let refused = request(&host, "alice", load(1, 17, 1));
+    for _ in 0..40 {
+        process.client.request_resource(&refused).await.refused();
+    }
+    let usage = UsageServiceClient::connect(process.address.clone()).await.unwrap();
+    eventually("they are told", LONG, async || total(&usage).await == 40).await;
+    // Some more, of which nobody knows whether they are written.
+    for _ in 0..5 {
+        process.client.request_resource(&refused).await.refused();
+    }
+    process.kill();
+    let rm = Instance::start(&database).await;
+    let usage = connect(&rm).await;
+    let left = total(&usage).await;
+    assert!((40..=45).contains(&left), "{left}");
+    // The next instance counts beside what the dead one has written.
+    rm.client.request_resource(&refused).await.refused();
+    eventually("one more is told", LONG, async || total(&usage).await == left + 1).await;
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_older_than_the_history_is_forgotten() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    rm.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
+    rm.stop().await;
+    let kept = "INSERT INTO linkis_resource_refusal SELECT (jsonb_populate_record(r, jsonb_build_object(
+            'period_start', r.period_start - interval '2 hours'))).* FROM linkis_resource_refusal r";
+    sqlx::raw_sql(kept).execute(&database.pool).await.unwrap();
+    assert_eq!(database.count("SELECT count(*) FROM linkis_resource_refusal").await, 2);
+    // Of a history of an hour.
+    let rm = Instance::start(&database).await;
+    eventually("it is gone", LONG, async || database.count("SELECT count(*) FROM linkis_resource_refusal").await == 1)
+        .await;
+    assert_eq!(total(&connect(&rm).await).await, 1);
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_asked_is_refused_by_field() {
+    let (_database, rm) = start().await;
+    let mut usage = connect(&rm).await;
+    let time = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+    let refused = |status: tonic::Status, field: &str| {
+        assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+        assert!(status.message().starts_with(field), "{field}: {}", status.message());
+    };
+    let none = proto::ListRefusalsRequest::default();
+    for (call, field) in [
+        (proto::ListRefusalsRequest { page_size: -1, ..none.clone() }, "page_size"),
+        (proto::ListRefusalsRequest { page_token: "x.1-ff".into(), ..none.clone() }, "page_token"),
+        (proto::ListRefusalsRequest { scope_kind: "host".into(), ..none.clone() }, "scope_kind"),
+        (proto::ListRefusalsRequest { scope: "x".repeat(5000), ..none.clone() }, "scope"),
+        (proto::ListRefusalsRequest { dimension: "a\n".into(), ..none.clone() }, "dimension"),
+        (proto::ListRefusalsRequest { user: "x".repeat(256), ..none.clone() }, "user"),
+        (proto::ListRefusalsRequest { from_time: time(-1), ..none.clone() }, "from_time"),
+        (proto::ListRefusalsRequest { to_time: time(i64::MAX), ..none.clone() }, "to_time"),
+    ] {
+        refused(usage.list_refusals(call).await.unwrap_err(), field);
+    }
+    let by_user = proto::GetUsageRequest { by: proto::UsageBy::User.into(), ..Default::default() };
+    for (call, field) in [
+        (proto::GetUsageRequest::default(), "by"),
+        (proto::GetUsageRequest { by: 99, ..Default::default() }, "by"),
+        (proto::GetUsageRequest { by: proto::UsageBy::Em.into(), user: "alice".into(), ..Default::default() }, "by"),
+        (proto::GetUsageRequest { page_size: -1, ..by_user.clone() }, "page_size"),
+        (proto::GetUsageRequest { page_token: "x.[1,null,null]".into(), ..by_user.clone() }, "page_token"),
+        (proto::GetUsageRequest { from_time: time(7200), to_time: time(3600), ..by_user.clone() }, "from_time"),
+        (proto::GetUsageRequest { from_time: time(0), ..by_user.clone() }, "from_time"),
+        (proto::GetUsageRequest { to_time: time(i64::MIN), ..by_user.clone() }, "to_time"),
+    ] {
+        refused(usage.get_usage(call).await.unwrap_err(), field);
+    }
+    // Of nobody's limits there is nothing to say.
+    let rule = Rule {
+        pattern: Pattern::new([("user".to_owned(), None)].into()),
+        mode: Default::default(),
+        max: [(Dimension::Instances, 1)].into(),
+    };
+    rm.client.set_limit(&rule).await.unwrap();
+    assert!(usage.list_refusals(none).await.unwrap().into_inner().refusals.is_empty());
+    rm.stop().await;
+}
