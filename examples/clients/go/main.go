@@ -28,7 +28,7 @@ import (
 )
 
 //go:generate go build -o bin/ tool
-//go:generate protoc -I ../../../proto --plugin=bin/protoc-gen-go --plugin=bin/protoc-gen-go-grpc --go_out=. --go_opt=module=linkis-rm --go-grpc_out=. --go-grpc_opt=module=linkis-rm linkis/rm/v1/limit.proto linkis/rm/v1/resource.proto linkis/rm/v1/resource_manager.proto linkis/rm/v1/usage.proto
+//go:generate protoc -I ../../../proto --plugin=bin/protoc-gen-go --plugin=bin/protoc-gen-go-grpc --go_out=. --go_opt=module=linkis-rm --go-grpc_out=. --go-grpc_opt=module=linkis-rm linkis/rm/v1/accounting.proto linkis/rm/v1/limit.proto linkis/rm/v1/resource.proto linkis/rm/v1/resource_manager.proto linkis/rm/v1/usage.proto
 
 const (
 	gib     = 1 << 30
