@@ -455,8 +455,7 @@ fn assemble(
     driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
     driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
     let (audit, silent_after) = (AuditService::new(store.clone()), options.patience.silent_after);
-    keep_house(&driver, &holder, store, options, audit.clone(), metrics);
-    driver.start(CountLabelSets::new(committer.clone(), holder, metrics.jobs("label_sets")), counting.clone());
+    driver.start(CountLabelSets::new(committer.clone(), holder.clone(), metrics.jobs("label_sets")), counting.clone());
 
     tasks.spawn(waiting::run(line.clone(), leaving));
     tasks.spawn(waiting::live(line.clone()));
@@ -466,6 +465,7 @@ fn assemble(
         RequestResourceService::new(admission, committer.clone(), line.clone(), refusals, metrics.clone());
     let announcing = Announcing::new(info.instance_id, address, request_resource.outcomes(), driver.running());
     let (overviews, fullest) = overviews(store, metrics, tasks, &driver, (silent_after, announcing));
+    keep_house(&driver, &holder, store, options, audit.clone(), fullest.clone(), metrics);
     let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
     let tickets = TicketLookup::start(store, tasks);
     let admin = Admin::new(
@@ -509,6 +509,7 @@ fn keep_house(
     store: &Store,
     options: &Options,
     audit: AuditService,
+    scopes: FullestScopes,
     metrics: &Metrics,
 ) {
     driver.start(Lease::new(holder.clone()), Arc::default());
@@ -518,7 +519,8 @@ fn keep_house(
     driver.start(RollUpUsage::new(holder.clone()), Arc::default());
     driver.start(SelfAudit::new(store.clone(), audit, holder.clone()), Arc::default());
     let (silent_after, metrics) = (options.patience.silent_after, metrics.cluster.clone());
-    driver.start(ClusterAsAWhole::new(store.clone(), holder.clone(), silent_after, metrics), Arc::default());
+    let cluster = ClusterAsAWhole::new(store.clone(), holder.clone(), silent_after, scopes, metrics);
+    driver.start(cluster, Arc::default());
 }
 
 /// Connections that get as old as this, as they come.

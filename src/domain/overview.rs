@@ -45,6 +45,30 @@ pub struct Signs {
 }
 
 impl EmState {
+    /// All of them, the gravest last.
+    pub const ALL: [Self; 7] = [
+        Self::Healthy,
+        Self::Unreported,
+        Self::Warn,
+        Self::Unhealthy,
+        Self::Draining,
+        Self::Silent,
+        Self::Unregistering,
+    ];
+
+    /// As metrics name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Unreported => "unreported",
+            Self::Warn => "warn",
+            Self::Unhealthy => "unhealthy",
+            Self::Draining => "draining",
+            Self::Silent => "silent",
+            Self::Unregistering => "unregistering",
+        }
+    }
+
     /// The gravest that is so.
     pub fn of(signs: Signs) -> Self {
         match signs {
@@ -291,7 +315,7 @@ mod tests {
         let states = [healthy, Signs { health: None, ..healthy }, unhealthy, drained, silent, going].map(EmState::of);
         use EmState::{Draining, Healthy, Silent, Unhealthy, Unregistering, Unreported};
         assert_eq!(states, [Healthy, Unreported, Unhealthy, Draining, Silent, Unregistering]);
-        assert!(states.is_sorted());
+        assert!(states.is_sorted() && EmState::ALL.is_sorted());
     }
 
     #[test]

@@ -11,6 +11,8 @@ use prometheus_client::{
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
+use crate::domain::overview::EmState;
+
 /// What all EMs have of a dimension.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -95,9 +97,6 @@ pub fn seconds(at: OffsetDateTime) -> f64 {
     (at - OffsetDateTime::UNIX_EPOCH).as_seconds_f64()
 }
 
-/// The states of EMs that are told.
-const EM_STATES: [&str; 7] = ["healthy", "unreported", "warn", "unhealthy", "draining", "silent", "unregistering"];
-
 /// Where it is put; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterMetrics(Arc<ArcSwapOption<Cluster>>);
@@ -148,8 +147,9 @@ impl Writer<'_, '_> {
         self.amounts("cluster_memory_bytes", "Memory of all EMs", &figures.memory)?;
         self.amounts("cluster_cores", "Cores of all EMs", &figures.cores)?;
         self.amounts("cluster_instances", "Engines on all EMs", &figures.instances)?;
-        let ems =
-            EM_STATES.map(|state| ([("state", state.to_owned())], figures.ems.get(state).copied().unwrap_or(0.0)));
+        let ems = EmState::ALL
+            .map(EmState::name)
+            .map(|state| ([("state", state.to_owned())], figures.ems.get(state).copied().unwrap_or(0.0)));
         self.family("cluster_ems", "EMs by their state: of those that are silent, nothing is heard", ems)?;
         let tickets = [("used", figures.used_tickets), ("locked", figures.locked_tickets)];
         let tickets = tickets.map(|(state, count)| ([("state", state.to_owned())], count));

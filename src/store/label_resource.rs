@@ -268,6 +268,21 @@ pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result
     expect_rows(TABLE, hashes.len(), done.rows_affected())
 }
 
+/// Scopes of label sets that decide, in the order of their hashes, from behind one.
+macro_rules! list {
+    ($name:literal) => {
+        concat!(
+            "-- label_resource::",
+            $name,
+            "
+        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+        FROM linkis_label_resource r
+        JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
+        WHERE r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
+        )
+    };
+}
+
 /// Up to `limit` scopes of label sets that decide, in the order of their hashes, from behind `after` (empty for the first); each
 /// with its hash.
 pub async fn list(
@@ -275,17 +290,26 @@ pub async fn list(
     after: &[u8],
     limit: i64,
 ) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
-    let rows: Vec<(Vec<u8>, i64, String, String, String)> = sqlx::query_as(
-        "-- label_resource::list
-        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
-        FROM linkis_label_resource r
-        JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
-        WHERE r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2",
-    )
-    .bind(after)
-    .bind(limit)
-    .fetch_all(executor)
-    .await?;
+    list_by(list!("list"), executor, after, limit).await
+}
+
+/// The same under a name of its own, for who goes through all of them again and again: what it costs is not what a call costs.
+pub async fn walk(
+    executor: impl PgExecutor<'_>,
+    after: &[u8],
+    limit: i64,
+) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+    list_by(list!("walk"), executor, after, limit).await
+}
+
+async fn list_by(
+    sql: &'static str,
+    executor: impl PgExecutor<'_>,
+    after: &[u8],
+    limit: i64,
+) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+    let rows: Vec<(Vec<u8>, i64, String, String, String)> =
+        sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?;
     rows.into_iter().map(hashed).collect()
 }
 

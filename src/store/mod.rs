@@ -21,7 +21,6 @@ use sqlx::{
 use tokio_util::sync::CancellationToken;
 
 pub mod action_record;
-pub mod cluster;
 pub mod cluster_figure;
 pub mod em_drain;
 pub mod em_observed;

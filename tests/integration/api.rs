@@ -1,6 +1,9 @@
 //! What every gRPC client expects of a service: reflection, health, pages; and that hot statements use their indexes.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use linkis_rm::{
     domain::report::{Health, Report},
@@ -191,6 +194,7 @@ async fn history_tells_every_change() {
 /// With sequential scans discouraged, one that happens all the same means that an index is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_statement_scans_a_table() {
+    let begun = Instant::now();
     let (database, rm) = start().await;
     let host = em("host1");
     let epoch = rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap().epoch;
@@ -228,5 +232,11 @@ async fn no_statement_scans_a_table() {
     .fetch_all(&database.pool)
     .await
     .unwrap();
+    // What is told of the cluster as a whole is summed over all EMs, with what they report, every few seconds; and while these tables
+    // were empty, some looked whether they are.
+    let summed = ["linkis_em_resource_meta_data", "linkis_em_report", "linkis_em_drain"];
+    let sums = i64::try_from(begun.elapsed().as_secs() / 5).unwrap() + 5;
+    let is_summed = |(table, scans): &(String, i64)| summed.contains(&table.as_str()) && *scans <= sums;
+    let scanned: Vec<_> = scanned.into_iter().filter(|table| !is_summed(table)).collect();
     assert_eq!(scanned, []);
 }

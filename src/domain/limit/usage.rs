@@ -26,15 +26,20 @@ impl ScopeUsage {
         Self { scope: limited.counter.scope, rules: limited.rules, usage }
     }
 
-    /// The largest share of a maximum that it holds, of those that are enforced or watched: 1 is all of it. Of a maximum of nothing, what is
-    /// held counts as so many times. 0 if it holds nothing, or has no maximum.
-    pub fn fullness(&self) -> f64 {
+    /// The dimension of whose maximum it holds the largest share, of those that are enforced or watched, and that share: 1 is all of it. Of a
+    /// maximum of nothing, what is held counts as so many times. `None` if it has no maximum.
+    pub fn fullest(&self) -> Option<(&Dimension, f64)> {
         // For people: a sum of more than 2^53 need not be told to the last digit.
         let number = |amount: i64| amount as f64;
-        let share = |(dimension, max, _): (&Dimension, i64, &Rule)| {
-            number(self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension))) / number(max.max(1))
-        };
-        maxima(&self.rules).filter(|(.., rule)| rule.mode != LimitMode::Off).map(share).fold(0.0, f64::max)
+        let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
+        let shares = maxima(&self.rules).filter(|(.., rule)| rule.mode != LimitMode::Off);
+        let shares = shares.map(|(dimension, max, _)| (dimension, number(held(dimension)) / number(max.max(1))));
+        shares.max_by(|(_, one), (_, other)| one.total_cmp(other))
+    }
+
+    /// The largest share of a maximum that it holds: 0 if it holds nothing, or has no maximum.
+    pub fn fullness(&self) -> f64 {
+        self.fullest().map_or(0.0, |(_, share)| share)
     }
 
     /// Whether it holds more than its rules allow: one was lowered below what was held, an engine was adopted, or one only watches.

@@ -1,37 +1,34 @@
 //! The cluster as a whole: worked out every few seconds by one instance for all, and read by each for its metrics, so that all tell the same.
 //! In a large cluster it is worked out less often: it never takes more than a small part of the database's time.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use tokio::time::Instant;
 
 use crate::{
     domain::{
-        limit::{Limits, ScopeUsage, maxima},
-        limit_mode::LimitMode,
-        resource::{Dimension, Resource},
+        limit::ScopeUsage,
+        overview::{DimensionTotals, EmTotals},
+        resource::Dimension,
     },
     metrics::cluster::{Amounts, AuditFigures, Cluster, ClusterFigures, ClusterMetrics, Fullness, json, seconds},
     store::{
         Store, StoreError,
-        cluster::{self, EmFigures},
         cluster_figure::{self, AUDIT, CLUSTER, Figure},
-        label_resource, limit,
+        overview::{self, COUNTED_MAX, EmSums},
+        resource_hold,
         session::{Session, answered, answered_soon},
         usage_hour,
     },
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, fullest::FullestScopes, lease::Holder};
 
 /// How many of the fullest scopes are told: each is a series.
 const FULLEST_MAX: usize = 50;
 
 /// How long the text of a scope may be, in bytes.
 const SCOPE_BYTES_MAX: usize = 256;
-
-/// How many scopes are looked at each time, until all have been: an index by fullness would be written by every grant.
-const SCOPES: i64 = 1000;
 
 /// How often holds are counted: between them lie the dead rows of all locks.
 const HOLDS_EVERY: Duration = Duration::from_secs(30);
@@ -46,77 +43,42 @@ pub struct ClusterAsAWhole {
     holder: Holder,
     silent_after: Duration,
     metrics: ClusterMetrics,
-    limits: Arc<Limits>,
-    scopes: Look,
+    scopes: FullestScopes,
     holds: Option<(Instant, i64)>,
 }
 
-/// A look through all scopes.
-#[derive(Debug, Default)]
-struct Look {
-    /// The hash of the last that was looked at.
-    after: Vec<u8>,
-    seen: Vec<Fullness>,
-    /// The fullest of the look before.
-    fullest: Vec<Fullness>,
-}
-
-impl Look {
-    fn see(&mut self, hash: Vec<u8>, scope: &ScopeUsage) {
-        self.after = hash;
-        self.seen.extend(fullness(scope));
-        if self.seen.len() >= 4 * FULLEST_MAX {
-            self.seen = fullest(std::mem::take(&mut self.seen));
-        }
-    }
-
-    fn end(&mut self) {
-        *self = Self { fullest: fullest(std::mem::take(&mut self.seen)), ..Self::default() };
-    }
-}
-
 impl ClusterAsAWhole {
-    /// Of EMs that are silent after `silent_after`; told by `metrics`.
-    pub fn new(store: Store, holder: Holder, silent_after: Duration, metrics: ClusterMetrics) -> Self {
-        let (limits, scopes) = (Arc::default(), Look::default());
-        Self { store, holder, silent_after, metrics, limits, scopes, holds: None }
+    /// Of EMs that are silent after `silent_after`, and of scopes as they are listed there; told by `metrics`.
+    pub fn new(
+        store: Store,
+        holder: Holder,
+        silent_after: Duration,
+        scopes: FullestScopes,
+        metrics: ClusterMetrics,
+    ) -> Self {
+        Self { store, holder, silent_after, metrics, scopes, holds: None }
     }
 
     async fn work_out(&mut self, session: &mut Session) -> Result<Figure, StoreError> {
-        let others = answered(cluster::others(session.get().await?)).await?;
+        let totals = answered(overview::totals(session.get().await?)).await?;
         let rolled_up = answered(usage_hour::progress(session.get().await?)).await?.complete_until;
-        self.look_at_scopes(session).await?;
-        let mut figures = ClusterFigures {
-            locked_tickets: number(others.locked_tickets),
-            waiting_requests: number(others.waiting),
-            waiting_oldest_seconds: others.waiting_seconds,
+        let figures = ClusterFigures {
+            locked_tickets: number(totals.locked_tickets.min(COUNTED_MAX)),
+            waiting_requests: number(totals.line.waiting),
+            waiting_oldest_seconds: totals.line.longest_seconds.unwrap_or_default(),
             holds: number(self.holds(session).await?),
-            fullest: self.scopes.fullest.clone(),
+            fullest: self.scopes.list().map(|list| fullest(&list.fullest)).unwrap_or_default(),
             usage_rolled_up: seconds(rolled_up),
-            ..ClusterFigures::default()
+            ..of_ems(&overview::ems(session, self.silent_after).await?)
         };
-        answered(cluster::tell_ems(session.get().await?, self.silent_after, |em| add(&mut figures, em))).await?;
-        Ok(Figure { json: json(&figures), at: others.at })
-    }
-
-    async fn look_at_scopes(&mut self, session: &mut Session) -> Result<(), StoreError> {
-        self.limits = answered(limit::current(session.get().await?, &self.limits)).await?;
-        let rows = answered(label_resource::list(session.get().await?, &self.scopes.after, SCOPES)).await?;
-        let is_end = i64::try_from(rows.len()).is_ok_and(|rows| rows < SCOPES);
-        for (hash, counter, usage) in rows {
-            self.scopes.see(hash, &ScopeUsage::new(self.limits.of_counter(counter), usage));
-        }
-        if is_end {
-            self.scopes.end();
-        }
-        Ok(())
+        Ok(Figure { json: json(&figures), at: totals.at })
     }
 
     async fn holds(&mut self, session: &mut Session) -> Result<i64, StoreError> {
         match self.holds {
             Some((counted, holds)) if counted.elapsed() < HOLDS_EVERY => Ok(holds),
             _ => {
-                let holds = answered(cluster::holds(session.get().await?)).await?;
+                let holds = answered(resource_hold::count_held(session.get().await?)).await?;
                 self.holds = Some((Instant::now(), holds));
                 Ok(holds)
             }
@@ -157,54 +119,50 @@ fn number(amount: i64) -> f64 {
     amount as f64
 }
 
-/// Counts an EM in.
-fn add(figures: &mut ClusterFigures, em: &EmFigures) {
-    figures.used_tickets += number(em.used_tickets);
-    *figures.ems.entry(em.state.clone()).or_default() += 1.0;
-    let amounts = [
-        (&mut figures.memory, Dimension::Memory),
-        (&mut figures.cores, Dimension::Cores),
-        (&mut figures.instances, Dimension::Instances),
-    ];
-    for (sums, dimension) in amounts {
-        let of = |resource: &Resource| number(resource.get(&dimension));
-        let Amounts { total, protected, used, locked } = sums;
-        *total += of(&em.total);
-        *protected += of(&em.protected);
-        *used += of(&em.used);
-        *locked += of(&em.locked);
+/// The sums over all EMs.
+fn of_ems(sums: &EmSums) -> ClusterFigures {
+    let mut figures = ClusterFigures { used_tickets: number(sums.used_tickets), ..ClusterFigures::default() };
+    for ((_, state), totals) in &sums.totals {
+        *figures.ems.entry(state.name().to_owned()).or_default() += number(totals.ems);
+        add(&mut figures.memory, totals, &Dimension::Memory);
+        add(&mut figures.cores, totals, &Dimension::Cores);
+        add(&mut figures.instances, totals, &Dimension::Instances);
     }
+    figures
+}
+
+fn add(amounts: &mut Amounts, totals: &EmTotals, dimension: &Dimension) {
+    let Some(DimensionTotals { total, protected, used, locked }) = totals.dimensions.get(dimension) else { return };
+    amounts.total += number(*total);
+    amounts.protected += number(*protected);
+    amounts.used += number(*used);
+    amounts.locked += number(*locked);
 }
 
 /// What a scope holds of the maximum of which it holds the most; `None` if it has none.
 fn fullness(scope: &ScopeUsage) -> Option<Fullness> {
-    let held = |dimension| scope.usage.used.get(dimension).saturating_add(scope.usage.locked.get(dimension));
-    let shares = maxima(&scope.rules).filter(|(.., rule)| rule.mode != LimitMode::Off);
-    // Of a maximum of nothing, what is held counts as so many times.
-    let shares = shares.map(|(dimension, max, _)| (dimension, number(held(dimension)) / number(max.max(1))));
-    let (dimension, share) = shares.max_by(|(_, one), (_, other)| one.total_cmp(other))?;
+    let (dimension, share) = scope.fullest()?;
     let mut text = scope.scope.to_string();
     text.truncate(text.floor_char_boundary(SCOPE_BYTES_MAX));
     Some(Fullness { scope: text, dimension: dimension.class().to_owned(), share })
 }
 
-/// The first of these, the fullest first; of two whose texts are the same when they are cut, the fuller, because one series cannot have two
-/// values.
-fn fullest(mut scopes: Vec<Fullness>) -> Vec<Fullness> {
-    scopes.sort_by(|one, other| other.share.total_cmp(&one.share).then_with(|| one.scope.cmp(&other.scope)));
+/// The first of these, which are in that order; of two whose texts are the same when they are cut, the fuller, because one series cannot have
+/// two values.
+fn fullest(scopes: &[ScopeUsage]) -> Vec<Fullness> {
     let mut told = BTreeSet::new();
-    scopes.retain(|full| told.insert((full.scope.clone(), full.dimension.clone())));
-    scopes.truncate(FULLEST_MAX);
-    scopes
+    let scopes = scopes.iter().filter_map(fullness);
+    scopes.filter(|full| told.insert((full.scope.clone(), full.dimension.clone()))).take(FULLEST_MAX).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, sync::Arc};
 
     use super::*;
     use crate::domain::{
-        limit::{Pattern, Rule},
+        limit::{Pattern, Rule, sort_fullest},
+        limit_mode::LimitMode,
         scope::{Scope, Tally, Usage},
     };
 
@@ -218,11 +176,9 @@ mod tests {
     }
 
     fn look(scopes: &[ScopeUsage]) -> Vec<(String, String, f64)> {
-        let mut look = Look::default();
-        scopes.iter().for_each(|scope| look.see(vec![1], scope));
-        look.end();
-        assert!(look.after.is_empty(), "the next look begins at the first");
-        look.fullest.into_iter().map(|full| (full.scope, full.dimension, full.share)).collect()
+        let mut scopes = scopes.to_vec();
+        sort_fullest(&mut scopes);
+        fullest(&scopes).into_iter().map(|full| (full.scope, full.dimension, full.share)).collect()
     }
 
     #[test]

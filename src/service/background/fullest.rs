@@ -110,7 +110,7 @@ impl Task for ListFullest {
             None => Self::begin(session).await?,
         };
         self.known = answered(limit::current(session.get().await?, &self.known)).await?;
-        let rows = answered(label_resource::list(session.get().await?, &look.after, PAGE)).await?;
+        let rows = answered(label_resource::walk(session.get().await?, &look.after, PAGE)).await?;
         let is_end = i64::try_from(rows.len()).is_ok_and(|rows| rows < PAGE);
         for (hash, counter, usage) in rows {
             look.note(ScopeUsage::new(self.known.of_counter(counter), usage));
