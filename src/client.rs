@@ -32,6 +32,8 @@ use std::{sync::Arc, time::Duration};
 use prost::Message;
 use uuid::Uuid;
 
+use crate::domain::name::FieldError;
+
 mod address;
 mod admin;
 mod call;
@@ -58,6 +60,9 @@ use call::Patience;
 use pool::Pool;
 
 type Result<T> = std::result::Result<T, ClientError>;
+
+/// How many elements of a list are asked for at once.
+const PAGE_SIZE: i32 = 1000;
 
 /// Calls the service; clones share its connections.
 #[derive(Clone, Debug)]
@@ -93,6 +98,31 @@ impl RmClient {
     /// [`ClientError::Status`] if the service answered with one, or could not be reached.
     pub async fn make<Q: Message, A: Message + Default + 'static>(&self, call: &Call<Q, A>, message: &Q) -> Result<A> {
         call.make(&self.pool, message, self.patience).await
+    }
+
+    /// All elements of a list, page by page: what `ask` asks for behind a page, and what is `read` of the `elements` that are answered.
+    async fn list<Q, A, E, T>(
+        &self,
+        call: &Call<Q, A>,
+        ask: impl Fn(String) -> Q,
+        elements: impl Fn(A) -> (Vec<E>, String),
+        read: impl Fn(E) -> std::result::Result<T, FieldError>,
+    ) -> Result<Vec<T>>
+    where
+        Q: Message,
+        A: Message + Default + 'static,
+    {
+        let (mut all, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let (page, next) = elements(self.make(call, &ask(page_token)).await?);
+            for element in page {
+                all.push(read(element)?);
+            }
+            if next.is_empty() {
+                return Ok(all);
+            }
+            page_token = next;
+        }
     }
 }
 

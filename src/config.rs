@@ -1,24 +1,15 @@
 //! Settings: by flag and environment, read once into typed values, all mistakes reported together.
 
-use std::{
-    fmt::Display,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _},
-    path::{Path, PathBuf},
-    str::FromStr,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
-use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::{
     commands::Command,
-    domain::{limit::Rule, resource::parse_size},
+    domain::limit::Rule,
     external::allowed::AllowedHosts,
-    limits_file,
     server::Security,
     service::heartbeat::LivenessTimeouts,
-    store::target::Target,
     telemetry::{
         LogSettings,
         settings::{self, LogFormat},
@@ -27,6 +18,16 @@ use crate::{
     tls,
     transport::edge::{BODY_BYTES_LEAST, Bounds, Listen},
 };
+
+mod database;
+mod listen;
+mod parse;
+
+use listen::{HTTP_LISTEN, http_default, parse_addresses, parse_listen};
+use parse::{is_set, ok_or_record, parse_bytes, parse_number};
+
+pub use database::{Database, DatabaseArguments};
+pub use parse::{parse_duration, read_limits};
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
@@ -180,46 +181,6 @@ struct Arguments {
     rust_log: String,
 }
 
-/// Which PostgreSQL to use, as it is said.
-#[derive(Debug, Clone, Args)]
-pub struct DatabaseArguments {
-    /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
-    #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
-    database_url: Option<SecretString>,
-
-    /// A file with that URL instead, read again when it changes: connections that are made from then on show the new password.
-    #[arg(long, env = "DATABASE_URL_FILE", value_name = "FILE")]
-    database_url_file: Option<PathBuf>,
-
-    /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
-    #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
-    data_dir: Option<PathBuf>,
-}
-
-impl DatabaseArguments {
-    /// What is said; the mistake otherwise.
-    pub fn choose(&self) -> Result<Database, String> {
-        let url = self.database_url.as_ref().filter(|url| !url.expose_secret().is_empty());
-        let file = self.database_url_file.clone().filter(|path| is_set(path));
-        let (name, target) = match (url, file) {
-            (None, None) => return Ok(Database::Embedded(self.data_dir.clone())),
-            (Some(_), Some(_)) => {
-                return Err(
-                    "--database-url-file (DATABASE_URL_FILE): DATABASE_URL is set, too; set only one of them".into()
-                );
-            }
-            (Some(url), None) => ("--database-url (DATABASE_URL)", Target::parse(url.expose_secret())),
-            (None, Some(file)) => ("--database-url-file (DATABASE_URL_FILE)", Target::in_file(file)),
-        };
-        if self.data_dir.is_some() {
-            return Err(format!(
-                "--data-dir (LINKIS_RM_DATA_DIR): is for the private PostgreSQL, but {name} names another; set only one of them"
-            ));
-        }
-        target.map(Database::External).map_err(|error| format!("{name}: {error}"))
-    }
-}
-
 /// What the process was started for.
 #[derive(Debug)]
 pub enum Mode {
@@ -304,15 +265,6 @@ pub struct Telemetry {
     pub log: LogSettings,
     /// Where traces go; `None` for nowhere.
     pub traces: Option<traces::Settings>,
-}
-
-/// Which PostgreSQL to use.
-#[derive(Debug, Clone)]
-pub enum Database {
-    /// One that somebody else runs.
-    External(Target),
-    /// A private one, started here; `None` for the default folder.
-    Embedded(Option<PathBuf>),
 }
 
 /// All that is wrong with the settings.
@@ -490,11 +442,6 @@ impl Arguments {
     }
 }
 
-/// As with other settings, an empty one is none.
-fn is_set(path: &Path) -> bool {
-    !path.as_os_str().is_empty()
-}
-
 /// Everybody may do everything only where nobody else comes, or on purpose; and never if certificates or JWTs tell who calls.
 fn security(tls: Option<tls::Files>, jwt: Option<PathBuf>, listen: &Listen, insecure: bool) -> Security {
     let has_client_ca = tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -506,337 +453,5 @@ fn security(tls: Option<tls::Files>, jwt: Option<PathBuf>, listen: &Listen, inse
     Security { is_open: !has_client_ca && jwt.is_none() && (insecure || is_here), tls, jwt }
 }
 
-/// A whole number between `least` and `most`.
-fn parse_number<N: FromStr + PartialOrd + Display>(name: &str, text: &str, least: N, most: N) -> Result<N, String> {
-    let number = text.parse().ok().filter(|number| (&least..=&most).contains(&number));
-    number.ok_or_else(|| format!("{name}: {text:?} is not a number from {least} to {most}"))
-}
-
-/// A size of at least `least` bytes.
-fn parse_bytes(name: &str, text: &str, least: usize) -> Result<usize, String> {
-    let bytes = parse_size(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
-    bytes.filter(|bytes| *bytes >= least).ok_or_else(|| {
-        let least = least.div_ceil(1 << 20);
-        format!("{name}: {text:?} is not a size of at least {least}m; for example 64m or 1g")
-    })
-}
-
-fn ok_or_record<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
-    parsed.map_err(|mistake| mistakes.push(mistake)).ok()
-}
-
-/// A setting that says where to listen, and an example of it.
-type ListenSetting = (&'static str, &'static str);
-
-const LISTEN: ListenSetting = ("--listen (LINKIS_RM_LISTEN)", "127.0.0.1:50051");
-const HTTP_LISTEN: ListenSetting = ("--http-listen (LINKIS_RM_HTTP_LISTEN)", "127.0.0.1:51051");
-
-/// How far above the port of gRPC that of metrics and health is, unless it is set.
-const HTTP_PORT_ABOVE: u16 = 1000;
-
-/// Where metrics and health are if gRPC is at no port.
-const HTTP_PORT: u16 = 51_051;
-
-/// What stands before a path.
-const UNIX: &str = "unix:";
-
-/// On this machine only, wherever gRPC is served; on any free port if gRPC is, or if there is none so far above it.
-fn http_default(listen: &Listen) -> SocketAddr {
-    let first = match listen {
-        Listen::Tcp(addresses) => addresses.first(),
-        Listen::Unix(_) => None,
-    };
-    let Some(listen) = first else { return (Ipv4Addr::LOCALHOST, HTTP_PORT).into() };
-    let loopback: IpAddr = if listen.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
-    let port = if listen.port() == 0 { 0 } else { listen.port().checked_add(HTTP_PORT_ABOVE).unwrap_or(0) };
-    SocketAddr::new(loopback, port)
-}
-
-/// A file that is a socket is on this machine, and its rights say who may call.
-fn parse_listen(text: &str, may_leave: bool) -> Result<Listen, String> {
-    let Some(path) = text.strip_prefix(UNIX) else { return parse_addresses(LISTEN, text, may_leave).map(Listen::Tcp) };
-    let path = path.strip_prefix("//").unwrap_or(path);
-    match path {
-        "" => Err(format!("{}: {text:?} names no file; for example unix:/run/linkis-rm/rm.sock", LISTEN.0)),
-        path => Ok(Listen::Unix(path.into())),
-    }
-}
-
-/// All addresses that a host has, each with the port.
-fn parse_addresses((name, example): ListenSetting, text: &str, may_leave: bool) -> Result<Vec<SocketAddr>, String> {
-    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    if !has_port {
-        return Err(format!("{name}: {text:?} is not HOST:PORT; for example {example}"));
-    }
-    let found = text.to_socket_addrs().map_err(|error| format!("{name}: {text:?} cannot be found: {error}"))?;
-    let addresses: Vec<_> = found.collect();
-    match addresses.iter().find(|address| !address.ip().is_loopback()) {
-        None if addresses.is_empty() => Err(format!("{name}: {text:?} has no address")),
-        Some(address) if !may_leave => Err(format!(
-            "{name}: {address} can be reached from other machines, and nothing is encrypted; add --tls-cert and --tls-key, \
-             or --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
-        )),
-        _ => Ok(addresses),
-    }
-}
-
-/// The largest limits file that is read: a hundred thousand limits, and as much again.
-const LIMITS_BYTES_MAX: u64 = 16 << 20;
-
-/// The limits in the file that a setting names; all mistakes otherwise.
-pub fn read_limits(setting: &str, path: &Path) -> Result<Vec<Rule>, String> {
-    let name = format!("{setting}: {}", path.display());
-    let size = std::fs::metadata(path).map_err(|error| format!("{name}: {error}"))?.len();
-    if size > LIMITS_BYTES_MAX {
-        return Err(format!("{name}: has {size} bytes; at most {LIMITS_BYTES_MAX} are read"));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{name}: {error}"))?;
-    limits_file::parse(&text).map_err(|error| format!("{name}:\n{}", error.to_string().replace("line ", "    line ")))
-}
-
-/// A duration between `least` and `most`, which are durations themselves; the mistake otherwise.
-pub fn parse_duration(name: &str, text: &str, least: &str, most: &str) -> Result<Duration, String> {
-    let wrong = |_| format!("{name}: {text:?} is not a duration; for example 500ms, 30s, 10m or 7d");
-    let duration = humantime::parse_duration(text).map_err(wrong)?;
-    if humantime::parse_duration(least).is_ok_and(|least| duration < least)
-        || humantime::parse_duration(most).is_ok_and(|most| duration > most)
-    {
-        return Err(format!("{name}: {text:?} must be between {least} and {most}"));
-    }
-    Ok(duration)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn check(arguments: &[&str]) -> Result<Config, ConfigError> {
-        CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve.check()
-    }
-
-    #[test]
-    fn the_defaults_hold() {
-        let config = check(&[]).unwrap();
-        assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
-        assert_eq!(config.lock_ttl, Duration::from_secs(600));
-        assert_eq!(config.patience, LivenessTimeouts::DEFAULT);
-        assert_eq!(config.bounds, Bounds::DEFAULT);
-    }
-
-    #[test]
-    fn all_mistakes_are_reported_at_once() {
-        let error =
-            check(&["--listen", "here", "--lock-ttl", "soon", "--history", "0s", "--database-url", "mysql://x"])
-                .unwrap_err();
-        assert_eq!(error.0.len(), 4, "{error}");
-    }
-
-    #[test]
-    fn patience_is_checked() {
-        for (arguments, told) in [
-            (
-                &["--em-silent-after", "3m"][..],
-                "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice",
-            ),
-            (&["--em-silent-after", "0s"], "--em-silent-after"),
-            (&["--lost-after-reports", "0"], "from 1 to 100"),
-            (&["--lost-after-reports", "101"], "from 1 to 100"),
-            (&["--lost-after-reports", "few"], "from 1 to 100"),
-        ] {
-            let error = check(arguments).unwrap_err().to_string();
-            assert!(error.contains(told), "{error}");
-        }
-        let wrong = ["--em-silent-after", "3m", "--lost-after-reports", "0"];
-        assert_eq!(check(&wrong).unwrap_err().0.len(), 2);
-        assert!(check(&["--em-silent-after", "150s"]).is_ok());
-    }
-
-    #[test]
-    fn bounds_are_checked() {
-        for (flag, wrong, told) in [
-            ("--max-connections", "0", "from 1 to 1000000"),
-            ("--max-connections", "many", "from 1 to 1000000"),
-            ("--max-connection-calls", "100000", "from 1 to 65536"),
-            ("--max-concurrent-calls", "0", "from 1 to 1000000"),
-            ("--max-waiting", "none", "from 1 to 1000000"),
-            ("--max-connection-age", "1ms", "between 1s and 365d"),
-            ("--shutdown-delay", "2h", "between 0s and 1h"),
-            ("--handshake-timeout", "0s", "between 100ms and 1h"),
-            ("--body-timeout", "2h", "between 100ms and 1h"),
-            ("--max-body-bytes", "1m", "at least 8m"),
-            ("--max-body-bytes", "all", "at least 8m"),
-        ] {
-            let error = check(&[flag, wrong]).unwrap_err().to_string();
-            assert!(error.contains(flag) && error.contains(told), "{error}");
-        }
-        assert_eq!(check(&["--max-body-bytes", "16m"]).unwrap().bounds.body_bytes, 16 << 20);
-    }
-
-    #[test]
-    fn no_setting_shows_a_password() {
-        let url = ["--database-url", "postgres://me:hunter2@db.example/rm"];
-        let config = check(&url).unwrap();
-        assert!(config.migrates && !check(&[url[0], url[1], "--no-migrate"]).unwrap().migrates);
-        let arguments = CommandLine::parse_from(["linkis-rm", url[0], url[1]]);
-        let command = CommandLine::parse_from(["linkis-rm", "migrate", url[0], url[1]]);
-        for shown in [format!("{config:?}"), format!("{arguments:?}"), format!("{command:?}")] {
-            assert!(shown.to_lowercase().contains("database") && !shown.contains("hunter2"), "{shown}");
-        }
-        let error = check(&[url[0], url[1], "--database-url-file", "/x"]).unwrap_err();
-        assert!(!format!("{error:?} {error}").contains("hunter2"), "{error}");
-    }
-
-    #[test]
-    fn a_command_needs_none_of_the_settings() {
-        let parse = |line: &str| CommandLine::try_parse_from(line.split(' '));
-        for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1", "linkis-rm audit --address rm:1,rm:2"]
-        {
-            assert!(parse(line).unwrap().task.is_some(), "{line}");
-        }
-        for line in ["linkis-rm --listen 127.0.0.1:1 audit", "linkis-rm audit --listen 127.0.0.1:1", "linkis-rm mend"] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-        assert!(parse("linkis-rm --listen 127.0.0.1:1").unwrap().task.is_none());
-        let Some(Task::Serve(serve)) = parse("linkis-rm serve --listen 127.0.0.1:1").unwrap().task else {
-            panic!("it serves");
-        };
-        assert_eq!(serve.listen, "127.0.0.1:1");
-    }
-
-    #[test]
-    fn every_command_is_explained_and_names_its_role() {
-        command_line().debug_assert();
-        let without_service = ["serve", "migrate", "tokens", "health", "completions", "help"];
-        let mut names = 0;
-        for command in command_line().get_subcommands().filter(|c| !without_service.contains(&c.get_name())) {
-            let leaves: Vec<_> = match command.get_subcommands().collect::<Vec<_>>() {
-                none if none.is_empty() => vec![command],
-                some => some,
-            };
-            for leaf in leaves {
-                let needs = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();
-                assert!(leaf.get_about().is_some() && needs.starts_with("Needs the role "), "{}", leaf.get_name());
-                names += 1;
-            }
-        }
-        assert!(names > 20, "{names}");
-    }
-
-    #[test]
-    fn metrics_are_beside_grpc_and_on_this_machine_unless_told_otherwise() {
-        for (arguments, http_listen) in [
-            (&[][..], Some("127.0.0.1:51051")),
-            (&["--listen", "127.0.0.1:0"], Some("127.0.0.1:0")),
-            (&["--listen", "0.0.0.0:7000", "--insecure"], Some("127.0.0.1:8000")),
-            (&["--listen", "[::]:7000", "--insecure"], Some("[::1]:8000")),
-            (&["--listen", "127.0.0.1:65000"], Some("127.0.0.1:0")),
-            (&["--http-listen", "127.0.0.2:9"], Some("127.0.0.2:9")),
-            (&["--http-listen", ""], None),
-            (&["--listen", "unix:/run/rm.sock"], Some("127.0.0.1:51051")),
-        ] {
-            let told = check(arguments).unwrap().http_listen.map(|addresses| addresses[0].to_string());
-            assert_eq!(told.as_deref(), http_listen, "{arguments:?}");
-        }
-        let error = check(&["--http-listen", "here"]).unwrap_err().to_string();
-        assert!(error.contains("for example 127.0.0.1:51051"), "{error}");
-        let error = check(&["--listen", "here"]).unwrap_err();
-        assert_eq!(error.0.len(), 1, "{error}");
-    }
-
-    #[test]
-    fn it_listens_at_names_and_files() {
-        let told = |listen: &str| check(&["--listen", listen]).map(|config| config.listen);
-        for listen in ["unix:/run/rm.sock", "unix:///run/rm.sock"] {
-            assert_eq!(told(listen).unwrap(), Listen::Unix("/run/rm.sock".into()));
-        }
-        let Listen::Tcp(addresses) = told("localhost:7").unwrap() else { panic!("a name is no file") };
-        assert!(!addresses.is_empty() && addresses.iter().all(|address| address.port() == 7), "{addresses:?}");
-        for (wrong, why) in [
-            ("unix:", "names no file"),
-            ("localhost", "is not HOST:PORT"),
-            ("localhost:http", "is not HOST:PORT"),
-            ("no-such-host.invalid:7", "cannot be found"),
-        ] {
-            assert!(told(wrong).unwrap_err().to_string().contains(why), "{wrong}");
-        }
-        assert!(check(&["--http-listen", "localhost:7"]).is_ok());
-    }
-
-    #[test]
-    fn others_are_served_only_on_purpose() {
-        assert!(check(&["--listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--insecure"));
-        assert!(check(&["--listen", "0.0.0.0:1", "--insecure"]).is_ok());
-        assert!(check(&["--listen", "[::1]:0"]).is_ok());
-        assert!(check(&["--http-listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--http-listen"));
-        assert!(check(&["--http-listen", "0.0.0.0:1", "--insecure"]).is_ok());
-    }
-
-    #[test]
-    fn everybody_may_do_everything_only_where_nobody_else_comes_or_on_purpose() {
-        let tls = ["--tls-cert", "c", "--tls-key", "k"];
-        let mutual = ["--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a"];
-        let (world, insecure) = (["--listen", "0.0.0.0:1"], ["--insecure"]);
-        for (arguments, is_open) in [
-            (vec![], true),
-            ([&world[..], &insecure].concat(), true),
-            (tls.to_vec(), true),
-            ([&world[..], &tls].concat(), false),
-            ([&world[..], &tls, &insecure].concat(), true),
-            (mutual.to_vec(), false),
-            ([&world[..], &mutual, &insecure].concat(), false),
-            (vec!["--jwt-config", "j"], false),
-            ([&world[..], &insecure, &["--jwt-config", "j"]].concat(), false),
-        ] {
-            assert_eq!(check(&arguments).unwrap().security.is_open, is_open, "{arguments:?}");
-        }
-        for (wrong, told) in [
-            (vec!["--tls-cert", "c"], "--tls-key"),
-            (vec!["--tls-key", "k"], "--tls-cert"),
-            (vec!["--tls-client-ca", "a"], "--tls-cert"),
-            ([&world[..], &["--tls-key", "k"]].concat(), "--tls-cert"),
-        ] {
-            let error = check(&wrong).unwrap_err();
-            assert!(error.0.len() == 1 && error.to_string().contains(told), "{error}");
-        }
-    }
-
-    #[test]
-    fn logs_are_set_by_name() {
-        let told = |arguments: &[&str]| {
-            let arguments = CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve;
-            Arguments { rust_log: String::new(), ..arguments }.check().map(|config| config.telemetry.log)
-        };
-        let (auto, debug) = (told(&[]).unwrap(), told(&["--log-level", "debug", "--log-format", "json"]).unwrap());
-        assert_eq!((auto.format, auto.filter.as_str()), (LogFormat::Auto, "info,sqlx=warn"));
-        assert_eq!((debug.format, debug.filter.as_str()), (LogFormat::Json, "info,sqlx=warn,linkis_rm=debug"));
-        let error = told(&["--log-level", "loud", "--log-format", "xml"]).unwrap_err();
-        assert!(error.0.len() == 2 && error.to_string().contains("(LINKIS_RM_LOG_LEVEL): \"loud\""), "{error}");
-        let by_rust_log = |rust_log: &str| {
-            let arguments = CommandLine::parse_from(["linkis-rm", "--log-level", "warn"]).serve;
-            Arguments { rust_log: rust_log.to_owned(), ..arguments }.check().map(|config| config.telemetry.log.filter)
-        };
-        assert_eq!(by_rust_log("linkis_rm=trace").unwrap(), "linkis_rm=trace", "it wins");
-        assert!(by_rust_log("linkis_rm=loud").unwrap_err().to_string().contains("RUST_LOG"));
-    }
-
-    #[test]
-    fn a_database_is_said_once_and_its_password_shows_nowhere() {
-        let url = "postgres://me:hunter2@db.example/rm";
-        let file = std::env::temp_dir().join(format!("linkis-rm-url-{}", std::process::id()));
-        std::fs::write(&file, format!("{url}\n")).unwrap();
-        let path = file.to_str().unwrap();
-        let at_once = CommandLine::parse_from(["linkis-rm", "--database-url", url]);
-        let shown =
-            format!("{at_once:?} {:?} {:?}", check(&["--database-url", url]), check(&["--database-url-file", path]));
-        assert!(!shown.contains("hunter2") && shown.matches("db.example:5432 (rm)").count() == 2, "{shown}");
-        for wrong in [
-            &["--database-url", url, "--database-url-file", path][..],
-            &["--database-url-file", path, "--data-dir", "/x"],
-            &["--database-url-file", "/nowhere/at/all"],
-        ] {
-            let error = check(wrong).unwrap_err().to_string();
-            assert!(error.contains("--database-url-file") && !error.contains("hunter2"), "{error}");
-        }
-        std::fs::remove_file(file).unwrap();
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ use crate::{
     transport::{convert::limit, proto},
 };
 
-use super::{Result, RmClient, calls};
+use super::{PAGE_SIZE, Result, RmClient, calls};
 
 impl RmClient {
     /// Adds a limit, or changes the one with the same pattern. Answers with scopes that hold more than they may.
@@ -32,19 +32,9 @@ impl RmClient {
 
     /// All limits, in the order in which they are checked.
     pub async fn limits(&self) -> Result<Vec<Rule>> {
-        let mut rules = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let message = proto::ListLimitsRequest { page_size: 1000, page_token };
-            let page = self.make(&calls::LIST_LIMITS, &message).await?;
-            for message in &page.limits {
-                rules.push(limit::rule("limit", Some(message))?);
-            }
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return Ok(rules);
-            }
-        }
+        let ask = |page_token| proto::ListLimitsRequest { page_size: PAGE_SIZE, page_token };
+        let rule = |message: proto::Limit| limit::rule("limit", Some(&message));
+        self.list(&calls::LIST_LIMITS, ask, |page| (page.limits, page.next_page_token), rule).await
     }
 
     /// Decides which limits are for the tickets on a kind of EM.

@@ -16,41 +16,19 @@ use crate::{
     },
 };
 
-use super::{Result, RmClient, calls};
+use super::{PAGE_SIZE, Result, RmClient, calls};
 
 impl RmClient {
     /// What all scopes hold that limits are for.
     pub async fn scopes(&self) -> Result<Vec<ScopeUsage>> {
-        let mut scopes = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let message = proto::ListScopesRequest { page_size: 1000, page_token, ..Default::default() };
-            let page = self.make(&calls::LIST_SCOPES, &message).await?;
-            for scope in page.scopes {
-                scopes.push(limit::read_scope_usage(scope)?);
-            }
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return Ok(scopes);
-            }
-        }
+        let ask = |page_token| proto::ListScopesRequest { page_size: PAGE_SIZE, page_token, ..Default::default() };
+        self.list(&calls::LIST_SCOPES, ask, |page| (page.scopes, page.next_page_token), limit::read_scope_usage).await
     }
 
     /// All requests that wait in line, the first in line first.
     pub async fn waiting(&self) -> Result<Vec<WaitingRequest>> {
-        let mut waiting = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let message = proto::ListWaitingRequest { page_size: 1000, page_token, ..Default::default() };
-            let page = self.make(&calls::LIST_WAITING, &message).await?;
-            for request in page.waiting {
-                waiting.push(answer::read_waiting(request)?);
-            }
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return Ok(waiting);
-            }
-        }
+        let ask = |page_token| proto::ListWaitingRequest { page_size: PAGE_SIZE, page_token, ..Default::default() };
+        self.list(&calls::LIST_WAITING, ask, |page| (page.waiting, page.next_page_token), answer::read_waiting).await
     }
 
     /// What the instance that answers is, and what it lets its callers do.
@@ -90,19 +68,8 @@ impl RmClient {
 
     /// All EMs.
     pub async fn ems(&self) -> Result<Vec<Em>> {
-        let mut ems = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let message = proto::ListEmsRequest { page_size: 1000, page_token, ..Default::default() };
-            let page = self.make(&calls::LIST_EMS, &message).await?;
-            for em in page.ems {
-                ems.push(answer::read_em(em)?);
-            }
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return Ok(ems);
-            }
-        }
+        let ask = |page_token| proto::ListEmsRequest { page_size: PAGE_SIZE, page_token, ..Default::default() };
+        self.list(&calls::LIST_EMS, ask, |page| (page.ems, page.next_page_token), answer::read_em).await
     }
 
     /// One live ticket.
@@ -114,19 +81,14 @@ impl RmClient {
 
     /// All live tickets: of one EM, or of all.
     pub async fn tickets(&self, em: Option<&EmInstance>) -> Result<Vec<Ticket>> {
-        let mut tickets = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let em = em.map(answer::em_message);
-            let message = proto::ListTicketsRequest { em, page_size: 1000, page_token, ..Default::default() };
-            let page = self.make(&calls::LIST_TICKETS, &message).await?;
-            for ticket in page.tickets {
-                tickets.push(answer::read_ticket(ticket)?);
-            }
-            page_token = page.next_page_token;
-            if page_token.is_empty() {
-                return Ok(tickets);
-            }
-        }
+        let em = em.map(answer::em_message);
+        let ask = |page_token| proto::ListTicketsRequest {
+            em: em.clone(),
+            page_size: PAGE_SIZE,
+            page_token,
+            ..Default::default()
+        };
+        let elements = |page: proto::ListTicketsResponse| (page.tickets, page.next_page_token);
+        self.list(&calls::LIST_TICKETS, ask, elements, answer::read_ticket).await
     }
 }

@@ -14,220 +14,36 @@ use uuid::Uuid;
 use super::{
     drain::Drain,
     em::{Counted, Em, EmInstance},
-    external::{ClusterDelta, ClusterTicketDelta, Clusters},
+    external::Clusters,
     judgement::{admit, beyond_watched, fits, judge},
     limit::{LimitedScope, Limits},
-    line::{FreedSpots, Line, MUCH, QueuePosition, Spot, Spots, ViewedSpots},
+    line::{MUCH, Spot, Spots},
     name::Name,
-    operation::{Grant, Operation, Outcome, Register, Rejection, Released, Request, RequestRecord},
+    operation::{Grant, Operation, Outcome, Register, Rejection, Request, RequestRecord},
     principal::{Actor, Principal},
     refusal::{Refusal, ScopeShortage},
     report::ReportNumber,
     resource::{Resource, ResourceError},
     scope::{Counter, Tally, TicketLabels, Usage},
-    ticket::{End, EndedTicket, Ticket, TicketState},
+    ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
 };
 
 mod adopting;
+mod deltas;
 mod draining;
+mod ending;
 mod in_use;
 mod queueing;
+mod slots;
+mod snapshot;
 mod steps;
 
+use slots::{EmSlot, ScopeSlot, TicketSlot, check_epoch, check_owner, owned, registered_em, stored_em};
+
+pub use deltas::{Deltas, EndedDelta, MovedDelta, PostCommitState, WaitingDelta};
 pub use draining::DrainDelta;
-
-/// What the store holds of everything that a batch touches, read under the locks.
-#[derive(Debug)]
-pub struct Snapshot {
-    /// The database's clock, read after the locks.
-    pub now: OffsetDateTime,
-    /// The EMs that exist.
-    pub ems: HashMap<EmInstance, Em>,
-    /// The tickets that live.
-    pub tickets: HashMap<Uuid, Ticket>,
-    /// The parts of the tickets of EMs that operations go through.
-    pub pages: HashMap<EmInstance, TicketPage>,
-    /// The tickets that history remembers.
-    pub ended: HashMap<Uuid, EndedTicket>,
-    /// Those of the EMs that register which have live tickets.
-    pub inhabited: HashSet<EmInstance>,
-    /// The last reports of the EMs that may be given up, but for those that never reported.
-    pub reports: HashMap<EmInstance, ReportNumber>,
-    /// The drains of those of the EMs that register, or are drained or resumed, which are drained.
-    pub drains: HashMap<EmInstance, Arc<Drain>>,
-    /// With what use the tickets were adopted that are to be adopted and live, as far as that is remembered.
-    pub adopted: HashMap<Uuid, Resource>,
-    /// The request ids that were used.
-    pub request_ids: HashMap<Name, RequestRecord>,
-    /// The limits in force.
-    pub limits: Arc<Limits>,
-    /// What the counters hold that the operations' tickets belong to; one that is missing holds nothing.
-    pub scopes: HashMap<Counter, Usage>,
-    /// Who waits where.
-    pub line: LineView,
-    /// The clusters whose queues the operations are about.
-    pub clusters: Clusters,
-}
-
-/// A part of an EM's tickets in the order of their ids, all of which are among those that were read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TicketPage {
-    /// They are behind this one.
-    pub after: Uuid,
-    /// The last of them; `None` if there are none behind them.
-    pub last: Option<Uuid>,
-}
-
-/// A part of the waiting line.
-#[derive(Debug, Default)]
-pub struct LineView {
-    /// Who stands at the spots that were looked at; and all spots of those who are in the batch themselves.
-    pub line: Line,
-    /// The spots that were looked at, and how much of each; `None` if nobody waits anywhere.
-    pub spots: Option<ViewedSpots>,
-}
-
-/// What has to be written. The fields stand in the order in which they have to be written.
-#[derive(Debug, Default)]
-pub struct Deltas {
-    /// EMs whose counters changed, with the version that was read.
-    pub ems_counted: Vec<Em>,
-    /// EMs that registered again with the same amounts, with the version that was read.
-    pub ems_updated: Vec<Em>,
-    /// EMs that registered again with other amounts, with the version that was read.
-    pub ems_resized: Vec<Em>,
-    /// EMs whose tickets were ended or counted in part, or that hold adopted engines beyond what they provide, with the version that was read.
-    pub ems_stepped: Vec<Em>,
-    /// EMs that are new.
-    pub ems_inserted: Vec<Em>,
-    /// EMs whose rows go, with the version that was read.
-    pub ems_deleted: Vec<Em>,
-    /// EMs that began to go: nothing to write, but something to remember. With how they went, and by whom.
-    pub ems_gone: Vec<(Em, End, Principal)>,
-    /// Who registered the EMs that registered.
-    pub registered_by: HashMap<EmInstance, Principal>,
-    /// EMs whose reports are over: those that went, also if they came again.
-    pub reports_ended: Vec<EmInstance>,
-    /// Tickets whose rows are to say what they use.
-    pub in_use: Vec<Ticket>,
-    /// Tickets that were adopted, as they were then, and by whom: a line of the history each, also of one that ended since.
-    pub adopted: Vec<(Ticket, Actor)>,
-    /// Tickets whose engine reported in, as they were then, and who told: a line of the history each, also of one that ended since.
-    pub inited: Vec<(Ticket, Principal)>,
-    /// Likewise tickets whose engine reported to use something else, in order.
-    pub reported: Vec<(Ticket, Principal)>,
-    /// Tickets that ended.
-    pub ended: Vec<EndedDelta>,
-    /// EMs whose drains changed, and how they are drained now, if at all.
-    pub drains: Vec<(EmInstance, Option<Arc<Drain>>)>,
-    /// EMs that were drained or resumed, in order: a line of the history each.
-    pub drain_lines: Vec<DrainDelta>,
-    /// Request ids that are new.
-    pub request_ids: Vec<RequestRecord>,
-    /// What scopes hold that changed.
-    pub scopes: Vec<(Counter, Usage)>,
-    /// Requests that are new in line.
-    pub waiting: Vec<WaitingDelta>,
-    /// Requests that now stand elsewhere.
-    pub moved: Vec<MovedDelta>,
-    /// Requests that left the line, by their tickets.
-    pub left_line: Vec<Uuid>,
-    /// Tickets that are new, and locked.
-    pub granted: Vec<Ticket>,
-    /// Tickets that are new, and in use from the start.
-    pub new_in_use: Vec<Ticket>,
-    /// Clusters whose queues hold something else.
-    pub clusters: Vec<ClusterDelta>,
-    /// What tickets hold, or held, in such queues.
-    pub cluster_tickets: Vec<ClusterTicketDelta>,
-    /// How many operations went beyond limits that only watch: nothing to write, but something to count.
-    pub over_watched: u64,
-    /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
-    pub freed: FreedSpots,
-}
-
-impl Deltas {
-    /// Whether there is nothing to write.
-    pub fn is_empty(&self) -> bool {
-        self.ems_counted.is_empty()
-            && self.ems_updated.is_empty()
-            && self.ems_resized.is_empty()
-            && self.ems_stepped.is_empty()
-            && self.ems_inserted.is_empty()
-            && self.ems_deleted.is_empty()
-            && self.ems_gone.is_empty()
-            && self.reports_ended.is_empty()
-            && self.in_use.is_empty()
-            && self.adopted.is_empty()
-            && self.inited.is_empty()
-            && self.reported.is_empty()
-            && self.ended.is_empty()
-            && self.drain_lines.is_empty()
-            && self.granted.is_empty()
-            && self.new_in_use.is_empty()
-            && self.request_ids.is_empty()
-            && self.scopes.is_empty()
-            && self.waiting.is_empty()
-            && self.moved.is_empty()
-            && self.left_line.is_empty()
-            && self.clusters.is_empty()
-    }
-}
-
-/// How EMs and scopes stand after a batch.
-#[derive(Debug)]
-pub struct PostCommitState {
-    /// The EMs that are registered.
-    pub ems: Vec<Em>,
-    /// The EMs that are not.
-    pub gone: Vec<EmInstance>,
-    /// What scopes hold.
-    pub scopes: Vec<(Counter, Usage)>,
-    /// The limits that were in force.
-    pub limits: Arc<Limits>,
-    /// Who waits where.
-    pub line: LineView,
-}
-
-/// A request that is new in line.
-#[derive(Debug)]
-pub struct WaitingDelta {
-    /// Its position.
-    pub position: QueuePosition,
-    /// Since when it waits.
-    pub since: OffsetDateTime,
-    /// What it asks for, where and how it waits.
-    pub request: Request,
-    /// Where it stands.
-    pub spots: Spots,
-}
-
-/// A request that stands elsewhere than before.
-#[derive(Debug)]
-pub struct MovedDelta {
-    /// Its position.
-    pub position: QueuePosition,
-    /// The EM where it was judged last.
-    pub em: EmInstance,
-    /// Where it stands.
-    pub spots: Spots,
-}
-
-/// A ticket that ended.
-#[derive(Debug)]
-pub struct EndedDelta {
-    /// As it was.
-    pub ticket: Ticket,
-    /// How it ended.
-    pub end: End,
-    /// False if it was granted in this very batch.
-    pub stored: bool,
-    /// Who ended it.
-    pub by: Actor,
-    /// Why, if an operator did.
-    pub reason: Option<Name>,
-}
+pub use snapshot::{LineView, Snapshot, TicketPage};
 
 /// The state of one batch.
 #[derive(Debug)]
@@ -250,43 +66,6 @@ pub struct Ledger {
     line: LineView,
     clusters: Clusters,
     deltas: Deltas,
-}
-
-#[derive(Debug, Default)]
-struct EmSlot {
-    stored_version: Option<i64>,
-    /// As it was before its row went.
-    before: Option<Em>,
-    current: Option<Em>,
-    /// Whether it went, if only for a moment.
-    went: bool,
-    registered: bool,
-    resized: bool,
-    stepped: bool,
-    /// Whether engines were adopted that it has no room for.
-    exceeded: bool,
-    counted: bool,
-}
-
-impl EmSlot {
-    /// Whether its row is written, or made.
-    fn is_written(&self) -> bool {
-        self.registered || self.resized || self.stepped || self.counted || self.stored_version.is_none()
-    }
-}
-
-#[derive(Debug, Default)]
-struct ScopeSlot {
-    usage: Usage,
-    changed: bool,
-}
-
-#[derive(Debug)]
-struct TicketSlot {
-    ticket: Ticket,
-    stored: bool,
-    /// Whether its row has yet to say what it uses.
-    in_use: bool,
 }
 
 impl Ledger {
@@ -501,85 +280,6 @@ impl Ledger {
         Ok(Outcome::Granted(Grant { over_watched, queue, ..grant }))
     }
 
-    /// Notes where there is more room now: about as much as `requests` have held.
-    fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
-        self.deltas.freed.note(Spot::Em(em.clone()), requests);
-        // Also where no rule decides: somebody may wait there for a cap of his own.
-        scopes.iter().for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
-    }
-
-    /// The same in the queue that a ticket is in, before it ends there.
-    fn free_queue(&mut self, ticket_id: Uuid) {
-        self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.note(spot, 1));
-    }
-
-    fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {
-        if let Some(ended) = self.ended.get(&op.ticket_id) {
-            check_owner(op.ticket_id, (&ended.user, &ended.em), (&op.user, &op.em))?;
-            return Ok(Outcome::Released);
-        }
-        owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
-        self.end(op.ticket_id, End::Released)?;
-        Ok(Outcome::Released)
-    }
-
-    /// Rolls a ticket back whose deadline has passed. Whatever happened to it meanwhile wins.
-    fn expire(&mut self, op: &Released) -> Result<Outcome, Rejection> {
-        let due = self.tickets.get(&op.ticket_id).is_some_and(|slot| match &slot.ticket.state {
-            TicketState::Locked { expires_at, .. } => slot.ticket.em == op.em && *expires_at <= self.now,
-            TicketState::Used { .. } => false,
-        });
-        if due {
-            self.end(op.ticket_id, End::Expired)?;
-        }
-        Ok(Outcome::Expired(due))
-    }
-
-    /// Gives a ticket up that its EM's reports did not name. One that is locked expires.
-    fn lost(&mut self, op: &Released) -> Result<Outcome, Rejection> {
-        let is_used = |ticket: &Ticket| ticket.em == op.em && !ticket.is_locked();
-        let lost = self.tickets.get(&op.ticket_id).is_some_and(|slot| is_used(&slot.ticket));
-        if lost {
-            self.end(op.ticket_id, End::Lost)?;
-        }
-        Ok(Outcome::Lost(lost))
-    }
-
-    /// Takes back what a live ticket holds.
-    fn end(&mut self, ticket_id: Uuid, end: End) -> Result<(), Rejection> {
-        let not_found = || Rejection::TicketNotFound { ticket_id, ended: None };
-        let ticket = self.tickets.get(&ticket_id).ok_or_else(not_found)?.ticket.clone();
-        let mut em = stored_em(&mut self.ems, &ticket.em)?.current.clone();
-        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
-        let share = em.share(ticket.resource()).map_err(inconsistent)?;
-        let held = if ticket.is_locked() { &mut em.locked } else { &mut em.used };
-        *held = held.minus(&share).map_err(inconsistent)?;
-        if !ticket.is_locked() {
-            em.used_tickets.remove(ticket_id);
-        }
-        let mut counted = HashMap::new();
-        let scopes = counters(&self.limits, em.counted, ticket_id, &ticket.ticket_labels());
-        self.count(&mut counted, &scopes, |at, usage| give_back(at, usage, &ticket))?;
-        self.apply_usage(counted);
-        let slot = stored_em(&mut self.ems, &ticket.em)?;
-        *slot.current = em;
-        *slot.counted = true;
-        self.free(&ticket.em, &scopes, 1);
-        self.free_queue(ticket_id);
-        self.clusters.end(ticket_id);
-        self.end_ticket(ticket_id, end);
-        Ok(())
-    }
-
-    /// Moves a ticket from those that live to those that ended.
-    fn end_ticket(&mut self, ticket_id: Uuid, end: End) {
-        if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
-            let (user, em) = (ticket.user.clone(), ticket.em.clone());
-            self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
-            self.deltas.ended.push(EndedDelta { ticket, end, stored, by: self.by.clone(), reason: None });
-        }
-    }
-
     /// What is short in the scopes for a resource that was `from` to become `to`.
     fn short_in_scopes(
         &self,
@@ -647,64 +347,6 @@ fn counters(limits: &Limits, counted: Counted, ticket_id: Uuid, labels: &TicketL
     let mut counters = limits.scopes(labels);
     counters.retain(|limited| counted.counts(limited.counter.label_set_id, ticket_id));
     counters
-}
-
-/// An EM that has a row, and the mark that its counters have to be written.
-struct StoredEm<'a> {
-    current: &'a mut Em,
-    counted: &'a mut bool,
-}
-
-fn stored_em<'a>(ems: &'a mut HashMap<EmInstance, EmSlot>, instance: &EmInstance) -> Result<StoredEm<'a>, Rejection> {
-    match ems.get_mut(instance) {
-        Some(EmSlot { current: Some(current), counted, .. }) => Ok(StoredEm { current, counted }),
-        _ => Err(Rejection::EmNotRegistered(instance.clone())),
-    }
-}
-
-/// An EM that can be used.
-fn registered_em<'a>(
-    ems: &'a mut HashMap<EmInstance, EmSlot>,
-    instance: &EmInstance,
-) -> Result<StoredEm<'a>, Rejection> {
-    let em = stored_em(ems, instance)?;
-    if em.current.is_registered() { Ok(em) } else { Err(Rejection::EmNotRegistered(instance.clone())) }
-}
-
-/// Refuses the word of an older incarnation of an EM, and of one that is yet to come.
-fn check_epoch(em: &Em, told: Option<i64>) -> Result<(), Rejection> {
-    let registered = em.epoch;
-    match told {
-        Some(told) if told < registered => Err(Rejection::StaleEpoch { em: em.instance.clone(), told, registered }),
-        Some(told) if told > registered => Err(Rejection::EpochAhead { registered }),
-        _ => Ok(()),
-    }
-}
-
-/// A live ticket that `user` holds on `em`.
-fn owned<'a>(
-    tickets: &'a mut HashMap<Uuid, TicketSlot>,
-    ended: &HashMap<Uuid, EndedTicket>,
-    ticket_id: Uuid,
-    user: &Name,
-    em: &EmInstance,
-) -> Result<&'a mut TicketSlot, Rejection> {
-    let Some(slot) = tickets.get_mut(&ticket_id) else {
-        let ended = ended.get(&ticket_id).cloned().map(Box::new);
-        return Err(Rejection::TicketNotFound { ticket_id, ended });
-    };
-    check_owner(ticket_id, (&slot.ticket.user, &slot.ticket.em), (user, em))?;
-    Ok(slot)
-}
-
-fn check_owner(ticket_id: Uuid, owner: (&Name, &EmInstance), caller: (&Name, &EmInstance)) -> Result<(), Rejection> {
-    if owner.0 != caller.0 {
-        return Err(Rejection::TicketNotOwned { ticket_id, what: "user" });
-    }
-    if owner.1 != caller.1 {
-        return Err(Rejection::TicketNotOwned { ticket_id, what: "EM" });
-    }
-    Ok(())
 }
 
 fn duration(op: &Request) -> time::Duration {

@@ -151,23 +151,10 @@ impl EmTotals {
 /// The dimensions of which an EM of this type has sums that a database can make: those of its own, and nothing but these. `None` if
 /// its amounts have to be read one by one.
 pub fn summed_dimensions(resource_type: ResourceType) -> Option<&'static [Dimension]> {
-    const MEMORY: &[Dimension] = &[Dimension::Memory];
-    const CORES: &[Dimension] = &[Dimension::Cores];
-    const LOAD: &[Dimension] = &[Dimension::Memory, Dimension::Cores];
-    const INSTANCES: &[Dimension] = &[Dimension::Instances];
-    const ALL: &[Dimension] = &[Dimension::Memory, Dimension::Cores, Dimension::Instances];
-    match resource_type {
-        ResourceType::Memory => Some(MEMORY),
-        ResourceType::Cpu => Some(CORES),
-        ResourceType::Load => Some(LOAD),
-        ResourceType::Instance => Some(INSTANCES),
-        ResourceType::LoadInstance => Some(ALL),
-        ResourceType::Yarn
-        | ResourceType::DriverAndYarn
-        | ResourceType::Kubernetes
-        | ResourceType::DriverAndKubernetes
-        | ResourceType::Special => None,
-    }
+    let dimensions = resource_type.shape();
+    let is_of_hosts =
+        |dimension: &Dimension| matches!(dimension, Dimension::Memory | Dimension::Cores | Dimension::Instances);
+    (!dimensions.is_empty() && dimensions.iter().all(is_of_hosts)).then_some(dimensions)
 }
 
 /// The live tickets.

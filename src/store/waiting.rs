@@ -1,36 +1,31 @@
 //! `linkis_resource_waiting` and `linkis_resource_waiting_spot`: the waiting line; `linkis_rm_instance`: who of those who wait
 //! there still has somebody to be answered; and the notifications that wake them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    cap::Cap,
     ledger::{MovedDelta, WaitingDelta},
-    line::{
-        Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, ViewedSpots, WaitEntry, WaitingRequest,
-    },
+    line::{Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, ViewedSpots, WaitEntry},
     name::Name,
-    resource::{Dimension, Resource},
-    scope::Scope,
+    resource::Resource,
 };
 
 use super::{
     StoreError, expect_rows,
-    rows::{Table, dimension, em_columns, hash, labels_json},
+    rows::{Table, em_columns, labels_json},
 };
 
 mod freed;
+mod json;
+mod list;
+
+use json::{caps_json, parse_position, parse_spot, spot_hash, spot_json};
 
 pub use freed::{CHANNEL, Freed, SpotKey, notify};
+pub use list::{Filter, list};
 
 const TABLE: Table = Table("linkis_resource_waiting");
 
@@ -369,202 +364,4 @@ pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Res
     .execute(executor)
     .await?;
     Ok(())
-}
-
-#[derive(FromRow)]
-struct WaitingRow {
-    ticket_id: Uuid,
-    user: String,
-    creator: String,
-    engine_type: String,
-    em_application_name: String,
-    em_instance: String,
-    any_em: bool,
-    resource_type: String,
-    resource: String,
-    labels: String,
-    caps: String,
-    waiting_since: OffsetDateTime,
-    wait_until: OffsetDateTime,
-    position: Vec<u8>,
-    spots: Vec<String>,
-    ahead: Vec<i64>,
-}
-
-impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
-    type Error = StoreError;
-
-    fn try_from(row: WaitingRow) -> Result<Self, StoreError> {
-        let resource_type = TABLE.resource_type(&row.resource_type)?;
-        let ahead = row.spots.iter().zip(row.ahead).map(|(spot, ahead)| Ok((parse_spot(spot)?.to_string(), ahead)));
-        let waiting = WaitingRequest {
-            ticket_id: row.ticket_id,
-            waiting_since: row.waiting_since,
-            user: TABLE.name("user", &row.user)?,
-            creator: TABLE.name("creator", &row.creator)?,
-            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            any_em: row.any_em,
-            resource: TABLE.resource("resource", resource_type, &row.resource)?,
-            labels: TABLE.labels(&row.labels)?,
-            caps: parse_caps(&row.caps)?,
-            engine_type: row.engine_type,
-            wait_until: row.wait_until,
-            ahead: ahead.collect::<Result<_, StoreError>>()?,
-        };
-        Ok((parse_position(&row.position)?, waiting))
-    }
-}
-
-/// Which requests that wait to list.
-#[derive(Debug, Default)]
-pub struct Filter {
-    /// Only those of these users.
-    pub users: Option<BTreeSet<Name>>,
-    /// Only those that are short at all of these spots.
-    pub spots: Vec<Spot>,
-}
-
-/// A page of the line, of those requests that `$first` tells: $1 behind which position, $2 how many, $4 whose, $5 where they are short. Where
-/// each of them stands is looked up for those of the page alone.
-macro_rules! page {
-    ($name:literal, $first:literal) => {
-        concat!(
-            "-- waiting::list, ",
-            $name,
-            r#"
-        SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
-            w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
-            w.position, s.spots, s.ahead
-        FROM ("#,
-            $first,
-            r#") w
-        CROSS JOIN LATERAL (
-            SELECT coalesce(array_agg(s.spot::text), '{}') AS spots, coalesce(array_agg(a.ahead), '{}') AS ahead
-            FROM linkis_resource_waiting_spot s
-            CROSS JOIN LATERAL (
-                SELECT count(*) AS ahead FROM (
-                    SELECT FROM linkis_rm_instance j JOIN linkis_resource_waiting_spot o
-                        ON o.spot_hash = s.spot_hash AND o.instance_id = j.instance_id AND o.position < s.position
-                    WHERE j.alive_until > clock_timestamp() AND o.is_short
-                    LIMIT $3) o) a
-            WHERE s.ticket_id = w.ticket_id AND s.is_short) s
-        ORDER BY w.position"#
-        )
-    };
-}
-
-/// Along the line.
-const ALL: &str = page!(
-    "all",
-    "SELECT w.* FROM linkis_resource_waiting w
-        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-        WHERE w.position > $1 AND $4::text[] IS NULL AND $5::bytea[] IS NOT NULL
-        ORDER BY w.position LIMIT $2"
-);
-
-/// The first of each user's, and of these the first.
-const BY_USERS: &str = page!(
-    "by users",
-    r#"SELECT w.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
-            SELECT w.* FROM linkis_resource_waiting w
-            JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-            WHERE w."user" = u.name AND w.position > $1 AND NOT EXISTS (
-                SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
-                    SELECT FROM linkis_resource_waiting_spot s
-                    WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
-            ORDER BY w.position LIMIT $2) w
-        ORDER BY w.position LIMIT $2"#
-);
-
-/// Those at the first of the spots.
-const BY_SPOTS: &str = page!(
-    "by spots",
-    r#"SELECT w.* FROM linkis_resource_waiting_spot f
-        JOIN linkis_resource_waiting w ON w.ticket_id = f.ticket_id
-        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-        WHERE f.spot_hash = ($5::bytea[])[1] AND f.is_short AND f.position > $1 AND $4::text[] IS NULL AND NOT EXISTS (
-            SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
-                SELECT FROM linkis_resource_waiting_spot s
-                WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
-        ORDER BY w.position LIMIT $2"#
-);
-
-/// Up to `limit` requests that wait and match, the first in line first, from behind the position `after`; each with its own.
-pub async fn list(
-    executor: impl PgExecutor<'_>,
-    filter: &Filter,
-    after: Option<QueuePosition>,
-    limit: i64,
-) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
-    // One text each, so that each is planned for its own index.
-    let sql = match (&filter.users, filter.spots.is_empty()) {
-        (Some(_), _) => BY_USERS,
-        (None, false) => BY_SPOTS,
-        (None, true) => ALL,
-    };
-    let rows: Vec<WaitingRow> = sqlx::query_as(sql)
-        .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
-        .bind(limit)
-        .bind(STANDS_MAX)
-        .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
-        .bind(filter.spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
-        .fetch_all(executor)
-        .await?;
-    rows.into_iter().map(TryFrom::try_from).collect()
-}
-
-/// How a cap is stored.
-#[derive(Serialize, Deserialize)]
-struct CapJson {
-    keys: BTreeSet<String>,
-    max: BTreeMap<String, i64>,
-}
-
-fn caps_json(caps: &[Arc<Cap>]) -> String {
-    let max = |cap: &Cap| cap.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
-    let caps = caps.iter().map(|cap| CapJson { keys: cap.keys.clone(), max: max(cap) });
-    serde_json::json!(caps.collect::<Vec<_>>()).to_string()
-}
-
-fn parse_caps(json: &str) -> Result<Vec<Cap>, StoreError> {
-    let caps: Vec<CapJson> = serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-    let max = |max: BTreeMap<String, i64>| -> Result<BTreeMap<Dimension, i64>, StoreError> {
-        max.into_iter().map(|(key, max)| Ok((dimension(TABLE.0, &key)?, max))).collect()
-    };
-    caps.into_iter().map(|cap| Ok(Cap { keys: cap.keys, max: max(cap.max)? })).collect()
-}
-
-fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {
-    let wrong = || StoreError::inconsistent(TABLE.0, format!("a position of {} bytes", bytes.len()));
-    QueuePosition::from_bytes(bytes).ok_or_else(wrong)
-}
-
-/// How a spot is stored.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum SpotJson {
-    Em(String, String),
-    Scope(BTreeMap<String, String>),
-    Queue(String, String),
-}
-
-fn spot_json(spot: &Spot) -> String {
-    let json = match spot {
-        Spot::Em(em) => SpotJson::Em(em.application_name.to_string(), em.instance.to_string()),
-        Spot::Scope(scope) => SpotJson::Scope(scope.labels().clone()),
-        Spot::Queue { provider, path } => SpotJson::Queue(provider.to_string(), path.clone()),
-    };
-    serde_json::json!(json).to_string()
-}
-
-fn parse_spot(json: &str) -> Result<Spot, StoreError> {
-    match serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))? {
-        SpotJson::Em(application_name, instance) => Ok(Spot::Em(TABLE.em(&application_name, &instance)?)),
-        SpotJson::Scope(labels) => Ok(Spot::Scope(Scope::new(labels))),
-        SpotJson::Queue(provider, path) => Ok(Spot::Queue { provider: TABLE.name("provider", &provider)?, path }),
-    }
-}
-
-fn spot_hash(spot: &Spot) -> [u8; 32] {
-    hash(&spot_json(spot))
 }

@@ -9,7 +9,10 @@ use linkis_rm::{
     domain::report::{Health, Report},
     server::Ending,
     store::{Store, em_report, user_resource},
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+    transport::{
+        observe,
+        proto::{self, usage_service_client::UsageServiceClient},
+    },
 };
 use tonic::transport::Channel;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
@@ -55,6 +58,19 @@ async fn reflection_lists_the_services_in_both_versions() {
     ] {
         assert!(v1.contains(service), "{service} in {v1:?}");
     }
+}
+
+#[test]
+fn every_call_has_a_line_in_the_docs() {
+    let docs = include_str!("../../docs/API.md");
+    let calls = docs.split("\n## All calls\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let methods = observe::methods(&[proto::DESCRIPTORS]).unwrap();
+    let missing: Vec<_> = methods
+        .iter()
+        .map(|method| &method.grpc_method)
+        .filter(|method| !calls.contains(&format!("`{method}`")))
+        .collect();
+    assert!(missing.is_empty() && methods.len() >= 44, "not in docs/API.md: {missing:?}");
 }
 
 async fn health(client: &mut HealthClient<Channel>, service: &str) -> Option<ServingStatus> {

@@ -26,6 +26,9 @@ use uuid::Uuid;
 
 use crate::{harness::*, proxy::Weather};
 
+mod outages;
+mod waking;
+
 /// Longer than any test waits for anything.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -336,65 +339,6 @@ async fn what_never_fits_does_not_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_makes_room_on_any_instance_wakes_the_first_in_line() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    let (host, grant) = full_em(&first.client, "host1", 10).await;
-    let served = async |what: &str, call: JoinHandle<_>, start: Instant| {
-        let grant = granted(call).await;
-        assert!(start.elapsed() < AT_ONCE, "{what}: after {:?}", start.elapsed());
-        grant
-    };
-
-    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(3))).await;
-    let start = Instant::now();
-    second.client.resource_inited(&inited(&grant, "first", Some(cpu(7)))).await.unwrap();
-    served("an engine that uses less than was granted", call, start).await;
-
-    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(2))).await;
-    // It has just looked by itself, and would not again within the next moment.
-    let polls = first.metrics.line.polls.get();
-    eventually("it looks in vain", LONG, async || first.metrics.line.polls.get() > polls).await;
-    let start = Instant::now();
-    second.client.resource_reported(&grant.reported(name("first"), cpu(5))).await.unwrap();
-    served("an engine that uses less than before", call, start).await;
-
-    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(5))).await;
-    let start = Instant::now();
-    second.client.register(registration(host.clone(), cpu(15))).await.unwrap();
-    let five = served("a resize", call, start).await;
-
-    second.client.set_limit(&user_limit("alice", 0)).await.unwrap();
-    first.client.register(registration(host.clone(), cpu(1000))).await.unwrap();
-    second.client.resource_released(&release(&five, "hadoop")).await.unwrap();
-    second.client.set_limit(&Rule { max: [(Dimension::Cores, 4)].into(), ..user_limit("alice", 0) }).await.unwrap();
-    first.client.request_resource(&request(&host, "alice", cpu(4))).await.granted();
-    let call = stand_in_line(&first.client, patient(&host, "alice", cpu(2))).await;
-    let start = Instant::now();
-    second.client.set_limit(&Rule { max: [(Dimension::Cores, 6)].into(), ..user_limit("alice", 0) }).await.unwrap();
-    served("a limit that is raised", call, start).await;
-    let call = stand_in_line(&first.client, patient(&host, "alice", cpu(2))).await;
-    let start = Instant::now();
-    second.client.delete_limit(&user_limit("alice", 0).pattern).await.unwrap();
-    served("a limit that is removed", call, start).await;
-
-    let (other, _) = full_em(&first.client, "host2", 10).await;
-    second.client.unregister(&other).await.unwrap();
-    first.client.register(registration(other.clone(), cpu(1))).await.unwrap();
-    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1500)), ..request(&other, "short", cpu(1)) };
-    first.client.request_resource(&short).await.granted();
-    let call = stand_in_line(&first.client, patient(&other, "hadoop", cpu(1))).await;
-    granted(call).await;
-
-    let call = stand_in_line(&first.client, patient(&other, "hadoop", cpu(1))).await;
-    second.client.unregister(&other).await.unwrap();
-    let error = tokio::time::timeout(LONG, call).await.unwrap().unwrap().unwrap_err();
-    assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"), "its EM went");
-    nobody_waits(&first.client).await;
-    assert_invariants(&database, &first.client).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_names_no_em_is_served_wherever_there_is_room_first() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
@@ -421,71 +365,6 @@ async fn who_names_no_em_is_served_wherever_there_is_room_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_waited_on_an_instance_that_was_killed_holds_nobody_up_for_long() {
-    let (database, rm) = start().await;
-    let killed = Process::start(&["--database-url", &database.url()]);
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
-    let _lost = stand_in_line(&killed.client, patient(&host, "lost", cpu(10))).await;
-    let behind = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-    killed.kill();
-    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
-    let start = Instant::now();
-    granted(behind).await;
-    println!("granted {:?} after the one before it was lost", start.elapsed());
-    nobody_waits(&rm.client).await;
-    let rows =
-        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
-    eventually("nothing is left of it", LONG, async || database.count(rows).await == 0).await;
-    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_thought_dead_stands_at_the_end_of_the_line_again() {
-    let (database, rm) = start().await;
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
-    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-    // As another instance sweeps when this one was frozen for a while.
-    sqlx::raw_sql(
-        "DELETE FROM linkis_rm_instance; DELETE FROM linkis_resource_waiting; DELETE FROM linkis_resource_waiting_spot",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
-    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
-    granted(call).await;
-    nobody_waits(&rm.client).await;
-    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_is_served_although_nobody_hears() {
-    let (database, rm) = start().await;
-    // Those who wait where room is made need not hear of it.
-    let other = Instance::start(&database).await;
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
-    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-    let deafened = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-        WHERE datname = current_database() AND query LIKE 'LISTEN%'";
-    assert_eq!(database.count(deafened).await, 2);
-    other.client.resource_released(&release(&grant, "first")).await.unwrap();
-    granted(call).await;
-    // And hears again.
-    let grant = rm.client.tickets(None).await.unwrap().remove(0);
-    eventually("it listens again", LONG, async || {
-        let listening =
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
-        database.count(listening).await == 2
-    })
-    .await;
-    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-    let start = Instant::now();
-    let ticket = linkis_rm::domain::operation::Released { ticket_id: grant.id, user: grant.user, em: grant.em };
-    other.client.resource_released(&ticket).await.unwrap();
-    granted(call).await;
-    assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_asks_again_while_he_waits_gets_the_same_ticket() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
@@ -498,20 +377,6 @@ async fn who_asks_again_while_he_waits_gets_the_same_ticket() {
     assert_eq!(one, two);
     nobody_waits(&first.client).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_stops_tells_those_who_wait() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    let (host, _grant) = full_em(&first.client, "host1", 10).await;
-    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(5))).await;
-    let start = Instant::now();
-    assert_eq!(first.stop().await, linkis_rm::server::Ending::Drained);
-    assert!(start.elapsed() < Duration::from_secs(4), "it does not wait for them");
-    let error = call.await.unwrap().unwrap_err();
-    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Unavailable), Some("SHUTTING_DOWN")));
-    assert_eq!(second.client.waiting().await.unwrap(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -544,81 +409,6 @@ async fn the_line_is_shown_page_by_page() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_could_not_leave_at_once_leaves_later() {
-    let (database, rm) = start().await;
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
-    // Another waiter keeps the instance alive: nothing is swept because of it.
-    let (other, _grant) = full_em(&rm.client, "host2", 10).await;
-    let _stays = stand_in_line(&rm.client, patient(&other, "other", cpu(10))).await;
-    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
-    let mut holder = database.connect().await;
-    sqlx::raw_sql("BEGIN; SELECT 1 FROM linkis_resource_waiting FOR UPDATE").execute(&mut holder).await.unwrap();
-    gone.abort();
-    eventually("it tries to leave", LONG, async || is_waiting(&database).await).await;
-    eventually("and gives up", LONG, async || !is_waiting(&database).await).await;
-    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
-    eventually("it has left", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
-    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
-    rm.client.request_resource(&request(&host, "hadoop", cpu(10))).await.granted();
-}
-
-/// Found by the fault harness: a connection that broke in between left the spots of those who had left.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leaves_leaves_all_his_spots_or_none() {
-    let (database, rm) = start().await;
-    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
-    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
-    let mut holder = database.connect().await;
-    sqlx::raw_sql("BEGIN; SELECT 1 FROM linkis_resource_waiting_spot FOR UPDATE").execute(&mut holder).await.unwrap();
-    gone.abort();
-    eventually("it tries to leave", LONG, async || is_waiting(&database).await).await;
-    eventually("and gives up", LONG, async || !is_waiting(&database).await).await;
-    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
-    let rows =
-        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
-    eventually("nothing is left of it", LONG, async || database.count(rows).await == 0).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_granted_after_his_instance_was_late_stands_in_line_no_more() {
-    let (database, rm) = start().await;
-    let (host, mut held) = full_em(&rm.client, "host1", 10).await;
-    let mut user = "first";
-    for _ in 0..5 {
-        let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-        // As after an outage of the database, or when the process was frozen, for longer than an instance is taken to live.
-        let late = "UPDATE linkis_rm_instance SET alive_until = now() - interval '1 ms'";
-        sqlx::raw_sql(late).execute(&database.pool).await.unwrap();
-        rm.client.resource_released(&release(&held, user)).await.unwrap();
-        (held, user) = (granted(call).await, "hadoop");
-        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting").await, 0);
-        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting_spot").await, 0);
-    }
-    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_an_outage_everybody_keeps_his_place() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    let (host, grant) = full_em(&first.client, "host1", 10).await;
-    let one = stand_in_line(&first.client, patient(&host, "one", cpu(10))).await;
-    let two = stand_in_line(&second.client, patient(&host, "two", cpu(10))).await;
-    let line = first.client.waiting().await.unwrap();
-    let late = "UPDATE linkis_rm_instance SET alive_until = now() - interval '1 s'";
-    sqlx::raw_sql(late).execute(&database.pool).await.unwrap();
-    // Whoever is back first gives the others their time again.
-    let all_live = "SELECT count(*) FROM linkis_rm_instance WHERE alive_until > now()";
-    eventually("all live again", LONG, async || database.count(all_live).await == 2).await;
-    assert_eq!(second.client.waiting().await.unwrap(), line);
-    first.client.resource_released(&release(&grant, "first")).await.unwrap();
-    let one = granted(one).await;
-    assert!(!two.is_finished());
-    first.client.resource_released(&release(&one, "one")).await.unwrap();
-    granted(two).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_names_no_em_is_not_refused_for_the_sake_of_one() {
     let (database, rm) = start().await;
     let mut grants = Vec::new();
@@ -644,155 +434,4 @@ async fn who_names_no_em_is_not_refused_for_the_sake_of_one() {
     nobody_waits(&rm.client).await;
     let over = "SELECT count(*) FROM linkis_em_resource_meta_data WHERE over_committed";
     assert_eq!(database.count(over).await, 1, "the one that shrank");
-}
-
-/// Many whose instances are dead hide nobody who stands behind them, and are soon gone.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_who_are_dead_hide_nobody_behind_them() {
-    let (database, rm) = start().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
-    let held = rm.client.request_resource(&request(&host, "first", cpu(5))).await.granted();
-    let big = stand_in_line(&rm.client, patient(&host, "big", cpu(10))).await;
-    sqlx::raw_sql(
-        r#"INSERT INTO linkis_rm_instance VALUES ('00000000-0000-0000-0000-00000000dead', clock_timestamp() - interval '1 s');
-        WITH ids AS MATERIALIZED (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 1200) n),
-        dead AS (
-            INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
-                em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position)
-            SELECT id, '00000000-0000-0000-0000-00000000dead', principal, 'dead', creator, engine_type, em_application_name,
-                em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until,
-                substring(position FOR 2) || int8send(n) || uuid_send(id)
-            FROM linkis_resource_waiting, ids
-            RETURNING ticket_id, instance_id, position)
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
-            is_short, spot_hash)
-        SELECT s.spot, dead.ticket_id, dead.instance_id, dead.position, s.resource_type, s.resource, s.wait_until, true, s.spot_hash
-        FROM dead, linkis_resource_waiting_spot s"#,
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
-    let refusal = rm.client.request_resource(&request(&host, "small", cpu(1))).await.refused();
-    let short = &refusal.shortfalls[0];
-    assert_eq!((short.available, short.ahead), (0, 10), "five are free, and the big one waits for all of them");
-    assert_eq!(rm.client.waiting().await.unwrap()[0].ahead.get(&format!("em={host}")), Some(&0));
-    let left = "SELECT count(*) FROM linkis_resource_waiting_spot";
-    let swept = eventually("they are gone", LONG, async || database.count(left).await == 1).await;
-    assert!(swept < Duration::from_secs(12), "swept after {swept:?}");
-    rm.client.resource_released(&release(&held, "first")).await.unwrap();
-    granted(big).await;
-}
-
-/// As many look as are served, and hardly more, however many wait.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hardly_more_look_than_are_served() {
-    const WAITERS: u64 = 300;
-    let (database, rm) = start().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), cpu(2))).await.unwrap();
-    let mut held = Vec::new();
-    for _ in 0..2 {
-        held.push(rm.client.request_resource(&request(&host, "first", cpu(1))).await.granted());
-    }
-    let mut calls = JoinSet::new();
-    for _ in 0..WAITERS {
-        let (client, host) = (rm.client.clone(), host.clone());
-        calls.spawn(async move {
-            let grant = client.request_resource(&patient(&host, "hadoop", cpu(1))).await.granted();
-            client.resource_released(&release(&grant, "hadoop")).await.unwrap();
-        });
-    }
-    let in_line = "SELECT count(*) FROM linkis_resource_waiting";
-    eventually("all wait", LONG, async || database.count(in_line).await == WAITERS as i64).await;
-    let (before, start) = (rm.metrics.line.looks.get(), Instant::now());
-    for grant in held {
-        rm.client.resource_released(&release(&grant, "first")).await.unwrap();
-    }
-    calls.join_all().await;
-    let (looks, served) = (rm.metrics.line.looks.get() - before, rm.metrics.line.served.get());
-    println!("{looks} looks for {served} served in {:?}; {before} while they came", start.elapsed());
-    assert_eq!(served, WAITERS);
-    assert!(before <= 2 * WAITERS, "{before} looks of those who came");
-    assert!(looks <= 2 * served + 20, "{looks} looks for {served} served");
-    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
-}
-
-/// Of room that is made where all who wait for it are, nobody is notified: whoever notifies keeps all other commits waiting. Those
-/// who wait are served at once all the same, though nobody hears.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_where_room_is_made_needs_no_notification() {
-    let (database, first) = start().await;
-    let (host, mut held) = full_em(&first.client, "host1", 10).await;
-    let mut listener = PgListener::connect_with(&database.pool).await.unwrap();
-    listener.listen(CHANNEL).await.unwrap();
-    let mut user = "first".to_owned();
-    for next in ["alice", "bob", "carol"] {
-        let call = stand_in_line(&first.client, patient(&host, next, cpu(10))).await;
-        let start = Instant::now();
-        first.client.resource_released(&release(&held, &user)).await.unwrap();
-        held = granted(call).await;
-        assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
-        user = next.to_owned();
-    }
-    nobody_waits(&first.client).await;
-    // Another instance's waiters are told.
-    let second = Instance::start(&database).await;
-    let call = stand_in_line(&second.client, patient(&host, "dave", cpu(10))).await;
-    first.client.resource_released(&release(&held, &user)).await.unwrap();
-    granted(call).await;
-    let told = listener.recv().await.unwrap();
-    assert!(told.payload().contains("host1"), "{told:?}");
-    let more = tokio::time::timeout(Duration::from_millis(100), listener.recv()).await;
-    assert!(more.is_err(), "only the last release was told: {more:?}");
-    assert_eq!(assert_invariants(&database, &first.client).await, 1);
-}
-
-/// One commit may make more room than one notification can tell.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn room_in_many_places_at_once_wakes_everybody() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    let mut grants = Vec::new();
-    for n in 0..150 {
-        grants.push(full_em(&first.client, &format!("{}-{n}", "h".repeat(200)), 10).await);
-    }
-    let mut calls = Vec::new();
-    for (host, _) in &grants {
-        calls.push(ask(&second.client, patient(host, "hadoop", cpu(10))));
-    }
-    eventually("all wait", LONG, async || first.client.waiting().await.unwrap().len() == 150).await;
-    let mut releases = JoinSet::new();
-    for (_, grant) in grants {
-        let client = first.client.clone();
-        releases.spawn(async move { client.resource_released(&release(&grant, "first")).await.unwrap() });
-    }
-    releases.join_all().await;
-    for call in calls {
-        granted(call).await;
-    }
-    nobody_waits(&first.client).await;
-    assert_eq!(assert_invariants(&database, &first.client).await, 150);
-}
-/// Who goes away while the database does leaves the line as soon as it is back, and keeps nothing from those behind him.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leaves_while_the_database_is_away_has_left_when_it_is_back() {
-    let (database, direct) = start().await;
-    let (proxy, proxied) = database.behind_proxy("leaving");
-    let rm = Instance::start(&proxied).await;
-    let (host, held) = full_em(&direct.client, "host1", 10).await;
-    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
-    let behind = stand_in_line(&rm.client, patient(&host, "behind", cpu(10))).await;
-    proxy.set_weather(Weather::Hole);
-    gone.abort();
-    // Longer than anybody tries for a connection, shorter than it takes to be thought dead.
-    tokio::time::sleep(Duration::from_millis(3600)).await;
-    proxy.set_weather(Weather::Fair);
-    direct.client.resource_released(&release(&held, "first")).await.unwrap();
-    let start = Instant::now();
-    granted(behind).await;
-    println!("granted {:?} after the release", start.elapsed());
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    nobody_waits(&rm.client).await;
-    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }

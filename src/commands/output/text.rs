@@ -8,7 +8,7 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::{
     domain::resource::{Dimension, format_size},
-    transport::proto::{self, resource::Kind},
+    transport::{convert, proto},
 };
 
 /// The application that hosts are of in Linkis: they are told by their instance alone.
@@ -131,39 +131,11 @@ pub fn amounts_by_key(amounts: &BTreeMap<String, i64>) -> String {
 }
 
 /// The amounts of a resource, whatever its kind, in the order of its shape; and the queue or namespace that it is of.
-pub fn amounts(resource: Option<&proto::Resource>) -> (Vec<(Dimension, i64)>, Option<&str>) {
-    use Dimension::{
-        Cores, Instances, KubernetesMemory, KubernetesMillicores, Memory, QueueCores, QueueInstances, QueueMemory,
-    };
-    let load = |r: &proto::LoadInstanceResource| vec![(Memory, r.memory), (Cores, r.cores), (Instances, r.instances)];
-    let yarn = |r: &proto::YarnResource| {
-        vec![(QueueMemory, r.queue_memory), (QueueCores, r.queue_cores), (QueueInstances, r.queue_instances)]
-    };
-    let kubernetes =
-        |r: &proto::KubernetesResource| vec![(KubernetesMemory, r.memory), (KubernetesMillicores, r.millicores)];
-    match resource.and_then(|resource| resource.kind.as_ref()) {
-        None | Some(Kind::Json(_)) => (vec![], None),
-        Some(Kind::Memory(r)) => (vec![(Memory, r.memory)], None),
-        Some(Kind::Cpu(r)) => (vec![(Cores, r.cores)], None),
-        Some(Kind::Load(r)) => (vec![(Memory, r.memory), (Cores, r.cores)], None),
-        Some(Kind::Instance(r)) => (vec![(Instances, r.instances)], None),
-        Some(Kind::LoadInstance(r)) => (load(r), None),
-        Some(Kind::Yarn(r)) => (yarn(r), Some(&r.queue_name)),
-        Some(Kind::DriverAndYarn(r)) => {
-            let driver = r.load_instance.as_ref().map(load).unwrap_or_default();
-            let queue = r.yarn.as_ref().map(yarn).unwrap_or_default();
-            ([driver, queue].concat(), r.yarn.as_ref().map(|yarn| yarn.queue_name.as_str()))
-        }
-        Some(Kind::Kubernetes(r)) => (kubernetes(r), Some(&r.namespace)),
-        Some(Kind::DriverAndKubernetes(r)) => {
-            let driver = r.load_instance.as_ref().map(load).unwrap_or_default();
-            let namespace = r.kubernetes.as_ref().map(kubernetes).unwrap_or_default();
-            ([driver, namespace].concat(), r.kubernetes.as_ref().map(|kubernetes| kubernetes.namespace.as_str()))
-        }
-        Some(Kind::Special(r)) => {
-            (r.resources.iter().map(|(name, amount)| (Dimension::from(name.as_str()), *amount)).collect(), None)
-        }
-    }
+pub fn amounts(resource: Option<&proto::Resource>) -> (Vec<(Dimension, i64)>, Option<String>) {
+    let kind = resource.and_then(|resource| resource.kind.clone());
+    let Some(Ok(parts)) = kind.map(convert::resource::parts) else { return (vec![], None) };
+    let (amounts, queue) = parts.amounts();
+    (amounts, queue.map(str::to_owned))
 }
 
 /// A resource on one line.
@@ -187,6 +159,7 @@ fn separator(text: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::proto::resource::Kind;
 
     #[test]
     fn what_others_wrote_does_nothing_to_a_terminal() {

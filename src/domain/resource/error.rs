@@ -10,10 +10,7 @@ const SHOWN_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ResourceError {
     /// No resource type has this name.
-    #[error(
-        "unknown resource type `{name}`: use one of Memory, CPU, Load, Instance, LoadInstance, Yarn, DriverAndYarn, \
-         Kubernetes, DriverAndKubernetes, Special"
-    )]
+    #[error("unknown resource type `{name}`: use one of {}", ResourceType::ALL.map(ResourceType::as_str).join(", "))]
     UnknownType {
         /// The name as given, shortened.
         name: String,

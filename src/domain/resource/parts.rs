@@ -187,6 +187,36 @@ impl Parts {
         }
     }
 
+    /// The amounts, in the order of the type's shape; and the queue or namespace that they are of.
+    #[must_use]
+    pub fn amounts(&self) -> (Vec<(Dimension, i64)>, Option<&str>) {
+        use Dimension::{
+            Cores, Instances, KubernetesMemory, KubernetesMillicores, Memory, QueueCores, QueueInstances, QueueMemory,
+        };
+        let load = |r: &LoadInstanceAmounts| vec![(Memory, r.memory), (Cores, r.cores), (Instances, r.instances)];
+        let yarn = |r: &YarnAmounts| {
+            vec![(QueueMemory, r.queue_memory), (QueueCores, r.queue_cores), (QueueInstances, r.queue_instances)]
+        };
+        let kubernetes =
+            |r: &KubernetesAmounts| vec![(KubernetesMemory, r.memory), (KubernetesMillicores, r.millicores)];
+        match self {
+            Self::Memory { memory } => (vec![(Memory, *memory)], None),
+            Self::Cpu { cores } => (vec![(Cores, *cores)], None),
+            Self::Load { memory, cores } => (vec![(Memory, *memory), (Cores, *cores)], None),
+            Self::Instance { instances } => (vec![(Instances, *instances)], None),
+            Self::LoadInstance(driver) => (load(driver), None),
+            Self::Yarn(queue) => (yarn(queue), Some(&queue.queue_name)),
+            Self::DriverAndYarn(driver, queue) => ([load(driver), yarn(queue)].concat(), Some(&queue.queue_name)),
+            Self::Kubernetes(namespace) => (kubernetes(namespace), Some(&namespace.namespace)),
+            Self::DriverAndKubernetes(driver, namespace) => {
+                ([load(driver), kubernetes(namespace)].concat(), Some(&namespace.namespace))
+            }
+            Self::Special(custom) => {
+                (custom.iter().map(|(name, amount)| (Dimension::from(name.as_str()), *amount)).collect(), None)
+            }
+        }
+    }
+
     pub(super) fn of(
         resource_type: ResourceType,
         amounts: &Amounts,

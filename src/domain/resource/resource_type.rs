@@ -88,7 +88,7 @@ impl ResourceType {
     }
 
     /// The fixed dimensions of the type; a Special has none, only custom ones.
-    pub(super) const fn shape(self) -> &'static [Dimension] {
+    pub(in crate::domain) const fn shape(self) -> &'static [Dimension] {
         match self {
             Self::Memory => MEMORY,
             Self::Cpu => CPU,

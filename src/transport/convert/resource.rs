@@ -34,15 +34,26 @@ fn of_message(field: &str, resource: Option<proto::Resource>) -> Result<Option<R
         return Err(FieldError::new(field, "has no kind; set one, e.g. load_instance"));
     };
     let in_field = |error: ResourceError| FieldError::new(field, error.to_string());
-    let parts = match kind {
-        Kind::Json(json) => {
+    match parts(kind) {
+        Ok(parts) => Resource::from_parts(parts).map(Some).map_err(in_field),
+        Err(json) => {
             let resource_type = json.resource_type.parse().map_err(|error: ResourceError| {
                 FieldError::new(format!("{field}.json.resource_type"), error.to_string())
             })?;
-            return Resource::from_json(resource_type, &json.document)
+            Resource::from_json(resource_type, &json.document)
                 .map(Some)
-                .map_err(|error| FieldError::new(format!("{field}.json.document"), error.to_string()));
+                .map_err(|error| FieldError::new(format!("{field}.json.document"), error.to_string()))
         }
+    }
+}
+
+/// The plain values of a resource, unchecked.
+///
+/// # Errors
+/// What is JSON has yet to be read.
+pub fn parts(kind: Kind) -> Result<Parts, proto::LinkisJson> {
+    Ok(match kind {
+        Kind::Json(json) => return Err(json),
         Kind::Memory(r) => Parts::Memory { memory: r.memory },
         Kind::Cpu(r) => Parts::Cpu { cores: r.cores },
         Kind::Load(r) => Parts::Load { memory: r.memory, cores: r.cores },
@@ -58,8 +69,7 @@ fn of_message(field: &str, resource: Option<proto::Resource>) -> Result<Option<R
             kubernetes(r.kubernetes.unwrap_or_default()),
         ),
         Kind::Special(r) => Parts::Special(r.resources.into_iter().collect()),
-    };
-    Resource::from_parts(parts).map(Some).map_err(in_field)
+    })
 }
 
 fn driver(r: proto::LoadInstanceResource) -> LoadInstanceAmounts {

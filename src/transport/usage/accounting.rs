@@ -1,7 +1,5 @@
 //! `ListRefusals` and `GetUsage`: what is told in sums.
 
-use std::collections::BTreeSet;
-
 use prost_types::Timestamp;
 use time::OffsetDateTime;
 use tonic::Request;
@@ -9,7 +7,7 @@ use tonic::Request;
 use crate::{
     domain::{
         access::Reach,
-        name::{FieldError, Name, check_text},
+        name::{FieldError, check_text},
         refusal_sum::{KEY_BYTES_MAX, RefusalSum},
         scope_kind::ScopeKind,
         usage_sum::{UsageBy, UsageSum, UsedBy},
@@ -30,6 +28,8 @@ use crate::{
         proto,
     },
 };
+
+use super::filters::users;
 
 pub(super) async fn list_refusals(
     usage: &Usage,
@@ -69,16 +69,6 @@ fn refusal_filter(message: &proto::ListRefusalsRequest, reach: &Reach) -> Result
         from: moment("from_time", message.from_time)?,
         to: moment("to_time", message.to_time)?,
     })
-}
-
-/// Whose sums: those of one user, if it is within reach, or of all that are; `None` for everybody's.
-fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>, FieldError> {
-    if user.is_empty() {
-        return Ok(reach.users().cloned());
-    }
-    let user = Name::parse("user", user)?;
-    // Somebody else's are none, as for a user without any.
-    Ok(Some([user].into_iter().filter(|user| reach.has_user(user)).collect()))
 }
 
 /// A moment that the database knows.

@@ -21,7 +21,7 @@ use crate::{
 const ACTIONS_MAX: usize = 20;
 
 /// Whose things a call is about that names this user, or none; `None` for everybody's. Somebody else's are none, as for a user without any.
-fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>, FieldError> {
+pub(super) fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>, FieldError> {
     if user.is_empty() {
         return Ok(reach.users().cloned());
     }

@@ -1,0 +1,252 @@
+use std::collections::BTreeSet;
+
+use super::*;
+
+fn check(arguments: &[&str]) -> Result<Config, ConfigError> {
+    CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve.check()
+}
+
+#[test]
+fn the_defaults_hold() {
+    let config = check(&[]).unwrap();
+    assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
+    assert_eq!(config.lock_ttl, Duration::from_secs(600));
+    assert_eq!(config.patience, LivenessTimeouts::DEFAULT);
+    assert_eq!(config.bounds, Bounds::DEFAULT);
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let error = check(&["--listen", "here", "--lock-ttl", "soon", "--history", "0s", "--database-url", "mysql://x"])
+        .unwrap_err();
+    assert_eq!(error.0.len(), 4, "{error}");
+}
+
+#[test]
+fn patience_is_checked() {
+    for (arguments, told) in [
+        (&["--em-silent-after", "3m"][..], "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice"),
+        (&["--em-silent-after", "0s"], "--em-silent-after"),
+        (&["--lost-after-reports", "0"], "from 1 to 100"),
+        (&["--lost-after-reports", "101"], "from 1 to 100"),
+        (&["--lost-after-reports", "few"], "from 1 to 100"),
+    ] {
+        let error = check(arguments).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+    let wrong = ["--em-silent-after", "3m", "--lost-after-reports", "0"];
+    assert_eq!(check(&wrong).unwrap_err().0.len(), 2);
+    assert!(check(&["--em-silent-after", "150s"]).is_ok());
+}
+
+#[test]
+fn bounds_are_checked() {
+    for (flag, wrong, told) in [
+        ("--max-connections", "0", "from 1 to 1000000"),
+        ("--max-connections", "many", "from 1 to 1000000"),
+        ("--max-connection-calls", "100000", "from 1 to 65536"),
+        ("--max-concurrent-calls", "0", "from 1 to 1000000"),
+        ("--max-waiting", "none", "from 1 to 1000000"),
+        ("--max-connection-age", "1ms", "between 1s and 365d"),
+        ("--shutdown-delay", "2h", "between 0s and 1h"),
+        ("--handshake-timeout", "0s", "between 100ms and 1h"),
+        ("--body-timeout", "2h", "between 100ms and 1h"),
+        ("--max-body-bytes", "1m", "at least 8m"),
+        ("--max-body-bytes", "all", "at least 8m"),
+    ] {
+        let error = check(&[flag, wrong]).unwrap_err().to_string();
+        assert!(error.contains(flag) && error.contains(told), "{error}");
+    }
+    assert_eq!(check(&["--max-body-bytes", "16m"]).unwrap().bounds.body_bytes, 16 << 20);
+}
+
+#[test]
+fn no_setting_shows_a_password() {
+    let url = ["--database-url", "postgres://me:hunter2@db.example/rm"];
+    let config = check(&url).unwrap();
+    assert!(config.migrates && !check(&[url[0], url[1], "--no-migrate"]).unwrap().migrates);
+    let arguments = CommandLine::parse_from(["linkis-rm", url[0], url[1]]);
+    let command = CommandLine::parse_from(["linkis-rm", "migrate", url[0], url[1]]);
+    for shown in [format!("{config:?}"), format!("{arguments:?}"), format!("{command:?}")] {
+        assert!(shown.to_lowercase().contains("database") && !shown.contains("hunter2"), "{shown}");
+    }
+    let error = check(&[url[0], url[1], "--database-url-file", "/x"]).unwrap_err();
+    assert!(!format!("{error:?} {error}").contains("hunter2"), "{error}");
+}
+
+#[test]
+fn a_command_needs_none_of_the_settings() {
+    let parse = |line: &str| CommandLine::try_parse_from(line.split(' '));
+    for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1", "linkis-rm audit --address rm:1,rm:2"] {
+        assert!(parse(line).unwrap().task.is_some(), "{line}");
+    }
+    for line in ["linkis-rm --listen 127.0.0.1:1 audit", "linkis-rm audit --listen 127.0.0.1:1", "linkis-rm mend"] {
+        assert!(parse(line).is_err(), "{line}");
+    }
+    assert!(parse("linkis-rm --listen 127.0.0.1:1").unwrap().task.is_none());
+    let Some(Task::Serve(serve)) = parse("linkis-rm serve --listen 127.0.0.1:1").unwrap().task else {
+        panic!("it serves");
+    };
+    assert_eq!(serve.listen, "127.0.0.1:1");
+}
+
+#[test]
+fn every_command_is_explained_and_names_its_role() {
+    command_line().debug_assert();
+    let without_service = ["serve", "migrate", "tokens", "health", "completions", "help"];
+    let mut names = 0;
+    for command in command_line().get_subcommands().filter(|c| !without_service.contains(&c.get_name())) {
+        let leaves: Vec<_> = match command.get_subcommands().collect::<Vec<_>>() {
+            none if none.is_empty() => vec![command],
+            some => some,
+        };
+        for leaf in leaves {
+            let needs = leaf.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(leaf.get_about().is_some() && needs.starts_with("Needs the role "), "{}", leaf.get_name());
+            names += 1;
+        }
+    }
+    assert!(names > 20, "{names}");
+}
+
+#[test]
+fn metrics_are_beside_grpc_and_on_this_machine_unless_told_otherwise() {
+    for (arguments, http_listen) in [
+        (&[][..], Some("127.0.0.1:51051")),
+        (&["--listen", "127.0.0.1:0"], Some("127.0.0.1:0")),
+        (&["--listen", "0.0.0.0:7000", "--insecure"], Some("127.0.0.1:8000")),
+        (&["--listen", "[::]:7000", "--insecure"], Some("[::1]:8000")),
+        (&["--listen", "127.0.0.1:65000"], Some("127.0.0.1:0")),
+        (&["--http-listen", "127.0.0.2:9"], Some("127.0.0.2:9")),
+        (&["--http-listen", ""], None),
+        (&["--listen", "unix:/run/rm.sock"], Some("127.0.0.1:51051")),
+    ] {
+        let told = check(arguments).unwrap().http_listen.map(|addresses| addresses[0].to_string());
+        assert_eq!(told.as_deref(), http_listen, "{arguments:?}");
+    }
+    let error = check(&["--http-listen", "here"]).unwrap_err().to_string();
+    assert!(error.contains("for example 127.0.0.1:51051"), "{error}");
+    let error = check(&["--listen", "here"]).unwrap_err();
+    assert_eq!(error.0.len(), 1, "{error}");
+}
+
+#[test]
+fn it_listens_at_names_and_files() {
+    let told = |listen: &str| check(&["--listen", listen]).map(|config| config.listen);
+    for listen in ["unix:/run/rm.sock", "unix:///run/rm.sock"] {
+        assert_eq!(told(listen).unwrap(), Listen::Unix("/run/rm.sock".into()));
+    }
+    let Listen::Tcp(addresses) = told("localhost:7").unwrap() else { panic!("a name is no file") };
+    assert!(!addresses.is_empty() && addresses.iter().all(|address| address.port() == 7), "{addresses:?}");
+    for (wrong, why) in [
+        ("unix:", "names no file"),
+        ("localhost", "is not HOST:PORT"),
+        ("localhost:http", "is not HOST:PORT"),
+        ("no-such-host.invalid:7", "cannot be found"),
+    ] {
+        assert!(told(wrong).unwrap_err().to_string().contains(why), "{wrong}");
+    }
+    assert!(check(&["--http-listen", "localhost:7"]).is_ok());
+}
+
+#[test]
+fn others_are_served_only_on_purpose() {
+    assert!(check(&["--listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--insecure"));
+    assert!(check(&["--listen", "0.0.0.0:1", "--insecure"]).is_ok());
+    assert!(check(&["--listen", "[::1]:0"]).is_ok());
+    assert!(check(&["--http-listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--http-listen"));
+    assert!(check(&["--http-listen", "0.0.0.0:1", "--insecure"]).is_ok());
+}
+
+#[test]
+fn everybody_may_do_everything_only_where_nobody_else_comes_or_on_purpose() {
+    let tls = ["--tls-cert", "c", "--tls-key", "k"];
+    let mutual = ["--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a"];
+    let (world, insecure) = (["--listen", "0.0.0.0:1"], ["--insecure"]);
+    for (arguments, is_open) in [
+        (vec![], true),
+        ([&world[..], &insecure].concat(), true),
+        (tls.to_vec(), true),
+        ([&world[..], &tls].concat(), false),
+        ([&world[..], &tls, &insecure].concat(), true),
+        (mutual.to_vec(), false),
+        ([&world[..], &mutual, &insecure].concat(), false),
+        (vec!["--jwt-config", "j"], false),
+        ([&world[..], &insecure, &["--jwt-config", "j"]].concat(), false),
+    ] {
+        assert_eq!(check(&arguments).unwrap().security.is_open, is_open, "{arguments:?}");
+    }
+    for (wrong, told) in [
+        (vec!["--tls-cert", "c"], "--tls-key"),
+        (vec!["--tls-key", "k"], "--tls-cert"),
+        (vec!["--tls-client-ca", "a"], "--tls-cert"),
+        ([&world[..], &["--tls-key", "k"]].concat(), "--tls-cert"),
+    ] {
+        let error = check(&wrong).unwrap_err();
+        assert!(error.0.len() == 1 && error.to_string().contains(told), "{error}");
+    }
+}
+
+#[test]
+fn logs_are_set_by_name() {
+    let told = |arguments: &[&str]| {
+        let arguments = CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve;
+        Arguments { rust_log: String::new(), ..arguments }.check().map(|config| config.telemetry.log)
+    };
+    let (auto, debug) = (told(&[]).unwrap(), told(&["--log-level", "debug", "--log-format", "json"]).unwrap());
+    assert_eq!((auto.format, auto.filter.as_str()), (LogFormat::Auto, "info,sqlx=warn"));
+    assert_eq!((debug.format, debug.filter.as_str()), (LogFormat::Json, "info,sqlx=warn,linkis_rm=debug"));
+    let error = told(&["--log-level", "loud", "--log-format", "xml"]).unwrap_err();
+    assert!(error.0.len() == 2 && error.to_string().contains("(LINKIS_RM_LOG_LEVEL): \"loud\""), "{error}");
+    let by_rust_log = |rust_log: &str| {
+        let arguments = CommandLine::parse_from(["linkis-rm", "--log-level", "warn"]).serve;
+        Arguments { rust_log: rust_log.to_owned(), ..arguments }.check().map(|config| config.telemetry.log.filter)
+    };
+    assert_eq!(by_rust_log("linkis_rm=trace").unwrap(), "linkis_rm=trace", "it wins");
+    assert!(by_rust_log("linkis_rm=loud").unwrap_err().to_string().contains("RUST_LOG"));
+}
+
+#[test]
+fn a_database_is_said_once_and_its_password_shows_nowhere() {
+    let url = "postgres://me:hunter2@db.example/rm";
+    let file = std::env::temp_dir().join(format!("linkis-rm-url-{}", std::process::id()));
+    std::fs::write(&file, format!("{url}\n")).unwrap();
+    let path = file.to_str().unwrap();
+    let at_once = CommandLine::parse_from(["linkis-rm", "--database-url", url]);
+    let shown =
+        format!("{at_once:?} {:?} {:?}", check(&["--database-url", url]), check(&["--database-url-file", path]));
+    assert!(!shown.contains("hunter2") && shown.matches("db.example:5432 (rm)").count() == 2, "{shown}");
+    for wrong in [
+        &["--database-url", url, "--database-url-file", path][..],
+        &["--database-url-file", path, "--data-dir", "/x"],
+        &["--database-url-file", "/nowhere/at/all"],
+    ] {
+        let error = check(wrong).unwrap_err().to_string();
+        assert!(error.contains("--database-url-file") && !error.contains("hunter2"), "{error}");
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
+/// The flags and variables of serving, and the table of them in the README, name the same.
+#[test]
+fn the_readme_lists_every_setting() {
+    let readme = include_str!("../../README.md");
+    let table = readme.split("\n## Configuration\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let cells: Vec<&str> =
+        table.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('|').skip(1).take(2)).collect();
+    let listed = |sign: &str| -> BTreeSet<String> {
+        let names = cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2));
+        names.filter(|name| name.starts_with(sign)).map(str::to_owned).collect()
+    };
+    let command_line = command_line();
+    let settings = || command_line.get_arguments().filter(|argument| argument.get_env().is_some());
+    let flags: BTreeSet<String> = settings().filter_map(|flag| Some(format!("--{}", flag.get_long()?))).collect();
+    let variables: BTreeSet<String> =
+        settings().filter_map(|flag| Some(flag.get_env()?.to_string_lossy().into_owned())).collect();
+    assert!(flags.len() > 30, "{flags:?}");
+    assert_eq!(listed("--"), flags);
+    for prefix in ["LINKIS_RM_", "DATABASE_URL"] {
+        let variables = variables.iter().filter(|name| name.starts_with(prefix)).cloned().collect();
+        assert_eq!(listed(prefix), variables);
+    }
+}

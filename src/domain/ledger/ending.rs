@@ -1,0 +1,99 @@
+//! How one ticket ends, and what becomes free with it.
+
+use std::collections::HashMap;
+
+use uuid::Uuid;
+
+use super::{
+    super::{
+        em::EmInstance,
+        limit::LimitedScope,
+        line::Spot,
+        operation::{Outcome, Rejection, Released},
+        ticket::{End, EndedTicket, Ticket, TicketState},
+    },
+    EndedDelta, Ledger, check_owner, counters, give_back, owned,
+    slots::TicketSlot,
+    stored_em,
+};
+
+impl Ledger {
+    /// Notes where there is more room now: about as much as `requests` have held.
+    pub(super) fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
+        self.deltas.freed.note(Spot::Em(em.clone()), requests);
+        // Also where no rule decides: somebody may wait there for a cap of his own.
+        scopes.iter().for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
+    }
+
+    /// The same in the queue that a ticket is in, before it ends there.
+    pub(super) fn free_queue(&mut self, ticket_id: Uuid) {
+        self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.note(spot, 1));
+    }
+
+    pub(super) fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+        if let Some(ended) = self.ended.get(&op.ticket_id) {
+            check_owner(op.ticket_id, (&ended.user, &ended.em), (&op.user, &op.em))?;
+            return Ok(Outcome::Released);
+        }
+        owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
+        self.end(op.ticket_id, End::Released)?;
+        Ok(Outcome::Released)
+    }
+
+    /// Rolls a ticket back whose deadline has passed. Whatever happened to it meanwhile wins.
+    pub(super) fn expire(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+        let due = self.tickets.get(&op.ticket_id).is_some_and(|slot| match &slot.ticket.state {
+            TicketState::Locked { expires_at, .. } => slot.ticket.em == op.em && *expires_at <= self.now,
+            TicketState::Used { .. } => false,
+        });
+        if due {
+            self.end(op.ticket_id, End::Expired)?;
+        }
+        Ok(Outcome::Expired(due))
+    }
+
+    /// Gives a ticket up that its EM's reports did not name. One that is locked expires.
+    pub(super) fn lost(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+        let is_used = |ticket: &Ticket| ticket.em == op.em && !ticket.is_locked();
+        let lost = self.tickets.get(&op.ticket_id).is_some_and(|slot| is_used(&slot.ticket));
+        if lost {
+            self.end(op.ticket_id, End::Lost)?;
+        }
+        Ok(Outcome::Lost(lost))
+    }
+
+    /// Takes back what a live ticket holds.
+    pub(super) fn end(&mut self, ticket_id: Uuid, end: End) -> Result<(), Rejection> {
+        let not_found = || Rejection::TicketNotFound { ticket_id, ended: None };
+        let ticket = self.tickets.get(&ticket_id).ok_or_else(not_found)?.ticket.clone();
+        let mut em = stored_em(&mut self.ems, &ticket.em)?.current.clone();
+        let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
+        let share = em.share(ticket.resource()).map_err(inconsistent)?;
+        let held = if ticket.is_locked() { &mut em.locked } else { &mut em.used };
+        *held = held.minus(&share).map_err(inconsistent)?;
+        if !ticket.is_locked() {
+            em.used_tickets.remove(ticket_id);
+        }
+        let mut counted = HashMap::new();
+        let scopes = counters(&self.limits, em.counted, ticket_id, &ticket.ticket_labels());
+        self.count(&mut counted, &scopes, |at, usage| give_back(at, usage, &ticket))?;
+        self.apply_usage(counted);
+        let slot = stored_em(&mut self.ems, &ticket.em)?;
+        *slot.current = em;
+        *slot.counted = true;
+        self.free(&ticket.em, &scopes, 1);
+        self.free_queue(ticket_id);
+        self.clusters.end(ticket_id);
+        self.end_ticket(ticket_id, end);
+        Ok(())
+    }
+
+    /// Moves a ticket from those that live to those that ended.
+    pub(super) fn end_ticket(&mut self, ticket_id: Uuid, end: End) {
+        if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
+            let (user, em) = (ticket.user.clone(), ticket.em.clone());
+            self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
+            self.deltas.ended.push(EndedDelta { ticket, end, stored, by: self.by.clone(), reason: None });
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Changes behind the fence: what each is, made while others grant and give back, and the moment in which nobody does.
+
+use std::{collections::BTreeSet, slice, time::Duration};
+
+use sqlx::{Connection as _, PgConnection};
+use tokio::time::Instant;
+
+use crate::{
+    domain::{
+        limit::{Counting, Expected, LABEL_SETS_MAX, LabelSet, Pattern, Rule, RuleChanges},
+        name::Name,
+        operation::Rejection,
+        policy::Policy,
+        principal::Actor,
+    },
+    error::Error,
+    store::{
+        StoreError,
+        action_record::{self, LimitLine},
+        em_resource,
+        label_set::{self, State},
+        limit, limit_change, policy,
+        session::{self, Session, answered},
+        waiting::{self, Freed},
+    },
+};
+
+/// How long to wait for the fence at most, where batches take long.
+const PATIENCE_MAX: Duration = Duration::from_secs(2);
+
+/// How long to pause before the fence is tried again.
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// What can be changed behind the fence.
+pub(super) enum Change {
+    /// How is counted: by this release.
+    Recount,
+    /// A rule is new, or has another maximum, if there was what was expected.
+    Set(Rule, Expected),
+    /// The rule of this pattern goes, if it is what was expected.
+    Delete(Pattern, Expected),
+    /// These are all the rules.
+    Replace(Vec<Rule>),
+    /// A kind of EMs has another policy.
+    Policy(Name, Policy),
+    /// Label sets whose tickets are all counted decide.
+    Decide(Vec<i64>),
+}
+
+/// What a change has changed.
+#[derive(Default)]
+pub(super) struct Made {
+    /// For the history.
+    pub(super) lines: Vec<LimitLine>,
+    /// Which rules are others than before, where all were replaced.
+    pub(super) changes: RuleChanges,
+    /// Label sets that are new, and those that decide until they do.
+    begun: Vec<LabelSet>,
+    before: Vec<i64>,
+}
+
+impl Change {
+    /// While others grant and give back, who see nothing of it yet.
+    async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<Made, FencedError> {
+        let mut changes = RuleChanges::default();
+        let lines = match self {
+            Self::Recount => vec![],
+            Self::Set(rule, expected) => {
+                let found = limit::records(&mut *connection, [&rule.pattern]).await?;
+                let found = found.get(&rule.pattern);
+                expected.check(&rule.pattern, found).map_err(FencedError::Rejected)?;
+                limit::upsert(connection, slice::from_ref(rule), &by.principal).await?;
+                vec![LimitLine::Set(rule.clone(), found.map(|found| found.rule.clone()))]
+            }
+            Self::Delete(pattern, expected) => {
+                if let Some(found) = limit::records(&mut *connection, [pattern]).await?.get(pattern) {
+                    expected.check(pattern, Some(found)).map_err(FencedError::Rejected)?;
+                }
+                delete(connection, slice::from_ref(pattern)).await?
+            }
+            Self::Replace(rules) => {
+                changes = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
+                let gone: Vec<Pattern> = changes.removed.iter().map(|rule| rule.pattern.clone()).collect();
+                let changed = changes.changed.iter().map(|(before, after)| (after, Some(before)));
+                let new: Vec<_> = changes.added.iter().map(|rule| (rule, None)).chain(changed).collect();
+                let mut lines = delete(connection, &gone).await?;
+                let rules: Vec<Rule> = new.iter().map(|(rule, _)| (*rule).clone()).collect();
+                limit::upsert(connection, &rules, &by.principal).await?;
+                lines.extend(new.into_iter().map(|(rule, before)| LimitLine::Set(rule.clone(), before.cloned())));
+                lines
+            }
+            Self::Policy(kind, policy) => {
+                let before = policy::read(&mut *connection).await?.remove(kind);
+                policy::upsert(connection, kind, policy).await?;
+                vec![LimitLine::Policy(kind.clone(), policy.clone(), before)]
+            }
+            Self::Decide(counted) => {
+                let lines = switch(connection, counted).await?;
+                return Ok(Made { lines, ..Made::default() });
+            }
+        };
+        let (begun, before) = reconcile(connection, &lines).await?;
+        Ok(Made { lines, changes, begun, before })
+    }
+}
+
+impl Made {
+    /// What it has changed of the rules: patterns with their rules, or without one if it has gone.
+    fn of_rules(&self) -> Vec<(&Pattern, Option<&Rule>)> {
+        self.lines.iter().filter_map(of_rule).collect()
+    }
+
+    /// Inside the fence: where there is no EM, there is no ticket to count, and none registers meanwhile; and the history tells of
+    /// the change behind what was granted before it, and before what is granted after it.
+    async fn finish(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
+        let mut lines = self.lines.clone();
+        if !self.begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
+            label_set::set_state(connection, &self.before, State::Retired).await?;
+            label_set::set_state(connection, &ids(&self.begun), State::Counted).await?;
+            lines.extend(self.begun.iter().map(in_force));
+        }
+        action_record::insert_limits(connection, &lines, by).await
+    }
+}
+
+/// What a line tells of a rule.
+fn of_rule(line: &LimitLine) -> Option<(&Pattern, Option<&Rule>)> {
+    match line {
+        LimitLine::Set(rule, _) => Some((&rule.pattern, Some(rule))),
+        LimitLine::Deleted(rule) => Some((&rule.pattern, None)),
+        LimitLine::Policy(..) | LimitLine::InForce(_) => None,
+    }
+}
+
+fn ids<'a>(sets: impl IntoIterator<Item = &'a LabelSet>) -> Vec<i64> {
+    sets.into_iter().map(|set| set.id).collect()
+}
+
+fn in_force(set: &LabelSet) -> LimitLine {
+    LimitLine::InForce(set.counting.keys.clone())
+}
+
+/// Those that were there.
+async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<LimitLine>, StoreError> {
+    Ok(limit::delete(connection, patterns).await?.into_iter().map(LimitLine::Deleted).collect())
+}
+
+/// Has label sets decide instead of those that counted the same labels.
+async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<LimitLine>, StoreError> {
+    let sets = label_set::read(&mut *connection).await?;
+    // One that was given up meanwhile is not there.
+    let (now, others): (Vec<_>, Vec<_>) =
+        sets.into_iter().partition(|set| counted.contains(&set.id) && !set.is_counted);
+    let keys: BTreeSet<_> = now.iter().map(|set| &set.counting.keys).collect();
+    let before = others.iter().filter(|set| set.is_counted && keys.contains(&set.counting.keys));
+    label_set::set_state(connection, &ids(before), State::Retired).await?;
+    label_set::set_state(connection, &ids(&now), State::Counted).await?;
+    Ok(now.iter().map(in_force).collect())
+}
+
+/// Why a change inside the fence was not made.
+#[derive(Debug)]
+enum FencedError {
+    /// It could not be.
+    Refused(StoreError),
+    /// It was not to be.
+    Rejected(Rejection),
+    /// The connection broke while it committed: it may have been.
+    Unknown(StoreError),
+}
+
+impl From<StoreError> for FencedError {
+    fn from(error: StoreError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<sqlx::Error> for FencedError {
+    fn from(error: sqlx::Error) -> Self {
+        StoreError::from(error).into()
+    }
+}
+
+impl From<FencedError> for Error {
+    fn from(error: FencedError) -> Self {
+        match error {
+            FencedError::Refused(error) => error.into(),
+            FencedError::Rejected(rejection) => rejection.into(),
+            FencedError::Unknown(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
+                Self::CommitUnknown
+            }
+        }
+    }
+}
+
+/// Makes a change, trying again until `deadline`: where somebody counts for longer than others should wait, they go on for a moment
+/// first; where all batches take so long, nobody waits longer for this than for those.
+pub(super) async fn patiently(
+    session: &mut Session,
+    deadline: Instant,
+    change: &Change,
+    by: &Actor,
+) -> Result<Made, Error> {
+    let mut patience = session::HURRY;
+    loop {
+        let made = async {
+            let connection = session.get().await.map_err(Error::from)?;
+            fenced(connection, patience, change, by).await.map_err(Error::from)
+        };
+        match tokio::time::timeout_at(deadline, made).await.unwrap_or(Err(Error::LockTimeout)) {
+            Ok(made) => return Ok(made),
+            Err(Error::LockTimeout) if Instant::now() + PAUSE < deadline => {
+                session.reset();
+                tokio::time::sleep(PAUSE).await;
+                patience = (patience * 2).min(PATIENCE_MAX);
+            }
+            Err(error) => {
+                session.reset();
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// Makes a change while nobody else changes the limits: most of it while others grant and give back; then the fence is closed, in
+/// which nobody does, for what has to be there and for the commit.
+async fn fenced(
+    connection: &mut PgConnection,
+    patience: Duration,
+    change: &Change,
+    by: &Actor,
+) -> Result<Made, FencedError> {
+    let prepared = answered(async {
+        let mut transaction = connection.begin().await?;
+        session::hurried(&mut transaction, patience).await?;
+        let before = limit::begin_change(&mut transaction).await?;
+        let made = change.make(&mut transaction, by).await?;
+        limit_change::insert(&mut transaction, before, &made.of_rules()).await?;
+        waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
+        limit::close_fence(&mut transaction).await?;
+        made.finish(&mut transaction, by).await?;
+        Ok::<_, FencedError>((transaction, made))
+    });
+    let (transaction, made) = prepared.await?;
+    let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
+    committed.await.map_err(FencedError::Unknown)?;
+    Ok(made)
+}
+
+/// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any
+/// more ends. Answers the label sets that are new, and those that decide until they do.
+async fn reconcile(
+    connection: &mut PgConnection,
+    lines: &[LimitLine],
+) -> Result<(Vec<LabelSet>, Vec<i64>), StoreError> {
+    let policies = policy::read(&mut *connection).await?;
+    let sets = label_set::read(&mut *connection).await?;
+    let of_new_rule = |line: &LimitLine| match line {
+        LimitLine::Set(rule, _) => Some(rule.label_set()),
+        LimitLine::Deleted(_) | LimitLine::Policy(..) | LimitLine::InForce(_) => None,
+    };
+    // Of all others, no rule is there, or they would be counted.
+    let known = sets.iter().map(|set| set.counting.keys.clone()).chain(lines.iter().filter_map(of_new_rule)).collect();
+    let wanted = Counting::wanted(limit::label_sets(&mut *connection, known).await?, &policies);
+    // What there was before goes on, also if it is more than that.
+    if wanted.len() > LABEL_SETS_MAX.max(sets.len()) {
+        return Err(StoreError::TooManyLabelSets { most: LABEL_SETS_MAX });
+    }
+    let wanted_keys: BTreeSet<_> = wanted.iter().map(|counting| &counting.keys).collect();
+    // One that decides goes on until its successor does.
+    let is_over = |set: &LabelSet| match set.is_counted {
+        true => !wanted_keys.contains(&set.counting.keys),
+        false => !wanted.contains(&set.counting),
+    };
+    let (over, kept): (Vec<_>, Vec<_>) = sets.into_iter().partition(is_over);
+    if !over.is_empty() {
+        label_set::set_state(connection, &ids(&over), State::Retired).await?;
+    }
+    let (mut begun, mut before) = (Vec::new(), Vec::new());
+    for counting in wanted.iter().filter(|counting| !kept.iter().any(|set| set.counting == **counting)) {
+        before.extend(kept.iter().filter(|set| set.counting.keys == counting.keys).map(|set| set.id));
+        begun.push(label_set::insert(connection, counting.clone()).await?);
+    }
+    Ok((begun, before))
+}

@@ -1,0 +1,77 @@
+//! How positions, spots and caps are stored.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::domain::{
+    cap::Cap,
+    line::{QueuePosition, Spot},
+    resource::Dimension,
+    scope::Scope,
+};
+use crate::store::{
+    StoreError,
+    rows::{dimension, hash},
+};
+
+use super::TABLE;
+
+/// How a cap is stored.
+#[derive(Serialize, Deserialize)]
+struct CapJson {
+    keys: BTreeSet<String>,
+    max: BTreeMap<String, i64>,
+}
+
+pub(super) fn caps_json(caps: &[Arc<Cap>]) -> String {
+    let max = |cap: &Cap| cap.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
+    let caps = caps.iter().map(|cap| CapJson { keys: cap.keys.clone(), max: max(cap) });
+    serde_json::json!(caps.collect::<Vec<_>>()).to_string()
+}
+
+pub(super) fn parse_caps(json: &str) -> Result<Vec<Cap>, StoreError> {
+    let caps: Vec<CapJson> = serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+    let max = |max: BTreeMap<String, i64>| -> Result<BTreeMap<Dimension, i64>, StoreError> {
+        max.into_iter().map(|(key, max)| Ok((dimension(TABLE.0, &key)?, max))).collect()
+    };
+    caps.into_iter().map(|cap| Ok(Cap { keys: cap.keys, max: max(cap.max)? })).collect()
+}
+
+pub(super) fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> {
+    let wrong = || StoreError::inconsistent(TABLE.0, format!("a position of {} bytes", bytes.len()));
+    QueuePosition::from_bytes(bytes).ok_or_else(wrong)
+}
+
+/// How a spot is stored.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SpotJson {
+    Em(String, String),
+    Scope(BTreeMap<String, String>),
+    Queue(String, String),
+}
+
+pub(super) fn spot_json(spot: &Spot) -> String {
+    let json = match spot {
+        Spot::Em(em) => SpotJson::Em(em.application_name.to_string(), em.instance.to_string()),
+        Spot::Scope(scope) => SpotJson::Scope(scope.labels().clone()),
+        Spot::Queue { provider, path } => SpotJson::Queue(provider.to_string(), path.clone()),
+    };
+    serde_json::json!(json).to_string()
+}
+
+pub(super) fn parse_spot(json: &str) -> Result<Spot, StoreError> {
+    match serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))? {
+        SpotJson::Em(application_name, instance) => Ok(Spot::Em(TABLE.em(&application_name, &instance)?)),
+        SpotJson::Scope(labels) => Ok(Spot::Scope(Scope::new(labels))),
+        SpotJson::Queue(provider, path) => Ok(Spot::Queue { provider: TABLE.name("provider", &provider)?, path }),
+    }
+}
+
+pub(super) fn spot_hash(spot: &Spot) -> [u8; 32] {
+    hash(&spot_json(spot))
+}

@@ -1,0 +1,160 @@
+//! Requests that wait, for people, page by page.
+
+use std::collections::BTreeSet;
+
+use sqlx::{FromRow, PgExecutor};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{
+    line::{QueuePosition, Spot, WaitingRequest},
+    name::Name,
+};
+use crate::store::StoreError;
+
+use super::{
+    STANDS_MAX, TABLE,
+    json::{parse_caps, parse_position, parse_spot, spot_hash},
+};
+
+#[derive(FromRow)]
+struct WaitingRow {
+    ticket_id: Uuid,
+    user: String,
+    creator: String,
+    engine_type: String,
+    em_application_name: String,
+    em_instance: String,
+    any_em: bool,
+    resource_type: String,
+    resource: String,
+    labels: String,
+    caps: String,
+    waiting_since: OffsetDateTime,
+    wait_until: OffsetDateTime,
+    position: Vec<u8>,
+    spots: Vec<String>,
+    ahead: Vec<i64>,
+}
+
+impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
+    type Error = StoreError;
+
+    fn try_from(row: WaitingRow) -> Result<Self, StoreError> {
+        let resource_type = TABLE.resource_type(&row.resource_type)?;
+        let ahead = row.spots.iter().zip(row.ahead).map(|(spot, ahead)| Ok((parse_spot(spot)?.to_string(), ahead)));
+        let waiting = WaitingRequest {
+            ticket_id: row.ticket_id,
+            waiting_since: row.waiting_since,
+            user: TABLE.name("user", &row.user)?,
+            creator: TABLE.name("creator", &row.creator)?,
+            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
+            any_em: row.any_em,
+            resource: TABLE.resource("resource", resource_type, &row.resource)?,
+            labels: TABLE.labels(&row.labels)?,
+            caps: parse_caps(&row.caps)?,
+            engine_type: row.engine_type,
+            wait_until: row.wait_until,
+            ahead: ahead.collect::<Result<_, StoreError>>()?,
+        };
+        Ok((parse_position(&row.position)?, waiting))
+    }
+}
+
+/// Which requests that wait to list.
+#[derive(Debug, Default)]
+pub struct Filter {
+    /// Only those of these users.
+    pub users: Option<BTreeSet<Name>>,
+    /// Only those that are short at all of these spots.
+    pub spots: Vec<Spot>,
+}
+
+/// A page of the line, of those requests that `$first` tells: $1 behind which position, $2 how many, $4 whose, $5 where they are short. Where
+/// each of them stands is looked up for those of the page alone.
+macro_rules! page {
+    ($name:literal, $first:literal) => {
+        concat!(
+            "-- waiting::list, ",
+            $name,
+            r#"
+        SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
+            w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
+            w.position, s.spots, s.ahead
+        FROM ("#,
+            $first,
+            r#") w
+        CROSS JOIN LATERAL (
+            SELECT coalesce(array_agg(s.spot::text), '{}') AS spots, coalesce(array_agg(a.ahead), '{}') AS ahead
+            FROM linkis_resource_waiting_spot s
+            CROSS JOIN LATERAL (
+                SELECT count(*) AS ahead FROM (
+                    SELECT FROM linkis_rm_instance j JOIN linkis_resource_waiting_spot o
+                        ON o.spot_hash = s.spot_hash AND o.instance_id = j.instance_id AND o.position < s.position
+                    WHERE j.alive_until > clock_timestamp() AND o.is_short
+                    LIMIT $3) o) a
+            WHERE s.ticket_id = w.ticket_id AND s.is_short) s
+        ORDER BY w.position"#
+        )
+    };
+}
+
+/// Along the line.
+const ALL: &str = page!(
+    "all",
+    "SELECT w.* FROM linkis_resource_waiting w
+        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        WHERE w.position > $1 AND $4::text[] IS NULL AND $5::bytea[] IS NOT NULL
+        ORDER BY w.position LIMIT $2"
+);
+
+/// The first of each user's, and of these the first.
+const BY_USERS: &str = page!(
+    "by users",
+    r#"SELECT w.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
+            SELECT w.* FROM linkis_resource_waiting w
+            JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+            WHERE w."user" = u.name AND w.position > $1 AND NOT EXISTS (
+                SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
+                    SELECT FROM linkis_resource_waiting_spot s
+                    WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
+            ORDER BY w.position LIMIT $2) w
+        ORDER BY w.position LIMIT $2"#
+);
+
+/// Those at the first of the spots.
+const BY_SPOTS: &str = page!(
+    "by spots",
+    r#"SELECT w.* FROM linkis_resource_waiting_spot f
+        JOIN linkis_resource_waiting w ON w.ticket_id = f.ticket_id
+        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
+        WHERE f.spot_hash = ($5::bytea[])[1] AND f.is_short AND f.position > $1 AND $4::text[] IS NULL AND NOT EXISTS (
+            SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
+                SELECT FROM linkis_resource_waiting_spot s
+                WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
+        ORDER BY w.position LIMIT $2"#
+);
+
+/// Up to `limit` requests that wait and match, the first in line first, from behind the position `after`; each with its own.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    filter: &Filter,
+    after: Option<QueuePosition>,
+    limit: i64,
+) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
+    // One text each, so that each is planned for its own index.
+    let sql = match (&filter.users, filter.spots.is_empty()) {
+        (Some(_), _) => BY_USERS,
+        (None, false) => BY_SPOTS,
+        (None, true) => ALL,
+    };
+    let rows: Vec<WaitingRow> = sqlx::query_as(sql)
+        .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
+        .bind(limit)
+        .bind(STANDS_MAX)
+        .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+        .bind(filter.spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+        .fetch_all(executor)
+        .await?;
+    rows.into_iter().map(TryFrom::try_from).collect()
+}

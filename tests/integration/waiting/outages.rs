@@ -1,0 +1,190 @@
+//! What becomes of the line when callers, instances or the database go away.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waited_on_an_instance_that_was_killed_holds_nobody_up_for_long() {
+    let (database, rm) = start().await;
+    let killed = Process::start(&["--database-url", &database.url()]);
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let _lost = stand_in_line(&killed.client, patient(&host, "lost", cpu(10))).await;
+    let behind = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    killed.kill();
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let start = Instant::now();
+    granted(behind).await;
+    println!("granted {:?} after the one before it was lost", start.elapsed());
+    nobody_waits(&rm.client).await;
+    let rows =
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+    eventually("nothing is left of it", LONG, async || database.count(rows).await == 0).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_thought_dead_stands_at_the_end_of_the_line_again() {
+    let (database, rm) = start().await;
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    // As another instance sweeps when this one was frozen for a while.
+    sqlx::raw_sql(
+        "DELETE FROM linkis_rm_instance; DELETE FROM linkis_resource_waiting; DELETE FROM linkis_resource_waiting_spot",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    granted(call).await;
+    nobody_waits(&rm.client).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stops_tells_those_who_wait() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, _grant) = full_em(&first.client, "host1", 10).await;
+    let call = stand_in_line(&first.client, patient(&host, "hadoop", cpu(5))).await;
+    let start = Instant::now();
+    assert_eq!(first.stop().await, linkis_rm::server::Ending::Drained);
+    assert!(start.elapsed() < Duration::from_secs(4), "it does not wait for them");
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Unavailable), Some("SHUTTING_DOWN")));
+    assert_eq!(second.client.waiting().await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_could_not_leave_at_once_leaves_later() {
+    let (database, rm) = start().await;
+    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    // Another waiter keeps the instance alive: nothing is swept because of it.
+    let (other, _grant) = full_em(&rm.client, "host2", 10).await;
+    let _stays = stand_in_line(&rm.client, patient(&other, "other", cpu(10))).await;
+    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT 1 FROM linkis_resource_waiting FOR UPDATE").execute(&mut holder).await.unwrap();
+    gone.abort();
+    eventually("it tries to leave", LONG, async || is_waiting(&database).await).await;
+    eventually("and gives up", LONG, async || !is_waiting(&database).await).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    eventually("it has left", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    rm.client.request_resource(&request(&host, "hadoop", cpu(10))).await.granted();
+}
+
+/// Found by the fault harness: a connection that broke in between left the spots of those who had left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_leaves_all_his_spots_or_none() {
+    let (database, rm) = start().await;
+    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
+    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; SELECT 1 FROM linkis_resource_waiting_spot FOR UPDATE").execute(&mut holder).await.unwrap();
+    gone.abort();
+    eventually("it tries to leave", LONG, async || is_waiting(&database).await).await;
+    eventually("and gives up", LONG, async || !is_waiting(&database).await).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    let rows =
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+    eventually("nothing is left of it", LONG, async || database.count(rows).await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_granted_after_his_instance_was_late_stands_in_line_no_more() {
+    let (database, rm) = start().await;
+    let (host, mut held) = full_em(&rm.client, "host1", 10).await;
+    let mut user = "first";
+    for _ in 0..5 {
+        let call = stand_in_line(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+        // As after an outage of the database, or when the process was frozen, for longer than an instance is taken to live.
+        let late = "UPDATE linkis_rm_instance SET alive_until = now() - interval '1 ms'";
+        sqlx::raw_sql(late).execute(&database.pool).await.unwrap();
+        rm.client.resource_released(&release(&held, user)).await.unwrap();
+        (held, user) = (granted(call).await, "hadoop");
+        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting").await, 0);
+        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting_spot").await, 0);
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_an_outage_everybody_keeps_his_place() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    let (host, grant) = full_em(&first.client, "host1", 10).await;
+    let one = stand_in_line(&first.client, patient(&host, "one", cpu(10))).await;
+    let two = stand_in_line(&second.client, patient(&host, "two", cpu(10))).await;
+    let line = first.client.waiting().await.unwrap();
+    let late = "UPDATE linkis_rm_instance SET alive_until = now() - interval '1 s'";
+    sqlx::raw_sql(late).execute(&database.pool).await.unwrap();
+    // Whoever is back first gives the others their time again.
+    let all_live = "SELECT count(*) FROM linkis_rm_instance WHERE alive_until > now()";
+    eventually("all live again", LONG, async || database.count(all_live).await == 2).await;
+    assert_eq!(second.client.waiting().await.unwrap(), line);
+    first.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let one = granted(one).await;
+    assert!(!two.is_finished());
+    first.client.resource_released(&release(&one, "one")).await.unwrap();
+    granted(two).await;
+}
+
+/// Many whose instances are dead hide nobody who stands behind them, and are soon gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_who_are_dead_hide_nobody_behind_them() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
+    let held = rm.client.request_resource(&request(&host, "first", cpu(5))).await.granted();
+    let big = stand_in_line(&rm.client, patient(&host, "big", cpu(10))).await;
+    sqlx::raw_sql(
+        r#"INSERT INTO linkis_rm_instance VALUES ('00000000-0000-0000-0000-00000000dead', clock_timestamp() - interval '1 s');
+        WITH ids AS MATERIALIZED (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 1200) n),
+        dead AS (
+            INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type,
+                em_application_name, em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position)
+            SELECT id, '00000000-0000-0000-0000-00000000dead', principal, 'dead', creator, engine_type, em_application_name,
+                em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until,
+                substring(position FOR 2) || int8send(n) || uuid_send(id)
+            FROM linkis_resource_waiting, ids
+            RETURNING ticket_id, instance_id, position)
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, spot_hash)
+        SELECT s.spot, dead.ticket_id, dead.instance_id, dead.position, s.resource_type, s.resource, s.wait_until, true, s.spot_hash
+        FROM dead, linkis_resource_waiting_spot s"#,
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let refusal = rm.client.request_resource(&request(&host, "small", cpu(1))).await.refused();
+    let short = &refusal.shortfalls[0];
+    assert_eq!((short.available, short.ahead), (0, 10), "five are free, and the big one waits for all of them");
+    assert_eq!(rm.client.waiting().await.unwrap()[0].ahead.get(&format!("em={host}")), Some(&0));
+    let left = "SELECT count(*) FROM linkis_resource_waiting_spot";
+    let swept = eventually("they are gone", LONG, async || database.count(left).await == 1).await;
+    assert!(swept < Duration::from_secs(12), "swept after {swept:?}");
+    rm.client.resource_released(&release(&held, "first")).await.unwrap();
+    granted(big).await;
+}
+
+/// Who goes away while the database does leaves the line as soon as it is back, and keeps nothing from those behind him.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leaves_while_the_database_is_away_has_left_when_it_is_back() {
+    let (database, direct) = start().await;
+    let (proxy, proxied) = database.behind_proxy("leaving");
+    let rm = Instance::start(&proxied).await;
+    let (host, held) = full_em(&direct.client, "host1", 10).await;
+    let gone = stand_in_line(&rm.client, patient(&host, "gone", cpu(10))).await;
+    let behind = stand_in_line(&rm.client, patient(&host, "behind", cpu(10))).await;
+    proxy.set_weather(Weather::Hole);
+    gone.abort();
+    // Longer than anybody tries for a connection, shorter than it takes to be thought dead.
+    tokio::time::sleep(Duration::from_millis(3600)).await;
+    proxy.set_weather(Weather::Fair);
+    direct.client.resource_released(&release(&held, "first")).await.unwrap();
+    let start = Instant::now();
+    granted(behind).await;
+    println!("granted {:?} after the release", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    nobody_waits(&rm.client).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
