@@ -3,7 +3,7 @@
 //!
 //! - `service`: which service is asked, and as whom; `failure`: why there is no answer, and exit codes;
 //! - `output`: tables, JSON, terminals; `list`: lists, page by page; `consent`: what destroys is asked about;
-//! - `roles`: what a command's help says of roles; `named`: hosts and engines as they are typed;
+//! - `asking`: the flags that commands have in common; `roles`: what a command's help says of roles; `named`: hosts and engines as they are typed;
 //! - all others: a file for each command, or for a few that belong together.
 
 use std::process::ExitCode;
@@ -12,6 +12,7 @@ use clap::Subcommand;
 
 use crate::client::calls;
 
+mod asking;
 mod audit;
 mod completions;
 mod consent;
@@ -75,7 +76,7 @@ pub enum Command {
     /// Lists who was refused by what, how often, the latest first.
     #[command(after_help = needs(&calls::LIST_REFUSALS))]
     Refusals(Box<refusals::Refusals>),
-    /// Lists what was used over time, by user, creator, engine type or host.
+    /// Lists what was used over time, by user, creator, engine type or host: of tickets that ended in the last day, unless it is said otherwise.
     #[command(after_help = needs(&calls::GET_USAGE))]
     Usage(Box<usage::Usage>),
     /// Lists what was done, the oldest first.

@@ -302,59 +302,29 @@ impl Arguments {
         let bounds = self.bounds(&mut mistakes);
         let external_hosts = self.external_hosts(&mut mistakes);
         let telemetry = self.telemetry(&mut mistakes);
-        match (
-            listen,
-            http_listen,
-            database,
-            limits,
-            lock_ttl,
-            request_timeout,
-            max_wait,
-            patience,
-            history,
-            drain_timeout,
-            shutdown_delay,
-            bounds,
-            tls,
-            external_hosts,
-            telemetry,
-        ) {
-            (
-                Some(listen),
-                Some(http_listen),
-                Some(database),
-                Some(limits),
-                Some(lock_ttl),
-                Some(request_timeout),
-                Some(max_wait),
-                Some(patience),
-                Some(history),
-                Some(drain_timeout),
-                Some(shutdown_delay),
-                Some(bounds),
-                Some(tls),
-                Some(external_hosts),
-                Some(telemetry),
-            ) => Ok(Config {
-                security: security(tls, self.jwt_config.filter(|path| is_set(path)), &listen, self.insecure),
+        // One that is missing has left a mistake.
+        let config = || {
+            let listen = listen?;
+            Some(Config {
+                security: security(tls?, self.jwt_config.filter(|path| is_set(path)), &listen, self.insecure),
                 migrates: !self.no_migrate,
                 listen,
-                http_listen,
-                database,
-                limits,
-                lock_ttl,
-                request_timeout,
-                max_wait,
-                patience,
-                history,
-                drain_timeout,
-                shutdown_delay,
-                bounds,
-                external_hosts,
-                telemetry,
-            }),
-            _ => Err(ConfigError(mistakes)),
-        }
+                http_listen: http_listen?,
+                database: database?,
+                limits: limits?,
+                lock_ttl: lock_ttl?,
+                request_timeout: request_timeout?,
+                max_wait: max_wait?,
+                patience: patience?,
+                history: history?,
+                drain_timeout: drain_timeout?,
+                shutdown_delay: shutdown_delay?,
+                bounds: bounds?,
+                external_hosts: external_hosts?,
+                telemetry: telemetry?,
+            })
+        };
+        config().ok_or(ConfigError(mistakes))
     }
 
     fn external_hosts(&self, mistakes: &mut Vec<String>) -> Option<AllowedHosts> {

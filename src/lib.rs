@@ -9,7 +9,7 @@
 //! - [`service`]: the use cases, above all the committer, the one way to change anything;
 //! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
 //! - [`tls`]: certificates, taken up anew when their files change;
-//! - [`http`]: metrics and health, on a listener of its own;
+//! - [`http`]: metrics, health and the page, on a listener of its own;
 //! - [`server`]: puts an instance together, serves it, and takes it down;
 //! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
 //! - [`commands`]: what the program does other than serving, through the client;

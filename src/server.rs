@@ -10,8 +10,8 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tonic::service::Routes;
 use tonic_health::server::HealthReporter;
+use tower_layer::Layer as _;
 use uuid::Uuid;
 
 use crate::{
@@ -21,7 +21,14 @@ use crate::{
     },
     error::Error,
     external::{allowed::AllowedHosts, http::Http},
-    http::{self, Readiness},
+    http::{
+        self, Readiness,
+        page::{
+            self, Site,
+            history::{History, Sources},
+            picture::Pictures,
+        },
+    },
     metrics::Metrics,
     service::{
         admission::{Admission, StateCache},
@@ -63,9 +70,10 @@ use crate::{
     transport::{
         self,
         admin::Admin,
-        edge::{self, Bounds, Calls, Edge, Listen, Listener},
+        edge::{self, Bounds, Calls, Edge, Listen, Listener, Received},
         external::ExternalResource,
         identity::Identity,
+        json::Schema,
         message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
         observe::{self, Observe},
         proto,
@@ -75,6 +83,7 @@ use crate::{
             usage_service_server::UsageServiceServer,
         },
         resource_manager::{RequestTimeouts, ResourceManager},
+        routes::Routes,
         server_info::ServerInfo,
     },
 };
@@ -160,8 +169,10 @@ pub struct Server {
     jwt: Option<Arc<Jwt>>,
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
-    /// Serves metrics and health; ends with the server.
+    /// Serves metrics, health and the page; ends with the server.
     http: Option<(SocketAddr, AbortOnDropHandle<()>)>,
+    /// Where what the page needs goes.
+    page: page::Slot,
 }
 
 /// Why a server cannot serve.
@@ -209,6 +220,9 @@ pub enum ServerError {
     /// The methods of the API cannot be read: a defect of the build.
     #[error("the API's methods cannot be read")]
     Methods(#[from] prost::DecodeError),
+    /// The messages of the API cannot be read: a defect of the build.
+    #[error("the API's messages cannot be read")]
+    Messages(#[from] prost_reflect::DescriptorError),
 }
 
 /// How a server came to its end.
@@ -264,8 +278,10 @@ impl Server {
         let jwt = options.security.jwt.clone();
         let jwt = jwt.map(|path| Jwt::read(path, options.external_hosts.clone(), metrics.clone())).transpose()?;
         let (readiness, seen) = watch::channel(Readiness::Starting);
+        let page = page::Slot::default();
         let serve = |listener: TcpListener| {
-            Some((listener.local_addr().ok()?, http::serve(listener, tls.clone(), metrics.clone(), seen)))
+            let address = listener.local_addr().ok()?;
+            Some((address, http::serve(listener, tls.clone(), metrics.clone(), seen, page.clone())))
         };
         let http = http.and_then(serve);
         let store = match options.migrates {
@@ -276,7 +292,7 @@ impl Server {
         if let Some(jwt) = &jwt {
             jwt.first_keys().await;
         }
-        Ok(Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http })
+        Ok(Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http, page })
     }
 
     /// Makes `rules` all the limits there are.
@@ -311,29 +327,52 @@ impl Server {
     /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
         // While calls under way are finished, metrics and health are served on.
-        let Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http: _http } =
-            self;
+        let Self {
+            instance_id,
+            listener,
+            store,
+            options,
+            edge,
+            tls,
+            tokens,
+            jwt,
+            metrics,
+            readiness,
+            http: _http,
+            page,
+        } = self;
         let (tasks, stopping, leaving) = (Tasks::here(), CancellationToken::new(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
         let address = listener.address().map(|address| announced(&address)).unwrap_or_default();
-        let routes = assemble(instance_id, &store, &options, &tokens, &metrics, &tasks, (&stopping, address))?
-            .add_service(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
+        let (routes, overviews) =
+            assemble(instance_id, &store, &options, &tokens, &metrics, &tasks, (&stopping, address.clone()))?;
+        let routes = routes.and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
-        tasks.spawn(store.clone().follow(stopping.clone()));
-        if let Some(tls) = &tls {
-            tasks.spawn(tls.clone().follow(stopping.clone()));
-        }
-        if let Some(jwt) = &jwt {
-            tasks.spawn(jwt.clone().follow(stopping.clone()));
-        }
+        follow(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();
 
         let identity = Arc::new(Identity::new(tokens, jwt, options.security.is_open, metrics.clone()));
-        let calls = Calls::new(routes, edge.clone(), identity);
-        let mut servers = serve_calls(calls, incoming, &options.bounds, &metrics, &stopping);
+        let calls = Calls::new(routes, edge.clone(), identity.clone());
+        let observe = Observe::new(metrics.clone());
+        let (history, schema) = (History::default(), Arc::new(Schema::new()?));
+        let sources = Sources::new(overviews.clone(), metrics, instance_id);
+        tasks.spawn(history.clone().keep(sources, stopping.clone()));
+        let page = page.open(Site {
+            calls: observe.layer(calls.clone()),
+            edge: edge.clone(),
+            identity,
+            pictures: Pictures::new(schema.clone()),
+            schema,
+            overviews,
+            history,
+            about: page::About { instance_id, grpc: address, tls: tls.is_some() },
+            tasks: tasks.clone(),
+            stopping: stopping.clone(),
+        });
+        let mut servers = serve_calls(calls, incoming, &options.bounds, &observe, &stopping);
         let serving = async {
             while let Some(ended) = servers.join_next().await {
                 ended.map_err(|_| ServerError::Defect)??;
@@ -354,27 +393,45 @@ impl Server {
         };
         leaving.cancel();
         stopping.cancel();
+        drop(page);
         if let Some(ended) = failed {
             store.close().await;
             return ended.map(|()| Ending::Drained);
         }
         tracing::info!("stopping: finishing the calls under way");
-        let drained = tokio::time::timeout(options.drain_timeout, async {
-            let close = async {
-                tokio::time::sleep(LINGER).await;
-                edge.close();
-            };
-            let (served, ()) = tokio::join!(serving, close);
-            tasks.wait().await;
-            served
-        })
-        .await;
+        let drained = tokio::time::timeout(options.drain_timeout, finish(serving, &edge, &tasks)).await;
         store.close().await;
         match drained {
             Ok(served) => served.map(|()| Ending::Drained),
             Err(_) => Ok(Ending::CutOff),
         }
     }
+}
+
+/// Takes up what changes in files meanwhile: the database's password, certificates, and whose JWTs are believed.
+fn follow(tasks: &Tasks, store: &Store, tls: Option<&Arc<Tls>>, jwt: Option<&Arc<Jwt>>, stopping: &CancellationToken) {
+    tasks.spawn(store.clone().follow(stopping.clone()));
+    if let Some(tls) = tls {
+        tasks.spawn(tls.clone().follow(stopping.clone()));
+    }
+    if let Some(jwt) = jwt {
+        tasks.spawn(jwt.clone().follow(stopping.clone()));
+    }
+}
+
+/// Waits until the calls under way are answered, and nothing is done any more that they began.
+async fn finish(
+    serving: impl Future<Output = Result<(), ServerError>>,
+    edge: &Edge,
+    tasks: &Tasks,
+) -> Result<(), ServerError> {
+    let close = async {
+        tokio::time::sleep(LINGER).await;
+        edge.close();
+    };
+    let (served, ()) = tokio::join!(serving, close);
+    tasks.wait().await;
+    served
 }
 
 /// The first line of the log.
@@ -413,7 +470,7 @@ fn overviews(
     (Overviews::new(store.clone(), silent_after, fullest.clone(), metrics.clone(), tasks), fullest)
 }
 
-/// The services of an instance and its background tasks.
+/// The services of an instance and its background tasks, and what people are shown of the whole cluster.
 fn assemble(
     instance_id: Uuid,
     store: &Store,
@@ -422,7 +479,7 @@ fn assemble(
     metrics: &Metrics,
     tasks: &Tasks,
     (stopping, address): (&CancellationToken, String),
-) -> Result<Routes, ServerError> {
+) -> Result<(Routes<Received>, Overviews), ServerError> {
     let seen = StateCache::new(metrics.clone());
     let (expiring_soon, expiring) = expiry::channel();
     let (line, leaving) =
@@ -463,7 +520,7 @@ fn assemble(
 
     let request_resource =
         RequestResourceService::new(admission, committer.clone(), line.clone(), refusals, metrics.clone());
-    let announcing = Announcing::new(info.instance_id, address, request_resource.outcomes(), driver.running());
+    let announcing = Announcing::new(info.instance_id, address, metrics.clone(), driver.running());
     let (overviews, fullest) = overviews(store, metrics, tasks, &driver, (silent_after, announcing));
     keep_house(&driver, &holder, store, options, audit.clone(), fullest.clone(), metrics);
     let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
@@ -478,7 +535,7 @@ fn assemble(
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = Usage::new(store.clone(), silent_after);
-    let usage = transport::usage::Usage::new(usage, limits.clone(), overviews, fullest, info);
+    let usage = transport::usage::Usage::new(usage, limits.clone(), overviews.clone(), fullest, info);
     let external = Http::new(options.external_hosts.clone());
     let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
     tasks.spawn(refresh(external.clone(), line, tasks.clone(), stopping.clone()));
@@ -491,15 +548,15 @@ fn assemble(
             // So that grpcurl can show the details of errors.
             .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
     };
-    Ok(Routes::new(Limited::new(manager))
-        .add_service(compressible!(LimitServiceServer::new(limits)).max_decoding_message_size(LIMITS_BYTES_MAX))
-        .add_service(compressible!(UsageServiceServer::new(usage)).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(
-            compressible!(ExternalResourceServiceServer::new(external)).max_decoding_message_size(MESSAGE_BYTES_MAX),
-        )
-        .add_service(compressible!(AdminServiceServer::new(admin)).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(compressible!(reflection().build_v1()?).max_decoding_message_size(QUESTION_BYTES_MAX))
-        .add_service(compressible!(reflection().build_v1alpha()?).max_decoding_message_size(QUESTION_BYTES_MAX)))
+    let routes = Routes::default()
+        .and(Limited::new(manager))
+        .and(compressible!(LimitServiceServer::new(limits)).max_decoding_message_size(LIMITS_BYTES_MAX))
+        .and(compressible!(UsageServiceServer::new(usage)).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .and(compressible!(ExternalResourceServiceServer::new(external)).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .and(compressible!(AdminServiceServer::new(admin)).max_decoding_message_size(MESSAGE_BYTES_MAX))
+        .and(compressible!(reflection().build_v1()?).max_decoding_message_size(QUESTION_BYTES_MAX))
+        .and(compressible!(reflection().build_v1alpha()?).max_decoding_message_size(QUESTION_BYTES_MAX));
+    Ok((routes, overviews))
 }
 
 /// The background tasks that concern no call: what is over goes, and what there is is summed and audited.
@@ -560,12 +617,12 @@ fn serve_calls(
     calls: Calls,
     incoming: Vec<Incoming>,
     bounds: &Bounds,
-    metrics: &Metrics,
+    observe: &Observe,
     stopping: &CancellationToken,
 ) -> JoinSet<Result<(), tonic::transport::Error>> {
     let mut servers = JoinSet::new();
     for (age, incoming) in incoming {
-        let server = transport_server(bounds, age).layer(Observe::new(metrics.clone()));
+        let server = transport_server(bounds, age).layer(observe.clone());
         let stop = stopping.clone().cancelled_owned();
         servers.spawn(server.serve_with_incoming_shutdown(calls.clone(), incoming, stop));
     }

@@ -15,7 +15,8 @@
 //! - with `--preload`, the main figures with a million live tickets on 10,000 EMs, counted in 100,000 scopes, beside the same
 //!   without them; both have three limited scopes;
 //! - with `--churn`, whole lives for minutes on end;
-//! - with `--secured`, instead of all this: grants with TLS and a token, and the same without.
+//! - with `--secured`, instead of all this: grants with TLS and a token, and the same without;
+//! - with `--watched`, instead of all this: grants while pages and `top`s are open, and the same without them.
 //!
 //! With `--crowds`, instead of all this: very many of one thing at once ([`crowds`]).
 //!
@@ -50,6 +51,7 @@ mod rounds;
 mod sample;
 mod secured;
 mod service;
+mod watchers;
 mod yarn;
 
 use std::{
@@ -91,6 +93,10 @@ struct Arguments {
     /// Measure only what TLS and a token cost: grants of one hot EM over kept connections with them, and without.
     #[arg(long, conflicts_with_all = ["preload", "only"])]
     secured: bool,
+
+    /// Measure only what it costs that ten pages and ten `top`s are open: grants beside them, and without.
+    #[arg(long, conflicts_with_all = ["preload", "secured"])]
+    watched: bool,
 
     /// Then let tickets come and go for so long, and look whether that stays as fast: on one hot EM, and on 100 EMs.
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]

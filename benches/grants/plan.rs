@@ -29,6 +29,8 @@ pub(crate) enum Subject {
     Service(Site, Work),
     /// So many instances of the service, asked for grants in a closed loop.
     Instances(usize),
+    /// The service, asked for grants in a closed loop while pages and `top`s are open.
+    Watched,
     /// The service, asked for half as many grants as it can make, in an open loop.
     HalfLoad,
 }
@@ -57,6 +59,7 @@ impl Subject {
             Self::Service(at, Work::Lives) => format!("lives{}", site(at)),
             Self::Service(at, Work::Refusals) => format!("refusals{}", site(at)),
             Self::Instances(instances) => format!("grants, {instances} instances"),
+            Self::Watched => "grants, watched".to_owned(),
             Self::HalfLoad => "grants, half load".to_owned(),
         }
     }
@@ -72,7 +75,7 @@ impl Step {
         let (site, work, instances) = match self.subject {
             Subject::Service(site, work) => (site, work, 1),
             Subject::Instances(instances) => (Site::Plain, Work::Grants, instances),
-            Subject::Empty => (Site::Plain, Work::Grants, 1),
+            Subject::Empty | Subject::Watched => (Site::Plain, Work::Grants, 1),
             _ => return None,
         };
         Some((site, Job { work, workload: self.workload, callers: self.callers, instances }))
@@ -102,6 +105,13 @@ pub(crate) fn secured_round(workload: Workload) -> Vec<Step> {
 
 /// By how many callers TLS and a token are looked at.
 pub(crate) const SECURED: [usize; 3] = [1, SOME, ENOUGH];
+
+/// What a round consists of where only pages and `top`s are looked at.
+pub(crate) fn watched_round(workloads: &[Workload]) -> Vec<Step> {
+    let subjects = [Subject::Service(Site::Plain, Work::Grants), Subject::Watched];
+    let of = |workload: &Workload| subjects.map(|subject| Step::new(subject, *workload, ENOUGH));
+    workloads.iter().flat_map(of).collect()
+}
 
 /// Everything but the floors about one workload. What is compared with each other is measured close to each other.
 fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {

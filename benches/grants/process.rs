@@ -57,7 +57,8 @@ impl Running {
         }
     }
 
-    fn is_alive(&mut self) -> bool {
+    /// Whether it has not ended.
+    pub fn is_alive(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
 }
@@ -84,7 +85,14 @@ impl Drop for Running {
 #[derive(Debug)]
 pub(crate) struct Server {
     process: Running,
-    address: String,
+    told: Told,
+}
+
+/// Where a server serves, as its log tells.
+#[derive(Debug, Default)]
+struct Told {
+    grpc: String,
+    http: String,
 }
 
 impl Server {
@@ -93,10 +101,10 @@ impl Server {
         command.env("LINKIS_RM_LOG_FORMAT", "text");
         let mut process = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
         let log = process.0.stderr.take().ok_or("a server's log cannot be read")?;
-        let (address_found, address) = oneshot::channel();
-        thread::spawn(move || follow_log(BufReader::new(log), address_found));
-        match tokio::time::timeout(READY_TIMEOUT, address).await {
-            Ok(Ok(address)) => Ok(Self { process, address }),
+        let (found, told) = oneshot::channel();
+        thread::spawn(move || follow_log(BufReader::new(log), found));
+        match tokio::time::timeout(READY_TIMEOUT, told).await {
+            Ok(Ok(told)) => Ok(Self { process, told }),
             Ok(Err(_)) => Err("a server ended before it served; its log is above".into()),
             Err(_) => Err(format!("a server did not serve within {} s", READY_TIMEOUT.as_secs()).into()),
         }
@@ -115,18 +123,27 @@ impl Server {
 
     /// Where it serves.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http://{}", self.told.grpc)
+    }
+
+    /// Where it serves the page.
+    pub fn http_address(&self) -> &str {
+        &self.told.http
     }
 }
 
 /// Reads a server's log to its end, so that the server never waits for a reader, and shows what is worth it.
-fn follow_log(log: impl io::BufRead, address_found: oneshot::Sender<String>) {
-    let mut address_found = Some(address_found);
+fn follow_log(log: impl io::BufRead, found: oneshot::Sender<Told>) {
+    let (mut found, mut told) = (Some(found), Told::default());
+    let word = |text: &str| text.split_whitespace().next().unwrap_or_default().to_owned();
     for line in log.lines().map_while(Result::ok) {
+        if let Some((_, address)) = line.split_once("http_address=") {
+            told.http = word(address);
+        }
         match line.split_once("serving address=") {
             Some((_, address)) => {
-                let address = address.split_whitespace().next().unwrap_or_default().to_owned();
-                address_found.take().map(|found| found.send(address));
+                told.grpc = word(address);
+                found.take().map(|found| found.send(std::mem::take(&mut told)));
             }
             None if line.contains(" INFO ") => {}
             None => eprintln!("  server: {line}"),

@@ -4,9 +4,11 @@ use crate::{
     Workload,
     floors::Floor,
     load::Work,
+    meter::Cost,
     plan::{ENOUGH, MANY, PRELOADED, SECURED, SOME, Subject},
     results::{Results, Series},
     service::Site,
+    watchers::{PAGES, TOPS},
 };
 
 /// A ratio, and what is wanted of it.
@@ -76,6 +78,7 @@ impl Of<'_> {
         ratios.extend(self.instances());
         ratios.extend(PRELOADED.iter().filter_map(|(work, callers)| self.preloaded(*work, *callers)));
         ratios.extend(self.churn());
+        ratios.extend(self.watched());
         ratios.extend(SECURED.iter().filter_map(|callers| self.secured(*callers)));
         ratios
     }
@@ -138,9 +141,23 @@ impl Of<'_> {
 
     fn secured(&self, callers: usize) -> Option<Ratio> {
         let of = |site| self.find(Subject::Service(site, Work::Grants), callers);
-        let value = of(Site::Secured)?.server_time_part_of(of(Site::Plain)?)?;
+        let value = of(Site::Secured)?.cost_part_of(of(Site::Plain)?, |cost| cost.server)?;
         let name = self.name(&format!("server's time with TLS and a token / without, {callers} at once"));
         Some(Ratio { name, value, wanted: Some(Wanted::AtMost(1.1)) })
+    }
+
+    fn watched(&self) -> Vec<Ratio> {
+        let (Some(watched), Some(plain)) = (self.find(Subject::Watched, ENOUGH), self.find(GRANTS, ENOUGH)) else {
+            return Vec::new();
+        };
+        let ratio = |whose, cost: fn(&Cost) -> f64| {
+            let name = self.name(&format!("{whose} time, {PAGES} pages and {TOPS} tops open / none"));
+            Some(Ratio { name, value: watched.cost_part_of(plain, cost)?, wanted: Some(Wanted::AtMost(1.05)) })
+        };
+        [ratio("server's", |cost| cost.server), ratio("PostgreSQL's", |cost| cost.postgresql)]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 
     fn churn(&self) -> Option<Ratio> {

@@ -74,10 +74,10 @@ impl Series {
         median(self.rates().zip(other.rates()).map(|(rate, other)| rate / other))
     }
 
-    /// The servers' time per operation as a part of another's: the median of the rounds' ratios.
-    pub fn server_time_part_of(&self, other: &Self) -> Option<f64> {
+    /// A part of what an operation costs as a part of another's: the median of the rounds' ratios.
+    pub fn cost_part_of(&self, other: &Self, cost: fn(&Cost) -> f64) -> Option<f64> {
         let times = |series: &Self| -> Option<Vec<f64>> {
-            series.samples.iter().map(|sample| Some(sample.cost?.server)).collect()
+            series.samples.iter().map(|sample| sample.cost.as_ref().map(cost)).collect()
         };
         Some(median(times(self)?.into_iter().zip(times(other)?).map(|(time, other)| time / other)))
     }

@@ -18,15 +18,17 @@ use crate::{
     results::{Results, Series},
     sample::Sample,
     service::{Service, Site},
+    watchers::Watchers,
 };
 
 /// Measures everything.
 pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Results, Failure> {
     let mut bench = Bench::start(arguments, database, dir).await?;
     if arguments.rounds > 0 {
-        let steps = match arguments.secured {
-            true => plan::secured_round(Workload::Hot),
-            false => plan::round(&arguments.workloads(), arguments.preload),
+        let steps = match (arguments.secured, arguments.watched) {
+            (true, _) => plan::secured_round(Workload::Hot),
+            (_, true) => plan::watched_round(&arguments.workloads()),
+            _ => plan::round(&arguments.workloads(), arguments.preload),
         };
         let per_round: f64 = steps.iter().map(|step| seconds(length(*step, arguments.window()))).sum();
         bench.seconds_left = per_round * arguments.rounds as f64;
@@ -82,9 +84,10 @@ impl Bench {
         let (services, series) = (Vec::new(), Vec::new());
         let mut bench = Self { floors, services, _empty_server: empty_server, empty, meter, series, seconds_left: 0.0 };
         if arguments.rounds > 0 {
-            let sites = match arguments.secured {
-                true => [Some(Site::Plain), Some(Site::Secured), None, None],
-                false => [
+            let sites = match (arguments.secured, arguments.watched) {
+                (true, _) => [Some(Site::Plain), Some(Site::Secured), None, None],
+                (_, true) => [Some(Site::Plain), None, None, None],
+                _ => [
                     Some(Site::Plain),
                     Some(Site::Limited),
                     Some(Site::Queued),
@@ -138,7 +141,15 @@ impl Bench {
         if subject == Subject::Empty {
             return self.empty.measure(job, window, &mut self.meter).await;
         }
-        find(&self.services, site)?.load().measure(job, window, &mut self.meter).await
+        let service = find(&self.services, site)?;
+        if subject == Subject::Watched {
+            // Closed as soon as that is over: what they cost counts in everything else that is measured, too.
+            let watchers = Watchers::open(service.server()?).await?;
+            let sample = service.load().measure(job, window, &mut self.meter).await?;
+            watchers.close()?;
+            return Ok(sample);
+        }
+        service.load().measure(job, window, &mut self.meter).await
     }
 
     /// Half of what the service has made so far.

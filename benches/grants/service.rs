@@ -83,7 +83,7 @@ impl Service {
         };
         let mut load = Load::connect(&urls, None).await?;
         if site == Site::Queued {
-            yarn::put(&urls[0], &database).await?;
+            yarn::put(&urls[0], &database, "").await?;
             load.use_queue();
         }
         for workload in workloads {
@@ -105,6 +105,11 @@ impl Service {
 
     pub fn process_ids(&self) -> Vec<u32> {
         self.servers.iter().map(Server::process_id).collect()
+    }
+
+    /// Its first instance.
+    pub fn server(&self) -> Result<&Server, Failure> {
+        self.servers.first().ok_or_else(|| "no instance".into())
     }
 
     pub fn load(&self) -> &Load {

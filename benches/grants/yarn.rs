@@ -1,6 +1,12 @@
-//! A cluster with a queue that is never full.
+//! A cluster with a queue that is never full, as large as it is told to be, and away when it is told to.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 use linkis_rm::transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient};
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
@@ -15,20 +21,60 @@ use crate::{Failure, calls::QUEUE};
 const KNOWN_TIMEOUT: Duration = Duration::from_secs(20);
 const KNOWN_POLL: Duration = Duration::from_millis(50);
 
-/// Starts it, and tells the service at `url` of it, which judges by it from then on.
-pub(crate) async fn put(url: &str, database: &PgConnectOptions) -> Result<(), Failure> {
+/// How it behaves; clones share it.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    scheduler: Arc<Mutex<Arc<str>>>,
+    is_away: Arc<AtomicBool>,
+}
+
+impl Cluster {
+    /// It has so many queues more, of each of which it says so many bytes.
+    pub fn grow(&self, queues: usize, bytes: usize) {
+        *self.scheduler.lock().unwrap_or_else(PoisonError::into_inner) = scheduler(queues, bytes).into();
+    }
+
+    /// Whether it breaks off all that it is asked.
+    pub fn be_away(&self, is_away: bool) {
+        self.is_away.store(is_away, Relaxed);
+    }
+
+    async fn answer(self, mut stream: TcpStream) -> std::io::Result<()> {
+        let mut question = Vec::new();
+        while !question.ends_with(b"\r\n\r\n") && stream.read_buf(&mut question).await? > 0 {}
+        if self.is_away.load(Relaxed) {
+            return Ok(());
+        }
+        let body = match question.starts_with(b"GET /ws/v1/cluster/scheduler") {
+            true => self.scheduler.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            false => r#"{"apps": null}"#.into(),
+        };
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(body.as_bytes()).await
+    }
+}
+
+/// Starts it, and tells the service at `url` of it, which judges by it from then on, by these other keys of its configuration.
+pub(crate) async fn put(url: &str, database: &PgConnectOptions, more: &str) -> Result<Cluster, Failure> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
+    let cluster = Cluster { scheduler: Arc::new(Mutex::new(scheduler(0, 0).into())), is_away: Arc::default() };
+    let serving = cluster.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             // One that breaks off is asked again.
-            tokio::spawn(async move { drop(answer(stream).await) });
+            let serving = serving.clone();
+            tokio::spawn(async move { drop(serving.answer(stream).await) });
         }
     });
     let provider = proto::Provider {
         resource_type: "Yarn".to_owned(),
         name: "default".to_owned(),
-        config: format!(r#"{{"rmWebAddress": "http://{address}", "refreshInterval": "1s"}}"#),
+        config: format!(r#"{{"rmWebAddress": "http://{address}", "refreshInterval": "1s"{more}}}"#),
         ..Default::default()
     };
     let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: None };
@@ -37,36 +83,26 @@ pub(crate) async fn put(url: &str, database: &PgConnectOptions) -> Result<(), Fa
     while begun.elapsed() < KNOWN_TIMEOUT {
         let known = sqlx::query_scalar("SELECT count(*) FROM linkis_external_cluster WHERE generation IS NOT NULL");
         if known.fetch_one(&mut connection).await.is_ok_and(|known: i64| known > 0) {
-            return Ok(());
+            return Ok(cluster);
         }
         tokio::time::sleep(KNOWN_POLL).await;
     }
     Err("the service does not know the cluster".into())
 }
 
-async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
-    let mut question = Vec::new();
-    while !question.ends_with(b"\r\n\r\n") && stream.read_buf(&mut question).await? > 0 {}
-    let is_scheduler = question.starts_with(b"GET /ws/v1/cluster/scheduler");
-    let body = if is_scheduler { scheduler() } else { r#"{"apps": null}"#.to_owned() };
-    let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    stream.write_all(body.as_bytes()).await
-}
-
-/// The queue, and those that it is in, each with more than is ever asked for.
-fn scheduler() -> String {
+/// The queue, and those that it is in, each with more than is ever asked for; and others beside it.
+fn scheduler(others: usize, bytes: usize) -> String {
+    let remark = "x".repeat(bytes);
     let queue = |path: &str, children: &str| {
         format!(
             r#"{{"queueName": "{path}", "maxResources": {{"memory": 1000000000000, "vCores": 1000000000000}},
-                "usedResources": {{"memory": 0, "vCores": 0}}, "childQueues": {{"queue": [{children}]}}}}"#
+                "usedResources": {{"memory": 0, "vCores": 0}}, "remark": "{remark}", "childQueues": {{"queue": [{children}]}}}}"#
         )
     };
     let mut paths: Vec<&str> = QUEUE.match_indices('.').map(|(end, _)| &QUEUE[..end]).chain([QUEUE]).collect();
     paths.reverse();
-    let root = paths.into_iter().fold(String::new(), |children, path| queue(path, &children));
+    let others = (0..others).map(|number| queue(&format!("{QUEUE}.q{number}"), ""));
+    let innermost = others.collect::<Vec<_>>().join(",");
+    let root = paths.into_iter().fold(innermost, |children, path| queue(path, &children));
     format!(r#"{{"scheduler": {{"schedulerInfo": {{"type": "fairScheduler", "rootQueue": {root}}}}}}}"#)
 }

@@ -37,6 +37,8 @@ pub struct ResourceRequest {
     pub engine_type: String,
     /// How much.
     pub resource: Resource,
+    /// The queues, or namespaces, that will do instead of the one in the resource, the best first: at most 8.
+    pub queue_names: Vec<String>,
     /// Kept with the ticket; those of the selector count the same, and need not stand here.
     pub labels: Labels,
     /// Which EMs will do, and which it would rather have.
@@ -60,6 +62,7 @@ impl ResourceRequest {
             creator,
             engine_type: String::new(),
             resource,
+            queue_names: Vec::new(),
             labels: Labels::default(),
             selector: Selector::default(),
             caps: Vec::new(),
@@ -155,6 +158,7 @@ impl RmClient {
             preferred_labels: selector.preferred.iter().map(preference).collect(),
             placement: selector.placement.map_or(proto::Placement::Unspecified, request::placement_message).into(),
             caps: request.caps.iter().map(cap::message).collect(),
+            queue_names: request.queue_names.clone(),
             ..Default::default()
         };
         let timeout = self.patience.timeout.saturating_add(request.wait_timeout);

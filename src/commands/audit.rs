@@ -10,23 +10,21 @@ use crate::{
 };
 
 use super::{
+    asking::Asking,
     consent::Consent,
     failure::{Answer, Failure},
     output::{
-        OutputArguments, Printer,
+        Printer,
         table::{Column, Row},
     },
-    service::{Service, TIMEOUT_LONG},
+    service::TIMEOUT_LONG,
 };
 
 /// Everything is compared.
 #[derive(Debug, Clone, Args)]
 pub struct Audit {
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 /// Everything is made what the tickets say.
@@ -36,10 +34,7 @@ pub struct Repair {
     consent: Consent,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 /// Amounts are exact here: one byte is a difference.
@@ -54,9 +49,9 @@ const COLUMNS: &[Column] = &[
 impl Audit {
     /// Tells what differs.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT_LONG)?;
+        let service = self.asking.service(TIMEOUT_LONG)?;
         let report = service.make_slowly("auditing", &calls::AUDIT, &AuditRequest {}).await?;
-        let mut printer = self.output.printer();
+        let mut printer = self.asking.printer();
         if printer.is_json() {
             printer.answer(&calls::AUDIT, &report, String::new)?;
         } else {
@@ -70,11 +65,11 @@ impl Audit {
 impl Repair {
     /// Tells what differed.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT_LONG)?;
+        let service = self.asking.service(TIMEOUT_LONG)?;
         let question = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
         self.consent.ask(question)?;
         let done = service.make_slowly("repairing", &calls::REPAIR, &RepairRequest {}).await?;
-        let mut printer = self.output.printer();
+        let mut printer = self.asking.printer();
         if printer.is_json() {
             printer.answer(&calls::REPAIR, &done, String::new)?;
         } else {

@@ -8,11 +8,12 @@ use crate::{
 };
 
 use super::{
+    asking::Asking,
     consent,
     failure::{Answer, Failure},
     named,
-    output::{OutputArguments, text},
-    service::{Service, TIMEOUT},
+    output::text,
+    service::TIMEOUT,
 };
 
 /// A host that is to grant nothing new.
@@ -27,10 +28,7 @@ pub struct Drain {
     reason: Option<String>,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 /// A host that is to grant again.
@@ -45,16 +43,13 @@ pub struct Resume {
     reason: Option<String>,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 impl Drain {
     /// Drains it.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
+        let service = self.asking.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;
         let answer = service.make(&calls::DRAIN, &DrainRequest { em: Some(self.em.clone()), reason }).await?;
         let drained = || {
@@ -62,7 +57,7 @@ impl Drain {
             let (em, since) = (text::em(Some(&self.em)), text::time(drain.drain_time.as_ref()));
             format!("{em} is drained since {since} by {}: {}\n", drain.drained_by, drain.reason)
         };
-        self.output.printer().answer(&calls::DRAIN, &answer, drained)?;
+        self.asking.printer().answer(&calls::DRAIN, &answer, drained)?;
         Ok(Answer::Yes)
     }
 }
@@ -70,12 +65,12 @@ impl Drain {
 impl Resume {
     /// Ends the drain.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
+        let service = self.asking.service(TIMEOUT)?;
         let question = ResumeRequest { em: Some(self.em.clone()), reason: self.reason.unwrap_or_default() };
         let answer = service.make(&calls::RESUME, &question).await?;
         let em = text::em(Some(&self.em));
         let resumed = if answer.was_drained { "grants again" } else { "was not drained" };
-        self.output.printer().answer(&calls::RESUME, &answer, || format!("{em} {resumed}\n"))?;
+        self.asking.printer().answer(&calls::RESUME, &answer, || format!("{em} {resumed}\n"))?;
         Ok(Answer::yes_if(answer.was_drained))
     }
 }

@@ -9,15 +9,16 @@ use crate::{
 };
 
 use super::{
+    asking::Watching,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
     named,
     output::{
-        OutputArguments, WatchArguments,
+        Printer,
         table::{Column, Row, details},
         text,
     },
-    service::{Service, TIMEOUT},
+    service::{Asked, TIMEOUT},
 };
 
 /// All hosts.
@@ -55,13 +56,7 @@ pub struct Em {
     em: proto::EmInstance,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
-
-    #[command(flatten)]
-    watch: WatchArguments,
+    watching: Watching,
 }
 
 const COLUMNS: &[Column] = &[
@@ -105,14 +100,13 @@ impl Ems {
 impl Em {
     /// Shows it.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
         let question = proto::GetEmRequest { em: Some(self.em.clone()) };
-        let show = async |printer: &mut super::output::Printer| {
+        let show = async |service: &Asked, printer: &mut Printer| {
             let answer = service.make(&calls::GET_EM, &question).await?;
             let text = || details(COLUMNS, &row(&answer.em.clone().unwrap_or_default()));
             printer.answer(&calls::GET_EM, &answer, text)
         };
-        self.output.printer().repeat(&self.watch, show).await?;
+        self.watching.rounds(TIMEOUT, show).await?;
         Ok(Answer::Yes)
     }
 }

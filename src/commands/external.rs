@@ -16,7 +16,7 @@ use super::{
         text,
     },
 };
-use crate::domain::resource::format_size;
+use crate::domain::{external::YARN, resource::format_size};
 
 /// All clusters.
 #[derive(Debug, Clone, Args)]
@@ -25,12 +25,16 @@ pub struct Providers {
     list: ListArguments,
 }
 
-/// All queues of a cluster.
+/// All queues of a cluster; of Kubernetes, its namespaces.
 #[derive(Debug, Clone, Args)]
 pub struct Queues {
     /// The name of the cluster; without it, the one that has no labels.
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
+
+    /// The type of the cluster: Yarn or Kubernetes.
+    #[arg(long = "type", value_name = "TYPE", default_value = YARN)]
+    resource_type: String,
 
     #[command(flatten)]
     list: ListArguments,
@@ -97,8 +101,9 @@ listed!(LIST_QUEUES: ListQueuesRequest => ListQueuesResponse, queues: Queue, QUE
 listed!(LIST_APPLICATIONS: ListApplicationsRequest => ListApplicationsResponse, applications: Application,
     APPLICATION_COLUMNS, |application| vec![application_row(application)]);
 
-fn selector(name: Option<String>) -> Option<ProviderSelector> {
-    Some(ProviderSelector { name: name?, ..Default::default() })
+fn selector(resource_type: &str, name: Option<String>) -> ProviderSelector {
+    let (resource_type, name) = (resource_type.to_owned(), name.unwrap_or_default());
+    ProviderSelector { resource_type, name, ..Default::default() }
 }
 
 impl Providers {
@@ -111,7 +116,8 @@ impl Providers {
 impl Queues {
     /// Lists them.
     pub async fn run(self) -> Result<Answer, Failure> {
-        self.list.list(ListQueuesRequest { provider: selector(self.provider), ..Default::default() }).await
+        let provider = Some(selector(&self.resource_type, self.provider));
+        self.list.list(ListQueuesRequest { provider, ..Default::default() }).await
     }
 }
 
@@ -119,7 +125,7 @@ impl Applications {
     /// Lists them.
     pub async fn run(self) -> Result<Answer, Failure> {
         let question = ListApplicationsRequest {
-            provider: selector(self.provider),
+            provider: Some(selector(YARN, self.provider)),
             queue_name: self.queue.unwrap_or_default(),
             user: self.user.unwrap_or_default(),
             state: self.state.unwrap_or_default(),
@@ -149,16 +155,20 @@ fn queue_row(queue: &Queue) -> Row {
     };
     let or_zero = |amounts: &Option<QueueAmounts>| amounts.unwrap_or_default();
     let (max, used, left) = (or_zero(&queue.max), or_zero(&queue.used), or_zero(&queue.left));
-    let full = [percent(used.memory, max.memory), percent(used.cores, max.cores)].into_iter().flatten().max();
+    // One of both is zero.
+    let of_cores = |amounts: QueueAmounts| amounts.cores.saturating_add(amounts.millicores);
+    let is_kubernetes = [max, used, left].iter().any(|amounts| amounts.millicores != 0);
+    let unit = if is_kubernetes { "m" } else { "" };
+    let full = [percent(used.memory, max.memory), percent(of_cores(used), of_cores(max))].into_iter().flatten().max();
     let nothing = || text::NOTHING.to_owned();
     vec![
         queue.path.clone(),
         state.to_owned(),
         full.map_or_else(nothing, |full| format!("{full}%")),
         format!("{}/{}", format_size(used.memory), format_size(max.memory)),
-        format!("{}/{}", used.cores, max.cores),
+        format!("{}/{}{unit}", of_cores(used), of_cores(max)),
         format_size(left.memory),
-        left.cores.to_string(),
+        format!("{}{unit}", of_cores(left)),
         queue.running_applications.map_or_else(nothing, |count| count.to_string()),
         queue.pending_applications.map_or_else(nothing, |count| count.to_string()),
     ]

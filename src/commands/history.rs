@@ -1,11 +1,11 @@
 //! `history`: what was done, by whom and why.
 
 use clap::Args;
-use prost_types::Timestamp;
 
 use crate::transport::proto::{Action, EmInstance, ListActionsRequest, ListActionsResponse};
 
 use super::{
+    asking::Period,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
     named,
@@ -38,13 +38,8 @@ pub struct History {
     #[arg(long, value_name = "NAME")]
     actor: Option<String>,
 
-    /// Only what was done since then: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
-    since: Option<Timestamp>,
-
-    /// Only what was done before then: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
-    until: Option<Timestamp>,
+    #[command(flatten)]
+    period: Period,
 
     /// The newest first.
     #[arg(long)]
@@ -73,8 +68,8 @@ impl History {
         let question = ListActionsRequest {
             ticket_id: self.ticket.unwrap_or_default(),
             newest_first: self.newest,
-            from_time: self.since,
-            to_time: self.until,
+            from_time: self.period.since,
+            to_time: self.period.until,
             user: self.user.unwrap_or_default(),
             em: self.em,
             actions: self.actions,

@@ -11,16 +11,16 @@ use crate::{
 };
 
 use super::{
+    asking::Asking,
     consent,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
     named,
     output::{
-        OutputArguments,
         table::{Column, Row},
         text,
     },
-    service::{Service, TIMEOUT},
+    service::TIMEOUT,
 };
 
 /// What is held.
@@ -60,10 +60,7 @@ pub struct Hold {
     reason: Option<String>,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 /// What is not to be held any more.
@@ -73,10 +70,7 @@ pub struct Unhold {
     which: Which,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 /// All that is held.
@@ -105,7 +99,7 @@ impl Holds {
 impl Hold {
     /// Holds it.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
+        let service = self.asking.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;
         let duration = prost_types::Duration::try_from(self.duration).ok();
         let Which { em, user } = self.which.clone();
@@ -115,7 +109,7 @@ impl Hold {
             let hold = answer.hold.clone().unwrap_or_default();
             format!("{} is held until {}\n", self.which.text(), text::time(hold.hold_until.as_ref()))
         };
-        self.output.printer().answer(&calls::HOLD, &answer, held)?;
+        self.asking.printer().answer(&calls::HOLD, &answer, held)?;
         Ok(Answer::Yes)
     }
 }
@@ -123,13 +117,13 @@ impl Hold {
 impl Unhold {
     /// Ends the hold.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
+        let service = self.asking.service(TIMEOUT)?;
         let Which { em, user } = self.which.clone();
         let question = ReleaseHoldRequest { em, user: user.unwrap_or_default() };
         let answer = service.make(&calls::RELEASE_HOLD, &question).await?;
         let done = if answer.was_held { "is not held any more" } else { "was not held" };
         let text = || format!("{} {done}\n", self.which.text());
-        self.output.printer().answer(&calls::RELEASE_HOLD, &answer, text)?;
+        self.asking.printer().answer(&calls::RELEASE_HOLD, &answer, text)?;
         Ok(Answer::yes_if(answer.was_held))
     }
 }

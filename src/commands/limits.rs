@@ -17,17 +17,17 @@ use crate::{
 };
 
 use super::{
+    asking::Asking,
     consent::Consent,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
     output::{
-        OutputArguments,
         table::{Column, Row},
         text,
     },
     roles::needs,
     scopes,
-    service::{Asked, Service, TIMEOUT, TIMEOUT_LONG},
+    service::{Asked, TIMEOUT, TIMEOUT_LONG},
 };
 
 /// What to do with limits.
@@ -61,10 +61,7 @@ pub struct Diff {
     file: PathBuf,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 /// Limits that are to be all.
@@ -77,10 +74,7 @@ pub struct Apply {
     consent: Consent,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 /// A limit that is to go.
@@ -94,10 +88,7 @@ pub struct Delete {
     consent: Consent,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 const COLUMNS: &[Column] = &[
@@ -127,9 +118,9 @@ impl Limits {
 impl Diff {
     async fn run(self) -> Result<Answer, Failure> {
         let limits = read(self.file)?;
-        let service = self.service.ask(TIMEOUT_LONG)?;
+        let service = self.asking.service(TIMEOUT_LONG)?;
         let changes = replace(&service, limits, true).await?;
-        let mut printer = self.output.printer();
+        let mut printer = self.asking.printer();
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be "))?;
         Ok(Answer::yes_if(count(&changes) == 0))
     }
@@ -138,8 +129,8 @@ impl Diff {
 impl Apply {
     async fn run(self) -> Result<Answer, Failure> {
         let limits = read(self.file)?;
-        let service = self.service.ask(TIMEOUT_LONG)?;
-        let mut printer = self.output.printer();
+        let service = self.asking.service(TIMEOUT_LONG)?;
+        let mut printer = self.asking.printer();
         let mut changes = replace(&service, limits.clone(), true).await?;
         if count(&changes) > 0 {
             // Who is asked sees what it is about; the answer tells it again, as it was done.
@@ -163,11 +154,11 @@ impl Delete {
             }
         }
         let pattern = convert::limit::pattern("LABEL", &limit)?;
-        let service = self.service.ask(TIMEOUT)?;
+        let service = self.asking.service(TIMEOUT)?;
         self.consent.ask(&format!("This removes the limit {pattern}. Remove it?"))?;
         let answer =
             service.make(&calls::DELETE_LIMIT, &DeleteLimitRequest { limit: Some(limit), expected_etag: None }).await?;
-        self.output.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("removed the limit {pattern}\n"))?;
+        self.asking.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("removed the limit {pattern}\n"))?;
         Ok(Answer::Yes)
     }
 }

@@ -6,12 +6,13 @@ use prost::Message;
 use crate::client::Call;
 
 use super::{
+    asking::Watching,
     failure::{Answer, Failure},
     output::{
-        Format, OutputArguments, Printer, WatchArguments, json,
+        Format, Printer, json,
         table::{Column, Row},
     },
-    service::{Asked, Service, TIMEOUT},
+    service::{Asked, TIMEOUT},
 };
 
 /// How many elements a page has.
@@ -84,13 +85,7 @@ pub(super) use listed;
 #[derive(Debug, Clone, Args)]
 pub struct ListArguments {
     #[command(flatten)]
-    pub service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
-
-    #[command(flatten)]
-    watch: WatchArguments,
+    watching: Watching,
 
     /// List so many at most; all without it.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
@@ -100,14 +95,12 @@ pub struct ListArguments {
 impl ListArguments {
     /// Lists what is asked for.
     pub async fn list<Q: Listed>(&self, question: Q) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
-        let mut printer = self.output.printer();
-        let round = async |printer: &mut Printer| {
+        let round = async |service: &Asked, printer: &mut Printer| {
             let seen = printer.rows_max().map(|rows| u64::try_from(rows).unwrap_or(u64::MAX));
             let limit = self.limit.unwrap_or(u64::MAX).min(seen.unwrap_or(u64::MAX));
-            list(&service, question.clone(), printer, limit).await
+            list(service, question.clone(), printer, limit).await
         };
-        printer.repeat(&self.watch, round).await?;
+        self.watching.rounds(TIMEOUT, round).await?;
         Ok(Answer::Yes)
     }
 }

@@ -10,28 +10,23 @@ use crate::{
 };
 
 use super::{
+    asking::Watching,
     ems::percent,
     failure::{Answer, Failure},
     output::{
-        OutputArguments, Printer, WatchArguments,
+        Printer,
         table::{Column, Row, Table},
         text,
     },
     scopes,
-    service::{Service, TIMEOUT},
+    service::{Asked, TIMEOUT},
 };
 
 /// The whole cluster.
 #[derive(Debug, Clone, Args)]
 pub struct Overview {
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
-
-    #[command(flatten)]
-    watch: WatchArguments,
+    watching: Watching,
 }
 
 const DIMENSIONS: &[Column] = &[
@@ -47,8 +42,7 @@ const DIMENSIONS: &[Column] = &[
 impl Overview {
     /// Shows it.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
-        let show = async |printer: &mut Printer| {
+        let show = async |service: &Asked, printer: &mut Printer| {
             let answer = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
             if printer.is_json() {
                 return printer.answer(&calls::GET_OVERVIEW, &answer, String::new);
@@ -57,7 +51,7 @@ impl Overview {
             let (totals, fullest) = (printer.table(DIMENSIONS), printer.table(scopes::COLUMNS));
             printer.print(&overview_text(&overview, totals, fullest))
         };
-        self.output.printer().repeat(&self.watch, show).await?;
+        self.watching.rounds(TIMEOUT, show).await?;
         Ok(Answer::Yes)
     }
 }

@@ -1,14 +1,13 @@
 //! `refusals`: who was refused by what, and how often.
 
 use clap::Args;
-use prost_types::Timestamp;
 
 use crate::transport::proto::{ListRefusalsRequest, ListRefusalsResponse, RefusalSum};
 
 use super::{
+    asking::Period,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
-    named,
     output::{
         table::{Column, Row},
         text,
@@ -30,13 +29,8 @@ pub struct Refusals {
     #[arg(long)]
     dimension: Option<String>,
 
-    /// Only those since then: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
-    since: Option<Timestamp>,
-
-    /// Only those before then: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
-    until: Option<Timestamp>,
+    #[command(flatten)]
+    period: Period,
 
     #[command(flatten)]
     list: ListArguments,
@@ -63,8 +57,8 @@ impl Refusals {
             user: self.user.unwrap_or_default(),
             scope: self.scope.unwrap_or_default(),
             dimension: self.dimension.unwrap_or_default(),
-            from_time: self.since,
-            to_time: self.until,
+            from_time: self.period.since,
+            to_time: self.period.until,
             ..Default::default()
         };
         self.list.list(question).await

@@ -10,27 +10,22 @@ use crate::{
 };
 
 use super::{
+    asking::Watching,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
     output::{
-        OutputArguments, Printer, WatchArguments,
+        Printer,
         table::{Column, Row},
         text,
     },
-    service::{Service, TIMEOUT},
+    service::{Asked, TIMEOUT},
 };
 
 /// What is done in the background.
 #[derive(Debug, Clone, Args)]
 pub struct Tasks {
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
-
-    #[command(flatten)]
-    watch: WatchArguments,
+    watching: Watching,
 }
 
 /// Who serves.
@@ -74,8 +69,7 @@ impl Instances {
 impl Tasks {
     /// Shows how they fare.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
-        let show = async |printer: &mut Printer| {
+        let show = async |service: &Asked, printer: &mut Printer| {
             let answer = service.make(&calls::LIST_TASKS, &ListTasksRequest {}).await?;
             if printer.is_json() {
                 return printer.answer(&calls::LIST_TASKS, &answer, String::new);
@@ -89,7 +83,7 @@ impl Tasks {
             }
             Ok(())
         };
-        self.output.printer().repeat(&self.watch, show).await?;
+        self.watching.rounds(TIMEOUT, show).await?;
         Ok(Answer::Yes)
     }
 }

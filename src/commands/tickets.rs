@@ -9,16 +9,17 @@ use crate::{
 };
 
 use super::{
+    asking::{Asking, Watching},
     consent::{self, Consent},
     failure::{Answer, Failure},
     list::{ListArguments, listed},
     named,
     output::{
-        OutputArguments, Printer, WatchArguments,
+        Printer,
         table::{Column, Row, details},
         text,
     },
-    service::{Service, TIMEOUT},
+    service::{Asked, TIMEOUT},
 };
 
 /// Live tickets.
@@ -52,13 +53,7 @@ pub struct Ticket {
     ticket_id: String,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
-
-    #[command(flatten)]
-    watch: WatchArguments,
+    watching: Watching,
 }
 
 /// A ticket that is to end.
@@ -76,10 +71,7 @@ pub struct Release {
     consent: Consent,
 
     #[command(flatten)]
-    service: Service,
-
-    #[command(flatten)]
-    output: OutputArguments,
+    asking: Asking,
 }
 
 const COLUMNS: &[Column] = &[
@@ -115,14 +107,13 @@ impl Tickets {
 impl Ticket {
     /// Shows it.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let service = self.service.ask(TIMEOUT)?;
         let question = proto::GetTicketRequest { ticket_id: self.ticket_id.clone(), engine: None };
-        let show = async |printer: &mut Printer| {
+        let show = async |service: &Asked, printer: &mut Printer| {
             let answer = service.make(&calls::GET_TICKET, &question).await?;
             let text = || details(COLUMNS, &row(&answer.ticket.clone().unwrap_or_default()));
             printer.answer(&calls::GET_TICKET, &answer, text)
         };
-        self.output.printer().repeat(&self.watch, show).await?;
+        self.watching.rounds(TIMEOUT, show).await?;
         Ok(Answer::Yes)
     }
 }
@@ -130,15 +121,15 @@ impl Ticket {
 impl Release {
     /// Ends it.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let Self { ticket_id, reason, consent, service, output } = self;
-        let service = service.ask(TIMEOUT)?;
+        let Self { ticket_id, reason, consent, asking } = self;
+        let service = asking.service(TIMEOUT)?;
         let reason = consent::reason(reason.as_deref())?;
         let question = "This gives back what the ticket holds, whether or not its engine still runs. End it?";
         consent.ask(question)?;
         let question = ForceReleaseRequest { ticket_id: ticket_id.clone(), reason };
         let answer = service.make(&calls::FORCE_RELEASE, &question).await?;
         let ended = || format!("ticket {ticket_id} {} at {}\n", answer.ended, text::time(answer.end_time.as_ref()));
-        output.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;
+        asking.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;
         Ok(Answer::Yes)
     }
 }

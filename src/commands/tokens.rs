@@ -24,7 +24,8 @@ use crate::{
 };
 
 use super::{
-    failure::{EXIT_NO_ANSWER, EXIT_USAGE},
+    consent::Consent,
+    failure::{self, EXIT_NO_ANSWER, EXIT_USAGE},
     opened::{OpenError, Opened},
     output::table::{Column, Row, Table},
 };
@@ -42,7 +43,7 @@ pub enum Tokens {
     Create(Box<Create>),
     /// Lists all tokens, without what would let anybody in.
     List(List),
-    /// Revokes a token, or all of a name. Every instance knows within 5 s.
+    /// Revokes a token, or all of a name, for good. Every instance knows within 5 s.
     Revoke(Revoke),
 }
 
@@ -97,6 +98,9 @@ pub struct Revoke {
     /// All of this name.
     #[arg(long)]
     name: Option<String>,
+
+    #[command(flatten)]
+    consent: Consent,
 }
 
 /// Why a command was not carried out.
@@ -112,6 +116,8 @@ enum Failure {
     TooMany,
     #[error("the system gives no random bytes")]
     Random,
+    #[error(transparent)]
+    NoConsent(#[from] failure::Failure),
 }
 
 impl From<FieldError> for Failure {
@@ -137,8 +143,11 @@ impl Tokens {
             }
             Err(failure) => {
                 eprintln!("linkis-rm: {}", telemetry::with_causes(&failure));
-                let is_usage = matches!(failure, Failure::Usage(_) | Failure::Open(OpenError::Usage(_)));
-                ExitCode::from(if is_usage { EXIT_USAGE } else { EXIT_NO_ANSWER })
+                match failure {
+                    Failure::NoConsent(failure) => failure.exit_code(),
+                    Failure::Usage(_) | Failure::Open(OpenError::Usage(_)) => ExitCode::from(EXIT_USAGE),
+                    _ => ExitCode::from(EXIT_NO_ANSWER),
+                }
             }
         }
     }
@@ -165,6 +174,10 @@ impl Tokens {
             }
             Self::Revoke(revoke) => {
                 let which = revoke.which()?;
+                revoke.consent.ask(&match &which {
+                    Which::Id(id) => format!("This revokes the token {id}. Revoke it?"),
+                    Which::Name(name) => format!("This revokes every token of {name}. Revoke them?"),
+                })?;
                 let mut database = open(&revoke.database).await?;
                 let mut transaction = database.connection.begin().await?;
                 let revoked = table::revoke(&mut transaction, &which, &person()?).await?;

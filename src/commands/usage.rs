@@ -1,14 +1,13 @@
 //! `usage`: what was used over time, and by whom.
 
 use clap::{Args, ValueEnum};
-use prost_types::Timestamp;
 
 use crate::transport::proto::{GetUsageRequest, GetUsageResponse, UsageBy, UsageSum};
 
 use super::{
+    asking::Period,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
-    named,
     output::{
         table::{Column, Row},
         text,
@@ -24,20 +23,15 @@ enum By {
     Em,
 }
 
-/// What tickets held that ended, times how long they lived.
+/// What tickets held that ended in these hours, by default of the last day, times how long they lived.
 #[derive(Debug, Clone, Args)]
 pub struct Usage {
     /// By what it is summed.
     #[arg(long, value_enum, default_value = "user")]
     by: By,
 
-    /// Of tickets that ended since that hour: a time, or how long ago; without it, a day.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
-    since: Option<Timestamp>,
-
-    /// Of tickets that ended before that hour: a time, or how long ago; without it, until now.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
-    until: Option<Timestamp>,
+    #[command(flatten)]
+    period: Period,
 
     /// Tell each hour apart.
     #[arg(long)]
@@ -74,8 +68,8 @@ impl Usage {
         };
         let question = GetUsageRequest {
             by: by.into(),
-            from_time: self.since,
-            to_time: self.until,
+            from_time: self.period.since,
+            to_time: self.period.until,
             hourly: self.hourly,
             user: self.user.unwrap_or_default(),
             ..Default::default()

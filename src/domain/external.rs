@@ -32,7 +32,8 @@ mod preparation;
 
 pub use asked::Asked;
 pub use cluster::{
-    Basis, CheckRules, Cluster, ClusterDelta, ClusterTicket, ClusterTicketDelta, Clusters, JudgedQueue, WhenAway,
+    Basis, CheckRules, Cluster, ClusterDelta, ClusterTicket, ClusterTicketDelta, Clusters, JudgedQueue, KUBERNETES,
+    WhenAway, YARN, place_of,
 };
 pub use preparation::Preparation;
 
@@ -211,7 +212,7 @@ impl Rooms {
     pub fn room(&self, path: &str) -> QueueAmounts {
         let queues = &self.snapshot.queues;
         let Ok(queue) = queues.find(path) else { return QueueAmounts::default() };
-        queues.along(queue).map(|queue| self.left(queue)).fold(self.left(queue), QueueAmounts::least)
+        queues.least(queue, |queue| self.left(queue))
     }
 
     /// The path of the queue that `name` means.
@@ -235,9 +236,9 @@ impl Rooms {
         if let Some(closed) = queues.along(queue).find(|queue| queue.state != QueueState::Running) {
             return Err(NoRoom::State { path: closed.path.clone(), state: closed.state });
         }
-        let along = queues.along(queue).map(|queue| ShortQueue {
+        let along = queues.deciding(queue).map(|(queue, decides)| ShortQueue {
             path: queue.path.clone(),
-            left: self.left(queue),
+            left: decides.left(self.left(queue)),
             ahead: ahead(&queue.path),
             max: queue.max,
         });

@@ -9,7 +9,7 @@ use super::{
     adopt::Adopt,
     drain::{Drain, DrainEm, ResumeEm},
     em::{Em, EmInstance},
-    external::JudgedQueue,
+    external::{JudgedQueue, place_of},
     line::{QueuePosition, Spots},
     name::{Labels, Name},
     refusal::{Refusal, Shortfall},
@@ -349,14 +349,14 @@ impl Operation {
         }
     }
 
-    /// What it asks for, or puts into the books, in a queue of whichever cluster its labels tell.
+    /// What it asks for, or puts into the books, in a queue, or a namespace, of whichever cluster its labels tell.
     pub fn asks_queue(&self) -> Option<(&Resource, &Labels)> {
         let asked = match self {
             Self::Request(op) => (&op.ask.resource, &op.ask.labels),
             Self::Adopt(op) => (&op.used, &op.labels),
             _ => return None,
         };
-        asked.0.queue_name().map(|_| asked)
+        place_of(asked.0).map(|_| asked)
     }
 
     /// The application that it tells of an engine.

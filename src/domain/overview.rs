@@ -102,7 +102,8 @@ impl DimensionTotals {
         self.total.saturating_sub(self.protected).saturating_sub(self.used).saturating_sub(self.locked)
     }
 
-    fn add(&mut self, other: &Self) {
+    /// Counts others in.
+    pub fn add(&mut self, other: &Self) {
         self.total = self.total.saturating_add(other.total);
         self.protected = self.protected.saturating_add(other.protected);
         self.used = self.used.saturating_add(other.used);
@@ -130,6 +131,19 @@ pub struct EmAmounts {
     pub used: Resource,
     /// What is granted on it and not yet in use.
     pub locked: Resource,
+}
+
+impl EmAmounts {
+    /// How many hundredths are held of what is not protected, in the fullest dimension; rounded down, up to 255. Of nothing, what is held
+    /// counts as so many times.
+    pub fn held_percent(&self) -> u8 {
+        let percent = |(dimension, total): (Dimension, i64)| {
+            let room = total.saturating_sub(self.protected.get(&dimension)).max(1);
+            let held = i128::from(self.used.get(&dimension)) + i128::from(self.locked.get(&dimension));
+            u8::try_from(held * 100 / i128::from(room)).unwrap_or(u8::MAX)
+        };
+        self.total.amounts().map(percent).max().unwrap_or_default()
+    }
 }
 
 impl EmTotals {
@@ -210,6 +224,8 @@ pub struct Overview {
     pub ems: BTreeMap<(String, EmState), EmTotals>,
     /// How each EM stands, by application and instance.
     pub states: Vec<(EmInstance, EmState)>,
+    /// How many hundredths of each are held, in its fullest dimension and rounded down; up to 255.
+    pub held_percent: Vec<u8>,
     /// The live tickets.
     pub tickets: TicketTotals,
     /// The waiting line.

@@ -1,4 +1,5 @@
-//! Queues that live elsewhere: what a cluster's scheduler says of them, and which one a name means.
+//! Queues that live elsewhere: what a cluster's scheduler says of them, and which one a name means. A namespace of Kubernetes is one, too, in
+//! the cluster's nodes.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -8,12 +9,15 @@ pub const ROOT: &str = "root";
 /// How many queues an ambiguous name is said to mean.
 const AMBIGUOUS_TOLD_MAX: usize = 8;
 
+/// The maximum of a namespace whose quotas say nothing of a dimension: the nodes decide.
+pub const NO_MAXIMUM: i64 = i64::MAX;
+
 /// So much of a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueAmounts {
     /// In bytes.
     pub memory: i64,
-    /// Virtual cores.
+    /// Virtual cores; in Kubernetes, thousandths of a core.
     pub cores: i64,
 }
 
@@ -41,6 +45,41 @@ impl QueueAmounts {
     /// What is left of it; below zero where `other` is more.
     pub fn minus(self, other: Self) -> Self {
         Self { memory: self.memory.saturating_sub(other.memory), cores: self.cores.saturating_sub(other.cores) }
+    }
+
+    /// In each dimension this where `decides` says so, and otherwise `other`.
+    fn where_decided(self, decides: Decides, other: Self) -> Self {
+        Self {
+            memory: if decides.memory { self.memory } else { other.memory },
+            cores: if decides.cores { self.cores } else { other.cores },
+        }
+    }
+}
+
+const MOST: QueueAmounts = QueueAmounts { memory: i64::MAX, cores: i64::MAX };
+
+/// In which dimensions a queue decides what there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decides {
+    memory: bool,
+    cores: bool,
+}
+
+impl Decides {
+    const ALL: Self = Self { memory: true, cores: true };
+
+    /// Where there is a maximum.
+    fn where_limited(max: QueueAmounts) -> Self {
+        Self { memory: max.memory != NO_MAXIMUM, cores: max.cores != NO_MAXIMUM }
+    }
+
+    fn elsewhere(self) -> Self {
+        Self { memory: !self.memory, cores: !self.cores }
+    }
+
+    /// What is left where it is decided, and elsewhere more than anybody needs.
+    pub fn left(self, left: QueueAmounts) -> QueueAmounts {
+        left.where_decided(self, MOST)
     }
 }
 
@@ -96,6 +135,8 @@ pub enum Naming {
     Fair,
     /// That, and the last name alone.
     Capacity,
+    /// Namespaces of Kubernetes, by their names alone: what quotas say nothing of, all have of the root, the cluster's nodes.
+    Namespaces,
 }
 
 /// All queues of a cluster, at one moment.
@@ -158,7 +199,7 @@ impl Queues {
             return Ok(queue);
         }
         let mut meant = match self.naming {
-            Naming::Fair => Vec::new(),
+            Naming::Fair | Naming::Namespaces => Vec::new(),
             Naming::Capacity => self.by_path.values().filter(|queue| last_name(&queue.path) == name).collect(),
         };
         if meant.is_empty() {
@@ -181,10 +222,42 @@ impl Queues {
         std::iter::once(queue).chain(above)
     }
 
+    /// The same, each with where it decides how much there is of `queue`: all of them, everywhere. Of a namespace, its quotas, and the nodes
+    /// where these say nothing.
+    pub fn deciding<'a>(&'a self, queue: &'a Queue) -> impl Iterator<Item = (&'a Queue, Decides)> {
+        let own = match self.naming {
+            Naming::Fair | Naming::Capacity => None,
+            Naming::Namespaces => Some(Decides::where_limited(queue.max)),
+        };
+        self.along(queue).map(move |along| match own {
+            None => (along, Decides::ALL),
+            Some(own) if along.path == queue.path => (along, own),
+            Some(own) => (along, own.elsewhere()),
+        })
+    }
+
     /// How much of the queue is left, by its own maximum and that of each that it is in.
     pub fn left(&self, queue: &Queue) -> QueueAmounts {
-        let own = queue.max.minus(queue.used);
-        self.along(queue).fold(own, |least, queue| least.least(queue.max.minus(queue.used)))
+        self.least(queue, |queue| queue.max.minus(queue.used))
+    }
+
+    /// The least of what all that decide have `left`.
+    pub fn least(&self, queue: &Queue, left: impl Fn(&Queue) -> QueueAmounts) -> QueueAmounts {
+        self.deciding(queue).fold(MOST, |least, (queue, decides)| least.least(decides.left(left(queue))))
+    }
+
+    /// How much there may be of a queue alone, and how much of that is used: of a namespace where quotas say nothing, by the nodes. `None` if
+    /// nobody knows.
+    pub fn told(&self, queue: &Queue) -> (Option<QueueAmounts>, QueueAmounts) {
+        if self.naming != Naming::Namespaces {
+            return (Some(queue.max), queue.used);
+        }
+        let unknown = (MOST, QueueAmounts::default());
+        let (max, used) = self.deciding(queue).fold(unknown, |(max, used), (queue, decides)| {
+            (queue.max.where_decided(decides, max), queue.used.where_decided(decides, used))
+        });
+        let is_known = Decides::where_limited(max) == Decides::ALL;
+        (is_known.then_some(max), used)
     }
 
     /// Whether applications get into the queue: all that it is in have to take them, too.
@@ -286,6 +359,29 @@ mod tests {
         assert_eq!(left(&all, "root.a.x"), (-30, QueueState::Draining), "more than there is");
         all[0].state = QueueState::Stopped;
         assert_eq!(left(&all, "root.a.x").1, QueueState::Stopped);
+    }
+
+    #[test]
+    fn quotas_decide_of_a_namespace_and_nodes_where_these_say_nothing() {
+        let mut all =
+            vec![queue("root", 100, 90), queue("root.a", 50, 10), queue("root.b", 50, 10), queue("root.c", 5, 0)];
+        all[1].max = QueueAmounts { memory: 50, cores: NO_MAXIMUM };
+        all[2].max = QueueAmounts { memory: NO_MAXIMUM, cores: NO_MAXIMUM };
+        let queues = Queues::new(Naming::Namespaces, all).unwrap();
+        let left = |name| {
+            let left = queues.left(queues.find(name).unwrap());
+            (left.memory, left.cores)
+        };
+        assert_eq!([left("a"), left("b"), left("c"), left("root")], [(40, 10), (10, 10), (5, 5), (10, 10)]);
+        let told = |name| queues.told(queues.find(name).unwrap());
+        let amounts = |memory, cores| QueueAmounts { memory, cores };
+        assert_eq!(told("a"), (Some(amounts(50, 100)), amounts(10, 90)));
+        assert_eq!(told("b"), (Some(amounts(100, 100)), amounts(90, 90)));
+        // Nobody has to ask for nodes where quotas say everything.
+        let none = Queue { max: amounts(NO_MAXIMUM, NO_MAXIMUM), used: amounts(0, 0), ..queue("root", 0, 0) };
+        let queues = Queues::new(Naming::Namespaces, [none, queue("root.c", 5, 1)]).unwrap();
+        assert_eq!(queues.left(queues.find("c").unwrap()), amounts(4, 4));
+        assert_eq!(queues.told(queues.find("root").unwrap()).0, None);
     }
 
     #[test]

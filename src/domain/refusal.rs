@@ -168,7 +168,8 @@ impl Refusal {
 
     /// The refusal that shortfalls in queues of a cluster make, the queue that was asked for first; they must not be empty.
     pub(super) fn of_queues(shortfalls: Vec<Shortfall>) -> Self {
-        let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
+        // A cluster without a node, as after a failover, has nothing; that does not last.
+        let never_fits = shortfalls.iter().any(|short| short.requested > short.max && short.max > 0);
         let (code, text) = shortfalls.first().map_or((11_006, ""), |first| queue_code(&first.dimension));
         let detail = shortfalls.first().map(|first| format!("{} ({})", shortage_text(first), first.scope));
         let reason = format!("{text}{}", detail.unwrap_or_default());
@@ -224,10 +225,12 @@ fn limit_code(dimension: &Dimension) -> (i32, &'static str) {
     }
 }
 
-/// Linkis's code and text for a dimension of a cluster's queue (its `RMErrorCode`, 12010 and 12011).
+/// Linkis's code and text for a dimension of a cluster's queue (its `RMErrorCode`, 12010 and 12011), or namespace (12110 and 12111, in 1.6).
 fn queue_code(dimension: &Dimension) -> (i32, &'static str) {
     match dimension {
         Dimension::QueueCores => (12011, "Insufficient cluster queue cpu"),
+        Dimension::KubernetesMillicores => (12111, "Insufficient cluster namespace cpu"),
+        Dimension::KubernetesMemory => (12110, "Insufficient cluster namespace memory"),
         _ => (12010, "Insufficient cluster queue memory"),
     }
 }

@@ -1,4 +1,5 @@
-//! What every configuration says of how the queues of its cluster are judged: beside the keys that Linkis writes.
+//! What every configuration has: keys of a JSON object, and among them, beside those that Linkis writes, how the queues of its cluster
+//! are judged.
 
 use humantime::{format_duration, parse_duration};
 use serde_json::{Map, Value};
@@ -57,8 +58,37 @@ pub fn write(rules: &CheckRules, keys: &mut Map<String, Value>) {
     keys.insert(REFRESH_INTERVAL.into(), text(rules.refresh_interval));
 }
 
-fn wrong(key: &str, problem: impl Into<String>) -> FieldError {
+/// What is wrong with a key.
+pub(super) fn wrong(key: &str, problem: impl Into<String>) -> FieldError {
     FieldError::new(format!("config.{key}"), problem)
+}
+
+/// The keys of a configuration.
+pub(super) fn keys(json: &str) -> Result<Map<String, Value>, FieldError> {
+    // The text of the error is not told: it may repeat what is there.
+    let not_json = |error: serde_json::Error| {
+        let place = format!("is no JSON object; see line {}, column {}", error.line(), error.column());
+        FieldError::new("config", place)
+    };
+    serde_json::from_str(json).map_err(not_json)
+}
+
+/// Takes a text of at most so many bytes; none if it is not there, or null.
+pub(super) fn text(keys: &mut Map<String, Value>, key: &str, most: usize) -> Result<Option<String>, FieldError> {
+    match keys.remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.len() > most => Err(wrong(key, "is too long")),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(wrong(key, "must be a text")),
+    }
+}
+
+/// That nothing is left but what is `known`, of which the error tells.
+pub(super) fn nothing_else(keys: &Map<String, Value>, known: &str) -> Result<(), FieldError> {
+    match keys.keys().next() {
+        Some(key) => Err(wrong(&key.chars().take(64).collect::<String>(), format!("is not known; known are {known}"))),
+        None => Ok(()),
+    }
 }
 
 fn duration(

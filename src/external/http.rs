@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use reqwest::{Certificate, Client, RequestBuilder, Response, StatusCode, Url, header, redirect};
+use reqwest::{
+    Certificate, Client, ClientBuilder, Identity, RequestBuilder, Response, StatusCode, Url, header, redirect,
+};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_rustls::rustls;
@@ -37,6 +39,18 @@ const BODY_BYTES_MAX: usize = 32 << 20;
 
 /// How many clusters are fetched from at once: each may take an answer of the largest size, and what is read of it.
 const FETCHES_MAX: usize = 4;
+
+/// How often a cluster is tried, with a rest between: neither too many instances at the same moment, nor all the while.
+pub(super) const ROUNDS_MAX: u32 = 3;
+const REST: Duration = Duration::from_millis(200);
+
+/// How long to rest before a round: each time twice as long, and up to twice as long as that, so that instances do not come back together.
+pub(super) fn rest(round: u32) -> Duration {
+    let least = REST * 2_u32.saturating_pow(round.saturating_sub(1));
+    // A few bits of chance; a clock's would do as well.
+    let chance = u32::try_from(uuid::Uuid::new_v4().as_u128() % 1000).unwrap_or_default();
+    least + least * chance / 1000
+}
 
 /// Asks clusters; clones share it.
 #[derive(Debug, Clone)]
@@ -94,6 +108,19 @@ pub enum Failure {
     /// What it answered is something else.
     #[error("answered what {0}")]
     Unreadable(String),
+    /// Whoever asks is not known there.
+    #[error(
+        "answered 401: it does not know who asks; see that the token, or the certificate, is its own and still valid"
+    )]
+    Unknown,
+    /// Whoever asks may not.
+    #[error(
+        "answered 403: whoever asks may not list {0}; give it the ClusterRole of deploy/kubernetes/external-resources.yaml"
+    )]
+    Forbidden(&'static str),
+    /// It is not known how to ask.
+    #[error("cannot be asked: {0}")]
+    NoAccess(&'static str),
     /// The server could not prepare to ask.
     #[error("cannot be asked: this server has no trusted certificates; install the system's (ca-certificates)")]
     NoClient,
@@ -107,7 +134,7 @@ impl Failure {
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect | Self::Timeout | Self::Broken | Self::NotActive => true,
-            Self::Status(status) => *status >= 500,
+            Self::Status(status) => *status >= 500 || *status == 429,
             _ => false,
         }
     }
@@ -119,8 +146,8 @@ impl Failure {
             Self::Tls => "tls",
             Self::Timeout => "timeout",
             Self::NotActive => "not_active",
-            Self::Unauthorized(_) => "unauthorized",
-            Self::NotAllowed | Self::Address | Self::NoClient | Self::Stopping => "not_asked",
+            Self::Unauthorized(_) | Self::Unknown | Self::Forbidden(_) => "unauthorized",
+            Self::NotAllowed | Self::Address | Self::NoAccess(_) | Self::NoClient | Self::Stopping => "not_asked",
             Self::Broken | Self::Redirect(_) | Self::Status(_) | Self::TooLarge(_) | Self::Unreadable(_) => {
                 "bad_answer"
             }
@@ -147,18 +174,7 @@ impl Http {
     /// Made when it is first needed: it reads the machine's trusted certificates.
     fn client(&self) -> Result<&Client, Failure> {
         let client = self.client.get_or_init(|| {
-            // Whoever was first has installed the same one.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-            let client = Client::builder()
-                .connect_timeout(self.times.connect)
-                .read_timeout(self.times.read)
-                .timeout(self.times.answer)
-                .redirect(redirect::Policy::none())
-                // A proxy of the environment would be told credentials, and asked for hosts that nobody allowed it.
-                .no_proxy()
-                .pool_max_idle_per_host(1)
-                .referer(false)
-                .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")));
+            let client = self.builder();
             let client = match self.ca.as_deref().map(|pem| Certificate::from_pem_bundle(pem)) {
                 None => client.build(),
                 Some(roots) => roots.and_then(|roots| client.tls_certs_only(roots).build()),
@@ -169,6 +185,38 @@ impl Http {
             })
         });
         client.as_ref().map_err(Clone::clone)
+    }
+
+    fn builder(&self) -> ClientBuilder {
+        // Whoever was first has installed the same one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Client::builder()
+            .connect_timeout(self.times.connect)
+            .read_timeout(self.times.read)
+            .timeout(self.times.answer)
+            .redirect(redirect::Policy::none())
+            // A proxy of the environment would be told credentials, and asked for hosts that nobody allowed it.
+            .no_proxy()
+            .pool_max_idle_per_host(1)
+            .referer(false)
+            .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")))
+    }
+
+    /// What asks a server that is believed by these certificates alone, if there are any, and is shown this one.
+    pub(super) fn client_of(
+        &self,
+        roots: Option<Vec<Certificate>>,
+        identity: Option<Identity>,
+    ) -> Result<Client, Failure> {
+        let client = match roots {
+            Some(roots) => self.builder().tls_certs_only(roots),
+            None => self.builder(),
+        };
+        let client = match identity {
+            Some(identity) => client.identity(identity),
+            None => client,
+        };
+        client.build().map_err(|_| Failure::NoAccess("its certificates are none that can be used"))
     }
 
     /// Whether an address may be asked.
@@ -201,6 +249,25 @@ impl Http {
         let request = self.client()?.get(url).header(header::ACCEPT, "application/json");
         let request = match login {
             Some((user, password)) => request.basic_auth(user, Some(password.expose_secret())),
+            None => request,
+        };
+        answer(request, BODY_BYTES_MAX).await
+    }
+
+    /// What stands under `path` with this query at an address, by a client of its own, for whoever shows this token.
+    pub(super) async fn get_by(
+        &self,
+        client: &Client,
+        address: &Address,
+        (path, query): (&str, &[(&str, &str)]),
+        token: Option<&SecretString>,
+    ) -> Result<Vec<u8>, Failure> {
+        self.check(address)?;
+        let mut url = address.join(path)?;
+        url.query_pairs_mut().extend_pairs(query);
+        let request = client.get(url).header(header::ACCEPT, "application/json");
+        let request = match token {
+            Some(token) => request.bearer_auth(token.expose_secret()),
             None => request,
         };
         answer(request, BODY_BYTES_MAX).await

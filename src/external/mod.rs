@@ -1,6 +1,6 @@
 //! What lives elsewhere: clusters whose queues somebody else keeps.
 //!
-//! - [`ExternalResource`]: what a type of cluster has to offer, one file each: [`yarn`];
+//! - [`ExternalResource`]: what a type of cluster has to offer, one file or folder each: [`yarn`], [`kubernetes`];
 //! - [`http`]: requests to them, bounded in time and size;
 //! - [`allowed`]: which hosts may be asked;
 //! - [`check`]: what every configuration says of how queues are judged.
@@ -14,14 +14,17 @@ use reqwest::Url;
 use secrecy::SecretString;
 
 use crate::domain::{
-    external::CheckRules,
+    external::{CheckRules, KUBERNETES, YARN},
     name::FieldError,
     queue::{Application, Queues},
 };
 
 pub mod allowed;
 pub mod check;
+#[cfg(test)]
+mod fake;
 pub mod http;
+pub mod kubernetes;
 pub mod yarn;
 
 use http::{Failure, Http};
@@ -31,7 +34,7 @@ pub type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<T, FetchError>> + 
 
 /// A cluster that can be asked what it has.
 pub trait ExternalResource: fmt::Debug + Send + Sync {
-    /// Where it is asked, and nowhere else.
+    /// Where it is asked, as far as its configuration says. What files of an instance say is checked when it is asked.
     fn addresses(&self) -> &[Address];
 
     /// Its whole configuration, secrets included, as it is kept.
@@ -54,7 +57,7 @@ pub trait ExternalResource: fmt::Debug + Send + Sync {
 type Read = fn(&str, Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError>;
 
 /// All types, by the names that Linkis has for them.
-const TYPES: [(&str, Read); 1] = [("Yarn", yarn::read)];
+const TYPES: [(&str, Read); 2] = [(YARN, yarn::read), (KUBERNETES, kubernetes::read)];
 
 /// Reads the configuration of a cluster of a type. Secrets that it leaves out are those of `before`, the configuration that was stored
 /// last, if they are for the same addresses.
@@ -101,6 +104,11 @@ impl Address {
     /// As it is kept.
     pub fn as_str(&self) -> &str {
         &self.text
+    }
+
+    /// Whether nobody on the way can read what is sent there.
+    fn is_encrypted(&self) -> bool {
+        self.url.scheme() == "https"
     }
 
     /// What stands there under a path with its query.
@@ -168,7 +176,7 @@ mod tests {
     #[test]
     fn an_unknown_type_is_told_with_those_that_are_known() {
         let error = read("Mesos", "{}", None).unwrap_err();
-        assert_eq!(error.to_string(), "resource_type: is not known; known is Yarn");
+        assert_eq!(error.to_string(), "resource_type: is not known; known is Yarn, Kubernetes");
         assert_eq!(read("Yarn", "{}", None).unwrap_err().field, "config.rmWebAddress");
     }
 }

@@ -1,11 +1,11 @@
-//! What people's tools ask over HTTP, on a listener of its own: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever keeps
-//! instances running or sends them calls.
+//! What people and their tools ask over HTTP, on a listener of its own: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever keeps
+//! instances running or sends them calls; [`page`] for whoever looks.
 //!
-//! Nobody is asked who they are, and nothing asks the database: an answer takes no longer when it is away.
-//! One connection is one request, within a time that is bounded, and only so many are served at once; so whoever connects and
+//! For metrics and health, nobody is asked who they are, and nothing asks the database: an answer takes no longer when it is away.
+//! One connection is one request, within a time that is bounded ([`visit`]), and only so many are served at once; so whoever connects and
 //! says nothing, or does not read, is soon rid of.
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -14,8 +14,8 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use hyper::server::conn::http1;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -23,17 +23,21 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 use tokio_util::task::AbortOnDropHandle;
+use tower_service::Service as _;
 
 use crate::{
     metrics::{self, Metrics},
     tls::Tls,
 };
 
-/// How many connections are served at once; one more takes the place of the oldest, which has had its time: an answer takes none.
-const CONNECTIONS_MAX: usize = 64;
+pub mod page;
+pub mod visit;
 
-/// How long a connection may take, with its one request and the answer.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+use visit::Visit;
+
+/// How many connections are served at once, beside those that last; one more takes the place of the oldest, which has had its time: an
+/// answer takes none.
+const CONNECTIONS_MAX: usize = 64;
 
 /// How many bytes of a request, or of an answer, are kept in memory before the other side has to go on.
 const BUFFER_MAX: usize = 64 * 1024;
@@ -54,12 +58,13 @@ pub enum Readiness {
     Stopping,
 }
 
-/// Serves `listener` until the answer is dropped.
+/// Serves `listener` until the answer is dropped; the page, while there is one in `slot`.
 pub fn serve(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
     metrics: Metrics,
     readiness: watch::Receiver<Readiness>,
+    slot: page::Slot,
 ) -> AbortOnDropHandle<()> {
     let router =
         Router::new()
@@ -70,59 +75,63 @@ pub fn serve(
                     ready(*readiness.borrow(), is_verbose(query.as_deref()))
                 }),
             )
-            .route("/metrics", get(move || async move { scrape(&metrics) }));
+            .route("/metrics", get(move || async move { scrape(&metrics) }))
+            .merge(page::routes(slot));
     AbortOnDropHandle::new(tokio::spawn(accept(listener, tls, router)))
 }
 
 async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
     // With them, whoever is connected goes when the server does.
     let mut connections = JoinSet::new();
-    let mut oldest_first: VecDeque<AbortHandle> = VecDeque::new();
+    let mut oldest_first: VecDeque<(AbortHandle, Arc<Visit>)> = VecDeque::new();
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
                 while connections.try_join_next().is_some() {}
-                oldest_first.retain(|connection| !connection.is_finished());
+                oldest_first.retain(|(connection, visit)| !connection.is_finished() && !visit.lasts());
                 if oldest_first.len() >= CONNECTIONS_MAX
-                    && let Some(oldest) = oldest_first.pop_front()
+                    && let Some((oldest, _)) = oldest_first.pop_front()
                 {
                     oldest.abort();
                 }
-                let service = TowerToHyperService::new(router.clone());
-                oldest_first.push_back(connections.spawn(serve_one(stream, peer, tls.clone(), service)));
+                let visit = Arc::new(Visit::new(peer, tls.is_some()));
+                let connection = connections.spawn(serve_one(stream, visit.clone(), tls.clone(), router.clone()));
+                oldest_first.push_back((connection, visit));
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection for metrics and health");
+                tracing::warn!(%error, "cannot accept a connection for HTTP");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-async fn serve_one(stream: TcpStream, peer: SocketAddr, tls: Option<Arc<Tls>>, service: TowerToHyperService<Router>) {
+async fn serve_one(stream: TcpStream, visit: Arc<Visit>, tls: Option<Arc<Tls>>, router: Router) {
+    let peer = visit.peer;
     let served = async {
         match tls {
             Some(tls) => match tls.http(stream, Some(peer.ip())).await {
-                Ok(stream) => serve_http(stream, peer, service).await,
-                Err(error) => tracing::debug!(%peer, %error, "a TLS handshake for metrics and health failed"),
+                Ok(stream) => serve_http(stream, &visit, router).await,
+                Err(error) => tracing::debug!(%peer, %error, "a TLS handshake for HTTP failed"),
             },
-            None => serve_http(stream, peer, service).await,
+            None => serve_http(stream, &visit, router).await,
         }
     };
-    if tokio::time::timeout(CONNECTION_TIMEOUT, served).await.is_err() {
-        tracing::debug!(%peer, "a connection for metrics and health took too long");
+    tokio::select! {
+        () = served => {}
+        () = visit.over() => tracing::debug!(%peer, "a connection for HTTP took too long"),
     }
 }
 
-async fn serve_http(
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    peer: SocketAddr,
-    service: TowerToHyperService<Router>,
-) {
+async fn serve_http(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, visit: &Arc<Visit>, router: Router) {
+    let service = service_fn(|mut request: Request<Incoming>| {
+        request.extensions_mut().insert(visit.clone());
+        router.clone().call(request)
+    });
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(BUFFER_MAX);
     if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
-        tracing::debug!(%peer, %error, "a connection for metrics and health broke");
+        tracing::debug!(peer = %visit.peer, %error, "a connection for HTTP broke");
     }
 }
 

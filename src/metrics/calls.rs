@@ -4,7 +4,6 @@ use std::{
     cell::Cell,
     collections::HashMap,
     fmt,
-    future::Future,
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -194,14 +193,13 @@ impl Call {
         Some(&self.series.method).filter(|method| method.grpc_type != UNKNOWN)
     }
 
-    /// Carries the call out, as far as its answer; a call whose `work` is dropped before was cancelled.
-    pub async fn carry_out<T>(mut self, work: impl Future<Output = T>) -> (T, Self) {
-        let carried_out = async move {
-            let answer = work.await;
+    /// Carries out a part of the call.
+    pub fn carry_out<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        MAY_WAIT.sync_scope(Cell::new(self.may_wait), || {
+            let done = work();
             self.may_wait = MAY_WAIT.with(Cell::get);
-            (answer, self)
-        };
-        MAY_WAIT.scope(Cell::new(false), carried_out).await
+            done
+        })
     }
 
     /// It has ended; only the first end counts.
@@ -212,8 +210,7 @@ impl Call {
         if let Some(handled) = self.series.handled(code) {
             handled.inc();
         }
-        let may_wait = self.may_wait || MAY_WAIT.try_with(Cell::get).unwrap_or(false);
-        let seconds = if may_wait { &self.series.families.may_wait } else { self.series.seconds() };
+        let seconds = if self.may_wait { &self.series.families.may_wait } else { self.series.seconds() };
         seconds.observe(self.since.elapsed().as_secs_f64());
     }
 }
@@ -226,14 +223,12 @@ impl Drop for Call {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::metrics::Metrics;
     use crate::transport::edge::{Bounds, Edge};
 
-    #[tokio::test]
-    async fn every_code_has_its_name_and_only_the_first_end_counts() {
+    #[test]
+    fn every_code_has_its_name_and_only_the_first_end_counts() {
         let method =
             || Method { grpc_type: "unary", grpc_service: "some.Service".to_owned(), grpc_method: "Do".to_owned() };
         let metrics = Metrics::new([method()], Edge::new(Bounds::DEFAULT, None).gauges());
@@ -244,13 +239,13 @@ mod tests {
         }
         drop(metrics.calls.begin("/some.Service/Do"));
         // One that may wait and is answered, and one whose caller goes away first.
-        let (_, mut call) = metrics.calls.begin("/some.Service/Do").carry_out(async { may_wait() }).await;
+        let mut call = metrics.calls.begin("/some.Service/Do");
+        call.carry_out(may_wait);
+        call.carry_out(|| ());
         call.end(Code::Ok);
-        let goes_away = metrics.calls.begin("/some.Service/Do").carry_out(async {
-            may_wait();
-            std::future::pending::<()>().await;
-        });
-        tokio::time::timeout(Duration::ZERO, goes_away).await.unwrap_err();
+        let mut goes_away = metrics.calls.begin("/some.Service/Do");
+        goes_away.carry_out(may_wait);
+        drop(goes_away);
         let text = metrics.text().unwrap();
         let labels = r#"grpc_type="unary",grpc_service="some.Service",grpc_method="Do""#;
         for name in CODES {

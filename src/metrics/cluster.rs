@@ -106,6 +106,11 @@ impl ClusterMetrics {
     pub fn publish(&self, cluster: Cluster) {
         self.0.store(Some(Arc::new(cluster)));
     }
+
+    /// What is told now; `None` if nothing was read yet.
+    pub fn last(&self) -> Option<Arc<Cluster>> {
+        self.0.load_full()
+    }
 }
 
 /// Writes gauges.

@@ -1,5 +1,7 @@
 //! Requests for resources, by how they ended, and tickets that did.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -11,7 +13,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::domain::{refusal::Refusal, ticket::End};
+use crate::domain::{refusal::Refusal, scope_kind::ScopeKind, ticket::End};
 
 use super::{Counter, add};
 
@@ -77,12 +79,14 @@ impl Ended<'_> {
 pub struct Requests {
     ended: Family<Decided, Counter>,
     granted: Counter,
+    /// Refusals by what was short first, in the order of [`ScopeKind::ALL`].
+    refused: [AtomicU64; ScopeKind::ALL.len()],
     waited: Family<Waited, Histogram, fn() -> Histogram>,
     tickets: Family<How, Counter>,
     /// Refusals that are remembered among the others.
     pub refusals_other: Counter,
     /// For how long the oldest deadline has passed that is not rolled back yet, in seconds.
-    pub expiry_lag: Gauge<f64, std::sync::atomic::AtomicU64>,
+    pub expiry_lag: Gauge<f64, AtomicU64>,
 }
 
 impl Requests {
@@ -99,6 +103,7 @@ impl Requests {
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 18));
         Self {
             granted: ended.get_or_create_owned(&Ended::Granted.decided()),
+            refused: Default::default(),
             ended: add(
                 registry,
                 "requests_total",
@@ -132,8 +137,24 @@ impl Requests {
         }
     }
 
+    /// How many requests were refused by now, by the kind of scope that was short first.
+    pub fn refused(&self) -> [(ScopeKind, u64); ScopeKind::ALL.len()] {
+        std::array::from_fn(|place| (ScopeKind::ALL[place], self.refused[place].load(Ordering::Relaxed)))
+    }
+
+    /// How many were granted by now, and how many refused.
+    pub fn answered(&self) -> (u64, u64) {
+        (self.granted.get(), self.refused().iter().map(|(_, count)| count).sum())
+    }
+
     /// A request has ended.
     pub fn ended(&self, how: Ended<'_>) {
+        if let Ended::Refused { refusal, .. } = how
+            && let Some(first) = refusal.shortfalls.first()
+            && let Some((_, count)) = ScopeKind::ALL.iter().zip(&self.refused).find(|(kind, _)| **kind == first.kind)
+        {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
         match how {
             Ended::Granted => self.granted.inc(),
             how => self.ended.get_or_create(&how.decided()).inc(),

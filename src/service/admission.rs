@@ -146,8 +146,12 @@ impl Admission {
     /// # Errors
     /// Why the ledger would reject it, and those of the database. At `deadline`, [`Error::LockTimeout`] if the limits are being
     /// changed, and [`Error::Unavailable`] if the database has not answered.
-    pub async fn look(&self, request: Request, deadline: Instant) -> Result<Verdict, Error> {
-        self.ask(request, None, deadline).await
+    pub fn look<'a>(
+        &'a self,
+        request: Request,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Verdict, Error>> + Send + use<'a> {
+        self.ask(request, None, deadline)
     }
 
     /// The same, and how much there was room for then, wherever the request is judged.
@@ -160,22 +164,27 @@ impl Admission {
         Ok((verdict, told.try_recv().unwrap_or_default()))
     }
 
-    async fn ask(
-        &self,
+    /// It is in the queue when this returns, and not in the future, of which there are as many as calls under way.
+    fn ask<'a>(
+        &'a self,
         request: Request,
         room: Option<oneshot::Sender<Room>>,
         deadline: Instant,
-    ) -> Result<Verdict, Error> {
-        let _traced = traces::step("look");
+    ) -> impl Future<Output = Result<Verdict, Error>> + Send + use<'a> {
+        let traced = traces::step("look");
         let (reply, answer) = oneshot::channel();
-        self.queue.try_send(Look { request, room, reply }).map_err(|error| match error {
+        let queued = self.queue.try_send(Look { request, room, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
-        })?;
-        let answer = async { answer.await.unwrap_or(Err(Error::ShuttingDown)) };
-        match answered_within(deadline.saturating_duration_since(Instant::now()), answer).await {
-            Err(Error::Unavailable(_)) if self.fenced.load(Ordering::Relaxed) => Err(Error::LockTimeout),
-            answer => answer,
+        });
+        async move {
+            let _traced = traced;
+            queued?;
+            let answer = async { answer.await.unwrap_or(Err(Error::ShuttingDown)) };
+            match answered_within(deadline.saturating_duration_since(Instant::now()), answer).await {
+                Err(Error::Unavailable(_)) if self.fenced.load(Ordering::Relaxed) => Err(Error::LockTimeout),
+                answer => answer,
+            }
         }
     }
 }

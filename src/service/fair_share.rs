@@ -5,7 +5,7 @@
 //! there are.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -51,15 +51,15 @@ impl FairShare {
         self.take_if(by, |_, free| free > 0)
     }
 
-    fn take_if(self: &Arc<Self>, by: &Principal, may: impl FnOnce(usize, usize) -> bool) -> Option<Place> {
-        let mut taken = self.taken();
+    fn take_if(self: &Arc<Self>, by: &Principal, may: impl Fn(usize, usize) -> bool) -> Option<Place> {
+        let taken = &mut *self.taken();
         let free = self.most.saturating_sub(taken.all);
-        let his = taken.by.get(by).copied().unwrap_or_default() + 1;
-        if !may(his, free) {
-            return None;
+        match taken.by.get_mut(by) {
+            Some(his) if may(*his + 1, free) => *his += 1,
+            None if may(1, free) => drop(taken.by.insert(by.clone(), 1)),
+            _ => return None,
         }
         taken.all += 1;
-        taken.by.insert(by.clone(), his);
         Some(Place { share: self.clone(), by: by.clone() })
     }
 
@@ -78,10 +78,10 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut taken = self.share.taken();
         taken.all = taken.all.saturating_sub(1);
-        if let Entry::Occupied(mut his) = taken.by.entry(self.by.clone()) {
-            *his.get_mut() = his.get().saturating_sub(1);
-            if *his.get() == 0 {
-                his.remove();
+        if let Some(his) = taken.by.get_mut(&self.by) {
+            *his = his.saturating_sub(1);
+            if *his == 0 {
+                taken.by.remove(&self.by);
             }
         }
     }

@@ -119,6 +119,11 @@ impl Overviews {
         self.last.load_full().ok_or_else(|| Error::defect("an overview was taken, and is not there"))
     }
 
+    /// What was seen last, however long ago; `None` if nobody has looked yet.
+    pub fn last(&self) -> Option<Arc<Snapshot>> {
+        self.last.load_full()
+    }
+
     /// Looks at the whole cluster.
     async fn take(&self) -> Result<(), Error> {
         let mut session = self.session.lock().await;
@@ -150,6 +155,7 @@ impl Overviews {
             at: totals.at,
             ems: ems.totals,
             states: ems.states,
+            held_percent: ems.held_percent,
             tickets,
             line: totals.line,
             throughput: totals.throughput,

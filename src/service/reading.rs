@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        external::{Clusters, Phase},
+        external::{Clusters, Phase, place_of},
         judgement,
         ledger::LineView,
         limit::Limits,
@@ -73,7 +73,8 @@ pub(super) async fn clusters(
     };
     let mut wanted: BTreeMap<i64, Wanted> = BTreeMap::new();
     for (resource, labels) in asked {
-        if let (Some(name), Some(id)) = (resource.queue_name(), Clusters::chosen(&providers, labels)) {
+        let Some((resource_type, name)) = place_of(resource) else { continue };
+        if let Some(id) = Clusters::chosen(&providers, resource_type, labels) {
             let wanted = wanted.entry(id).or_default();
             wanted.names.insert(name.to_owned());
             wanted.application_ids.extend(resource.application_id().filter(|id| !id.is_empty()).map(str::to_owned));

@@ -3,10 +3,7 @@
 //! A request is judged on its EM, or on one that is chosen for it: first by a look without locks, then again under them, where it
 //! is granted. One that may wait then stands in line, and goes the same way again whenever there may be room for it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -42,28 +39,6 @@ pub struct RequestResourceService {
     line: WaitingLine,
     refusals: Refusals,
     metrics: Metrics,
-    outcomes: Outcomes,
-}
-
-/// What requests were answered; clones share it.
-#[derive(Clone, Debug, Default)]
-pub struct Outcomes(Arc<[AtomicU64; 2]>);
-
-impl Outcomes {
-    /// How many were granted, and how many were refused.
-    pub fn counts(&self) -> (u64, u64) {
-        let [granted, refused] = &*self.0;
-        (granted.load(Ordering::Relaxed), refused.load(Ordering::Relaxed))
-    }
-
-    fn note(&self, outcome: &Outcome) {
-        let [granted, refused] = &*self.0;
-        match outcome {
-            Outcome::Granted(_) => granted.fetch_add(1, Ordering::Relaxed),
-            Outcome::Refused(_) => refused.fetch_add(1, Ordering::Relaxed),
-            _ => 0,
-        };
-    }
 }
 
 /// How long a caller has deadlines.
@@ -84,16 +59,11 @@ impl RequestResourceService {
         refusals: Refusals,
         metrics: Metrics,
     ) -> Self {
-        Self { admission, committer, line, refusals, metrics, outcomes: Outcomes::default() }
+        Self { admission, committer, line, refusals, metrics }
     }
 
-    /// What requests were answered.
-    pub fn outcomes(&self) -> Outcomes {
-        self.outcomes.clone()
-    }
-
-    /// The same of the first of `asks` that fits: they differ in what they ask for alone. If none fits, it waits for the first that ever may.
-    /// Also tells which of them was answered.
+    /// The same of the first of `asks` that fits: they are one ticket's, and differ in what they ask for alone. If none fits, it waits: it
+    /// stands in line for the first that ever may, and is granted whichever fits first. Also tells which of them was answered.
     pub async fn request_any<A>(
         &self,
         em: Option<EmInstance>,
@@ -101,22 +71,29 @@ impl RequestResourceService {
         deadlines: Deadlines,
         active: A,
     ) -> Result<(Outcome, usize), Error> {
-        let single = asks.len() == 1;
-        let mut to_wait_for = single.then_some(0);
-        let mut first = None;
-        for (number, ask) in asks.iter().enumerate().filter(|_| !single) {
-            match Box::pin(self.request(em.clone(), ask.clone(), Deadlines { line: None, ..deadlines }, ())).await? {
+        if let [ask] = &asks[..] {
+            return Ok((self.request(em, ask.clone(), deadlines, active).await?, 0));
+        }
+        let (mut may_fit, mut first) = (Vec::new(), None);
+        for (number, ask) in asks.into_iter().enumerate() {
+            let at_once = Deadlines { line: None, ..deadlines };
+            match Box::pin(self.request(em.clone(), ask.clone(), at_once, ())).await? {
                 Outcome::Refused(refusal) => {
-                    if !refusal.never_fits && deadlines.line.is_some() {
-                        to_wait_for.get_or_insert(number);
+                    if !refusal.never_fits {
+                        may_fit.push((number, ask));
                     }
                     first.get_or_insert((Outcome::Refused(refusal), number));
                 }
                 answer => return Ok((answer, number)),
             }
         }
-        match (to_wait_for.and_then(|number| Some((asks.get(number)?.clone(), number))), first) {
-            (Some((ask, number)), _) => Ok((self.request(em, ask, deadlines, active).await?, number)),
+        let mut may_fit = may_fit.into_iter();
+        match (may_fit.next().filter(|_| deadlines.line.is_some()), first) {
+            (Some((number, ask)), _) => {
+                let (numbers, others): (Vec<usize>, Vec<Arc<RequestSpec>>) = may_fit.unzip();
+                let (answer, other) = self.request_or(em, ask, &others, deadlines, active).await?;
+                Ok((answer, other.and_then(|other| numbers.get(other).copied()).unwrap_or(number)))
+            }
             (None, Some(refused)) => Ok(refused),
             (None, None) => Err(Error::defect("a request without a request")),
         }
@@ -131,13 +108,23 @@ impl RequestResourceService {
         deadlines: Deadlines,
         active: A,
     ) -> Result<Outcome, Error> {
+        Ok(self.request_or(em, ask, &[], deadlines, active).await?.0)
+    }
+
+    /// The same; in line, it is granted `others` as well, if it fits there first. Tells which of them, if it is one of them.
+    async fn request_or<A>(
+        &self,
+        em: Option<EmInstance>,
+        ask: Arc<RequestSpec>,
+        others: Others<'_>,
+        deadlines: Deadlines,
+        active: A,
+    ) -> Result<(Outcome, Option<usize>), Error> {
         let under_way = RequestUnderWay::begin(&self.metrics.requests);
         let (asked, any_em, may_wait) = (ask.clone(), em.is_none(), deadlines.line.is_some());
-        let answer = self.judge(em, ask, deadlines, active).await;
+        let mut other = None;
+        let answer = self.judge(em, ask, (others, &mut other), deadlines, active).await;
         decisions::request(&asked, may_wait, &answer);
-        if let Ok(outcome) = &answer {
-            self.outcomes.note(outcome);
-        }
         under_way.end(match &answer {
             Ok(Outcome::Refused(refusal)) => {
                 self.refusals.note(&asked.user, refusal, any_em);
@@ -147,13 +134,14 @@ impl RequestResourceService {
             Ok(_) => Ended::Granted,
             Err(_) => Ended::Failed,
         });
-        answer
+        Ok((answer?, other))
     }
 
     async fn judge<A>(
         &self,
         em: Option<EmInstance>,
         ask: Arc<RequestSpec>,
+        others: (Others<'_>, &mut Option<usize>),
         deadlines: Deadlines,
         active: A,
     ) -> Result<Outcome, Error> {
@@ -165,7 +153,7 @@ impl RequestResourceService {
                 let caller = self.line.enter(any_em, &ask, until)?;
                 drop(active);
                 // Apart, because most calls do not wait, and each takes the room of all that it may do.
-                return traces::within("line", Box::pin(self.wait(request, caller))).await;
+                return traces::within("line", Box::pin(self.wait(request, others, caller))).await;
             }
         }
         let answer = match &em {
@@ -177,7 +165,7 @@ impl RequestResourceService {
                 let em = em.or_else(|| self.admission.closest(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
                 let caller = self.line.enter(any_em, &ask, until)?;
                 drop(active);
-                traces::within("line", Box::pin(self.wait(request(em, &ask), caller))).await
+                traces::within("line", Box::pin(self.wait(request(em, &ask), others, caller))).await
             }
             (answer, _) => Ok(answer),
         }
@@ -229,7 +217,7 @@ impl RequestResourceService {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
         let by = request.ask.principal.clone();
-        self.committer.submit(&by, Operation::Request(request), deadline).await
+        self.committer.submit(by.into(), Operation::Request(request), deadline).await
     }
 
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
@@ -278,8 +266,16 @@ impl RequestResourceService {
     }
 
     /// Stands in line until there is an answer.
-    async fn wait(&self, request: Request, mut caller: Caller) -> Result<Outcome, Error> {
-        let answer = self.stand_in_line(request, &mut caller).await;
+    async fn wait(
+        &self,
+        request: Request,
+        (others, other): (Others<'_>, &mut Option<usize>),
+        mut caller: Caller,
+    ) -> Result<Outcome, Error> {
+        let answer = self.stand_in_line(request, others, &mut caller).await.map(|(answer, granted)| {
+            *other = granted;
+            answer
+        });
         caller.answered(match &answer {
             Ok(Outcome::Refused(_)) => "timed_out",
             Ok(_) => "granted",
@@ -289,10 +285,17 @@ impl RequestResourceService {
     }
 
     /// Tries again whenever there may be room, until the caller's time is up.
-    async fn stand_in_line(&self, mut request: Request, caller: &mut Caller) -> Result<Outcome, Error> {
+    async fn stand_in_line(
+        &self,
+        mut request: Request,
+        others: Others<'_>,
+        caller: &mut Caller,
+    ) -> Result<(Outcome, Option<usize>), Error> {
         let (mut next, mut refusal) = (Try::default(), None);
         loop {
-            match self.try_in_line(&request, next.elsewhere.take(), caller).await {
+            let other = next.other.take();
+            let ask = other.and_then(|other| others.get(other)).unwrap_or(&request.ask).clone();
+            match self.try_in_line(&request, ask, next.elsewhere.take(), caller).await {
                 Ok(Outcome::Waiting(waiting)) => {
                     if let Some(wake) = next.woken_by.take() {
                         caller.count_look(wake);
@@ -303,13 +306,13 @@ impl RequestResourceService {
                 }
                 Ok(granted @ Outcome::Granted(_)) => {
                     caller.granted();
-                    return Ok(granted);
+                    return Ok((granted, other));
                 }
                 Ok(answer) => {
                     caller.is_out();
                     match self.other_home(&request, caller).await? {
                         Some(em) => request.em = em,
-                        None => return Ok(answer),
+                        None => return Ok((answer, None)),
                     }
                     continue;
                 }
@@ -332,31 +335,39 @@ impl RequestResourceService {
                 // Whoever stands in line outlives a short outage.
                 Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
                     Woken::Look(_) => continue,
-                    Woken::TimeIsUp => return refusal.map_or(Err(error), |refusal| Ok(Outcome::Refused(refusal))),
+                    Woken::TimeIsUp => {
+                        return refusal.map_or(Err(error), |refusal| Ok((Outcome::Refused(refusal), None)));
+                    }
                     Woken::Stopping => return Err(Error::ShuttingDown),
                 },
                 Err(error) => return Err(error),
             }
-            match (self.until_worth_trying(&mut request, caller).await?, refusal.take()) {
+            // What was just tried in vain is not tried again before it is woken.
+            let others = (others, other.is_none());
+            match (self.until_worth_trying(&mut request, others, caller).await?, refusal.take()) {
                 (Some(worth_trying), still) => (next, refusal) = (worth_trying, still),
-                (None, Some(refusal)) => return Ok(Outcome::Refused(refusal)),
+                (None, Some(refusal)) => return Ok((Outcome::Refused(refusal), None)),
                 (None, None) => return Err(Error::LockTimeout),
             }
         }
     }
 
-    /// Has the request judged under the locks, where it stands or on another EM.
+    /// Has the request judged under the locks, where it stands, or on another EM or as another ask: then it stays where it stands if it does
+    /// not fit.
     async fn try_in_line(
         &self,
         request: &Request,
+        ask: Arc<RequestSpec>,
         elsewhere: Option<EmInstance>,
         caller: &mut Caller,
     ) -> Result<Outcome, Error> {
-        let wait = caller.wait(request.ask.ticket_id, elsewhere.is_some()).await?;
+        let is_other = !Arc::ptr_eq(&ask, &request.ask);
+        let wait = caller.wait(request.ask.ticket_id, is_other || elsewhere.is_some()).await?;
         let em = elsewhere.unwrap_or_else(|| request.em.clone());
-        let tried = Request { em, wait: Some(wait), ..request.clone() };
+        let scopes = if is_other { RequestScopes::default() } else { request.scopes.clone() };
+        let tried = Request { em, ask, wait: Some(wait), scopes };
         caller.tries();
-        self.committer.submit(&request.ask.principal, Operation::Request(tried), caller.until()).await
+        self.committer.submit((&request.ask.principal).into(), Operation::Request(tried), caller.until()).await
     }
 
     /// Where a request that any EM will do for may stand instead of where it cannot.
@@ -369,7 +380,15 @@ impl RequestResourceService {
     }
 
     /// Waits until the request may fit, or has to stand elsewhere in line; `None` when the caller's time is up.
-    async fn until_worth_trying(&self, request: &mut Request, caller: &mut Caller) -> Result<Option<Try>, Error> {
+    async fn until_worth_trying(
+        &self,
+        request: &mut Request,
+        (others, at_once): (Others<'_>, bool),
+        caller: &mut Caller,
+    ) -> Result<Option<Try>, Error> {
+        if at_once && let Some(fits) = self.fits_as_other(request, others, caller).await {
+            return Ok(Some(fits));
+        }
         let mut woken = caller.woken().await;
         loop {
             let wake = match woken {
@@ -378,8 +397,11 @@ impl RequestResourceService {
                 Woken::Look(wake) => wake,
             };
             woken = match self.is_worth_trying(request, caller, wake).await {
-                Ok(Some(elsewhere)) => return Ok(Some(Try { elsewhere, woken_by: Some(wake) })),
+                Ok(Some(elsewhere)) => return Ok(Some(Try { elsewhere, woken_by: Some(wake), other: None })),
                 Ok(None) => {
+                    if let Some(fits) = self.fits_as_other(request, others, caller).await {
+                        return Ok(Some(Try { woken_by: Some(wake), ..fits }));
+                    }
                     caller.pass_on(wake);
                     caller.woken().await
                 }
@@ -411,6 +433,45 @@ impl RequestResourceService {
         }
         caller.count_look(wake);
         self.look_again(request, caller).await
+    }
+
+    /// Which of `others` fits, and where. Where none does, it hears of room from then on.
+    async fn fits_as_other(&self, request: &Request, others: Others<'_>, caller: &mut Caller) -> Option<Try> {
+        if others.is_empty() {
+            return None;
+        }
+        let since = caller.news_count();
+        // What fails costs nothing: it is looked for again with the next news, or the next poll.
+        let wait = caller.wait(request.ask.ticket_id, true).await.ok()?;
+        let mut spots = BTreeSet::new();
+        for (number, ask) in others.iter().enumerate() {
+            let mut tried = Vec::new();
+            let mut em = match caller.any_em() {
+                true => self.admission.best(ask, &tried).or_else(|| Some(request.em.clone())),
+                false => Some(request.em.clone()),
+            };
+            while let Some(there) = em.take() {
+                let (ask, wait, scopes) = (ask.clone(), Some(wait.clone()), RequestScopes::default());
+                let look = Request { em: there.clone(), ask: ask.clone(), wait, scopes };
+                match self.admission.look(look, caller.until()).await {
+                    Ok(Verdict::Fits) => {
+                        let elsewhere = Some(there).filter(|em| *em != request.em);
+                        return Some(Try { elsewhere, woken_by: None, other: Some(number) });
+                    }
+                    Ok(Verdict::Refused(short)) => {
+                        let short = short.spots.into_iter().filter(|(_, is_short)| *is_short);
+                        spots.extend(short.map(|(spot, _)| spot));
+                    }
+                    Err(_) => {}
+                }
+                tried.push(there);
+                if caller.any_em() && tried.len() < CANDIDATES_MAX {
+                    em = self.admission.best(&ask, &tried);
+                }
+            }
+        }
+        caller.hears_of(spots, since);
+        None
     }
 
     async fn look_again(&self, request: &Request, caller: &Caller) -> Result<Option<Option<EmInstance>>, Error> {
@@ -448,7 +509,12 @@ struct Try {
     elsewhere: Option<EmInstance>,
     /// What it was woken by.
     woken_by: Option<Wake>,
+    /// As another ask than the one that it stands in line for.
+    other: Option<usize>,
 }
+
+/// What a request may be granted instead of what it stands in line for.
+type Others<'a> = &'a [Arc<RequestSpec>];
 
 fn request(em: EmInstance, ask: &Arc<RequestSpec>) -> Request {
     Request { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }

@@ -40,7 +40,7 @@ impl SharedTry {
         Self { state: Arc::default(), tasks: tasks.clone() }
     }
 
-    /// Comes back when `action` has been done that began no longer than `age` ago.
+    /// Comes back when `action` has been done that began no longer than `age` ago. Mostly it has: only what waits takes room for that.
     ///
     /// # Errors
     /// That of a try which failed while the caller waited, whenever it began: one more would tell the same, a little later.
@@ -50,16 +50,34 @@ impl SharedTry {
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
         let asked = Instant::now();
+        match self.join(|began| began + age >= asked, &action) {
+            Some(running) => Box::pin(self.wait(running, age, (asked, deadline), &action)).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn wait<F>(
+        &self,
+        running: Running,
+        age: Duration,
+        (asked, deadline): (Instant, Instant),
+        action: &impl Fn() -> F,
+    ) -> Result<(), Error>
+    where
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
         let is_fresh = |began: Instant| began + age >= asked;
         let shared = async {
             // At most two: one that is under way but began too early, and the next.
-            while let Some(mut running) = self.join(is_fresh, &action) {
+            let mut next = Some(running);
+            while let Some(mut running) = next {
                 let ended = running.ended.wait_for(Option::is_some).await.map(|ended| ended.clone());
                 // A task that ended without a word has panicked, or its runtime is gone.
                 ended.ok().flatten().unwrap_or(Err(Error::ShuttingDown))?;
                 if is_fresh(running.began) {
                     break;
                 }
+                next = self.join(is_fresh, action);
             }
             Ok(())
         };

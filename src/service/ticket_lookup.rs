@@ -12,7 +12,10 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    domain::operation::{NamedTicket, Rejection, Released},
+    domain::{
+        external::place_of,
+        operation::{NamedTicket, Rejection, Released},
+    },
     error::Error,
     service::tasks::Tasks,
     store::{
@@ -49,13 +52,13 @@ impl TicketLookup {
         Self { queue, store: store.clone() }
     }
 
-    /// The queue in which a live ticket holds something, as its request named it.
+    /// The queue, or namespace, in which a live ticket holds something, as its request named it.
     ///
     /// # Errors
     /// Those of the database.
     pub async fn queue_of(&self, ticket_id: Uuid) -> Result<Option<String>, Error> {
         let found = answered(user_resource::read(self.store.pool(), &[ticket_id])).await?;
-        Ok(found.get(&ticket_id).and_then(|ticket| ticket.resource().queue_name()).map(str::to_owned))
+        Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
     }
 
     /// Adds what the caller did not say. What was said stays, right or wrong: the ledger checks it.

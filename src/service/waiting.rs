@@ -12,6 +12,7 @@
 //! - `keeper`: the tasks that keep the line, and hear of more room.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -145,6 +146,7 @@ impl WaitingLine {
             until,
             in_doubt: None,
             stands: None,
+            hears_of: BTreeSet::new(),
             news_count: 0,
             stood_since: None,
             answered: None,
@@ -200,6 +202,8 @@ pub struct Caller {
     /// The ticket under which it may stand in the database, whatever was heard of it.
     in_doubt: Option<Uuid>,
     stands: Option<(QueuePosition, Spots)>,
+    /// Where else it hears of room.
+    hears_of: BTreeSet<Spot>,
     /// How much news there had been when it was last judged.
     news_count: u64,
     /// When it first stood in line, and how it was answered, if it was.
@@ -265,8 +269,29 @@ impl Caller {
     pub fn stand(&mut self, waiting: &Waiting) {
         self.stood_since.get_or_insert_with(Instant::now);
         if self.spots() != waiting.spots {
-            self.line.index().insert(waiting.position, self.sleeper.clone(), &waiting.spots, self.news_count);
             self.stands = Some((waiting.position, waiting.spots.clone()));
+            self.enlist(self.news_count);
+        }
+    }
+
+    /// It is woken by room at these spots too, although it does not stand there: also by what was told since there were so many news.
+    pub fn hears_of(&mut self, spots: BTreeSet<Spot>, since: u64) {
+        if self.hears_of != spots {
+            self.hears_of = spots;
+            self.enlist(since);
+        }
+    }
+
+    /// How much news there has been.
+    pub fn news_count(&self) -> u64 {
+        self.line.index().news_count()
+    }
+
+    fn enlist(&self, since: u64) {
+        if let Some((position, spots)) = &self.stands {
+            let short = spots.iter().filter(|(_, is_short)| **is_short).map(|(spot, _)| spot);
+            let keys: BTreeSet<SpotKey> = short.chain(&self.hears_of).map(SpotKey::of).collect();
+            self.line.index().insert(*position, self.sleeper.clone(), keys, since);
         }
     }
 

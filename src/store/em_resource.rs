@@ -4,7 +4,6 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 use time::OffsetDateTime;
-use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
 use crate::domain::{
@@ -332,8 +331,9 @@ pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
+/// What audits read of an EM.
 #[derive(FromRow)]
-struct BooksRow {
+pub(super) struct BooksRow {
     em_application_name: String,
     em_instance: String,
     resource_type: String,
@@ -370,34 +370,20 @@ impl TryFrom<BooksRow> for EmBooks {
     }
 }
 
-/// Tells what is stored of one EM, or of all, whether or not it makes sense. What cannot be read at all is an error of its own.
-pub async fn tell_all(
-    connection: &mut PgConnection,
-    only: Option<&EmInstance>,
-    mut tell: impl FnMut(Result<EmBooks, StoreError>),
-) -> Result<(), StoreError> {
-    // One text each, so that each is planned for its own index.
-    let sql = if only.is_some() {
-        "-- em_resource::tell_all, of one
+/// What is stored of an EM, whether or not it makes sense; `None` if there is no such EM.
+pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Option<EmBooks>, StoreError> {
+    let row: Option<BooksRow> = sqlx::query_as(
+        "-- em_resource::books
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
             version
-        FROM linkis_em_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2"
-    } else {
-        "-- em_resource::tell_all
-        SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
-            version
-        FROM linkis_em_resource_meta_data WHERE $1::text IS NULL AND $2::text IS NULL"
-    };
-    let mut rows = sqlx::query_as::<_, BooksRow>(sql)
-        .bind(only.map(|em| em.application_name.as_str()))
-        .bind(only.map(|em| em.instance.as_str()))
-        .fetch(connection);
-    while let Some(row) = rows.next().await {
-        tell(row?.try_into());
-    }
-    Ok(())
+        FROM linkis_em_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2",
+    )
+    .bind(em.application_name.as_str())
+    .bind(em.instance.as_str())
+    .fetch_optional(connection)
+    .await?;
+    row.map(EmBooks::try_from).transpose()
 }
 
 /// Writes the true counters of an EM in place of those of `books`.

@@ -10,7 +10,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::{Duration, OffsetDateTime};
 
 use crate::domain::{
-    external::{CheckRules, Cluster, ClusterDelta, Rooms, Snapshot, WhenAway, along},
+    external::{CheckRules, Cluster, ClusterDelta, KUBERNETES, Rooms, Snapshot, WhenAway, along},
     provider::Provider,
     queue::{Naming, Queue, QueueAmounts, QueueState, Queues, ROOT},
 };
@@ -97,7 +97,11 @@ impl ClusterRow {
 
     fn cluster(&self, state: ClusterState) -> Result<Cluster, StoreError> {
         let ClusterState { queues, unseen, shown } = state;
-        let naming = if self.by_last_name { Naming::Capacity } else { Naming::Fair };
+        let naming = match self.resource_type.as_str() {
+            KUBERNETES => Naming::Namespaces,
+            _ if self.by_last_name => Naming::Capacity,
+            _ => Naming::Fair,
+        };
         let twice = |same: crate::domain::queue::SamePath| StoreError::inconsistent(SNAPSHOT, same.0);
         let begun = self.begun.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let snapshot = Snapshot::stored(begun, Queues::new(naming, queues).map_err(twice)?, shown);

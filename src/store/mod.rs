@@ -21,6 +21,7 @@ use sqlx::{
 use tokio_util::sync::CancellationToken;
 
 pub mod action_record;
+pub mod books;
 pub mod cluster_figure;
 pub mod em_drain;
 pub mod em_observed;

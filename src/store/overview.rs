@@ -33,6 +33,8 @@ pub struct EmSums {
     pub totals: BTreeMap<(String, EmState), EmTotals>,
     /// How each EM stands, by application and instance.
     pub states: Vec<(EmInstance, EmState)>,
+    /// How many hundredths of each are held, in its fullest dimension; up to 255.
+    pub held_percent: Vec<u8>,
     /// How many tickets engines use.
     pub used_tickets: i64,
 }
@@ -64,6 +66,7 @@ struct GroupRow {
     #[sqlx(flatten)]
     signs: SignsRow,
     instances: Vec<String>,
+    held_percent: Vec<i32>,
     used_tickets: i64,
     total: Vec<i64>,
     protected: Vec<i64>,
@@ -74,6 +77,7 @@ struct GroupRow {
 #[derive(FromRow)]
 struct AmountsRow {
     em_application_name: String,
+    em_instance: String,
     resource_type: String,
     total_resource: String,
     protected_resource: String,
@@ -107,7 +111,17 @@ macro_rules! ems {
     };
 }
 
-/// The sums of memory, cores and instances of a column.
+/// A column's memory, cores and instances.
+macro_rules! amounts {
+    ($column:literal) => {
+        concat!(amounts!($column, "memory"), ", ", amounts!($column, "cores"), ", ", amounts!($column, "instances"))
+    };
+    ($column:literal, $key:literal) => {
+        concat!("(e.", $column, "_resource -> '", $key, "')::bigint AS ", $column, "_", $key)
+    };
+}
+
+/// The sums of these.
 macro_rules! sums {
     ($column:literal) => {
         concat!(
@@ -117,11 +131,29 @@ macro_rules! sums {
             sums!($column, "cores"),
             ", ",
             sums!($column, "instances"),
-            "]"
+            "] AS ",
+            $column
         )
     };
     ($column:literal, $key:literal) => {
-        concat!("least(coalesce(sum((", $column, " -> '", $key, "')::bigint), 0), 9223372036854775807)::bigint")
+        concat!("least(coalesce(sum(", $column, "_", $key, "), 0), 9223372036854775807)::bigint")
+    };
+}
+
+/// How many hundredths of one of them are held; rounded down. In numbers that do not overflow, whatever was adopted.
+macro_rules! held {
+    ($key:literal) => {
+        concat!(
+            "floor((used_",
+            $key,
+            "::float8 + locked_",
+            $key,
+            ") * 100 / greatest(total_",
+            $key,
+            "::float8 - protected_",
+            $key,
+            ", 1))"
+        )
     };
 }
 
@@ -145,17 +177,29 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
         "-- overview::ems
         SELECT em_application_name, resource_type, is_going, is_silent, is_drained, health,
             array_agg(em_instance) AS instances, least(sum(used_tickets), 9223372036854775807)::bigint AS used_tickets,
-            ",
-        sums!("total_resource"),
-        " AS total, ",
-        sums!("protected_resource"),
-        " AS protected, ",
-        sums!("used_resource"),
-        " AS used, ",
-        sums!("locked_resource"),
-        " AS locked
-        FROM (SELECT e.em_application_name, e.em_instance, e.resource_type, e.used_tickets, e.total_resource,
-                e.protected_resource, e.used_resource, e.locked_resource, ",
+            array_agg(least(coalesce(greatest(",
+        held!("memory"),
+        ", ",
+        held!("cores"),
+        ", ",
+        held!("instances"),
+        "), 0), 255)::int) AS held_percent, ",
+        sums!("total"),
+        ", ",
+        sums!("protected"),
+        ", ",
+        sums!("used"),
+        ", ",
+        sums!("locked"),
+        " FROM (SELECT e.em_application_name, e.em_instance, e.resource_type, e.used_tickets, ",
+        amounts!("total"),
+        ", ",
+        amounts!("protected"),
+        ", ",
+        amounts!("used"),
+        ", ",
+        amounts!("locked"),
+        ", ",
         signs!(),
         " FROM ",
         ems!(),
@@ -166,12 +210,14 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
     .fetch_all(&mut *connection)
     .await?;
     let (mut sums, mut others) = (EmSums::default(), Vec::new());
+    let mut standings = Vec::new();
     for row in rows {
         let (resource_type, state) = (TABLE.resource_type(&row.resource_type)?, row.signs.state()?);
         let application_name = TABLE.name("em_application_name", &row.em_application_name)?;
-        for instance in &row.instances {
+        for (instance, held) in row.instances.iter().zip(&row.held_percent) {
             let instance = TABLE.name("em_instance", instance)?;
-            sums.states.push((EmInstance { application_name: application_name.clone(), instance }, state));
+            let em = EmInstance { application_name: application_name.clone(), instance };
+            standings.push(((em, state), u8::try_from(*held).unwrap_or(u8::MAX)));
         }
         sums.used_tickets = sums.used_tickets.saturating_add(row.used_tickets);
         let totals = sums.totals.entry((row.em_application_name.clone(), state)).or_default();
@@ -183,7 +229,8 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
             None => others.push(row.resource_type),
         }
     }
-    sums.states.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    standings.sort_unstable_by(|((one, _), _), ((other, _), _)| one.cmp(other));
+    (sums.states, sums.held_percent) = standings.into_iter().unzip();
     if !others.is_empty() {
         add_others(connection, silent_after, others, &mut sums).await?;
     }
@@ -209,7 +256,7 @@ async fn add_others(
 ) -> Result<(), StoreError> {
     let rows: Vec<AmountsRow> = sqlx::query_as(concat!(
         "-- overview::other_ems
-        SELECT e.em_application_name, e.resource_type, total_resource::text, protected_resource::text, used_resource::text,
+        SELECT e.em_application_name, e.em_instance, e.resource_type, total_resource::text, protected_resource::text, used_resource::text,
             locked_resource::text, ",
         signs!(),
         " FROM ",
@@ -229,6 +276,11 @@ async fn add_others(
             used: read("used_resource", &row.used_resource)?,
             locked: read("locked_resource", &row.locked_resource)?,
         };
+        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
+        let place = sums.states.binary_search_by(|(known, _)| known.cmp(&em)).ok();
+        if let Some(held) = place.and_then(|place| sums.held_percent.get_mut(place)) {
+            *held = amounts.held_percent();
+        }
         sums.totals.entry((row.em_application_name, row.signs.state()?)).or_default().add_amounts(&amounts);
     }
     Ok(())

@@ -22,6 +22,7 @@ mod list;
 mod of_em;
 
 pub use due::{Due, DueKey, due};
+pub(super) use groups::EmGroupRow;
 pub use groups::{EmGroup, Group, tell_em_groups, tell_groups};
 pub use list::{Filter, Page, list};
 pub use of_em::{PageOf, count_on, inhabited, living, read_on, read_pages};

@@ -1,6 +1,6 @@
 //! Who calls: the edge finds it out, once per call, and everything behind carries it along.
 
-use std::sync::Arc;
+use std::{pin::Pin, sync::Arc};
 
 use tonic::{
     Request,
@@ -190,18 +190,15 @@ pub fn check<M>(call: &Request<M>, check: impl FnOnce(&Reach) -> Result<(), Deni
     Ok(check(&admitted.reach).inspect_err(|denied| admitted.tell(denied))?)
 }
 
-/// Carries out what may take long, if it does, for no longer than its caller may call.
+/// Carries out what may take long, for no longer than its caller may call.
 ///
 /// # Errors
 /// [`Error::Unauthenticated`]; as `work`.
-pub async fn while_admitted<M, T>(
-    call: &Request<M>,
-    is_long: bool,
-    work: impl Future<Output = Result<T, Error>>,
-) -> Result<T, Error> {
-    let Some(ended) = admitted(call).filter(|_| is_long).map(|admitted| &admitted.caller.ended) else {
-        return work.await;
-    };
+pub async fn while_admitted<M, T, F>(call: &Request<M>, work: Pin<Box<F>>) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Error>> + ?Sized,
+{
+    let Some(ended) = admitted(call).map(|admitted| &admitted.caller.ended) else { return work.await };
     tokio::select! {
         done = work => done,
         why = ended.why() => Err(why.into()),

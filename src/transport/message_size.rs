@@ -9,13 +9,14 @@ use std::{
 
 use tonic::{
     body::Body,
-    codegen::{BoxFuture, Service, http},
+    codegen::{Body as HttpBody, Service, StdError, http},
     server::NamedService,
 };
 
 use super::{
     convert::request::{TICKET_BYTES, TICKETS_MAX},
     proto::resource_manager_service_server::{ResourceManagerService, ResourceManagerServiceServer},
+    routes::Answered,
 };
 
 /// The largest message that is read, in bytes.
@@ -65,16 +66,21 @@ impl<T> Clone for Limited<T> {
     }
 }
 
-impl<T: ResourceManagerService> Service<http::Request<Body>> for Limited<T> {
+impl<T, B> Service<http::Request<B>> for Limited<T>
+where
+    T: ResourceManagerService,
+    B: HttpBody + Send + 'static,
+    B::Error: Into<StdError> + Send + 'static,
+{
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Infallible>;
+    type Future = Answered;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, call: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, call: http::Request<B>) -> Answered {
         match call.uri().path().ends_with("/Heartbeat") {
             true => self.heartbeats.call(call),
             false => self.others.call(call),

@@ -6,8 +6,9 @@
 //! - [`deadline`]: how long a call may wait;
 //! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
 //! - [`identity`]: who calls; [`access`]: who may make which call;
-//! - [`observe`]: counts every call;
+//! - [`observe`]: counts every call; [`routes`]: which service answers it; [`codec`]: how messages are read and written;
 //! - [`page`]: the pages of what is listed;
+//! - [`json`]: the same calls with JSON, for those who have no gRPC;
 //! - [`server_info`]: what an instance tells of itself;
 //! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services.
 
@@ -15,6 +16,8 @@
 pub mod access;
 #[cfg(feature = "server")]
 pub mod admin;
+#[cfg(feature = "server")]
+pub mod codec;
 pub mod convert;
 #[cfg(feature = "server")]
 pub mod deadline;
@@ -25,6 +28,8 @@ pub mod external;
 #[cfg(feature = "server")]
 pub mod identity;
 #[cfg(feature = "server")]
+pub mod json;
+#[cfg(feature = "server")]
 pub mod limit;
 #[cfg(feature = "server")]
 pub mod message_size;
@@ -34,6 +39,8 @@ pub mod observe;
 pub mod page;
 #[cfg(feature = "server")]
 pub mod resource_manager;
+#[cfg(feature = "server")]
+pub mod routes;
 #[cfg(feature = "server")]
 pub mod server_info;
 #[cfg(feature = "server")]

@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -12,7 +12,7 @@ use prost_types::FileDescriptorSet;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::{BoxFuture, Bytes, Service, http},
+    codegen::{Bytes, Service, http},
 };
 use tower_layer::Layer;
 
@@ -76,14 +76,14 @@ pub struct Observed<S> {
     metrics: Metrics,
 }
 
-impl<S, B: 'static> Service<http::Request<Body>> for Observed<S>
+impl<S, B> Service<http::Request<Body>> for Observed<S>
 where
     S: Service<http::Request<Body>, Response = http::Response<B>, Error = Infallible>,
-    S::Future: Send + 'static,
+    S::Future: Unpin,
 {
     type Response = http::Response<ObservedBody<B>>;
     type Error = Infallible;
-    type Future = BoxFuture<Self::Response, Infallible>;
+    type Future = Observing<S::Future>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(context)
@@ -92,14 +92,40 @@ where
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let call = self.metrics.calls.begin(request.uri().path());
         let trace = Trace(trace(&call, request.headers()));
-        let answer = self.inner.call(request);
-        match trace {
-            Trace(None) => Box::pin(observe(call, trace, answer)),
-            Trace(Some(ref traced)) => {
-                let answer = traced.carry_out(Box::pin(answer));
-                Box::pin(observe(call, trace, answer))
-            }
+        Observing { answer: self.inner.call(request), observed: Some((call, trace)) }
+    }
+}
+
+/// A call that is carried out until it has an answer. No future within another: every call would have the room of both.
+#[derive(Debug)]
+pub struct Observing<F> {
+    answer: F,
+    /// Until there is an answer, which goes on with it.
+    observed: Option<(Call, Trace)>,
+}
+
+impl<F, B> Future for Observing<F>
+where
+    F: Future<Output = Result<http::Response<B>, Infallible>> + Unpin,
+{
+    type Output = Result<http::Response<ObservedBody<B>>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { answer, observed } = &mut *self;
+        // Nobody asks again who has the answer.
+        let Some((call, trace)) = observed else { return Poll::Pending };
+        let work = || Pin::new(answer).poll(context);
+        let Ok(answer) = ready!(match &trace.0 {
+            Some(traced) => call.carry_out(|| traced.carry_out(work)),
+            None => call.carry_out(work),
+        });
+        // An answer that is only a status has it here, and no body.
+        if let Some(code) = code(answer.headers()) {
+            call.end(code);
+            trace.end(code);
         }
+        let Some((call, trace)) = observed.take() else { return Poll::Pending };
+        Poll::Ready(Ok(answer.map(|body| ObservedBody { body, call, trace })))
     }
 }
 
@@ -107,21 +133,6 @@ where
 fn trace(call: &Call, headers: &http::HeaderMap) -> Option<traces::Call> {
     let method = call.method().filter(|method| method.grpc_service.starts_with("linkis.rm."))?;
     traces::call(&method.grpc_service, &method.grpc_method, headers)
-}
-
-async fn observe<B>(
-    call: Call,
-    mut trace: Trace,
-    answer: impl Future<Output = Result<http::Response<B>, Infallible>>,
-) -> Result<http::Response<ObservedBody<B>>, Infallible> {
-    let (answer, mut call) = call.carry_out(answer).await;
-    let answer = answer?;
-    // An answer that is only a status has it here, and no body.
-    if let Some(code) = code(answer.headers()) {
-        call.end(code);
-        trace.end(code);
-    }
-    Ok(answer.map(|body| ObservedBody { body, call, trace }))
 }
 
 /// The trace of a call, if it has one. Dropped without an end, it was cancelled.

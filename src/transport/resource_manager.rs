@@ -4,16 +4,19 @@ use std::{sync::Arc, time::Duration};
 
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
-use tokio::sync::Notify;
-use tonic::{Request, Response, Status};
+use tokio::{sync::Notify, time::Instant};
+use tonic::{Request, Response, Status, metadata::MetadataMap};
 use uuid::Uuid;
 
 use crate::{
     domain::{
         access::Denied,
         em::EmInstance,
+        judgement::Room,
         name::{FieldError, Name, check_text},
-        operation::{Operation, Outcome, RequestId, RequestSpec},
+        operation::{NamedTicket, Operation, Outcome, RequestId, RequestSpec},
+        principal::Principal,
+        report::Report,
     },
     error::Error,
     metrics::calls,
@@ -74,38 +77,77 @@ impl ResourceManager {
         Self { committer, request_resource, heartbeat, tickets, em_goes, times }
     }
 
-    async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
-        identity::check(call, |reach| match operation.user() {
+    /// Has what a message says carried out. Its caller keeps neither the call nor the message: a future has room for whatever it
+    /// ever had.
+    fn submit<'a, M, F>(
+        &'a self,
+        call: Request<M>,
+        read: F,
+    ) -> Result<impl Future<Output = Result<Outcome, Error>> + Send + use<'a, M, F>, Error>
+    where
+        F: FnOnce(M) -> Result<Operation, FieldError>,
+    {
+        let (headers, call, message) = parted(call);
+        let operation = read(message)?;
+        identity::check(&call, |reach| match operation.user() {
             Some(user) => reach.check(Some(operation.em()), user),
             None => reach.check_em(operation.em()),
         })?;
-        let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
-        self.committer.submit(&identity::of_call(call), operation, deadline).await
+        let deadline = deadline::of_call(&headers, self.times.request_timeout);
+        Ok(self.committer.submit(identity::of_call(&call).into(), operation, deadline))
     }
 
-    fn parse_request(
+    /// Reads a request, of somebody who may make it.
+    fn read_request(
         &self,
-        call: &Request<proto::RequestResourceRequest>,
-    ) -> Result<(Option<EmInstance>, Vec<Arc<RequestSpec>>), Error> {
-        let message = call.get_ref();
-        convert::request::check_planned(message)?;
-        let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
+        call: Request<proto::RequestResourceRequest>,
+    ) -> Result<(Request<()>, Asked, Deadlines), Error> {
+        let (headers, call, message) = parted(call);
+        let wait_timeout = message.wait_timeout;
+        let asked = self.parse_request(identity::of_call(&call), message)?;
+        let user = &asked.first()?.user;
+        identity::check(&call, |reach| reach.check(asked.em.as_ref(), user))?;
+        let deadlines = self.deadlines(&headers, wait_timeout)?;
+        Ok((call, asked, deadlines))
+    }
+
+    fn read_named(
+        &self,
+        call: Request<proto::ResourceReleasedRequest>,
+    ) -> Result<(Request<()>, NamedTicket, Instant), Error> {
+        let (headers, call, message) = parted(call);
+        let deadline = deadline::of_call(&headers, self.times.request_timeout);
+        Ok((call, convert::request::released(message)?, deadline))
+    }
+
+    fn read_report(&self, call: Request<proto::HeartbeatRequest>) -> Result<(Report, Instant), Error> {
+        let (headers, call, message) = parted(call);
+        let deadline = deadline::of_call(&headers, self.times.request_timeout);
+        let report = convert::request::report(message)?;
+        identity::check(&call, |reach| reach.check_em(&report.em))?;
+        Ok((report, deadline))
+    }
+
+    fn parse_request(&self, by: Principal, mut message: proto::RequestResourceRequest) -> Result<Asked, Error> {
+        convert::request::check_planned(&message)?;
+        let request_id = match message.request_id.as_str() {
+            "" => None,
+            id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(&message) }),
+        };
+        let (selector, labels) = convert::request::selector(&message)?;
+        let em = message.em.take().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
         check_text("engine_type", &message.engine_type)?;
-        let resource = convert::resource::required("resource", message.resource.clone())?;
+        let resource = convert::resource::required("resource", message.resource.take())?;
         if resource.is_zero() {
             return Err(FieldError::new("resource", "asks for nothing at all; set an amount above zero").into());
         }
-        let request_id = match message.request_id.as_str() {
-            "" => None,
-            id => Some(RequestId { id: Name::parse("request_id", id)?, body_hash: body_hash(message) }),
-        };
-        let (selector, labels) = convert::request::selector(message)?;
+        let (is_dry_run, is_repeatable) = (message.dry_run, request_id.is_some());
         let ask = RequestSpec {
-            principal: identity::of_call(call),
+            principal: by,
             ticket_id: Uuid::now_v7(),
             user: Name::parse("user", &message.user)?,
             creator: Name::parse("creator", &message.creator)?,
-            engine_type: message.engine_type.clone(),
+            engine_type: message.engine_type,
             resource,
             labels,
             selector,
@@ -113,17 +155,24 @@ impl ResourceManager {
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
         };
-        if message.queue_names.is_empty() {
-            return Ok((em, vec![ask.into()]));
-        }
-        let resources = convert::request::in_queues(&message.queue_names, &ask.resource)?;
-        Ok((em, resources.into_iter().map(|resource| RequestSpec { resource, ..ask.clone() }.into()).collect()))
+        let queue_names = message.queue_names;
+        let asks = match queue_names.is_empty() {
+            true => vec![ask.into()],
+            false => {
+                let resources = convert::request::in_queues(&queue_names, &ask.resource)?;
+                resources.into_iter().map(|resource| RequestSpec { resource, ..ask.clone() }.into()).collect()
+            }
+        };
+        Ok(Asked { em, asks, queue_names, is_dry_run, is_repeatable })
     }
 
     /// Until when the caller of a request waits.
-    fn deadlines(&self, call: &Request<proto::RequestResourceRequest>) -> Result<Deadlines, FieldError> {
-        let asked = call.get_ref().wait_timeout;
-        let wait = asked.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
+    fn deadlines(
+        &self,
+        headers: &MetadataMap,
+        wait_timeout: Option<prost_types::Duration>,
+    ) -> Result<Deadlines, FieldError> {
+        let wait = wait_timeout.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
         if wait.is_some_and(|wait| wait > self.times.max_wait) {
             let most = humantime::format_duration(self.times.max_wait);
             return Err(FieldError::new(
@@ -131,7 +180,7 @@ impl ResourceManager {
                 format!("must be at most {most}, which is all that this server allows"),
             ));
         }
-        let until = |longest| deadline::of_call(call.metadata(), longest);
+        let until = |longest| deadline::of_call(headers, longest);
         Ok(Deadlines { locks: until(self.times.request_timeout), line: wait.filter(|wait| !wait.is_zero()).map(until) })
     }
 
@@ -145,11 +194,48 @@ impl ResourceManager {
     }
 }
 
+/// A request as it was read, and what its answer needs of it.
+struct Asked {
+    em: Option<EmInstance>,
+    /// What is asked for: in each of the queues, or once.
+    asks: Vec<Arc<RequestSpec>>,
+    queue_names: Vec<String>,
+    is_dry_run: bool,
+    is_repeatable: bool,
+}
+
+impl Asked {
+    fn first(&self) -> Result<&RequestSpec, Error> {
+        self.asks.first().map(Arc::as_ref).ok_or_else(|| Error::defect("a request without a request"))
+    }
+}
+
 /// What a request id stands for: everything that was asked, but neither how long to wait for it nor whether to grant it.
 fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
     let body = proto::RequestResourceRequest { wait_timeout: None, dry_run: false, ..message.clone() };
     // Maps are ordered in the generated code, so equal bodies have equal bytes.
     Sha256::digest(body.encode_to_vec()).into()
+}
+
+/// The headers of a call, what is known of its caller, and its message. Whatever is read is not kept besides: of calls that wait, there
+/// are many.
+fn parted<M>(call: Request<M>) -> (MetadataMap, Request<()>, M) {
+    let (headers, extensions, message) = call.into_parts();
+    (headers, Request::from_parts(MetadataMap::new(), extensions, ()), message)
+}
+
+/// What a request would be answered, and in which of the queues.
+fn dry_run((em, verdict, room, chosen): (EmInstance, Verdict, Room, usize), queue_names: &[String]) -> Answer {
+    match verdict {
+        Verdict::Fits => Answer::Available(proto::AvailableResource {
+            queue_name: queue_names.get(chosen).cloned().unwrap_or_default(),
+            em: Some(convert::answer::em_message(&em)),
+            head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
+            over_watched: room.over_watched.iter().map(convert::answer::shortfall).collect(),
+            ..Default::default()
+        }),
+        Verdict::Refused(short) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
+    }
 }
 
 /// An outcome that does not belong to the operation: a defect.
@@ -163,8 +249,8 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::RegisterRequest>,
     ) -> Result<Response<proto::RegisterResponse>, Status> {
-        let operation = Operation::Register(convert::request::register(call.get_ref().clone()).map_err(Error::from)?);
-        match self.submit(&call, operation).await? {
+        let read = |message| Ok(Operation::Register(convert::request::register(message)?));
+        match self.submit(call, read)?.await? {
             Outcome::Registered(em) => {
                 let em = Some(convert::answer::em_resource(&em, None)?);
                 Ok(Response::new(proto::RegisterResponse { em }))
@@ -177,9 +263,8 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        let operation =
-            Operation::Unregister(convert::request::unregister(call.get_ref().clone()).map_err(Error::from)?);
-        match self.submit(&call, operation).await? {
+        let read = |message| Ok(Operation::Unregister(convert::request::unregister(message)?));
+        match self.submit(call, read)?.await? {
             Outcome::Unregistered { removed_tickets, in_progress } => {
                 if in_progress {
                     self.em_goes.notify_one();
@@ -193,54 +278,43 @@ impl ResourceManagerService for ResourceManager {
 
     async fn request_resource(
         &self,
-        mut call: Request<proto::RequestResourceRequest>,
+        call: Request<proto::RequestResourceRequest>,
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
+        let (mut call, asked, deadlines) = self.read_request(call)?;
         let active: Option<ActiveCall> = call.extensions_mut().remove();
-        let message = call.get_ref();
-        let (em, asks) = self.parse_request(&call)?;
-        let user =
-            asks.first().map(|ask| ask.user.clone()).ok_or_else(|| Error::defect("a request without a request"))?;
-        identity::check(&call, |reach| reach.check(em.as_ref(), &user))?;
-        let deadlines = self.deadlines(&call).map_err(Error::from)?;
         if deadlines.line.is_some() {
             calls::may_wait();
         }
-        let answer = if message.dry_run {
-            match Box::pin(self.request_resource.dry_run(em, asks, deadlines.locks)).await? {
-                (em, Verdict::Fits, room, chosen) => Answer::Available(proto::AvailableResource {
-                    queue_name: message.queue_names.get(chosen).cloned().unwrap_or_default(),
-                    em: Some(convert::answer::em_message(&em)),
-                    head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
-                    over_watched: room.over_watched.iter().map(convert::answer::shortfall).collect(),
-                    ..Default::default()
-                }),
-                (_, Verdict::Refused(short), ..) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),
-            }
-        } else {
-            let ticket_id = asks.first().map(|ask| ask.ticket_id).unwrap_or_default();
-            let is_repeatable = !message.request_id.is_empty();
-            let answer = self.request_resource.request_any(em, asks, deadlines, active);
-            let answer = identity::while_admitted(&call, deadlines.line.is_some(), answer).await;
-            let answer = answer.map_err(|error| match error {
-                Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
-                error => error,
-            });
-            let (outcome, chosen) = answer?;
-            match outcome {
-                Outcome::Granted(grant) => {
-                    let mut available = convert::answer::available(&grant);
-                    if let Some(name) = message.queue_names.get(chosen) {
-                        // Of one that was granted before, its ticket knows.
-                        available.queue_name = match grant.ticket_id == ticket_id {
-                            true => name.clone(),
-                            false => self.tickets.queue_of(grant.ticket_id).await?.unwrap_or_default(),
-                        };
-                    }
-                    Answer::Available(available)
+        let ticket_id = asked.first()?.ticket_id;
+        let Asked { em, asks, queue_names, is_dry_run, is_repeatable } = asked;
+        if is_dry_run {
+            let judged = Box::pin(self.request_resource.dry_run(em, asks, deadlines.locks)).await?;
+            return Ok(Response::new(proto::RequestResourceResponse { result: Some(dry_run(judged, &queue_names)) }));
+        }
+        let answer = self.request_resource.request_any(em, asks, deadlines, active);
+        let answer = match deadlines.line {
+            Some(_) => identity::while_admitted(&call, Box::pin(answer)).await,
+            None => answer.await,
+        };
+        let answer = answer.map_err(|error| match error {
+            Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
+            error => error,
+        });
+        let (outcome, chosen) = answer?;
+        let answer = match outcome {
+            Outcome::Granted(grant) => {
+                let mut available = convert::answer::available(&grant);
+                if let Some(name) = queue_names.get(chosen) {
+                    // Of one that was granted before, its ticket knows.
+                    available.queue_name = match grant.ticket_id == ticket_id {
+                        true => name.clone(),
+                        false => Box::pin(self.tickets.queue_of(grant.ticket_id)).await?.unwrap_or_default(),
+                    };
                 }
-                Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
-                other => return Err(unexpected(&other)),
+                Answer::Available(available)
             }
+            Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
+            other => return Err(unexpected(&other)),
         };
         Ok(Response::new(proto::RequestResourceResponse { result: Some(answer) }))
     }
@@ -249,8 +323,8 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceInitedRequest>,
     ) -> Result<Response<proto::ResourceInitedResponse>, Status> {
-        let operation = Operation::Inited(convert::request::inited(call.get_ref().clone()).map_err(Error::from)?);
-        match self.submit(&call, operation).await? {
+        let read = |message| Ok(Operation::Inited(convert::request::inited(message)?));
+        match self.submit(call, read)?.await? {
             Outcome::Inited(ticket) => {
                 Ok(Response::new(proto::ResourceInitedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
             }
@@ -262,8 +336,8 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceReportedRequest>,
     ) -> Result<Response<proto::ResourceReportedResponse>, Status> {
-        let operation = Operation::Reported(convert::request::reported(call.get_ref().clone()).map_err(Error::from)?);
-        match self.submit(&call, operation).await? {
+        let read = |message| Ok(Operation::Reported(convert::request::reported(message)?));
+        match self.submit(call, read)?.await? {
             Outcome::Reported(ticket) => {
                 Ok(Response::new(proto::ResourceReportedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
             }
@@ -275,13 +349,13 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceReleasedRequest>,
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
-        let named = convert::request::released(call.get_ref().clone()).map_err(Error::from)?;
-        let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
+        let (call, named, deadline) = self.read_named(call)?;
         let released = self.tickets.complete(named, deadline).await?;
         // Whose it is and where, whoever may not give it back is not told.
         let generic = |denied: Denied| Denied { needs: "the ticket's EM or user among its own".to_owned(), ..denied };
         identity::check(&call, |reach| reach.check(Some(&released.em), &released.user).map_err(generic))?;
-        match self.committer.submit(&identity::of_call(&call), Operation::Released(released), deadline).await? {
+        let by = identity::of_call(&call).into();
+        match self.committer.submit(by, Operation::Released(released), deadline).await? {
             Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
             other => Err(unexpected(&other)),
         }
@@ -291,11 +365,7 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::HeartbeatRequest>,
     ) -> Result<Response<proto::HeartbeatResponse>, Status> {
-        let deadline = deadline::of_call(call.metadata(), self.times.request_timeout);
-        let (metadata, extensions, message) = call.into_parts();
-        let report = convert::request::report(message).map_err(Error::from)?;
-        let call = Request::from_parts(metadata, extensions, ());
-        identity::check(&call, |reach| reach.check_em(&report.em))?;
+        let (report, deadline) = self.read_report(call)?;
         let unknown = self.heartbeat.report(report, deadline).await?;
         Ok(Response::new(proto::HeartbeatResponse {
             unknown_tickets: unknown.into_iter().map(convert::answer::unknown_ticket).collect(),

@@ -190,7 +190,7 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
     refused(admin.external.delete_provider(delete).await, "NO_SUCH_PROVIDER");
     let viewer = token(&database, "vera", &["--role", "viewer", "--user", "bob"]);
     let mut revoke = Command::new(PROGRAM);
-    revoke.args(["tokens", "revoke", "--name", "vera"]).env("DATABASE_URL", database.url());
+    revoke.args(["tokens", "revoke", "--yes", "--name", "vera"]).env("DATABASE_URL", database.url());
     assert!(revoke.env_remove("LINKIS_RM_DATA_DIR").status().unwrap().success());
     assert_eq!(revoke.status().unwrap().code(), Some(1), "nothing is left to revoke");
 

@@ -107,6 +107,41 @@ async fn the_books_are_in_order_at_every_moment() {
     assert_invariants(&database, &first.client).await;
 }
 
+/// However many EMs there are, an audit keeps one of them at a time: the one that nobody asks for comes to every instance, every hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audit_takes_no_memory_for_each_em() {
+    const MB: usize = 1 << 20;
+    let database = Database::fresh().await;
+    let rm = Process::start(&["--database-url", &database.url()]);
+    rm.client.register(registration(em("host"), load(10, 8, 10))).await.unwrap();
+    rm.client.request_resource(&request(&em("host"), "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.audit().await.unwrap();
+    execute(
+        &database,
+        "INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
+            version, counted_to)
+        SELECT em_application_name, em_instance || n, resource_type, total_resource, protected_resource, used_resource,
+            locked_resource, left_resource, over_committed, labels, epoch, register_time, version, counted_to
+        FROM linkis_em_resource_meta_data, generate_series(1, 20000) n",
+    )
+    .await;
+    execute(
+        &database,
+        r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+            resource_type, user_locked_resource, labels, locked_time, expires_at, principal, em_epoch)
+        SELECT gen_random_uuid(), "user", creator, engine_type, em_application_name, em_instance || n, resource_type,
+            user_locked_resource, labels, locked_time, expires_at, principal, em_epoch
+        FROM linkis_user_resource_meta_data, generate_series(1, 20000) n"#,
+    )
+    .await;
+    let before = rm.memory();
+    let report = rm.client.audit().await.unwrap();
+    let more = rm.memory().saturating_sub(before);
+    assert_eq!((report.ems, report.tickets, report.differences.count), (20_001, 20_001, 0), "{report:?}");
+    assert!(more < 12 * MB, "{} MB more", more / MB);
+}
+
 /// Asks, reports in and releases until told to stop, and leaves some tickets behind; answers with how many it was granted.
 async fn caller(client: RmClient, number: usize, stop: Arc<AtomicBool>) -> usize {
     let mut granted = 0;

@@ -470,10 +470,11 @@ fn every_type_has_the_same_zero() {
 
 #[test]
 fn sizes_are_written_and_read_alike() {
+    let one_of_it = "the largest unit of which there is one, so that a gigabyte reads as one";
     for (what, linkis, ours) in [
-        (G * 3 / 2, "1536.0 MB", Same),
-        (2047 << 20, "2047.0 MB", Same),
-        (0, "0.0 B", Same),
+        (G * 3 / 2, "1536.0 MB", Differs("1.5 GB", one_of_it)),
+        (2047 << 20, "2047.0 MB", Differs("2.0 GB", one_of_it)),
+        (0, "0.0 B", Differs("0 B", "bytes are whole")),
         (-3 * G, "-3.0 GB", Same),
         (i64::MAX, "8388608.0 TB", Same),
     ] {

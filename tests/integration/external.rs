@@ -146,7 +146,7 @@ async fn a_queue_is_told_as_its_scheduler_says() {
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
     let told = get_queue(&client, "eng.etl").await.unwrap();
     let queue = told.queue.unwrap();
-    let amounts = |gb: i64, cores: i64| Some(proto::QueueAmounts { memory: gb << 30, cores });
+    let amounts = |gb: i64, cores: i64| Some(proto::QueueAmounts { memory: gb << 30, cores, ..Default::default() });
     assert_eq!((queue.path.as_str(), queue.state()), ("root.eng.etl", proto::QueueState::Running));
     assert_eq!((queue.max, queue.used, queue.left), (amounts(40, 40), amounts(12, 3), amounts(28, 37)));
     assert_eq!((queue.running_applications, told.provider_name.as_str()), (Some(1), "default"));

@@ -171,7 +171,7 @@ pub fn options() -> Options {
 }
 
 /// Any free port of this machine.
-const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+pub const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Instance {
     pub async fn start(database: &Database) -> Self {
@@ -183,7 +183,11 @@ impl Instance {
     }
 
     pub async fn start_at(database: &Database, options: Options, place: Listen) -> Self {
-        let (listener, http) = (listen(place).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
+        Self::start_with_http(database, options, place, ANY_PORT).await
+    }
+
+    pub async fn start_with_http(database: &Database, options: Options, place: Listen, http: SocketAddr) -> Self {
+        let (listener, http) = (listen(place).await.unwrap(), listen_http(&[http]).await.unwrap());
         let server = Server::open(listener, Some(http), database.options.clone(), options).await.unwrap();
         let address = typed(&server.address().unwrap().to_string());
         let (http, metrics) = (server.http_address().unwrap(), server.metrics().clone());

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    process::Command,
+    process::{Command, Stdio},
     time::Duration,
 };
 
@@ -33,10 +33,19 @@ mod bound;
 /// How long a token that was made or revoked may be unknown, and a stream go on.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
-/// `linkis-rm tokens` with these words, on this database; answers what it printed.
-fn tokens(database: &Database, words: &[&str]) -> String {
+/// `linkis-rm tokens` with these words, on this database.
+fn tokens_command(database: &Database, words: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.arg("tokens").args(words).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
+    command
+}
+
+/// The same, which is wanted; answers what it printed.
+pub fn tokens(database: &Database, words: &[&str]) -> String {
+    let mut command = tokens_command(database, words);
+    if words.first() == Some(&"revoke") {
+        command.arg("--yes");
+    }
     let done = command.output().unwrap();
     assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap()
@@ -256,6 +265,9 @@ async fn a_token_that_is_no_good_is_refused_with_its_reason_and_does_nothing() {
     let expired = token(&database, "expired", &["--role", "admin", "--lifetime", "1s"]);
     let revoked = token(&database, "revoked", &["--role", "admin"]);
     let id = tokens(&database, &["list"]).lines().find(|line| line.contains("  revoked  ")).unwrap()[..36].to_owned();
+    let asked = tokens_command(&database, &["revoke", "--id", &id]).stdin(Stdio::null()).output().unwrap();
+    let told = String::from_utf8_lossy(&asked.stderr).into_owned();
+    assert!(asked.status.code() == Some(64) && told.contains("Add --yes"), "nobody can be asked: {told}");
     assert_eq!(tokens(&database, &["revoke", "--id", &id]), format!("revoked {id}\n"));
     let listed = tokens(&database, &["list"]);
     for token in [&good, &expired, &revoked] {

@@ -11,7 +11,7 @@ use linkis_rm::domain::{
     cap::Cap,
     drain::{Drain, DrainEm, ResumeEm},
     em::{Em, EmInstance},
-    external::Clusters,
+    external::{CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along},
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Limits, Pattern, Rule},
     limit_mode::LimitMode,
@@ -22,6 +22,8 @@ use linkis_rm::domain::{
         RequestSpec, Unregister, Wait,
     },
     principal::Principal,
+    provider::Provider,
+    queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
     report::{LastSign, ReportNumber},
     resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
     scope::{Counter, Scope, Usage},
@@ -149,7 +151,15 @@ enum Step {
         queue: Option<usize>,
         max: Option<i64>,
     },
+    /// The batch ends, and a cluster shows how large its queues are, and what is used of them: the root's first.
+    Cluster {
+        max: [i64; PLACES],
+        used: [i64; PLACES],
+    },
 }
+
+/// The queues of the cluster, the root among them.
+const PLACES: usize = QUEUES + 1;
 
 fn step() -> impl Strategy<Value = Step> {
     let (em, user, ago) = (0..EMS, 0..USERS, 0..12usize);
@@ -183,6 +193,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(user, max)| Step::Limit { user, max }),
         1 => (prop::option::of(0..QUEUES), prop::option::weighted(0.8, 0..30i64))
             .prop_map(|(queue, max)| Step::QueueLimit { queue, max }),
+        2 => (prop::array::uniform3(5..40i64), prop::array::uniform3(0..8i64))
+            .prop_map(|(max, used)| Step::Cluster { max, used }),
     ]
 }
 
@@ -295,6 +307,16 @@ struct Model {
     signs: BTreeMap<usize, LastSign>,
     /// The epochs that registrations were answered with last.
     epochs: BTreeMap<usize, i64>,
+    /// What the cluster of the queues showed last.
+    cluster: Option<ModelCluster>,
+}
+
+/// What a cluster showed, and when: of the root, and of each queue.
+#[derive(Clone, Copy, Debug)]
+struct ModelCluster {
+    begun: u64,
+    max: [i64; PLACES],
+    used: [i64; PLACES],
 }
 
 #[derive(Clone, Debug)]
@@ -316,6 +338,8 @@ struct ModelWaiting {
     at_user: Option<bool>,
     /// Likewise at its queue's.
     at_queue: Option<bool>,
+    /// Likewise at its queue of the cluster, and at the root.
+    at_cluster: [Option<bool>; 2],
 }
 
 /// What a request id stands for: EM, user, queue, amount, for how long, and cap.
@@ -332,17 +356,21 @@ struct Available {
     em: (i64, i64),
     user: Option<(i64, i64)>,
     queue: Option<(i64, i64)>,
+    /// Of the queue, and of the root.
+    cluster: Option<[(i64, i64); 2]>,
 }
 
 impl Available {
     /// What the headline of a refusal says; `None` if the request fits.
     fn short(&self, amount: i64) -> Option<i64> {
         let short = |(available, _): (i64, i64)| (amount > available).then_some(available);
-        short(self.em).or_else(|| self.user.and_then(short)).or_else(|| self.queue.and_then(short))
+        let in_cluster = || self.cluster.into_iter().flatten().find_map(short);
+        short(self.em).or_else(|| self.user.and_then(short)).or_else(|| self.queue.and_then(short)).or_else(in_cluster)
     }
 
     fn never_fits(&self, amount: i64) -> bool {
-        amount > self.em.1 || [self.user, self.queue].into_iter().flatten().any(|(_, max)| amount > max)
+        let others = [self.user, self.queue].into_iter().flatten().chain(self.cluster.into_iter().flatten());
+        amount > self.em.1 || others.into_iter().any(|(_, max)| amount > max)
     }
 }
 
@@ -358,7 +386,13 @@ struct ModelTicket {
     alive: bool,
     /// What it used when it was adopted.
     adopted: Option<i64>,
+    /// Whether it is counted in the cluster, and since when it is in use.
+    counted: bool,
+    since: u64,
 }
+
+/// How long a cluster may take to show an engine without an application, in seconds.
+const SETTLE: u64 = 60;
 
 impl Model {
     fn sum(&self, em: usize, used: bool) -> i64 {
@@ -406,6 +440,22 @@ impl Model {
         Some(self.max_of_queue(queue)? - self.sum_of_queue(queue, true) - self.sum_of_queue(queue, false))
     }
 
+    /// What the cluster does not show of the tickets in a place of it: that of a queue, or the root's.
+    fn unseen(&self, place: usize) -> i64 {
+        let begun = self.cluster.map_or(0, |cluster| cluster.begun);
+        let there = self.tickets.iter().filter(|t| t.alive && t.counted && (place == 0 || t.queue == Some(place - 1)));
+        there.filter(|t| !t.used || begun < t.since + SETTLE).map(|t| t.held).sum()
+    }
+
+    /// What is left of a queue of the cluster, and of the root; and how much there is in all.
+    fn left_of_cluster(&self, queue: Option<usize>) -> Option<[(i64, i64); 2]> {
+        let (cluster, queue) = (self.cluster?, queue?);
+        Some(
+            [queue + 1, 0]
+                .map(|place| (cluster.max[place] - cluster.used[place] - self.unseen(place), cluster.max[place])),
+        )
+    }
+
     /// What a request can get on an EM behind the first `ahead` of those who wait.
     fn available(
         &self,
@@ -427,7 +477,14 @@ impl Model {
         let at_queue: i64 = before().filter(|w| w.queue == queue && w.at_queue.is_some()).map(|w| w.amount).sum();
         let max = queue.and_then(|queue| self.max_of_queue(queue));
         let of_queue = self.left_of_queue(queue).map(|left| behind(left, at_queue)).zip(max);
-        Some(Available { em: (behind(self.left(em)?, at_em), total - protected), user: of_user, queue: of_queue })
+        let stand = |place: usize| {
+            let there = before().filter(move |w| w.at_cluster[place].is_some() && (place == 1 || w.queue == queue));
+            there.map(|w| w.amount).sum::<i64>()
+        };
+        let cluster = self.left_of_cluster(queue);
+        let cluster = cluster.map(|[(leaf, max), (root, most)]| [(leaf - stand(0), max), (root - stand(1), most)]);
+        let em = (behind(self.left(em)?, at_em), total - protected);
+        Some(Available { em, user: of_user, queue: of_queue, cluster })
     }
 
     /// Judges a request; `number` is its position among those who wait, if it has one.
@@ -472,11 +529,17 @@ impl Model {
         let first_at_user = user_short && !others().any(|w| w.user == ask.user && w.at_user == Some(true));
         let queue_short = available.queue.is_some_and(|(left, _)| ask.amount > left);
         let first_at_queue = queue_short && !others().any(|w| w.queue == ask.queue && w.at_queue == Some(true));
-        let keeps_all = first_at_em || first_at_user || first_at_queue;
+        let cluster_short = available.cluster.map_or([false; 2], |places| places.map(|(left, _)| ask.amount > left));
+        let first_at_leaf =
+            cluster_short[0] && !others().any(|w| w.queue == ask.queue && w.at_cluster[0] == Some(true));
+        let first_at_root = cluster_short[1] && !others().any(|w| w.at_cluster[1] == Some(true));
+        let keeps_all = first_at_em || first_at_user || first_at_queue || first_at_leaf || first_at_root;
+        let at_cluster =
+            cluster_short.map(|short| (short || keeps_all && available.cluster.is_some()).then_some(short));
         let at_em = (em_short || keeps_all).then_some((ask.em, em_short));
         let at_user = (user_short || keeps_all && available.user.is_some()).then_some(user_short);
         let at_queue = (queue_short || keeps_all && available.queue.is_some()).then_some(queue_short);
-        let standing = ModelWaiting { in_line: true, at_em, at_user, at_queue, ..ask.clone() };
+        let standing = ModelWaiting { in_line: true, at_em, at_user, at_queue, at_cluster, ..ask.clone() };
         match number {
             Some(number) => self.waiting[number] = standing,
             None => self.waiting.push(ModelWaiting { since: self.now, ..standing }),
@@ -493,7 +556,9 @@ impl Model {
     fn grant(&mut self, ask: &ModelWaiting) {
         let deadline = self.now + ask.ttl;
         let (id, em, user, queue, held) = (ask.id, ask.em, ask.user, ask.queue, ask.amount);
-        self.tickets.push(ModelTicket { id, em, user, queue, held, used: false, deadline, alive: true, adopted: None });
+        let counted = queue.is_some() && self.cluster.is_some();
+        let (used, alive, adopted, since) = (false, true, None, 0);
+        self.tickets.push(ModelTicket { id, em, user, queue, held, used, deadline, alive, adopted, counted, since });
         if let Some(request_id) = ask.request_id {
             self.request_ids.insert(request_id, (ask.body(), id));
         }
@@ -539,12 +604,17 @@ impl Model {
         let on_em = Some(self.left(em).unwrap() + held);
         let of_user = self.left_of_user(user).map(|left| left + held);
         let of_queue = self.left_of_queue(self.tickets[number].queue).map(|left| left + held);
-        for available in on_em.into_iter().chain(of_user).chain(of_queue) {
+        let ticket = &self.tickets[number];
+        let of_cluster = self.left_of_cluster(ticket.queue).filter(|_| ticket.counted);
+        let of_cluster = of_cluster.into_iter().flatten().map(|(left, _)| left + held);
+        for available in on_em.into_iter().chain(of_user).chain(of_queue).chain(of_cluster) {
             if wanted > held && wanted > available {
                 return Answer::Refused { available };
             }
         }
+        let now = self.now;
         let ticket = &mut self.tickets[number];
+        ticket.since = if ticket.used { ticket.since } else { now };
         (ticket.held, ticket.used) = (wanted, true);
         Answer::Done
     }
@@ -577,7 +647,8 @@ impl Model {
             Some(known) => (known.em, known.user, known.adopted.unwrap_or(known.held)),
             None => (em, user, used),
         };
-        ModelTicket { id, em, user, queue: None, held: used, used: true, deadline: 0, alive: true, adopted: Some(used) }
+        let (queue, deadline, alive, adopted, counted, since) = (None, 0, true, Some(used), false, 0);
+        ModelTicket { id, em, user, queue, held: used, used: true, deadline, alive, adopted, counted, since }
     }
 
     /// What a caller says of its epoch.
@@ -735,6 +806,10 @@ impl Model {
                 }
                 Answer::Done
             }
+            Step::Cluster { max, used } => {
+                self.cluster = Some(ModelCluster { begun: self.now, max, used });
+                Answer::Done
+            }
         }
     }
 
@@ -851,6 +926,7 @@ impl Model {
             Step::Commit { .. }
             | Step::Limit { .. }
             | Step::QueueLimit { .. }
+            | Step::Cluster { .. }
             | Step::Leave { .. }
             | Step::Report { .. } => return None,
         })
@@ -869,8 +945,23 @@ fn fenced(said: Said) -> Option<Answer> {
 /// In no queue.
 fn asked(id: Uuid, em: usize, user: usize, amount: i64, ttl: u64, request_id: Option<u8>) -> ModelWaiting {
     let (at_em, at_user, at_queue) = (None, None, None);
-    let (since, queue, cap, in_line) = (0, None, None, false);
-    ModelWaiting { id, since, em, user, queue, amount, ttl, request_id, cap, in_line, at_em, at_user, at_queue }
+    let (since, queue, cap, in_line, at_cluster) = (0, None, None, false, [None; 2]);
+    ModelWaiting {
+        id,
+        since,
+        em,
+        user,
+        queue,
+        amount,
+        ttl,
+        request_id,
+        cap,
+        in_line,
+        at_em,
+        at_user,
+        at_queue,
+        at_cluster,
+    }
 }
 
 impl ModelWaiting {
@@ -879,7 +970,12 @@ impl ModelWaiting {
         let at_em = self.at_em.map(|(em, is_short)| (Spot::Em(instance(em)), is_short));
         let at_user = self.at_user.map(|is_short| (Spot::Scope(scope_of(self.user)), is_short));
         let queue = self.queue.map(scope_of_queue).map(Spot::Scope);
-        at_em.into_iter().chain(at_user).chain(queue.zip(self.at_queue)).collect()
+        let paths = [self.queue.map(path_of), Some("root".to_owned())];
+        let in_cluster = paths.into_iter().zip(self.at_cluster).filter_map(|(path, is_short)| {
+            let spot = Spot::Queue { provider: provider().name, path: path? };
+            Some((spot, is_short?))
+        });
+        at_em.into_iter().chain(at_user).chain(queue.zip(self.at_queue)).chain(in_cluster).collect()
     }
 }
 
@@ -929,6 +1025,71 @@ fn body_hash((em, user, queue, cores, ttl, cap): ModelBody) -> [u8; 32] {
     hash
 }
 
+fn path_of(queue: usize) -> String {
+    format!("root.{}", queue_name(queue))
+}
+
+fn provider() -> Provider {
+    Provider { resource_type: name("Yarn"), name: name("yarn"), labels: Default::default() }
+}
+
+const CLUSTER_ID: i64 = 7;
+
+/// What is stored of the cluster.
+#[derive(Default)]
+struct StoredCluster {
+    snapshot: Option<Arc<ClusterSnapshot>>,
+    changes: i64,
+    unseen: BTreeMap<String, QueueAmounts>,
+    tickets: HashMap<Uuid, ClusterTicket>,
+}
+
+impl StoredCluster {
+    fn read(&self) -> Clusters {
+        let Some(snapshot) = &self.snapshot else { return Clusters::default() };
+        let long = time::Duration::days(3650);
+        let rules = CheckRules {
+            max_age: long,
+            when_away: WhenAway::Refuse,
+            last_known_for: long,
+            refresh_interval: time::Duration::seconds(5),
+        };
+        let rooms = Rooms::stored(snapshot.clone(), self.unseen.clone());
+        let changes = self.changes;
+        let cluster = Cluster { id: CLUSTER_ID, provider: provider(), rules, is_known: true, changes, rooms };
+        Clusters::new(vec![(CLUSTER_ID, provider())], [cluster], self.tickets.clone())
+    }
+
+    /// A later snapshot comes into force.
+    fn install(&mut self, now: OffsetDateTime, max: [i64; PLACES], used: [i64; PLACES]) {
+        let amounts = |cores| QueueAmounts { memory: 0, cores };
+        let path = |place: usize| if place == 0 { "root".to_owned() } else { path_of(place - 1) };
+        let queue = |place: usize| Queue {
+            path: path(place),
+            max: amounts(max[place]),
+            used: amounts(used[place]),
+            state: QueueState::Running,
+            running_applications: None,
+            pending_applications: None,
+        };
+        let queues = Queues::new(Naming::Fair, (0..PLACES).map(queue)).unwrap();
+        let snapshot = Arc::new(ClusterSnapshot::stored(now, queues, HashMap::new()));
+        let live = self.tickets.values().map(|ticket| (ticket.path.as_str(), &ticket.held));
+        self.unseen = Rooms::new(snapshot.clone(), live).all_unseen().clone();
+        self.snapshot = Some(snapshot);
+    }
+
+    fn check(&self, model: &Model) {
+        for (place, path) in ["root".to_owned()].into_iter().chain((0..QUEUES).map(path_of)).enumerate() {
+            let unseen = self.unseen.get(&path).copied().unwrap_or_default();
+            assert_eq!((unseen.cores, unseen.memory), (model.unseen(place), 0), "{path}");
+        }
+        let counted = model.tickets.iter().filter(|t| t.alive && t.counted).count();
+        assert_eq!(self.tickets.len(), counted);
+        assert!(self.tickets.values().all(|ticket| along(&ticket.path).next() == Some("root")));
+    }
+}
+
 /// The tables, as maps that take what the ledger writes as the SQL does.
 #[derive(Default)]
 struct Tables {
@@ -942,6 +1103,7 @@ struct Tables {
     waiting: HashMap<QueuePosition, (Resource, Spots)>,
     reports: HashMap<EmInstance, ReportNumber>,
     adopted: HashMap<Uuid, Resource>,
+    cluster: StoredCluster,
 }
 
 impl Tables {
@@ -962,7 +1124,7 @@ impl Tables {
             limits: self.limits.clone(),
             scopes: self.scopes.clone(),
             line: self.line(),
-            clusters: Clusters::default(),
+            clusters: self.cluster.read(),
         }
     }
 
@@ -1066,6 +1228,21 @@ impl Tables {
             assert!(self.waiting.keys().any(|position| position.ticket_id() == ticket_id), "deleted rows exist");
             self.leave(ticket_id);
         }
+        for delta in deltas.clusters {
+            assert_eq!(
+                (delta.cluster_id, delta.changes_before),
+                (CLUSTER_ID, self.cluster.changes),
+                "the version that was read"
+            );
+            self.cluster.changes = delta.changes;
+            self.cluster.unseen.extend(delta.unseen);
+        }
+        for delta in deltas.cluster_tickets {
+            match delta.ended {
+                true => drop(self.cluster.tickets.remove(&delta.ticket_id)),
+                false => drop(self.cluster.tickets.insert(delta.ticket_id, delta.ticket)),
+            }
+        }
         for record in deltas.request_ids {
             assert!(self.request_ids.insert(record.request_id.id.clone(), record).is_none());
         }
@@ -1124,6 +1301,7 @@ impl Tables {
         }
         assert_eq!(self.waiting.len(), stands);
         assert_eq!(self.ended.len(), model.tickets.len() - alive);
+        self.cluster.check(model);
     }
 }
 
@@ -1190,6 +1368,9 @@ fn run(steps: Vec<Step>) {
                 }
                 if let Step::Report { em } = step {
                     tables.report(instance(*em));
+                }
+                if let Step::Cluster { max, used } = step {
+                    tables.cluster.install(time_of(model.now), *max, *used);
                 }
                 model.registered.clear();
                 model.signs = tables.signs();

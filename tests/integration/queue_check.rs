@@ -1,22 +1,14 @@
 //! Requests in queues that an external cluster keeps: what it shows, and what was granted since, on however many instances.
 
 use std::{
+    collections::HashMap,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc,
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use axum::{
-    Router,
-    extract::{Path, State},
-    http::StatusCode,
-    response::{IntoResponse, Response},
-    routing::get,
-};
-use hyper::server::conn::http1;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
@@ -29,123 +21,17 @@ use linkis_rm::{
         resource_manager_service_client::ResourceManagerServiceClient,
     },
 };
-use serde_json::{Value, json};
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::task::JoinSet;
 use tonic_types::StatusExt as _;
 
 use crate::harness::*;
 
+mod cluster;
+mod under_load;
+
+use cluster::{Cluster, QueueOf};
+
 const SOON: Duration = Duration::from_secs(20);
-
-/// A queue of the cluster: its path, how much it may have, what others use of it, in GB and as many cores; and its state.
-type QueueOf = (&'static str, i64, i64, &'static str);
-
-/// What a cluster is like.
-#[derive(Clone, Default)]
-struct Shown {
-    queues: Vec<QueueOf>,
-    /// Ids, queues, GB.
-    applications: Vec<(String, &'static str, i64)>,
-    is_away: bool,
-    /// How many bytes more it says of each queue.
-    padding: usize,
-}
-
-/// A ResourceManager. What it shows changes between two snapshots, and not within one.
-struct Cluster {
-    address: String,
-    next: Arc<Mutex<Shown>>,
-    asked: Arc<AtomicUsize>,
-}
-
-#[derive(Clone)]
-struct Serving {
-    next: Arc<Mutex<Shown>>,
-    now: Arc<Mutex<Shown>>,
-    asked: Arc<AtomicUsize>,
-}
-
-fn is_in(path: &str, queue: &str) -> bool {
-    path.strip_prefix(queue).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-}
-
-impl Shown {
-    fn used(&self, queue: &str) -> i64 {
-        let others = self.queues.iter().filter(|(path, ..)| is_in(path, queue)).map(|(.., used, _)| used).sum::<i64>();
-        others + self.applications.iter().filter(|(_, path, _)| is_in(path, queue)).map(|(.., gb)| gb).sum::<i64>()
-    }
-
-    fn queue(&self, (path, max, _, state): &QueueOf) -> Value {
-        let amounts = |gb: i64| json!({"memory": gb * 1024, "vCores": gb});
-        let children: Vec<Value> = (self.queues.iter())
-            .filter(|(other, ..)| other.rsplit_once('.').is_some_and(|(above, _)| above == *path))
-            .map(|queue| self.queue(queue))
-            .collect();
-        json!({"queueName": path, "maxResources": amounts(*max), "usedResources": amounts(self.used(path)), "state": state,
-            "childQueues": {"queue": children}, "remark": "x".repeat(self.padding)})
-    }
-
-    fn scheduler(&self) -> String {
-        json!({"scheduler": {"schedulerInfo": {"type": "fairScheduler", "rootQueue": self.queue(&self.queues[0])}}})
-            .to_string()
-    }
-
-    fn apps(&self) -> String {
-        let app = |(id, queue, gb): &(String, &str, i64)| {
-            json!({"id": id, "user": "hadoop", "queue": queue, "name": "engine", "state": "RUNNING",
-                "allocatedMB": gb * 1024, "allocatedVCores": gb, "startedTime": 1})
-        };
-        json!({"apps": {"app": self.applications.iter().map(app).collect::<Vec<_>>()}}).to_string()
-    }
-}
-
-async fn answer(State(serving): State<Serving>, Path(what): Path<String>) -> Response {
-    // Applications, queues, applications: what is shown is the same for all three.
-    if serving.asked.fetch_add(1, Ordering::SeqCst).is_multiple_of(3) {
-        let next = serving.next.lock().unwrap().clone();
-        *serving.now.lock().unwrap() = next;
-    }
-    let shown = serving.now.lock().unwrap().clone();
-    if serving.next.lock().unwrap().is_away {
-        serving.asked.store(0, Ordering::SeqCst);
-        return StatusCode::SERVICE_UNAVAILABLE.into_response();
-    }
-    match what.as_str() {
-        "scheduler" => shown.scheduler().into_response(),
-        "apps" => shown.apps().into_response(),
-        _ => StatusCode::NOT_FOUND.into_response(),
-    }
-}
-
-impl Cluster {
-    async fn start(queues: &[QueueOf]) -> Self {
-        let shown = Shown { queues: queues.to_vec(), ..Shown::default() };
-        let next = Arc::new(Mutex::new(shown));
-        let asked = Arc::<AtomicUsize>::default();
-        let serving = Serving { next: next.clone(), now: Arc::default(), asked: asked.clone() };
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let router = Router::new().route("/ws/v1/cluster/{what}", get(answer)).with_state(serving);
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let service = TowerToHyperService::new(router.clone());
-                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-            }
-        });
-        Self { address, next, asked }
-    }
-
-    fn show(&self, change: impl FnOnce(&mut Shown)) {
-        change(&mut self.next.lock().unwrap());
-    }
-
-    fn config(&self, more: &str) -> String {
-        format!(
-            r#"{{"rmWebAddress": "{}", "authorEnable": false, "refreshInterval": "200ms", "maxAge": "20s"{more}}}"#,
-            self.address
-        )
-    }
-}
 
 async fn put(rm: &Instance, config: String) {
     let provider =
@@ -171,7 +57,7 @@ fn of_queue(queue: &str, gb: i64, application_id: &str) -> Resource {
     Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
-fn in_queue(queue: &str, gb: i64) -> ResourceRequest {
+pub fn in_queue(queue: &str, gb: i64) -> ResourceRequest {
     request(&em("host1"), "hadoop", of_queue(queue, gb, ""))
 }
 
@@ -500,6 +386,72 @@ async fn of_several_queues_the_first_with_room_is_taken() {
     assert_eq!(assert_invariants(&database, &one.client).await, 1);
 }
 
+/// It stands in line for one of its queues, and is granted in whichever has room first: by a release on another instance, or by what others
+/// leave.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_names_several_queues_is_woken_by_room_in_any_of_them() {
+    let queues = ["root.a", "root.b", "root.c"].map(|path| (path, 20, 0, "RUNNING"));
+    let queues: Vec<QueueOf> = [("root", 100, 0, "RUNNING")].into_iter().chain(queues).collect();
+    let (database, cluster, one, two) = two_instances(&queues, "").await;
+    let mut held = HashMap::new();
+    for queue in ["a", "b", "c"] {
+        held.insert(queue, one.client.request_resource(&in_queue(queue, 15)).await.granted());
+    }
+    let wait = |rm: &Instance, names: [&str; 3], id: &str| {
+        let queue_names = names.map(str::to_owned).into();
+        let request_id = Some(id.to_owned());
+        let ask = ResourceRequest { wait_timeout: SOON, queue_names, request_id, ..in_queue("a", 12) };
+        let client = client(&rm.address);
+        tokio::spawn(async move { client.request_resource(&ask).await.unwrap() })
+    };
+    let waiting = async |count| {
+        let sql = "SELECT count(*) FROM linkis_resource_waiting";
+        eventually("they wait", SOON, async || database.count(sql).await == count).await
+    };
+    let path = |grant: &Grant| grant.queue.clone().unwrap().path;
+    // It waits at one instance, and there is room by the other, in the queue that it wants least.
+    let last = wait(&two, ["a", "b", "c"], "1");
+    waiting(1).await;
+    let begun = Instant::now();
+    one.client.resource_released(&release(&held["c"], "hadoop")).await.unwrap();
+    let granted = last.await.unwrap();
+    let ResultResource::Available(grant) = granted else { panic!("{granted:?}") };
+    println!("woken by a release elsewhere after {:?}", begun.elapsed());
+    assert_eq!(path(&grant), "root.c");
+    waiting(0).await;
+    // By what its cluster shows.
+    let second = wait(&one, ["nowhere", "a", "b"], "2");
+    waiting(1).await;
+    cluster.show(|shown| shown.queues[2].1 = 30);
+    let granted = second.await.unwrap();
+    let ResultResource::Available(grant) = granted else { panic!("{granted:?}") };
+    assert_eq!(path(&grant), "root.b");
+    // Where all of them have room at once, it is granted once.
+    let third = wait(&one, ["b", "a", "c"], "3");
+    waiting(1).await;
+    cluster.show(|shown| shown.queues.iter_mut().for_each(|queue| queue.1 = 100));
+    assert!(matches!(third.await.unwrap(), ResultResource::Available(_)));
+    waiting(0).await;
+    assert_eq!(assert_invariants(&database, &one.client).await, 5);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_for_several_queues_gives_up_when_his_time_is_over() {
+    let queues = [("root", 100, 0, "RUNNING"), ("root.a", 20, 15, "RUNNING"), ("root.b", 20, 15, "RUNNING")];
+    let (database, _cluster, one, _two) = two_instances(&queues, "").await;
+    let queue_names = ["b".to_owned(), "a".to_owned()];
+    let ask = ResourceRequest {
+        wait_timeout: Duration::from_millis(500),
+        queue_names: queue_names.into(),
+        ..in_queue("a", 10)
+    };
+    let refusal = one.client.request_resource(&ask).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "provider=default,queue=root.b", "the one that was wanted most");
+    let sql =
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+    eventually("nothing waits", SOON, async || database.count(sql).await == 0).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_engine_uses_more_is_judged_by_its_queue() {
     let queues = [("root", 100, 0, "RUNNING"), ("root.a", 20, 0, "RUNNING")];
@@ -568,98 +520,4 @@ async fn a_provider_that_goes_takes_along_what_was_counted() {
     assert_eq!(burst([&one, &two], 4, &in_queue("a", 10)).await.len(), 2);
     two.client.resource_released(&release(&grants[1], "hadoop")).await.unwrap();
     assert_eq!(assert_invariants(&database, &one.client).await, 3);
-}
-
-/// How long some requests take, one after another.
-async fn times(client: &RmClient, asks: &[ResourceRequest]) -> Vec<Duration> {
-    let mut times = Vec::new();
-    for ask in asks.iter().cycle().take(20) {
-        let begun = Instant::now();
-        let grant = client.request_resource(ask).await.granted();
-        times.push(begun.elapsed());
-        client.resource_released(&release(&grant, "hadoop")).await.unwrap();
-    }
-    times
-}
-
-fn percentile(times: &[Duration], hundredths: usize) -> Duration {
-    times[(times.len() - 1) * hundredths / 100]
-}
-
-/// Nine megabytes an answer: who asks for resources does not notice.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_of_a_thousand_queues_holds_up_nobody() {
-    let names: Vec<&'static str> = (0..999).map(|n| &*format!("root.q{n}").leak()).collect();
-    let mut queues: Vec<QueueOf> = vec![("root", 1_000_000, 0, "RUNNING")];
-    queues.extend(names.iter().map(|path| (*path, 100_000, 0, "RUNNING")));
-    let (database, cluster, one, _two) = two_instances(&queues[..2], r#", "refreshInterval": "500ms""#).await;
-    let asks = [in_queue("q0", 1), request(&em("host1"), "hadoop", load(1, 1, 1))];
-    let until = async |more: i64| {
-        let before = database.count(GENERATION).await;
-        let mut all = Vec::new();
-        while database.count(GENERATION).await < before + more {
-            all.extend(times(&one.client, &asks).await);
-        }
-        all.sort();
-        all
-    };
-    let calm = until(3).await;
-    cluster.show(|shown| (shown.queues, shown.padding) = (queues.clone(), 9000));
-    let all =
-        "SELECT count(*) FROM linkis_external_snapshot s JOIN linkis_external_cluster c USING (cluster_id, generation)";
-    eventually("all queues", SOON, async || database.count(all).await == 1000).await;
-    let large = until(4).await;
-    for (what, times) in [("two queues", &calm), ("a thousand", &large)] {
-        let [half, most, last] = [50, 99, 100].map(|hundredths| percentile(times, hundredths));
-        println!("{what}: {} grants, p50 {half:?}, p99 {most:?}, longest {last:?}", times.len());
-    }
-    // The machine is shared with what reads the answers; a lock that was held all the while would cost far more.
-    assert!(percentile(&large, 50) < percentile(&calm, 50) * 10 + Duration::from_millis(200));
-    assert_eq!(assert_invariants(&database, &one.client).await, 0);
-}
-
-/// Nobody waits for a cluster that does not answer: neither those who need none of its queues, nor those who do.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_dies_under_load_costs_nobody_a_timeout() {
-    let queues = [("root", 100_000, 0, "RUNNING"), ("root.a", 90_000, 0, "RUNNING")];
-    let (database, cluster, one, two) = two_instances(&queues, r#", "whenDown": "allow", "maxAge": "3s""#).await;
-    let (plain, queued) = (request(&em("host1"), "hadoop", load(1, 1, 1)), in_queue("a", 1));
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut callers = JoinSet::new();
-    for (number, ask) in [plain, queued].into_iter().cycle().take(8).enumerate() {
-        let client = client(if number % 4 < 2 { &one.address } else { &two.address });
-        let stop = stop.clone();
-        callers.spawn(async move {
-            let (asks, mut all) = ([ask], Vec::new());
-            while !stop.load(Ordering::SeqCst) {
-                all.extend(times(&client, &asks).await);
-            }
-            (number % 2 == 1, all)
-        });
-    }
-    let granted_by = async |basis: Basis| {
-        let queue = one.client.dry_run(&in_queue("a", 1)).await;
-        assert!(matches!(queue, Ok(ResultResource::Available(_))), "{queue:?}");
-        let grant = one.client.request_resource(&in_queue("a", 1)).await.granted();
-        one.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
-        grant.queue.unwrap().basis == basis
-    };
-    eventually("it answers", SOON, async || granted_by(Basis::Snapshot).await).await;
-    cluster.show(|shown| shown.is_away = true);
-    eventually("it is away", SOON, async || granted_by(Basis::Unchecked).await).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    cluster.show(|shown| shown.is_away = false);
-    let back = eventually("it is back", SOON, async || granted_by(Basis::Snapshot).await).await;
-    stop.store(true, Ordering::SeqCst);
-    let (mut with, mut without) = (Vec::new(), Vec::new());
-    for (in_queue, times) in callers.join_all().await {
-        if in_queue { with.extend(times) } else { without.extend(times) }
-    }
-    for (what, times) in [("without a queue", &mut without), ("in a queue", &mut with)] {
-        times.sort();
-        println!("{what}: {} grants, p50 {:?}, p99 {:?}", times.len(), percentile(times, 50), percentile(times, 99));
-        assert!(percentile(times, 99) < Duration::from_secs(8), "{what}: the cluster's own bound is longer");
-    }
-    println!("back after {back:?}");
-    assert_eq!(assert_invariants(&database, &one.client).await, 0);
 }

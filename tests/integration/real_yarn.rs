@@ -6,15 +6,22 @@ use std::{
     net::TcpListener,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
-use linkis_rm::transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client};
+use linkis_rm::{
+    client::{ResourceRequest, ResultResource, RmClient},
+    transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
+};
 use serde_json::Value;
 use tokio_rustls::rustls;
 use tonic::transport::Channel;
 
-use crate::harness::*;
+use crate::{harness::*, queue_check::in_queue};
 
 const RESOURCE_MANAGER: &str = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager";
 const NODE_MANAGER: &str = "org.apache.hadoop.yarn.server.nodemanager.NodeManager";
@@ -255,7 +262,9 @@ async fn agree(yarn: &Yarn, client: &Client<Channel>, what: &str, is_so: impl Fn
 async fn provided(yarn: &Yarn) -> (Instance, Client<Channel>) {
     let (_, rm) = start().await;
     let client = Client::connect(rm.address.clone()).await.unwrap();
-    let config = serde_json::json!({"rmWebAddress": yarn.addresses.join(";")}).to_string();
+    let config =
+        serde_json::json!({"rmWebAddress": yarn.addresses.join(";"), "refreshInterval": "1s", "maxAge": "30s"})
+            .to_string();
     let provider =
         proto::Provider { resource_type: "Yarn".into(), name: "default".into(), config, ..Default::default() };
     let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: None };
@@ -277,7 +286,7 @@ async fn follows(mut yarn: Yarn, queue: &str, stops: Option<&str>, change: impl 
     let call = proto::ListApplicationsRequest { queue_name: queue.into(), ..Default::default() };
     let applications = client.clone().list_applications(call).await.unwrap().into_inner().applications;
     let [application] = &applications[..] else { panic!("{applications:?}") };
-    let allocated = Some(proto::QueueAmounts { memory: 12 << 30, cores: 3 });
+    let allocated = Some(proto::QueueAmounts { memory: 12 << 30, cores: 3, ..Default::default() });
     assert_eq!(
         (&application.application_id, application.queue.as_str(), application.allocated),
         (&application_id, path, allocated)
@@ -340,6 +349,38 @@ async fn the_capacity_scheduler_s_queues_are_told_as_they_are() {
     .await;
 }
 
+/// What became of requests that one caller made one after another, each of which may wait.
+#[derive(Debug, Default)]
+struct Served {
+    granted: usize,
+    refused: usize,
+    /// Those that took longer than a machine that is busy starting virtual machines makes them.
+    delayed: Vec<Duration>,
+}
+
+const DELAYED: Duration = Duration::from_secs(2);
+
+/// Asks for a little of a queue, and gives it back, until it is told to stop.
+async fn ask_and_ask(rm: RmClient, queue: &str, granted: Arc<AtomicUsize>, stop: Arc<AtomicBool>) -> Served {
+    let ask = ResourceRequest { wait_timeout: START, ..in_queue(queue, 1) };
+    let mut served = Served::default();
+    while !stop.load(Ordering::SeqCst) {
+        let begun = Instant::now();
+        match rm.request_resource(&ask).await.unwrap() {
+            ResultResource::Available(grant) => {
+                served.granted += 1;
+                granted.fetch_add(1, Ordering::SeqCst);
+                rm.resource_released(&release(&grant, "hadoop")).await.unwrap();
+            }
+            ResultResource::NotEnough(_) => served.refused += 1,
+        }
+        served.delayed.extend(Some(begun.elapsed()).filter(|took| *took > DELAYED));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    served
+}
+
+/// Those who ask for its queue notice little of it: whoever asks while no ResourceManager has a node waits, and nobody else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_is_followed() {
     let Some(lib) = jars() else { return };
@@ -348,7 +389,8 @@ async fn a_failover_is_followed() {
     for id in ["-Dyarn.resourcemanager.ha.id=rm1", "-Dyarn.resourcemanager.ha.id=rm2"] {
         yarn.start(RESOURCE_MANAGER, &[id]);
     }
-    let (_rm, client) = provided(&yarn).await;
+    yarn.start(NODE_MANAGER, &[]);
+    let (rm, client) = provided(&yarn).await;
     let etl = async || {
         let call = proto::GetQueueRequest { provider: None, queue_name: "eng.etl".into() };
         client.clone().get_queue(call).await
@@ -358,9 +400,31 @@ async fn a_failover_is_followed() {
     })
     .await;
     yarn.admin(&["-transitionToActive", "rm1"]);
-    eventually("the first is active", START, async || etl().await.is_ok()).await;
+    // What is left of a queue is known when its node is.
+    let has_room = async || etl().await.is_ok_and(|told| told.into_inner().queue.unwrap().left.unwrap().memory > 0);
+    eventually("the first is active", START, async || has_room().await).await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (granted, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let asking = tokio::spawn({
+        let (rm, granted, stop) = (rm.client.clone(), granted.clone(), stop.clone());
+        async move { ask_and_ask(rm, "eng.etl", granted, stop).await }
+    });
+    let more = async |count: usize| {
+        let before = granted.load(Ordering::SeqCst);
+        eventually("requests are granted", START, async || granted.load(Ordering::SeqCst) >= before + count).await;
+    };
+    more(20).await;
+    let begun = Instant::now();
     yarn.admin(&["-transitionToStandby", "rm1"]);
     yarn.admin(&["-transitionToActive", "rm2"]);
+    println!("the failover itself took {:?}", begun.elapsed());
     eventually("the second is active", START, async || etl().await.is_ok()).await;
+    eventually("it has the node", START, async || has_room().await).await;
+    println!("seen after {:?}", begun.elapsed());
+    more(100).await;
+    stop.store(true, Ordering::SeqCst);
+    let served = asking.await.unwrap();
+    println!("{served:?}");
+    assert!(served.refused + served.delayed.len() <= 1, "{served:?}");
     assert_eq!(etl().await.unwrap().into_inner().queue.unwrap().path, "root.eng.etl");
 }

@@ -33,6 +33,7 @@ mod memory;
 mod once;
 mod open;
 mod operators;
+mod queues;
 mod raw;
 mod report;
 mod rules;
@@ -70,6 +71,8 @@ pub(crate) enum Crowd {
     Choosing,
     /// Limits.
     Rules,
+    /// Queues of an external cluster, which is away at times.
+    Queues,
 }
 
 /// How the crowds come.
@@ -105,6 +108,7 @@ impl Event {
             Self::Crowd(Crowd::Line) => "line",
             Self::Crowd(Crowd::Choosing) => "choosing",
             Self::Crowd(Crowd::Rules) => "rules",
+            Self::Crowd(Crowd::Queues) => "queues",
             Self::Soak(_) => "soak",
         }
     }
@@ -114,6 +118,7 @@ impl Event {
         match self {
             Self::Crowd(Crowd::HeldEm) => &held_em::SERVER,
             Self::Crowd(Crowd::Frozen) => &frozen::SERVER,
+            Self::Crowd(Crowd::Queues) => &queues::SERVER,
             _ => &[],
         }
     }
@@ -133,6 +138,7 @@ impl Event {
             Self::Crowd(Crowd::Line) => line::pass(stage, findings).await,
             Self::Crowd(Crowd::Choosing) => choosing::pass(stage, findings).await,
             Self::Crowd(Crowd::Rules) => rules::pass(stage, findings).await,
+            Self::Crowd(Crowd::Queues) => queues::pass(stage, findings).await,
             Self::Soak(minutes) => soak::pass(stage, findings, minutes).await,
         }
     }

@@ -3,10 +3,16 @@
 use std::sync::OnceLock;
 
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor, SerializeOptions};
+use prost_reflect::{DescriptorPool, Kind, MessageDescriptor};
 use serde_json::Value;
 
-use crate::{client::Call, transport::proto};
+use crate::{
+    client::Call,
+    transport::{
+        json::{dynamic, options},
+        proto,
+    },
+};
 
 use super::text::is_harmful;
 
@@ -38,20 +44,12 @@ pub fn items_of(message: &MessageDescriptor, field: &str) -> Result<MessageDescr
     }
 }
 
-/// What is not set is there with its default, unless that would say something else.
-fn options() -> SerializeOptions {
-    SerializeOptions::new().use_proto_field_name(true).skip_default_fields(false)
-}
-
-fn dynamic(descriptor: &MessageDescriptor, message: &impl Message) -> Result<DynamicMessage, SchemaError> {
-    DynamicMessage::decode(descriptor.clone(), message.encode_to_vec().as_slice()).map_err(wrong)
-}
-
 /// A message on one line.
 pub fn line(descriptor: &MessageDescriptor, message: &impl Message) -> Result<String, SchemaError> {
     let mut json = Vec::new();
     let mut serializer = serde_json::Serializer::new(&mut json);
-    dynamic(descriptor, message)?.serialize_with_options(&mut serializer, &options()).map_err(wrong)?;
+    let message = dynamic(descriptor, message).map_err(wrong)?;
+    message.serialize_with_options(&mut serializer, &options()).map_err(wrong)?;
     Ok(harmless(&String::from_utf8(json).map_err(wrong)?))
 }
 
@@ -59,7 +57,8 @@ pub fn line(descriptor: &MessageDescriptor, message: &impl Message) -> Result<St
 pub fn pretty(descriptor: &MessageDescriptor, message: &impl Message, indent: usize) -> Result<String, SchemaError> {
     let mut json = Vec::new();
     let mut serializer = serde_json::Serializer::pretty(&mut json);
-    dynamic(descriptor, message)?.serialize_with_options(&mut serializer, &options()).map_err(wrong)?;
+    let message = dynamic(descriptor, message).map_err(wrong)?;
+    message.serialize_with_options(&mut serializer, &options()).map_err(wrong)?;
     // Line ends of texts are escaped: these are between tokens.
     Ok(harmless(&String::from_utf8(json).map_err(wrong)?.replace('\n', &format!("\n{}", " ".repeat(indent)))))
 }
@@ -70,7 +69,7 @@ pub fn fields_beside(
     message: &impl Message,
     field: &str,
 ) -> Result<Vec<(String, String)>, SchemaError> {
-    let message = dynamic(descriptor, message)?;
+    let message = dynamic(descriptor, message).map_err(wrong)?;
     let value = message.serialize_with_options(serde_json::value::Serializer, &options()).map_err(wrong)?;
     let Value::Object(fields) = value else { return Err(wrong(field)) };
     Ok(fields
@@ -96,6 +95,8 @@ fn harmless(json: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use prost_reflect::DynamicMessage;
+
     use super::*;
     use crate::client::calls;
 

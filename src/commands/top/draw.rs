@@ -125,7 +125,7 @@ fn head(cluster: &Cluster, columns: usize, lines: &mut Vec<Line>) {
     let widest = numbers.iter().map(|numbers| width(numbers)).max().unwrap_or(0);
     let room = columns.saturating_sub(15 + widest).min(60);
     for ((dimension, totals), numbers) in totals.into_iter().zip(numbers) {
-        let mut line = vec![(Style::Plain, padded(dimension, 14))];
+        let mut line = vec![(Style::Plain, padded(short(dimension), 14))];
         if room >= 6 {
             line.extend(bar(totals.used, totals.locked, grantable(&totals), room));
         }
@@ -145,6 +145,11 @@ fn numbers(dimension: &str, totals: &DimensionTotals) -> String {
     let shown = |amount| text::amount_by_key(dimension, amount);
     let full = overview::fullness(totals).map_or_else(String::new, |full| format!(" {full}%"));
     format!("{full} {} used, {} locked of {}", shown(totals.used), shown(totals.locked), shown(grantable(totals)))
+}
+
+/// The key of a dimension without what all keys begin with of those that have no meaning of their own: there is little room.
+fn short(key: &str) -> &str {
+    key.strip_prefix("special.").unwrap_or(key)
 }
 
 /// A name in so many columns, and a blank.
@@ -200,7 +205,7 @@ fn scope_line(scope: &ScopeUsage, columns: usize) -> Option<Line> {
         .filter_map(|(key, (max, _))| Some((percent(held(key), *max)?, *key, *max)))
         .max_by_key(|of| of.0)?;
     let shown = |amount| text::amount_by_key(key, amount);
-    let numbers = format!(" {full:>3}% {key} {} of {}", shown(held(key)), shown(max));
+    let numbers = format!(" {full:>3}% {} {} of {}", short(key), shown(held(key)), shown(max));
     let bar_columns = if columns >= 100 { 22 } else { 12 };
     let name_columns = columns.saturating_sub(bar_columns + 1).min(columns / 3).max(8);
     let name = cut(&clean(&text::labels(&scope.labels)), name_columns).into_owned();
@@ -263,7 +268,7 @@ fn host_line(host: &Host<'_>, names: usize, states: usize, columns: usize) -> Li
     line.push((if is_well { Style::Plain } else { Style::Bad }, padded(&host.state, states)));
     let shown = |share: &Share| {
         let amount = |amount| text::amount(&share.dimension, amount);
-        format!(" {} {}/{}", share.dimension.key(), amount(share.held()), amount(share.max))
+        format!(" {} {}/{}", share.dimension.name(), amount(share.held()), amount(share.max))
     };
     let taken: usize = line.iter().map(|(_, text)| width(text)).sum();
     line.push((Style::Plain, whole(host.shares.iter().map(shown), columns.saturating_sub(taken))));

@@ -41,8 +41,8 @@ const HOSTS_MAX: usize = 20_000;
 /// How many of those who wait are shown at most.
 const LINE_MAX: i32 = 8;
 
-/// Of the time that it takes to list all hosts, how many times as long it is not done again: nobody may notice who looks.
-const HOSTS_REST: u32 = 20;
+/// Of the time that it takes to list all hosts, how many times as long it is not done again: nobody may notice who looks, also not ten who do.
+const HOSTS_REST: u32 = 100;
 
 /// The cluster as it is.
 #[derive(Debug, Clone, Args)]

@@ -11,13 +11,12 @@ use crate::domain::{
     queue::{QueueAmounts, ROOT},
     refusal::{Refusal, Shortfall},
     resource::Dimension,
-    scope::Tally,
     scope_kind::ScopeKind,
 };
 
 use super::{
     NoRoom, ShortQueue,
-    cluster::{Basis, Cluster, JudgedQueue, YARN},
+    cluster::{Basis, Cluster, JudgedQueue},
 };
 
 /// What a request asks of a queue.
@@ -87,7 +86,8 @@ impl Asked<'_> {
         };
         let ahead = |path: &str| {
             let spot = || Spot::Queue { provider: cluster.provider.name.clone(), path: path.to_owned() };
-            of_tally(&line.ahead_at(spot, position))
+            let (ahead, [cores, memory]) = (line.ahead_at(spot, position), cluster.dimensions());
+            QueueAmounts { memory: ahead.get(&memory), cores: ahead.get(&cores) }
         };
         match rooms.judge(path, need, ahead) {
             Ok(()) => Ok(judged(path.to_owned())),
@@ -97,10 +97,10 @@ impl Asked<'_> {
 
     /// By which snapshot, for people.
     fn rule(&self, now: OffsetDateTime) -> String {
-        let Cluster { provider, .. } = self.cluster;
+        let Provider { resource_type, name, .. } = &self.cluster.provider;
         match self.cluster.age(now) {
-            Some(age) => format!("provider {} ({}), as it was {} s ago", provider.name, YARN, age.whole_seconds()),
-            None => format!("provider {} ({}), which has not answered yet", provider.name, YARN),
+            Some(age) => format!("provider {name} ({resource_type}), as it was {} s ago", age.whole_seconds()),
+            None => format!("provider {name} ({resource_type}), which has not answered yet"),
         }
     }
 
@@ -129,8 +129,8 @@ impl Asked<'_> {
 
     /// Whatever is asked for, there is nothing.
     fn closed(&self, path: &str, reason: String, never_fits: bool, now: OffsetDateTime) -> Box<Short> {
-        let asked = [(Dimension::QueueCores, self.amounts.cores), (Dimension::QueueMemory, self.amounts.memory)];
-        let asked = asked.into_iter().filter(|(_, amount)| *amount > 0);
+        let asked = self.cluster.dimensions().into_iter().zip([self.amounts.cores, self.amounts.memory]);
+        let asked = asked.filter(|(_, amount)| *amount > 0);
         let shortfalls = asked.map(|(dimension, requested)| Shortfall {
             scope: Place(&self.cluster.provider, path).to_string(),
             kind: ScopeKind::Queue,
@@ -149,7 +149,7 @@ impl Asked<'_> {
     fn short(&self, short: &[ShortQueue], held: QueueAmounts, now: OffsetDateTime) -> Box<Short> {
         let of = |short: &ShortQueue, dimension: &Dimension| {
             let get = |amounts: QueueAmounts| match dimension {
-                Dimension::QueueCores => amounts.cores,
+                Dimension::QueueCores | Dimension::KubernetesMillicores => amounts.cores,
                 _ => amounts.memory,
             };
             let (requested, available) = (get(self.amounts), get(short.available().plus(held)));
@@ -164,7 +164,7 @@ impl Asked<'_> {
                 rule: self.rule(now),
             })
         };
-        let dimensions = [Dimension::QueueCores, Dimension::QueueMemory];
+        let dimensions = self.cluster.dimensions();
         let shortfalls: Vec<_> = short
             .iter()
             .flat_map(|short| dimensions.iter().filter_map(move |dimension| of(short, dimension)))
@@ -183,10 +183,6 @@ impl Asked<'_> {
         }
         spots
     }
-}
-
-fn of_tally(tally: &Tally) -> QueueAmounts {
-    QueueAmounts { memory: tally.get(&Dimension::QueueMemory), cores: tally.get(&Dimension::QueueCores) }
 }
 
 /// A queue of a cluster, for people.

@@ -24,7 +24,16 @@ use super::{
 };
 
 /// The type of the clusters whose queues resources name, as Linkis calls it.
-pub(super) const YARN: &str = "Yarn";
+pub const YARN: &str = "Yarn";
+
+/// The type of those whose namespaces they name, likewise.
+pub const KUBERNETES: &str = "Kubernetes";
+
+/// In which type of cluster a resource asks for something, and in which queue, or namespace, of it.
+pub fn place_of(resource: &Resource) -> Option<(&'static str, &str)> {
+    let queue = resource.queue_name().map(|name| (YARN, name));
+    queue.or_else(|| resource.namespace().map(|name| (KUBERNETES, name)))
+}
 
 /// What a request gets while no snapshot of its cluster is young enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,10 +168,18 @@ pub struct Clusters {
     changed: HashMap<Uuid, ClusterTicketDelta>,
 }
 
-/// How much of a resource is the queue's.
+/// How much of a resource is the queue's, or the namespace's.
 fn amounts_of(resource: &Resource) -> QueueAmounts {
-    QueueAmounts { memory: resource.get(&Dimension::QueueMemory), cores: resource.get(&Dimension::QueueCores) }
+    let [cores, memory] = match resource.namespace() {
+        None => QUEUE_DIMENSIONS,
+        Some(_) => NAMESPACE_DIMENSIONS,
+    };
+    QueueAmounts { memory: resource.get(&memory), cores: resource.get(&cores) }
 }
+
+/// What is asked for in a queue, and in a namespace: cores first.
+const QUEUE_DIMENSIONS: [Dimension; 2] = [Dimension::QueueCores, Dimension::QueueMemory];
+const NAMESPACE_DIMENSIONS: [Dimension; 2] = [Dimension::KubernetesMillicores, Dimension::KubernetesMemory];
 
 /// What a ticket holds of its queue.
 fn held_by(state: &TicketState) -> Held {
@@ -187,16 +204,16 @@ impl Clusters {
         Self { providers, by_id, tickets, before, ..Self::default() }
     }
 
-    /// The cluster among `providers` that a request with these labels belongs to.
-    pub fn chosen(providers: &[(i64, Provider)], labels: &Labels) -> Option<i64> {
-        let chosen = provider::choose(providers.iter().map(|(_, provider)| provider), YARN, labels.as_map())?;
+    /// The cluster of a type among `providers` that a request with these labels belongs to.
+    pub fn chosen(providers: &[(i64, Provider)], resource_type: &str, labels: &Labels) -> Option<i64> {
+        let chosen = provider::choose(providers.iter().map(|(_, provider)| provider), resource_type, labels.as_map())?;
         providers.iter().find(|(_, provider)| provider == chosen).map(|(id, _)| *id)
     }
 
     /// What is asked for in a queue of a cluster; `None` if no cluster has a say.
     pub fn asked<'a>(&'a self, resource: &'a Resource, labels: &Labels) -> Option<Asked<'a>> {
-        let name = resource.queue_name()?;
-        let cluster = self.by_id.get(&Self::chosen(&self.providers, labels)?)?;
+        let (resource_type, name) = place_of(resource)?;
+        let cluster = self.by_id.get(&Self::chosen(&self.providers, resource_type, labels)?)?;
         Some(Asked { cluster, name, amounts: amounts_of(resource) })
     }
 
@@ -315,6 +332,14 @@ impl Clusters {
 }
 
 impl Cluster {
+    /// What is asked for in its queues: cores first.
+    pub(super) fn dimensions(&self) -> [Dimension; 2] {
+        match self.provider.resource_type.as_str() {
+            KUBERNETES => NAMESPACE_DIMENSIONS,
+            _ => QUEUE_DIMENSIONS,
+        }
+    }
+
     pub(super) fn spots(&self, path: &str) -> Vec<Spot> {
         let provider = &self.provider.name;
         along(path).map(|path| Spot::Queue { provider: provider.clone(), path: path.to_owned() }).collect()

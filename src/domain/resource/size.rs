@@ -1,4 +1,4 @@
-//! Sizes as people write them (`20g`) and as messages show them (`20.0 GB`), with Linkis's rules. All units are binary:
+//! Sizes as people write them (`20g`), with Linkis's rules, and as they are shown to them (`20.0 GB`). All units are binary:
 //! 1k is 1024 bytes.
 
 use super::ResourceError;
@@ -43,20 +43,23 @@ pub fn parse_size(text: &str) -> Result<i64, ResourceError> {
     i64::try_from(bytes).map_err(|_| overflow())
 }
 
-/// Writes a size for people, as Linkis does: one decimal, and the next unit only from twice its size on, so that
-/// 1.5 GB is "1536.0 MB". Negative sizes keep their sign.
+/// Writes a size for people: in the largest unit of which there is one, with one decimal, and bytes as they are. It is parsed as it
+/// stands there. Negative sizes keep their sign.
 #[must_use]
 pub fn format_size(bytes: i64) -> String {
     let size = u128::from(bytes.unsigned_abs());
-    let (unit, name) = [(TB, "TB"), (GB, "GB"), (MB, "MB"), (KB, "KB")]
-        .into_iter()
-        .map(|(unit, name)| (u128::from(unit.unsigned_abs()), name))
-        .find(|(unit, _)| size >= 2 * unit)
-        .unwrap_or((1, "B"));
-    // Halves go away from zero, as Java rounds; Rust's own formatting would take them to even.
-    let tenths = (size * 20 + unit) / (2 * unit);
     let sign = if bytes < 0 { "-" } else { "" };
-    format!("{sign}{}.{} {name}", tenths / 10, tenths % 10)
+    // Halves go away from zero. What is rounded to 1024 of a unit is one of the next.
+    let tenths = |unit: i64| (size * 20 + u128::from(unit.unsigned_abs())) / (2 * u128::from(unit.unsigned_abs()));
+    for (unit, smaller, name) in [(TB, GB, "TB"), (GB, MB, "GB"), (MB, KB, "MB")] {
+        if tenths(smaller) >= 10 * 1024 {
+            return format!("{sign}{}.{} {name}", tenths(unit) / 10, tenths(unit) % 10);
+        }
+    }
+    match size {
+        0..1024 => format!("{sign}{size} B"),
+        _ => format!("{sign}{}.{} KB", tenths(KB) / 10, tenths(KB) % 10),
+    }
 }
 
 /// Whole gigabytes (2^30 bytes), truncated toward zero: the amount in Linkis's messages about shortages.
@@ -135,13 +138,19 @@ mod tests {
     #[test]
     fn sizes_format() {
         for (bytes, text) in [
-            (2 * KB - 1, "2047.0 B"),
-            (2 * KB, "2.0 KB"),
+            (0, "0 B"),
+            (-1, "-1 B"),
+            (KB - 1, "1023 B"),
+            (KB, "1.0 KB"),
             (9 * KB / 4, "2.3 KB"),
             (-9 * KB / 4, "-2.3 KB"),
+            (MB - 1, "1.0 MB"),
+            (GB - MB, "1023.0 MB"),
+            (GB, "1.0 GB"),
+            (3 * GB / 2, "1.5 GB"),
             (20 * GB, "20.0 GB"),
+            (TB, "1.0 TB"),
             (i64::MIN, "-8388608.0 TB"),
-            (-1, "-1.0 B"),
         ] {
             assert_eq!(format_size(bytes), text);
         }

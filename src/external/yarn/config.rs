@@ -5,7 +5,10 @@ use serde_json::{Map, Value};
 
 use crate::{
     domain::{external::CheckRules, name::FieldError},
-    external::{Address, ExternalResource, check},
+    external::{
+        Address, ExternalResource,
+        check::{self, wrong},
+    },
 };
 
 use super::{Capacity, Yarn, fetch::LastActive};
@@ -55,17 +58,8 @@ pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource
     Ok(Box::new(Yarn { config, active: LastActive::default() }))
 }
 
-fn wrong(key: &str, problem: impl Into<String>) -> FieldError {
-    FieldError::new(format!("config.{key}"), problem)
-}
-
 fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
-    // The text of the error is not told: it may repeat what is there.
-    let not_json = |error: serde_json::Error| {
-        let place = format!("is no JSON object; see line {}, column {}", error.line(), error.column());
-        FieldError::new("config", place)
-    };
-    let mut keys: Map<String, Value> = serde_json::from_str(json).map_err(not_json)?;
+    let mut keys = check::keys(json)?;
     let addresses = addresses(text(&mut keys, "rmWebAddress")?.as_deref())?;
     if flag(&mut keys, "kerberosEnable")? {
         return Err(wrong("kerberosEnable", NO_KERBEROS));
@@ -89,26 +83,16 @@ fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
             unused.insert(key.to_owned(), value.into());
         }
     }
-    match keys.keys().next() {
-        Some(key) => Err(wrong(
-            &key.chars().take(64).collect::<String>(),
-            "is not known; known are rmWebAddress, authorEnable, user, pwd, kerberosEnable, queueCapacity, \
-             whenDown, maxAge, lastKnownFor, refreshInterval, and, without a meaning here, hadoopVersion, principalName, keytabPath and krb5Path",
-        )),
-        None => Ok(Config { addresses, login, capacity, rules, unused }),
-    }
+    check::nothing_else(
+        &keys,
+        "rmWebAddress, authorEnable, user, pwd, kerberosEnable, queueCapacity, whenDown, maxAge, lastKnownFor, refreshInterval, and, \
+         without a meaning here, hadoopVersion, principalName, keytabPath and krb5Path",
+    )?;
+    Ok(Config { addresses, login, capacity, rules, unused })
 }
 
-/// Takes a text; none if it is not there, or null.
 fn text(keys: &mut Map<String, Value>, key: &str) -> Result<Option<String>, FieldError> {
-    match keys.remove(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) if text.len() > CREDENTIAL_BYTES_MAX * ADDRESSES_MAX => {
-            Err(wrong(key, "is too long"))
-        }
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(wrong(key, "must be a text")),
-    }
+    check::text(keys, key, CREDENTIAL_BYTES_MAX * ADDRESSES_MAX)
 }
 
 /// Takes a yes or no; no if it is not there.

@@ -3,7 +3,6 @@
 use std::{
     pin::Pin,
     sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -12,7 +11,7 @@ use crate::{
     domain::queue::{Application, QueueAmounts, Queues},
     external::{
         Address, FetchError,
-        http::{Failure, Http},
+        http::{Failure, Http, ROUNDS_MAX, rest},
     },
 };
 
@@ -25,11 +24,6 @@ const SCHEDULER: &str = "/ws/v1/cluster/scheduler";
 /// Those that are not over, without what is large in them and not looked at; older releases do not know how to leave it out.
 const APPLICATIONS: &str = "/ws/v1/cluster/apps?states=NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING\
                             &deSelects=resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression,resourceInfo";
-
-/// How often all addresses are gone through, and how long it rests between, at least and at most: neither too many instances at the
-/// same moment, nor all the while.
-const ROUNDS_MAX: u32 = 3;
-const REST: Duration = Duration::from_millis(200);
 
 /// How the standby of old releases begins to say so, with a good status.
 const STANDBY: &[u8] = b"This is standby RM";
@@ -128,14 +122,6 @@ impl Asked<'_> {
 async fn read<T: Send + 'static>(body: Vec<u8>, parse: fn(&[u8]) -> Result<T, ParseError>) -> Result<T, Failure> {
     let read = tokio::task::spawn_blocking(move || parse(&body)).await;
     Ok(read.map_err(|_| Failure::Stopping)??)
-}
-
-/// Each time twice as long, and up to twice as long as that, so that instances do not come back together.
-fn rest(round: u32) -> Duration {
-    let least = REST * 2_u32.saturating_pow(round.saturating_sub(1));
-    // A few bits of chance; a clock's would do as well.
-    let chance = u32::try_from(uuid::Uuid::new_v4().as_u128() % 1000).unwrap_or_default();
-    least + least * chance / 1000
 }
 
 #[cfg(test)]

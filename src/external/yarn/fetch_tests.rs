@@ -1,106 +1,21 @@
 //! Against servers that behave as ResourceManagers do, and as none should.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::time::Duration;
 
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    net::TcpListener,
-};
-use tokio_rustls::{TlsAcceptor, rustls};
+use tokio::net::TcpListener;
 
 use super::*;
-use crate::external::{allowed::AllowedHosts, http::Times, read};
+use crate::external::{
+    allowed::AllowedHosts,
+    fake::{Fake, Reply, certified, client, http, on_path},
+    http::Times,
+    read,
+};
 
 const FAIR: &str = include_str!("../../../tests/fixtures/yarn/fair-3.4.2.json");
 const SHARES: &str = include_str!("../../../tests/fixtures/yarn/capacity-2.7.json");
 const ACTIVE: &str = r#"{"clusterInfo": {"haState": "ACTIVE"}}"#;
 const STANDBY: &str = r#"{"clusterInfo": {"haState": "STANDBY"}}"#;
-
-/// What a server does with a request.
-enum Reply {
-    Json(String),
-    /// The whole answer, as it goes over the wire.
-    Raw(String),
-    /// A head, and then the same for ever.
-    Endless(&'static str),
-    Silence,
-}
-
-/// A server that remembers the heads of the requests it got.
-struct Fake {
-    address: SocketAddr,
-    heads: Arc<Mutex<Vec<String>>>,
-}
-
-impl Fake {
-    async fn start(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> Self {
-        Self::start_with(reply, None).await
-    }
-
-    async fn start_with(reply: impl Fn(&str) -> Reply + Send + Sync + 'static, tls: Option<TlsAcceptor>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, heads) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<String>>>::default());
-        let (seen, reply) = (heads.clone(), Arc::new(reply));
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (seen, reply, tls) = (seen.clone(), reply.clone(), tls.clone());
-                tokio::spawn(async move {
-                    match tls {
-                        None => answer(stream, seen, &*reply).await,
-                        Some(tls) => {
-                            if let Ok(stream) = tls.accept(stream).await {
-                                answer(stream, seen, &*reply).await;
-                            }
-                        }
-                    }
-                });
-            }
-        });
-        Self { address, heads }
-    }
-
-    fn paths(&self) -> Vec<String> {
-        let path = |head: &String| head.split([' ', '?']).nth(1).unwrap().rsplit('/').next().unwrap().to_owned();
-        self.heads.lock().unwrap().iter().map(path).collect()
-    }
-}
-
-async fn answer(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    seen: Arc<Mutex<Vec<String>>>,
-    reply: &(dyn Fn(&str) -> Reply + Send + Sync),
-) {
-    let (mut head, mut byte) = (Vec::new(), [0]);
-    while !head.ends_with(b"\r\n\r\n") {
-        if stream.read_exact(&mut byte).await.is_err() {
-            return;
-        }
-        head.push(byte[0]);
-    }
-    let head = String::from_utf8(head).unwrap();
-    seen.lock().unwrap().push(head.clone());
-    let answer = match reply(head.split(' ').nth(1).unwrap()) {
-        Reply::Json(body) => http("200 OK", "application/json", &body),
-        Reply::Raw(answer) => answer,
-        Reply::Endless(head) => {
-            let _ = stream.write_all(head.as_bytes()).await;
-            while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
-            return;
-        }
-        Reply::Silence => return std::future::pending().await,
-    };
-    let _ = stream.write_all(answer.as_bytes()).await;
-}
-
-fn http(status: &str, content_type: &str, body: &str) -> String {
-    let length = body.len();
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
-}
 
 /// The active one, with these queues.
 fn active(scheduler: &'static str) -> impl Fn(&str) -> Reply + Send + Sync {
@@ -111,12 +26,6 @@ fn active(scheduler: &'static str) -> impl Fn(&str) -> Reply + Send + Sync {
         "apps" => Reply::Json(r#"{"apps": {"app": [{"id": "application_1", "queue": "etl"}]}}"#.into()),
         _ => Reply::Raw(http("404 Not Found", "text/plain", "")),
     }
-}
-
-fn client(allowed: &str) -> Http {
-    let millis = Duration::from_millis;
-    let times = Times { connect: millis(500), read: millis(300), answer: millis(600), fetch: millis(3000) };
-    Http::with_times(AllowedHosts::parse(allowed).unwrap(), times)
 }
 
 async fn paths(addresses: &str, more: &str) -> Result<usize, FetchError> {
@@ -262,12 +171,8 @@ async fn nobody_there_is_tried_again() {
 
 #[tokio::test]
 async fn a_certificate_that_nobody_vouches_for_is_refused() {
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let own = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
-    let config = rustls::ServerConfig::builder().with_no_client_auth();
-    let config = config.with_single_cert(vec![own.cert.der().clone()], key).unwrap();
-    let fake = Fake::start_with(active(FAIR), Some(TlsAcceptor::from(Arc::new(config)))).await;
+    let (tls, _) = certified(&["localhost", "127.0.0.1"]);
+    let fake = Fake::start_with(on_path(active(FAIR)), Some(tls)).await;
     let error = paths(&format!("https://{}", fake.address), "").await.unwrap_err();
     assert_eq!(error.failures[0].1, Failure::Tls);
     assert!(fake.paths().is_empty());

@@ -101,8 +101,8 @@ impl Scheduler {
             return Err(ParseError::TooMany { most: QUEUES_MAX });
         }
         let size = match self.naming {
-            Naming::Fair => fair_size(queue),
             Naming::Capacity => capacity_size(queue),
+            _ => fair_size(queue),
         };
         let state = match queue.text("state") {
             // The fair scheduler has no states.

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
-        external::Clusters,
+        external::{Clusters, place_of},
         judgement::{self, judge},
         ledger::{LineView, PostCommitState},
         limit::Limits,
@@ -203,7 +203,7 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,
     };
-    let in_queue = requests.iter().filter(|request| request.ask.resource.queue_name().is_some());
+    let in_queue = requests.iter().filter(|request| place_of(&request.ask.resource).is_some());
     let asked: Vec<_> = in_queue.map(|request| (&request.ask.resource, &request.ask.labels)).collect();
     let now = match asked.is_empty() {
         true => None,

@@ -18,7 +18,8 @@ use crate::{
         scope::{Counter, Usage},
     },
     store::{
-        StoreError, em_resource,
+        StoreError,
+        books::{self, Told},
         external_queue::{self, ClusterRow},
         external_refresh, external_ticket, label_resource, label_set, limit, resource_hold, session,
         user_resource::{self, EmGroup, Group},
@@ -45,6 +46,18 @@ impl Findings {
         let difference = Difference::in_words(what, "row", error);
         self.unreadable.push(difference.clone());
         self.report.differences.extend([difference]);
+    }
+
+    fn compare(&mut self, books: &EmBooks, sums: &EmSums) {
+        self.report.ems += 1;
+        let em = &books.instance;
+        let differences = books.differences(sums);
+        if !differences.is_empty() {
+            self.ems.insert(em.clone());
+            self.report.differences.extend(differences);
+        } else if books.over_committed {
+            self.report.note(|| format!("em={em} holds more than it provides; nothing that is short is granted there"));
+        }
     }
 }
 
@@ -77,42 +90,37 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, 
 }
 
 async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
-    let mut ems: BTreeMap<EmInstance, (EmBooks, EmSums)> = BTreeMap::new();
-    em_resource::tell_all(connection, None, |books| match books {
-        Ok(books) => {
-            let sums = EmSums::new(&books.total);
-            ems.insert(books.instance.clone(), (books, sums));
+    let mut current: Option<(Box<EmBooks>, EmSums)> = None;
+    let mut strays: BTreeMap<EmInstance, Stray> = BTreeMap::new();
+    books::tell_all(connection, |told| match told {
+        Told::Em(books) => {
+            if let Some((books, sums)) = current.take() {
+                findings.compare(&books, &sums);
+            }
+            match books {
+                Ok(books) => {
+                    let sums = EmSums::new(&books.total);
+                    current = Some((books, sums));
+                }
+                Err(error) => findings.unreadable("an EM", error),
+            }
         }
-        Err(error) => findings.unreadable("an EM", error),
-    })
-    .await?;
-    let mut strays: HashMap<EmInstance, Stray> = HashMap::new();
-    user_resource::tell_em_groups(connection, None, |group| match group {
-        Ok(EmGroup { em, held, is_locked, count, used_tickets }) => {
+        Told::Tickets(Ok(EmGroup { em, held, is_locked, count, used_tickets })) => {
             findings.report.tickets += u64::from(count);
             let held = held.as_ref().map_err(String::as_str);
-            match ems.get_mut(&em) {
-                Some((_, sums)) => {
+            match &mut current {
+                Some((books, sums)) if books.instance == em => {
                     sums.count(held, is_locked, count);
                     sums.note_used(&used_tickets);
                 }
-                None => strays.entry(em).or_default().count(held, is_locked, count),
+                _ => strays.entry(em).or_default().count(held, is_locked, count),
             }
         }
-        Err(error) => findings.unreadable("tickets", error),
+        Told::Tickets(Err(error)) => findings.unreadable("tickets", error),
     })
     .await?;
-    findings.report.ems = ems.len();
-    for (em, (books, sums)) in &ems {
-        let differences = books.differences(sums);
-        if !differences.is_empty() {
-            findings.ems.insert(em.clone());
-            findings.report.differences.extend(differences);
-        } else if books.over_committed {
-            findings
-                .report
-                .note(|| format!("em={em} holds more than it provides; nothing that is short is granted there"));
-        }
+    if let Some((books, sums)) = current {
+        findings.compare(&books, &sums);
     }
     for (em, stray) in &strays {
         findings.report.differences.extend(stray.differences(em));

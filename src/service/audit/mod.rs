@@ -49,8 +49,8 @@ impl AuditService {
         Self { store, turn: Arc::default() }
     }
 
-    /// Compares everything that is stored with what the tickets say at one moment. Its memory grows with the EMs and the scopes, not
-    /// with the tickets.
+    /// Compares everything that is stored with what the tickets say at one moment. Its memory grows with the scopes, not
+    /// with the EMs or the tickets.
     pub async fn audit(&self) -> Result<AuditReport, Error> {
         let _turns = self.turn().await?;
         // Of its own: if the caller goes, it is closed, and the database stops.

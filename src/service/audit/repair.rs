@@ -77,12 +77,10 @@ async fn em_under_lock(
     now: OffsetDateTime,
     by: &Actor,
 ) -> Result<Done, StoreError> {
-    let mut books = None;
-    em_resource::tell_all(connection, Some(em), |row| books = Some(row)).await?;
-    let Some(books) = books.transpose()? else { return Ok(Done::default()) };
+    let Some(books) = em_resource::books(connection, em).await? else { return Ok(Done::default()) };
     let mut sums = EmSums::new(&books.total);
     let mut counted = Ok(());
-    user_resource::tell_em_groups(connection, Some(em), |group| match group {
+    user_resource::tell_em_groups(connection, em, |group| match group {
         Ok(group) => {
             sums.count(group.held.as_ref().map_err(String::as_str), group.is_locked, group.count);
             sums.note_used(&group.used_tickets);

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::overview::Throughput,
-    service::request_resource::Outcomes,
+    metrics::Metrics,
     store::{
         StoreError,
         server_instance::{self, ServerInstance, TaskReport},
@@ -22,22 +22,22 @@ use super::{Running, Step, Task};
 pub struct Announcing {
     id: Uuid,
     address: String,
-    outcomes: Outcomes,
+    metrics: Metrics,
     running: Running,
     /// What had been answered to requests, and when that was.
     before: (Instant, u64, u64),
 }
 
 impl Announcing {
-    /// Of an instance at this address, which answers with these outcomes and runs these tasks.
-    pub fn new(id: Uuid, address: String, outcomes: Outcomes, running: Running) -> Self {
-        Self { id, address, outcomes, running, before: (Instant::now(), 0, 0) }
+    /// Of an instance at this address, which counts here what it answers, and runs these tasks.
+    pub fn new(id: Uuid, address: String, metrics: Metrics, running: Running) -> Self {
+        Self { id, address, metrics, running, before: (Instant::now(), 0, 0) }
     }
 
     /// What it has answered to requests since it was asked last.
     fn throughput(&mut self) -> Throughput {
         let (then, granted_then, refused_then) = self.before;
-        let (now, (granted, refused)) = (Instant::now(), self.outcomes.counts());
+        let (now, (granted, refused)) = (Instant::now(), self.metrics.requests.answered());
         self.before = (now, granted, refused);
         let seconds = now.duration_since(then).as_secs_f64().max(f64::MIN_POSITIVE);
         // More than a number of this kind tells exactly, nobody answers in a second.

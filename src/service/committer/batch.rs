@@ -12,6 +12,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::{Em, EmInstance},
+        external::place_of,
         ledger::{Deltas, Ledger, LineView, PostCommitState, Snapshot},
         limit::Limits,
         line::FreedSpots,
@@ -293,7 +294,7 @@ fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec
 fn queue_use<'a>(operations: &[&'a Operation], tickets: &HashMap<Uuid, Ticket>) -> QueueUse<'a> {
     let told: HashMap<Uuid, &str> =
         operations.iter().filter_map(|operation| Some((operation.ticket_id()?, operation.application_id()?))).collect();
-    let in_queue = tickets.values().filter(|ticket| ticket.resource().queue_name().is_some());
+    let in_queue = tickets.values().filter(|ticket| place_of(ticket.resource()).is_some());
     QueueUse {
         asked: operations.iter().filter_map(|operation| operation.asks_queue()).collect(),
         tickets: in_queue.map(|ticket| (ticket.id, told.get(&ticket.id).copied())).collect(),

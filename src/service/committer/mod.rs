@@ -97,57 +97,76 @@ impl Committer {
 
     /// Has an operation carried out that a caller waits for, and answers after its commit.
     ///
-    /// A future that is dropped takes its operation out of the queue, if its transaction has not begun.
+    /// It is in its queue when this returns, and not in the future: there are as many of these as there are calls under way, and each
+    /// that is within another takes the room of both. A future that is dropped takes its operation out of the queue, if its
+    /// transaction has not begun.
     ///
     /// # Errors
     /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out; [`Error::Overloaded`] if too many wait.
-    pub async fn submit(
-        &self,
-        by: impl Into<Actor>,
+    pub fn submit<'a>(
+        &'a self,
+        by: Actor,
         operation: Operation,
         deadline: Instant,
-    ) -> Result<Outcome, Error> {
+    ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         // One that touches many tickets waits behind those that do not.
         let queue = if operation.cost() == 1 { &self.doors.callers } else { &self.doors.large };
-        let by = by.into();
-        let told = Told::of(&by.principal, &operation);
-        let done = self.carry_out(queue, by, operation, deadline).await;
-        told.tell(&done);
-        done.inspect_err(|error| self.metrics.committer.failed(error))
+        self.carry_out(queue, by, operation, deadline)
     }
 
     /// Has an operation carried out that nobody waits for: whoever waits for others goes first.
     ///
     /// # Errors
     /// As of [`Committer::submit`].
-    pub async fn submit_in_background(&self, operation: Operation, deadline: Instant) -> Result<Outcome, Error> {
+    pub fn submit_in_background<'a>(
+        &'a self,
+        operation: Operation,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let queue = if operation.cost() == 1 { &self.doors.background } else { &self.doors.steps };
-        let told = Told::of(&Principal::Service, &operation);
-        let done = self.carry_out(queue, Principal::Service.into(), operation, deadline).await;
-        told.tell(&done);
-        done.inspect_err(|error| self.metrics.committer.failed(error))
+        self.carry_out(queue, Principal::Service.into(), operation, deadline)
     }
 
     fn undoing(&self) -> Undoing {
         Undoing { queue: self.doors.callers.downgrade(), metrics: self.metrics.clone() }
     }
 
-    async fn carry_out(
+    fn carry_out<'a>(
+        &'a self,
+        queue: &mpsc::Sender<Pending>,
+        by: Actor,
+        operation: Operation,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
+        let told = Told::of(&by.principal, &operation);
+        let mut queued = self.put(queue, by, operation, deadline);
+        async move {
+            // Where it is: what is moved here is kept twice.
+            let done = match &mut queued {
+                Ok(answer) => answer.wait(deadline).await,
+                Err(error) => Err(error.clone()),
+            };
+            told.tell(&done);
+            done.inspect_err(|error| self.metrics.committer.failed(error))
+        }
+    }
+
+    /// Puts an operation into a queue.
+    fn put(
         &self,
         queue: &mpsc::Sender<Pending>,
         by: Actor,
         operation: Operation,
         deadline: Instant,
-    ) -> Result<Outcome, Error> {
+    ) -> Result<Answer, Error> {
         let (reply, answer) = oneshot::channel();
         let (progress, place) = (Progress::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
         let undo = holder(&operation).map(|user| (by.principal.clone(), user));
-        let mut answer = Answer { answer, undo, undoing: self.undoing() };
+        let answer = Answer { answer, progress: progress.clone(), undo, undoing: self.undoing() };
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.making_room(&operation);
-        let (progress_of, trace) = (progress.clone(), traces::operation(operation.kind()));
-        let pending =
-            Pending { by, operation, deadline, progress: progress_of, reply, waits, trace, _room: Some(place) };
+        let trace = traces::operation(operation.kind());
+        let pending = Pending { by, operation, deadline, progress, reply, waits, trace, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -155,13 +174,7 @@ impl Committer {
         if let Some(spot) = making_room {
             self.line.room_comes(spot);
         }
-        let answered = match tokio::time::timeout_at(deadline, &mut answer.answer).await {
-            Ok(answered) => answered,
-            Err(_) if progress.abandon() => return Err(Error::LockTimeout),
-            // Its transaction runs: only its end says what to answer.
-            Err(_) => (&mut answer.answer).await,
-        };
-        answered.unwrap_or(Err(Error::ShuttingDown))
+        Ok(answer)
     }
 }
 
@@ -177,9 +190,23 @@ fn holder(operation: &Operation) -> Option<Name> {
 /// told it saw somebody waiting.
 struct Answer {
     answer: oneshot::Receiver<Result<Outcome, Error>>,
+    progress: Progress,
     /// Who asked for a grant that would be taken back, and for whom.
     undo: Option<(Principal, Name)>,
     undoing: Undoing,
+}
+
+impl Answer {
+    /// Waits for it: until `deadline`, if the operation is only waiting then.
+    async fn wait(&mut self, deadline: Instant) -> Result<Outcome, Error> {
+        let answered = match tokio::time::timeout_at(deadline, &mut self.answer).await {
+            Ok(answered) => answered,
+            Err(_) if self.progress.abandon() => return Err(Error::LockTimeout),
+            // Its transaction runs: only its end says what to answer.
+            Err(_) => (&mut self.answer).await,
+        };
+        answered.unwrap_or(Err(Error::ShuttingDown))
+    }
 }
 
 impl Drop for Answer {
@@ -325,7 +352,8 @@ mod tests {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
         let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
-        (reply, Answer { answer, undo, undoing: Undoing { queue: queue.downgrade(), metrics } }, queue, inbox)
+        let undoing = Undoing { queue: queue.downgrade(), metrics };
+        (reply, Answer { answer, progress: Progress::default(), undo, undoing }, queue, inbox)
     }
 
     fn granted() -> Result<Outcome, Error> {

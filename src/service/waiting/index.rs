@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::{
     domain::{
-        line::{MUCH, QueuePosition, Spots},
+        line::{MUCH, QueuePosition},
         resource::Dimension,
     },
     store::waiting::{Freed, SpotKey},
@@ -95,13 +95,18 @@ enum State {
 }
 
 impl Index {
-    /// Somebody stands in line, or elsewhere than before, since a commit that began after the news number `since`. What was told
-    /// meanwhile may have missed him: then he has to look once more before he sleeps.
-    pub fn insert(&mut self, position: QueuePosition, sleeper: Sleeper, spots: &Spots, since: u64) {
+    /// Somebody stands in line, or is to be woken elsewhere than before, since a commit that began after the news number `since`. What was
+    /// told meanwhile may have missed him: then he has to look once more before he sleeps.
+    pub fn insert(
+        &mut self,
+        position: QueuePosition,
+        sleeper: Sleeper,
+        keys: impl IntoIterator<Item = SpotKey>,
+        since: u64,
+    ) {
         let any_em = sleeper.any_em;
         let before = self.take(position);
-        let short = spots.iter().filter(|(_, is_short)| **is_short);
-        let keys: Vec<SpotKey> = short.map(|(spot, _)| SpotKey::of(spot)).collect();
+        let keys: Vec<SpotKey> = keys.into_iter().collect();
         for key in &keys {
             self.at.entry(*key).or_default().insert(position);
         }

@@ -36,8 +36,8 @@ fn sleeper(number: u128) -> Sleeper {
 fn line(count: u128) -> Index {
     let mut index = Index { callers: 1, ..Index::default() };
     for number in 0..count {
-        let spots = Spots::from([(em(if number == 0 { "b" } else { "a" }), true)]);
-        index.insert(position(number), sleeper(number), &spots, 0);
+        let spot = em(if number == 0 { "b" } else { "a" });
+        index.insert(position(number), sleeper(number), [SpotKey::of(&spot)], 0);
         assert_eq!(index.rest(position(number)), None);
     }
     index
@@ -120,7 +120,7 @@ fn who_is_about_to_stand_misses_nothing() {
     let mut index = line(10);
     let since = index.news_count();
     let late = |index: &mut Index, number| {
-        index.insert(position(number), Sleeper::default(), &Spots::from([(em("a"), true)]), since);
+        index.insert(position(number), Sleeper::default(), [SpotKey::of(&em("a"))], since);
         index.rest(position(number))
     };
     index.wake_at(&freed(em("b"), MUCH));
@@ -129,4 +129,18 @@ fn who_is_about_to_stand_misses_nothing() {
     assert_eq!(late(&mut index, 101), None, "others were woken, who stand before him");
     index.wake_at(&freed(em("a"), 100));
     assert_eq!(late(&mut index, 102), Some(Wake::NEWS), "there may be room for more than could be woken");
+}
+
+#[test]
+fn somebody_hears_of_room_where_he_does_not_stand() {
+    let mut index = Index { callers: 1, ..Index::default() };
+    let keys = ["a", "b"].map(|host| SpotKey::of(&em(host)));
+    index.insert(position(1), sleeper(1), [keys[0]], 0);
+    let since = index.news_count();
+    index.wake_at(&freed(em("b"), 1));
+    // What was told while he was looking there is not missed.
+    index.insert(position(1), sleeper(1), keys, since);
+    assert!(index.rest(position(1)).is_some() && index.rest(position(1)).is_none());
+    index.wake_at(&freed(em("b"), 1));
+    assert_eq!(awake(&index), [1]);
 }

@@ -64,11 +64,12 @@ pub struct EmGroup {
     pub used_tickets: TicketDigest,
 }
 
+/// What audits read of tickets on one EM that are alike.
 #[derive(FromRow)]
-struct EmGroupRow {
+pub(in crate::store) struct EmGroupRow {
     em_application_name: String,
     em_instance: String,
-    resource_type: String,
+    ticket_type: String,
     user_locked_resource: Option<String>,
     user_used_resource: Option<String>,
     count: i64,
@@ -88,7 +89,7 @@ impl TryFrom<EmGroupRow> for EmGroup {
             false => TicketDigest { count: row.count, xor: Uuid::from_u128(xor) },
         };
         let json = row.user_locked_resource.or(row.user_used_resource).unwrap_or_default();
-        let held = TABLE.resource_type(&row.resource_type).and_then(|kind| TABLE.resource("ticket", kind, &json));
+        let held = TABLE.resource_type(&row.ticket_type).and_then(|kind| TABLE.resource("ticket", kind, &json));
         Ok(Self {
             em: TABLE.em(&row.em_application_name, &row.em_instance)?,
             held: held.map_err(|error| format!("{error}, e.g. of ticket {}", row.one)),
@@ -99,32 +100,23 @@ impl TryFrom<EmGroupRow> for EmGroup {
     }
 }
 
-/// Tells the live tickets of one EM, or of all, by what EMs count of them.
+/// Tells the live tickets of one EM, by what it counts of them.
 pub async fn tell_em_groups(
     connection: &mut PgConnection,
-    only: Option<&EmInstance>,
+    em: &EmInstance,
     mut tell: impl FnMut(Result<EmGroup, StoreError>),
 ) -> Result<(), StoreError> {
-    // One text each, so that each is planned for its own index.
-    let sql = if only.is_some() {
-        "-- user_resource::tell_em_groups, of one
-        SELECT em_application_name, em_instance, resource_type, user_locked_resource::text, user_used_resource::text,
-            count(*) AS count, bit_xor(('x' || replace(ticket_id::text, '-', ''))::bit(128))::text AS xor,
-            min(ticket_id::text) AS one
-        FROM linkis_user_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2
-        GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource"
-    } else {
+    let mut rows = sqlx::query_as::<_, EmGroupRow>(
         "-- user_resource::tell_em_groups
-        SELECT em_application_name, em_instance, resource_type, user_locked_resource::text, user_used_resource::text,
-            count(*) AS count, bit_xor(('x' || replace(ticket_id::text, '-', ''))::bit(128))::text AS xor,
-            min(ticket_id::text) AS one
-        FROM linkis_user_resource_meta_data WHERE $1::text IS NULL AND $2::text IS NULL
-        GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource"
-    };
-    let mut rows = sqlx::query_as::<_, EmGroupRow>(sql)
-        .bind(only.map(|em| em.application_name.as_str()))
-        .bind(only.map(|em| em.instance.as_str()))
-        .fetch(connection);
+        SELECT em_application_name, em_instance, resource_type AS ticket_type, user_locked_resource::text,
+            user_used_resource::text, count(*) AS count,
+            bit_xor(('x' || replace(ticket_id::text, '-', ''))::bit(128))::text AS xor, min(ticket_id::text) AS one
+        FROM linkis_user_resource_meta_data WHERE em_application_name = $1 AND em_instance = $2
+        GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource",
+    )
+    .bind(em.application_name.as_str())
+    .bind(em.instance.as_str())
+    .fetch(connection);
     while let Some(row) = rows.next().await {
         tell(row?.try_into());
     }

@@ -1,7 +1,5 @@
 //! The trace of a call: what it brings, and how it ends.
 
-use std::{future::Future, pin::Pin};
-
 use opentelemetry::{
     Context, KeyValue,
     propagation::{Extractor, TextMapPropagator as _},
@@ -14,7 +12,7 @@ use tonic::{
 };
 use tracing::Level;
 
-use super::{TRACES, Within};
+use super::TRACES;
 use crate::telemetry::decisions;
 
 /// How much may be carried along from who knows where: what the standard asks for.
@@ -51,8 +49,9 @@ fn parent(headers: &HeaderMap) -> Context {
 
 impl Call {
     /// What `work` does is done for this call.
-    pub fn carry_out<F: Future + ?Sized>(&self, work: Pin<Box<F>>) -> Within<F> {
-        Within { span: Some(self.span.clone()), work }
+    pub fn carry_out<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _attached = self.span.clone().attach();
+        work()
     }
 
     /// It has ended; only the first end counts.

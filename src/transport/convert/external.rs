@@ -5,9 +5,10 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        external::YARN,
         name::{FieldError, Labels, Name},
         provider::Provider,
-        queue::{self, Queues},
+        queue::{self, Naming, Queues},
     },
     service::external::{Expected, Put, SelectBy, Selector, Shown},
     transport::proto,
@@ -17,9 +18,6 @@ use super::answer::timestamp;
 
 /// The longest configuration, in bytes.
 const CONFIG_BYTES_MAX: usize = 16 * 1024;
-
-/// The type of providers that have queues.
-const YARN: &str = "Yarn";
 
 /// A provider to be put.
 pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
@@ -76,8 +74,8 @@ pub fn selector(message: Option<&proto::ProviderSelector>) -> Result<Selector, F
     Ok(Selector { resource_type, by })
 }
 
-fn amounts(amounts: queue::QueueAmounts) -> Option<proto::QueueAmounts> {
-    Some(proto::QueueAmounts { memory: amounts.memory, cores: amounts.cores })
+fn amounts(amounts: queue::QueueAmounts) -> proto::QueueAmounts {
+    proto::QueueAmounts { memory: amounts.memory, cores: amounts.cores, millicores: 0 }
 }
 
 /// A queue among all of its cluster.
@@ -87,12 +85,17 @@ pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
         queue::QueueState::Draining => proto::QueueState::Draining,
         queue::QueueState::Stopped => proto::QueueState::Stopped,
     };
+    let amounts = |of: queue::QueueAmounts| match queues.naming() {
+        Naming::Namespaces => proto::QueueAmounts { memory: of.memory, cores: 0, millicores: of.cores },
+        Naming::Fair | Naming::Capacity => amounts(of),
+    };
+    let (max, used) = queues.told(queue);
     proto::Queue {
         path: queue.path.clone(),
         state: state.into(),
-        max: amounts(queue.max),
-        used: amounts(queue.used),
-        left: amounts(queues.left(queue)),
+        max: max.map(amounts),
+        used: Some(amounts(used)),
+        left: max.map(|_| amounts(queues.left(queue))),
         running_applications: queue.running_applications,
         pending_applications: queue.pending_applications,
     }
@@ -111,7 +114,7 @@ pub fn application(application: &queue::Application, path: &str, ticket_id: Opti
         user: user.clone(),
         queue: path.to_owned(),
         state: state.clone(),
-        allocated: amounts(*allocated),
+        allocated: Some(amounts(*allocated)),
         start_time: Some(start_time),
         ticket_id: ticket_id.map(|id| id.to_string()).unwrap_or_default(),
     }

@@ -12,7 +12,7 @@ use crate::{
         observation::Observations,
         operation::{Inited, NamedTicket, Register, Reported, Unregister},
         report::{Health, Load, Report},
-        resource::{Parts, Resource, YarnAmounts},
+        resource::{KubernetesAmounts, Parts, Resource, YarnAmounts},
         scope::RESERVED,
         selector::{PREFERENCES_MAX, Placement, Preference, Selector, WEIGHT_MAX},
         ticket::EngineInstance,
@@ -115,7 +115,7 @@ pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), Fiel
     }
 }
 
-/// The queues that will do instead of that of a resource, the best first, each in what is asked for then.
+/// The queues, or namespaces, that will do instead of that of a resource, the best first, each in what is asked for then.
 pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>, FieldError> {
     if names.len() > QUEUE_NAMES_MAX {
         let problem = format!("has {} queues; at most {QUEUE_NAMES_MAX} are allowed", names.len());
@@ -132,8 +132,13 @@ pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>,
             Parts::DriverAndYarn(driver, yarn) => {
                 Parts::DriverAndYarn(driver, YarnAmounts { queue_name: name.clone(), ..yarn })
             }
+            Parts::Kubernetes(part) => Parts::Kubernetes(KubernetesAmounts { namespace: name.clone(), ..part }),
+            Parts::DriverAndKubernetes(driver, part) => {
+                Parts::DriverAndKubernetes(driver, KubernetesAmounts { namespace: name.clone(), ..part })
+            }
             _ => {
-                let problem = "is for a resource with a queue: set yarn, or driver_and_yarn";
+                let problem = "is for a resource with a queue or a namespace: set yarn, driver_and_yarn, kubernetes or \
+                               driver_and_kubernetes";
                 return Err(FieldError::new("queue_names", problem));
             }
         };

@@ -33,7 +33,8 @@ pub struct Answer {
 
 impl Answer {
     pub(super) fn new(body: Body, closing: Option<Closing>, call: Option<Arc<Call>>) -> Self {
-        Self { ahead: VecDeque::new(), body, closing, has_ended: false, _call: call }
+        // Of most answers there is a message and how it ended.
+        Self { ahead: VecDeque::with_capacity(2), body, closing, has_ended: false, _call: call }
     }
 
     /// Reads what there is by now, which is all of an answer without a stream; how many bytes its messages have.
@@ -44,7 +45,7 @@ impl Answer {
                 Poll::Ready(Some(frame)) => match frame.map(Frame::into_data) {
                     Ok(Ok(data)) => {
                         bytes += data.len();
-                        self.ahead.extend(in_pieces(data).into_iter().map(|piece| Ok(Frame::data(piece))));
+                        self.put(data);
                     }
                     Ok(Err(trailers)) => self.ahead.push_back(Ok(trailers)),
                     Err(status) => self.ahead.push_back(Err(status)),
@@ -55,14 +56,16 @@ impl Answer {
         }
         bytes
     }
-}
 
-/// The HTTP/2 library takes a piece when the one before has left, and keeps the last one: without pieces, it would keep it all. Each
-/// is a copy, because a part would keep the whole.
-fn in_pieces(data: Bytes) -> Vec<Bytes> {
-    match data.len() {
-        0..=SMALL_ANSWER_BYTES => vec![data],
-        _ => data.chunks(SMALL_ANSWER_BYTES).map(Bytes::copy_from_slice).collect(),
+    /// The HTTP/2 library takes a piece when the one before has left, and keeps the last one: without pieces, it would keep it all. Each
+    /// is a copy, because a part would keep the whole.
+    fn put(&mut self, data: Bytes) {
+        if data.len() <= SMALL_ANSWER_BYTES {
+            self.ahead.push_back(Ok(Frame::data(data)));
+            return;
+        }
+        let pieces = data.chunks(SMALL_ANSWER_BYTES).map(Bytes::copy_from_slice);
+        self.ahead.extend(pieces.map(|piece| Ok(Frame::data(piece))));
     }
 }
 

@@ -20,35 +20,42 @@ use tonic::{
     body::Body,
     codegen::{
         Bytes, Service,
-        http::{self, header::AUTHORIZATION},
+        http::{self, header::AUTHORIZATION, uri::PathAndQuery},
     },
-    service::Routes,
 };
 
 use crate::{
     error::Error,
     service::tokens::Ended,
-    transport::identity::{self, Admitted, Identity},
+    transport::{
+        identity::{self, Admitted, Identity},
+        routes::{Answered, Routes},
+    },
 };
 
 use super::{
     BODY_BYTES_MAX, Edge, PREFIX_BYTES, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::Answer, connection::Peer,
 };
 
-/// Serves calls within the bounds of the edge.
+/// Serves calls within the bounds of the edge. The HTTP library makes a clone of it for each.
 #[derive(Debug, Clone)]
-pub struct Calls {
-    routes: Routes,
+pub struct Calls(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    routes: Routes<Received>,
     edge: Arc<Edge>,
     identity: Arc<Identity>,
 }
 
 impl Calls {
     /// In front of `routes`, for those whom `identity` lets in.
-    pub fn new(routes: Routes, edge: Arc<Edge>, identity: Arc<Identity>) -> Self {
-        Self { routes: routes.prepare(), edge, identity }
+    pub fn new(routes: Routes<Received>, edge: Arc<Edge>, identity: Arc<Identity>) -> Self {
+        Self(Arc::new(Shared { routes, edge, identity }))
     }
+}
 
+impl Shared {
     /// Finds out who makes a call; of its token, nobody behind is told.
     fn admit(&self, request: &mut http::Request<Body>) -> Result<Option<Admitted>, Error> {
         let peer = request.extensions().get::<Arc<Peer>>();
@@ -61,6 +68,44 @@ impl Calls {
         request.headers_mut().remove(AUTHORIZATION);
         Ok(admitted)
     }
+
+    fn answer(&self, mut request: http::Request<Body>) -> Answering {
+        // Many clients say of themselves that they accept it: compressing small answers would cost everybody more than it saves.
+        if request.headers().get(ENCODING).is_none_or(|encoding| encoding != "gzip") {
+            request.headers_mut().remove(ACCEPT_ENCODING);
+        }
+        let path = request.uri().path_and_query().cloned();
+        let refused = |error| Answering { answer: Err(error), path: path.clone(), closing: None, call: None };
+        let admitted = match self.admit(&mut request) {
+            Ok(admitted) => admitted,
+            Err(error) => return refused(error),
+        };
+        let place = match self.edge.places.admit(request.uri().path(), admitted.as_ref()) {
+            Ok(place) => place,
+            Err(error) => {
+                self.edge.gauges.turned_away.add();
+                return refused(error);
+            }
+        };
+        let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
+        let is_reflection = request.uri().path().starts_with("/grpc.reflection.");
+        if is_reflection && !call.take_reflection() {
+            return refused(Error::Overloaded);
+        }
+        // What has no end of its own ends with the token that it began with.
+        let ended = || admitted.as_ref().map(|admitted| admitted.caller.ended.clone());
+        let closing = || Closing::new(self.edge.closing.clone(), ended());
+        let call = Arc::new(call);
+        let kind = match is_reflection {
+            true => Kind::Stream { closing: closing() },
+            false => Kind::whole(call.clone()),
+        };
+        let closing = (is_reflection || ENDLESS.contains(&request.uri().path())).then(closing);
+        place.and_then(|place| request.extensions_mut().insert(place));
+        admitted.and_then(|admitted| request.extensions_mut().insert(admitted));
+        let answer = Ok(self.routes.call(request.map(|body| Received { body, kind })));
+        Answering { answer, path, closing, call: Some(call) }
+    }
 }
 
 impl Service<http::Request<Body>> for Calls {
@@ -68,41 +113,12 @@ impl Service<http::Request<Body>> for Calls {
     type Error = Infallible;
     type Future = Answering;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Service::<http::Request<Received>>::poll_ready(&mut self.routes, cx)
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: http::Request<Body>) -> Answering {
-        // Many clients say of themselves that they accept it: compressing small answers would cost everybody more than it saves.
-        if request.headers().get(ENCODING).is_none_or(|encoding| encoding != "gzip") {
-            request.headers_mut().remove(ACCEPT_ENCODING);
-        }
-        let uri = request.uri().clone();
-        let admitted = match self.admit(&mut request) {
-            Ok(admitted) => admitted,
-            Err(error) => return Answering { answer: Err(error), uri, closing: None, call: None },
-        };
-        // What has no end of its own ends with the token that it began with.
-        let ended = admitted.as_ref().map(|admitted| admitted.caller.ended.clone());
-        admitted.and_then(|admitted| request.extensions_mut().insert(admitted));
-        if let Err(error) = self.edge.places.admit(&mut request) {
-            self.edge.gauges.turned_away.add();
-            return Answering { answer: Err(error), uri, closing: None, call: None };
-        }
-        let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
-        let is_reflection = uri.path().starts_with("/grpc.reflection.");
-        if is_reflection && !call.take_reflection() {
-            return Answering { answer: Err(Error::Overloaded), uri, closing: None, call: None };
-        }
-        let call = Arc::new(call);
-        let closing = || Closing::new(self.edge.closing.clone(), ended.clone());
-        let kind = match is_reflection {
-            true => Kind::Stream { closing: closing() },
-            false => Kind::whole(call.clone()),
-        };
-        let answer = Ok(self.routes.call(request.map(|body| Received { body, kind })));
-        let closing = (is_reflection || ENDLESS.contains(&uri.path())).then(closing);
-        Answering { answer, uri, closing, call: Some(call) }
+    fn call(&mut self, request: http::Request<Body>) -> Answering {
+        self.0.answer(request)
     }
 }
 
@@ -371,12 +387,18 @@ impl HttpBody for Received {
 }
 
 /// A call that is being answered.
-#[derive(Debug)]
 pub struct Answering {
-    answer: Result<<Routes as Service<http::Request<Received>>>::Future, Error>,
-    uri: http::Uri,
+    answer: Result<Answered, Error>,
+    /// Of the call, for the log.
+    path: Option<PathAndQuery>,
     closing: Option<Closing>,
     call: Option<Arc<Call>>,
+}
+
+impl fmt::Debug for Answering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answering").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Future for Answering {
@@ -384,14 +406,14 @@ impl Future for Answering {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = match &mut self.answer {
-            Ok(answer) => match ready!(Pin::new(answer).poll(cx)) {
+            Ok(answer) => match ready!(answer.as_mut().poll(cx)) {
                 Ok(answer) => answer,
             },
             Err(error) => Status::from(error.clone()).into_http(),
         };
         let (closing, call) = (self.closing.take(), self.call.take());
         if let Some(status) = answer.extensions().get::<Status>() {
-            tell_of_defect(self.uri.path(), status);
+            tell_of_defect(self.path.as_ref().map_or("", PathAndQuery::path), status);
         }
         let is_whole = closing.is_none();
         let mut answer = answer.map(|body| Answer::new(body, closing, call.clone()));

@@ -14,12 +14,13 @@
 //! - `places`: how many calls there may be, by what they are for;
 //! - [`gauges`]: how much of it all is taken.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::{tls::Tls, transport::message_size::HEARTBEAT_BYTES_MAX};
 
+use connection::Peer;
 use gauges::EdgeGauges;
 use places::Places;
 use share::Share;
@@ -37,7 +38,7 @@ mod socket;
 mod stream;
 
 pub use age::spread as ages;
-pub use calls::Calls;
+pub use calls::{Calls, Received};
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
@@ -157,6 +158,11 @@ impl Edge {
     /// How much is taken.
     pub fn gauges(&self) -> Arc<EdgeGauges> {
         self.gauges.clone()
+    }
+
+    /// Somebody whose calls do not come over gRPC's own connections.
+    pub fn visitor(&self, address: SocketAddr) -> Arc<Peer> {
+        Arc::new(Peer::new(self, Some(address.into()), None))
     }
 
     /// Ends what only lingers: streams that have no end of their own, and connections without a call.

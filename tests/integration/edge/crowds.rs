@@ -64,8 +64,8 @@ async fn a_crowd_of_requests_is_turned_away_and_no_release() {
     println!("{places} granted, {turned_away} turned away; idle {} MB, most {} MB", idle / MB, most / MB);
     assert_eq!(places + turned_away, REQUESTS);
     assert!((400..=500).contains(&places), "{places} had a place");
-    // Measured without optimizations: 1.5 to 1.8 times as much, by what else goes on on the machine.
-    assert!(most <= idle * 2, "{} MB, and {} MB when idle", most / MB, idle / MB);
+    // Measured: 1.2 times as much without optimizations, 1.3 with them, because less is resident when idle.
+    assert!(most <= idle * 3 / 2, "{} MB, and {} MB when idle", most / MB, idle / MB);
     let live = rm.client.tickets(None).await.unwrap();
     assert!(granted.iter().all(|id| live.iter().any(|ticket| ticket.id == *id)), "no grant that was told is lost");
     assert_eq!(assert_invariants(&database, &rm.client).await, places);

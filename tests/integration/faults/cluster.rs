@@ -243,6 +243,7 @@ fn start_process(
         clock.rule(&mut command);
     }
     command.args(credentials.map(Credentials::arguments).unwrap_or_default());
+    command.env("LINKIS_RM_EXTERNAL_HOSTS", "127.0.0.1");
     Process::start_command(command.args(arguments), move |line| {
         if line.contains("panicked at") || line.contains("a defect") || line.contains("contradicts itself") {
             defects.lock().unwrap().push(line.clone());

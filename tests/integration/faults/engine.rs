@@ -16,6 +16,7 @@ use linkis_rm::{
 
 use super::{
     journal::{Answer, Life},
+    queues,
     random::Random,
     workload::{Hosts, RETRY, Shared},
 };
@@ -26,6 +27,13 @@ const TTL: Duration = Duration::from_secs(3);
 
 /// For how long a request is repeated whose answer is not known.
 const REPEAT_MAX: Duration = Duration::from_secs(30);
+
+/// So much of what was granted, in the queue in which it was granted; `None` if nobody was told in which.
+fn of(request: &ResourceRequest, grant: &Grant, used: Resource) -> Option<Resource> {
+    let path = grant.queue.as_ref().map(|queue| queue.path.trim_start_matches("root."));
+    let is_known = path.is_some() || request.queue_names.is_empty();
+    is_known.then(|| queues::use_of(&request.resource, path, used))
+}
 
 /// One that asks and asks.
 pub struct Caller {
@@ -70,7 +78,12 @@ impl Caller {
             true => format!("shared{}", self.random.between(0, 4)),
             false => format!("caller{}-{}", self.number, self.turn),
         };
-        let resource = load(self.random.between(1, 6), self.random.between(1, 4), 1);
+        let (memory, cores) = (self.random.between(1, 6), self.random.between(1, 4));
+        let resource = match queues::are_kept() && self.random.percent(30) {
+            true => queues::in_queue(&mut self.random, memory, cores),
+            false => load(memory, cores, 1),
+        };
+        let queue_names = queues::names(&mut self.random, &resource);
         let em = Hosts::pick(&mut self.random);
         let creator = name(self.random.pick(["IDE", "notebook", "batch"]));
         let request = ResourceRequest::new(em, name(&user), creator, resource);
@@ -87,7 +100,7 @@ impl Caller {
         if request_id.is_some() && !user.starts_with("shared") {
             self.shared.journal.asks_one(&user);
         }
-        ResourceRequest { lock_ttl: Some(TTL), wait_timeout, caps, request_id, ..request }
+        ResourceRequest { lock_ttl: Some(TTL), wait_timeout, caps, request_id, queue_names, ..request }
     }
 
     async fn dry_run(&mut self, request: ResourceRequest) {
@@ -198,7 +211,7 @@ impl Caller {
         let answer = self.shared.journal.call("request", rm.request_resource(request)).await;
         if let Answer::Done(answer) = answer {
             // What it went beyond is told once.
-            let same = Grant { over_watched: vec![], ..grant.clone() };
+            let same = Grant { over_watched: vec![], queue: None, ..grant.clone() };
             let is_same = matches!(&answer, ResultResource::Available(again) if *again == same);
             self.shared.journal.check(is_same, || format!("{grant:?} was asked for again, and answered {answer:?}"));
         }
@@ -206,7 +219,7 @@ impl Caller {
 
     /// The engine reports what it uses; false if it may not run.
     async fn report_in(&mut self, request: &ResourceRequest, grant: &Grant) -> bool {
-        let used = self.used(&request.resource);
+        let used = self.used(&request.resource).and_then(|used| of(request, grant, used));
         let report = inited(grant, request.user.as_str(), used);
         // What an EM reports has to name the engine as soon as it may be in use.
         self.shared.engines.insert(&grant.em, grant.ticket_id);
@@ -223,6 +236,7 @@ impl Caller {
     /// The engine uses something else, for once.
     async fn report_use(&mut self, request: &ResourceRequest, grant: &Grant) {
         let used = load(self.random.between(0, 8), self.random.between(0, 5), 1);
+        let Some(used) = of(request, grant, used) else { return };
         let report = grant.reported(request.user.clone(), used.clone());
         let report_use = async |rm: RmClient| rm.resource_reported(&report).await;
         if self.shared.insist(&mut self.random, "reported", report_use).await.is_some() {

@@ -65,8 +65,10 @@ pub fn amounts(resource: &Resource) -> Amounts {
 pub async fn read(connection: &mut PgConnection) -> Vec<Line> {
     sqlx::query_as(
         r#"SELECT id, xmin::text::bigint AS transaction, action, ticket_id, "user", creator, em_application_name AS kind,
-            coalesce(em_instance, '') AS em, scope::text AS scope, coalesce((resource ->> 'memory')::bigint, 0) AS memory,
-            coalesce((resource ->> 'cores')::bigint, 0) AS cores, coalesce((resource ->> 'instances')::bigint, 0) AS instances,
+            coalesce(em_instance, '') AS em, scope::text AS scope, 
+            coalesce((resource ->> 'memory')::bigint, (resource -> 'loadInstanceResource' ->> 'memory')::bigint, 0) AS memory,
+            coalesce((resource ->> 'cores')::bigint, (resource -> 'loadInstanceResource' ->> 'cores')::bigint, 0) AS cores,
+            coalesce((resource ->> 'instances')::bigint, (resource -> 'loadInstanceResource' ->> 'instances')::bigint, 0) AS instances,
             ARRAY[(resource -> 'resources' ->> 'memory')::bigint, (resource -> 'resources' ->> 'cores')::bigint,
                 (resource -> 'resources' ->> 'instances')::bigint] AS max, limit_mode, action_time AS at
         FROM linkis_resource_action_record ORDER BY id"#,

@@ -17,6 +17,7 @@
 //! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `credentials`: what callers show; `injector`:
 //!   what breaks them;
 //! - `workload`, `engine`, `adopter`, `ecm`, `crowd`, `administrator`: the callers; `journal`: what they were told;
+//! - `queues`: a cluster that keeps queues, in which some ask;
 //! - `probe`: how long an instance does not answer; `watcher`: what is true at every commit, looked at all the while;
 //! - `history`, `rules`, `checks`: what has to be true afterwards; `summary`: what came of it all.
 
@@ -47,6 +48,7 @@ mod history;
 mod injector;
 mod journal;
 mod probe;
+mod queues;
 mod random;
 mod rules;
 mod summary;

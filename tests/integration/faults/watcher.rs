@@ -18,6 +18,10 @@ struct Wrong {
     miscounted: Vec<String>,
     /// EMs that are over-committed, and not marked as such by a resize.
     over: Vec<String>,
+    /// Queues of the cluster in which something else is counted than their tickets hold.
+    miscounted_queues: Vec<String>,
+    /// Queues with more in them than there is.
+    over_queues: Vec<String>,
     /// Tickets on EMs that there are not.
     homeless: i64,
     locks: i64,
@@ -66,8 +70,8 @@ pub async fn run(shared: Shared) {
         match tokio::time::timeout(Duration::from_secs(10), look(open)).await {
             Ok(Ok((wrong, seen))) => {
                 seen.check(&shared.journal, &mut ended);
-                let is_right =
-                    wrong.miscounted.is_empty() && wrong.over.is_empty() && wrong.homeless + wrong.locks == 0;
+                let none = [&wrong.miscounted, &wrong.over, &wrong.miscounted_queues, &wrong.over_queues];
+                let is_right = none.iter().all(|none| none.is_empty()) && wrong.homeless + wrong.locks == 0;
                 shared.journal.check(is_right, || format!("{wrong:?}"));
             }
             // The database is away, or its connections are exhausted.
@@ -79,16 +83,29 @@ pub async fn run(shared: Shared) {
 async fn look(connection: &mut PgConnection) -> Result<(Wrong, Seen), sqlx::Error> {
     let wrong = sqlx::query_as(
         "WITH held AS (
-            SELECT em_application_name, em_instance, key, sum((user_used_resource ->> key)::bigint) AS used,
-                sum((user_locked_resource ->> key)::bigint) AS locked
+            SELECT em_application_name, em_instance, key,
+                sum(coalesce(user_used_resource ->> key, user_used_resource -> 'loadInstanceResource' ->> key)::bigint) AS used,
+                sum(coalesce(user_locked_resource ->> key, user_locked_resource -> 'loadInstanceResource' ->> key)::bigint) AS locked
             FROM linkis_user_resource_meta_data, unnest(ARRAY['memory', 'cores', 'instances']) AS key
             GROUP BY em_application_name, em_instance, key),
         counted AS (
             SELECT em_application_name, em_instance, key, (used_resource ->> key)::bigint AS used,
                 (locked_resource ->> key)::bigint AS locked,
                 (total_resource ->> key)::bigint - (protected_resource ->> key)::bigint AS room, over_committed
-            FROM linkis_em_resource_meta_data, unnest(ARRAY['memory', 'cores', 'instances']) AS key)
+            FROM linkis_em_resource_meta_data, unnest(ARRAY['memory', 'cores', 'instances']) AS key),
+        -- Nothing of it is ever shown, but for what was in use a minute before the cluster was asked.
+        in_queue AS (
+            SELECT c.cluster_id, c.generation, q.path, q.unseen_memory AS memory, q.unseen_cores AS cores,
+                coalesce(t.memory, 0) AS held_memory, coalesce(t.cores, 0) AS held_cores
+            FROM linkis_external_queue q JOIN linkis_external_cluster c USING (cluster_id)
+            CROSS JOIN LATERAL (SELECT sum(t.memory) AS memory, sum(t.cores) AS cores FROM linkis_external_ticket t
+                WHERE t.cluster_id = q.cluster_id AND NOT t.ended
+                    AND (t.used_since IS NULL OR c.begun IS NULL OR t.used_since > c.begun - interval '60 s')
+                    AND (t.path = q.path OR starts_with(t.path, q.path || '.'))) t)
         SELECT
+            ARRAY (SELECT path FROM in_queue WHERE memory <> held_memory OR cores <> held_cores) AS miscounted_queues,
+            ARRAY (SELECT path FROM in_queue i JOIN linkis_external_snapshot s USING (cluster_id, generation, path)
+                WHERE i.memory + s.used_memory > s.max_memory OR i.cores + s.used_cores > s.max_cores) AS over_queues,
             ARRAY (SELECT em_instance || ' ' || key FROM counted c LEFT JOIN held h USING (em_application_name, em_instance, key)
                 WHERE c.used <> coalesce(h.used, 0) OR c.locked <> coalesce(h.locked, 0)) AS miscounted,
             ARRAY (SELECT em_instance || ' ' || key FROM counted

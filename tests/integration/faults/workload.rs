@@ -27,6 +27,7 @@ use super::{
     engine::Caller,
     journal::{Answer, Journal},
     probe::em_of_probe,
+    queues,
     random::Random,
 };
 use crate::harness::*;
@@ -142,6 +143,7 @@ pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
     for registration in registrations {
         shared.client(random).register(registration).await.unwrap();
     }
+    queues::start(&shared.cluster, random.fork()).await;
     let administrator = Administrator::begin(shared.clone(), random.fork()).await;
     let mut tasks = JoinSet::new();
     for number in 0..CALLERS {

@@ -1,0 +1,153 @@
+//! Those who look while others work: pages and `top`s, which ask what they ask when people have them open. What they cost the service is
+//! what it is asked; browsers and terminals themselves are not measured.
+
+use std::{fs::File, io, os::fd::OwnedFd, process::Stdio, thread, time::Duration};
+
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+};
+
+use crate::{
+    Failure,
+    process::{self, Running, Server},
+};
+
+/// So many of each are open.
+pub(crate) const PAGES: usize = 10;
+pub(crate) const TOPS: usize = 10;
+
+/// How often a page asks for its lists, and for refusals, as `lists.js` says.
+const SOON: Duration = Duration::from_secs(2);
+const LATER: Duration = Duration::from_secs(30);
+
+/// How long they may take to show something.
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long they look before anything is measured: each list is asked for at once when a page is opened.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// Pages and `top`s that are open until this is closed.
+pub(crate) struct Watchers {
+    /// Each ends only if it fails.
+    pages: JoinSet<Failure>,
+    tops: Vec<Running>,
+}
+
+impl Watchers {
+    /// Opens them, and waits until all pages have a picture.
+    pub async fn open(server: &Server) -> Result<Self, Failure> {
+        let (mut pages, mut tops) = (JoinSet::new(), Vec::new());
+        let (seen, mut ready) = tokio::sync::mpsc::channel(PAGES);
+        for _ in 0..PAGES {
+            let (address, seen) = (server.http_address().to_owned(), seen.clone());
+            pages.spawn(async move {
+                tokio::select! {
+                    failure = follow(&address, seen) => failure,
+                    failure = ask(&address, "ListTickets?state=locked&page_size=8", SOON) => failure,
+                    failure = ask(&address, "ListActions?newest_first=true&page_size=8", SOON) => failure,
+                    failure = ask(&address, "ListRefusals?page_size=1000", LATER) => failure,
+                }
+            });
+        }
+        for _ in 0..TOPS {
+            tops.push(top(&server.url())?);
+        }
+        let all_ready = async {
+            for _ in 0..PAGES {
+                tokio::select! {
+                    Some(()) = ready.recv() => {}
+                    Some(failure) = pages.join_next() => return Err(failure?),
+                }
+            }
+            Ok(())
+        };
+        tokio::time::timeout(READY_TIMEOUT, all_ready).await.map_err(|_| "a page shows nothing")??;
+        tokio::time::sleep(SETTLE).await;
+        Ok(Self { pages, tops })
+    }
+
+    /// Closes them; all of them have to have been open until now.
+    pub fn close(mut self) -> Result<(), Failure> {
+        if let Some(failure) = self.pages.try_join_next() {
+            return Err(format!("a page: {}", failure?).into());
+        }
+        if !self.tops.iter_mut().all(Running::is_alive) {
+            return Err("a top ended by itself".into());
+        }
+        Ok(())
+    }
+}
+
+/// Takes the stream, and tells when the first picture was there.
+async fn follow(address: &str, seen: tokio::sync::mpsc::Sender<()>) -> Failure {
+    let following = async {
+        let mut stream = send(address, "events").await?;
+        let (mut buffer, mut text) = (vec![0; 1 << 16], Some(String::new()));
+        loop {
+            let read = stream.read(&mut buffer).await?;
+            if read == 0 {
+                return Err::<(), Failure>("the stream ended".into());
+            }
+            let Some(begun) = &mut text else { continue };
+            begun.push_str(&String::from_utf8_lossy(&buffer[..read]));
+            if begun.contains("event: picture") {
+                text = None;
+                seen.send(()).await?;
+            }
+        }
+    };
+    following.await.err().unwrap_or_else(|| "the stream ended".into())
+}
+
+/// Asks again and again, each time so long after the answer before.
+async fn ask(address: &str, call: &str, pause: Duration) -> Failure {
+    loop {
+        let asked = async {
+            let mut answer = Vec::new();
+            send(address, call).await?.read_to_end(&mut answer).await?;
+            let is_answered = answer.starts_with(b"HTTP/1.1 200 ");
+            let begin = String::from_utf8_lossy(&answer[..answer.len().min(200)]).into_owned();
+            if is_answered { Ok::<_, Failure>(()) } else { Err(format!("{call}: {begin}").into()) }
+        };
+        if let Err(failure) = asked.await {
+            return failure;
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+async fn send(address: &str, call: &str) -> Result<TcpStream, Failure> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET /api/v1/{call} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    Ok(stream)
+}
+
+/// The program itself, on a terminal that somebody reads.
+fn top(url: &str) -> Result<Running, Failure> {
+    let (mut ours, theirs) = terminal()?;
+    let end = || theirs.try_clone().map(Stdio::from);
+    let mut command = process::command(env!("CARGO_BIN_EXE_linkis-rm"));
+    command.args(["top", "--address", url]).env("TERM", "xterm").stdin(end()?).stdout(end()?).stderr(end()?);
+    let running = Running::start(&mut command)?;
+    // The end of a terminal is told as an error.
+    thread::spawn(move || drop(io::copy(&mut ours, &mut io::sink())));
+    Ok(running)
+}
+
+/// A terminal, and the end that programs have of it.
+fn terminal() -> Result<(File, OwnedFd), Failure> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let name = ptsname(&ours, Vec::new())?;
+    let theirs = File::options().read(true).write(true).open(name.to_str()?)?;
+    tcsetwinsize(&theirs, Winsize { ws_row: 50, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 })?;
+    Ok((ours.into(), theirs.into()))
+}

@@ -1,0 +1,60 @@
+package io.linkisrm.linkis;
+
+import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.TimeUnit;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/** What goes on beside the calls, each in a thread of its own, again and again. */
+final class Background {
+    private static final Logger LOG = LoggerFactory.getLogger(Background.class);
+    private static final long FEED_MILLIS = 1000;
+    private static final long HEARTBEATS_MILLIS = 3000;
+    private static final long SWEEP_MILLIS = 15_000;
+
+    /** Something that is done again if it fails. */
+    interface Task {
+        String name();
+
+        void run() throws Exception;
+    }
+
+    private final Task feed;
+    private final Task heartbeats;
+    private final Task sweep;
+    private ScheduledExecutorService threads;
+
+    Background(Task feed, Task heartbeats, Task sweep) {
+        this.feed = feed;
+        this.heartbeats = heartbeats;
+        this.sweep = sweep;
+    }
+
+    void start() {
+        threads = Executors.newScheduledThreadPool(3, work -> {
+            Thread thread = new Thread(work, "linkis-rm-background");
+            thread.setDaemon(true);
+            return thread;
+        });
+        every(feed, FEED_MILLIS);
+        every(heartbeats, HEARTBEATS_MILLIS);
+        every(sweep, SWEEP_MILLIS);
+    }
+
+    void stop() {
+        if (threads != null) {
+            threads.shutdownNow();
+        }
+    }
+
+    private void every(Task task, long millis) {
+        threads.scheduleWithFixedDelay(() -> {
+            try {
+                task.run();
+            } catch (Exception e) {
+                LOG.warn("linkis-rm: {} is tried again: {}", task.name(), e.toString());
+            }
+        }, 0, millis, TimeUnit.MILLISECONDS);
+    }
+}

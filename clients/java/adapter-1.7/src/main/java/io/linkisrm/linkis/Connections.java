@@ -1,0 +1,63 @@
+package io.linkisrm.linkis;
+
+import io.grpc.Status;
+import io.linkisrm.client.LinkisRmClient;
+import io.linkisrm.client.ServiceException;
+import java.io.IOException;
+import java.util.Arrays;
+import java.util.List;
+
+/** The first words with the service: whether it is there, takes the token, and counts what Linkis counts. */
+final class Connections {
+    private Connections() {}
+
+    /** @throws SettingException with the line to change, if the manager cannot work with it */
+    static Service open(Settings settings) {
+        Service service = look(settings);
+        try {
+            for (List<String> labels : Arrays.asList(Caps.LABELS, Caps.LABELS_IN_QUEUE, Caps.LABELS_IN_NAMESPACE)) {
+                if (!service.counts(labels)) {
+                    service.count(labels);
+                }
+            }
+            return service;
+        } catch (ServiceException e) {
+            service.client().close();
+            throw told(settings, e);
+        }
+    }
+
+    /**
+     * The same, and changes nothing.
+     *
+     * @throws SettingException with the line to change, if the service does not answer
+     */
+    static Service look(Settings settings) {
+        Service service;
+        try {
+            service = new Service(new LinkisRmClient(settings.client));
+        } catch (IOException e) {
+            throw new SettingException(Settings.TOKEN_FILE, "a file for the connection cannot be used: " + e.getMessage(), e);
+        }
+        try {
+            service.info();
+            return service;
+        } catch (ServiceException e) {
+            service.client().close();
+            throw told(settings, e);
+        }
+    }
+
+    private static SettingException told(Settings settings, ServiceException error) {
+        if (error.code() == Status.Code.UNAUTHENTICATED) {
+            return new SettingException(Settings.TOKEN_FILE, "the service at " + settings.address + " does not take the token ("
+                    + error.reason() + "). Put one that it takes into the file, and have the line "
+                    + Settings.line(Settings.TOKEN_FILE, "FILE"), error);
+        } else if (error.code() == Status.Code.PERMISSION_DENIED) {
+            return new SettingException(Settings.TOKEN_FILE, "the token may not do what a manager of Linkis has to: "
+                    + error.getMessage() + ". Put one with the role admin into the file; or have somebody who has one run MoveIn once", error);
+        }
+        return new SettingException(Settings.ADDRESS, settings.address + " does not answer as linkis-rm does: " + error.getMessage()
+                + ". Start it, or change the line to " + Settings.line(Settings.ADDRESS, "HOST:50051"), error);
+    }
+}

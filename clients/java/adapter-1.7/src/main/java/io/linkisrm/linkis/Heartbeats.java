@@ -1,0 +1,165 @@
+package io.linkisrm.linkis;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import io.linkisrm.client.ServiceException;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.function.Consumer;
+import linkis.rm.v1.EmInstance;
+import linkis.rm.v1.EmResource;
+import linkis.rm.v1.Health;
+import linkis.rm.v1.HeartbeatRequest;
+import linkis.rm.v1.HeartbeatResponse;
+import linkis.rm.v1.Load;
+import linkis.rm.v1.UnknownTicket;
+import org.apache.linkis.common.ServiceInstance;
+import org.apache.linkis.governance.common.conf.GovernanceCommonConf;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Passes the heartbeats of ECMs on, as they stand in Linkis's tables, whichever manager they came to. The sequence of a report is the
+ * second in which the heartbeat came: so one that several managers pass on counts once.
+ */
+final class Heartbeats implements Background.Task {
+    private static final Logger LOG = LoggerFactory.getLogger(Heartbeats.class);
+    private static final ObjectMapper JSON = new ObjectMapper();
+    private static final int PERMILLE = 1000;
+    /** More than a heartbeat that another manager passed on can be ahead. */
+    private static final long CLOCK_BACK_SECONDS = 120;
+
+    private final Service service;
+    private final Tables tables;
+    private final Engines engines;
+    private final Consumer<ServiceInstance> registerAgain;
+    /** The last heartbeat of each: one that was there before this manager began is no sign of life. */
+    private Map<String, Long> seen;
+    /** The tickets that the last answer about each did not know. */
+    private final Map<String, Set<String>> unknown = new HashMap<>();
+
+    Heartbeats(Service service, Tables tables, Engines engines, Consumer<ServiceInstance> registerAgain) {
+        this.service = service;
+        this.tables = tables;
+        this.engines = engines;
+        this.registerAgain = registerAgain;
+    }
+
+    /** The application name of ECMs. */
+    static String application() {
+        return GovernanceCommonConf.ENGINE_CONN_MANAGER_SPRING_NAME().getValue();
+    }
+
+    static ServiceInstance instance(Tables.Ecm ecm) {
+        ServiceInstance instance = new ServiceInstance();
+        instance.setApplicationName(application());
+        instance.setInstance(ecm.instance);
+        return instance;
+    }
+
+    @Override
+    public String name() {
+        return "heartbeats";
+    }
+
+    @Override
+    public void run() throws Exception {
+        Map<String, Long> now = new HashMap<>();
+        Map<EmInstance, Tables.Ecm> beaten = new HashMap<>();
+        for (Tables.Ecm ecm : tables.ecms(application())) {
+            now.put(ecm.instance, ecm.heartbeat);
+            if (seen != null && ecm.heartbeat != 0 && !Long.valueOf(ecm.heartbeat).equals(seen.get(ecm.instance))) {
+                beaten.put(Service.em(instance(ecm)), ecm);
+            }
+        }
+        seen = now;
+        unknown.keySet().retainAll(now.keySet());
+        Map<EmInstance, EmResource> registered = new HashMap<>();
+        service.ems(new ArrayList<>(beaten.keySet())).forEach(em -> registered.put(em.getEm(), em));
+        for (Map.Entry<EmInstance, Tables.Ecm> one : beaten.entrySet()) {
+            try {
+                EmResource em = registered.get(one.getKey());
+                if (em == null) {
+                    registerAgain.accept(instance(one.getValue()));
+                } else {
+                    passOn(em, one.getValue());
+                }
+            } catch (ServiceException e) {
+                if (!e.is("STALE_REPORT") && !e.is("EM_NOT_REGISTERED")) {
+                    LOG.warn("linkis-rm: the heartbeat of {} is not passed on: {}", one.getValue().instance, e.getMessage());
+                }
+            }
+        }
+    }
+
+    private void passOn(EmResource em, Tables.Ecm ecm) throws Exception {
+        List<String> tickets = new ArrayList<>();
+        for (String ticket : tables.ticketsOn(ecm.instance)) {
+            if (ticket.length() == 36) {
+                tickets.add(ticket);
+            }
+        }
+        HeartbeatRequest.Builder report = HeartbeatRequest.newBuilder().setEm(em.getEm()).setEpoch(em.getEpoch())
+                .setSequence(ecm.heartbeat).setHealth(health(ecm.health)).setTicketIds(Service.bytes(tickets));
+        Load load = load(ecm.load);
+        if (load != null) {
+            report.setLoad(load);
+        }
+        HeartbeatResponse answer = send(report);
+        Set<String> before = unknown.getOrDefault(ecm.instance, Collections.<String>emptySet());
+        Set<String> now = new HashSet<>();
+        for (UnknownTicket ticket : answer.getUnknownTicketsList()) {
+            now.add(ticket.getTicketId());
+            // One that is unknown for the first time may just be ending: Linkis's rows go after its ticket.
+            if (before.contains(ticket.getTicketId())) {
+                LOG.warn("linkis-rm: the engine of {} is stopped: {}", ticket.getTicketId(), ticket.getReason());
+                engines.stop(ticket.getTicketId());
+            }
+        }
+        unknown.put(ecm.instance, now);
+    }
+
+    /** Where the database's clock was put back, an hour in autumn say, sequences go on from the last one meanwhile. */
+    private HeartbeatResponse send(HeartbeatRequest.Builder report) {
+        try {
+            return service.heartbeat(report.build());
+        } catch (ServiceException e) {
+            long last = e.is("STALE_REPORT") ? Long.parseLong(e.facts().getOrDefault("last_sequence", "0")) : 0;
+            if (last - report.getSequence() < CLOCK_BACK_SECONDS) {
+                throw e;
+            }
+            return service.heartbeat(report.setSequence(last + 1).build());
+        }
+    }
+
+    /** As Linkis keeps it: a JSON object with "nodeHealthy". */
+    static Health health(String text) {
+        String health = text == null ? "" : text;
+        if (health.contains("UnHealthy") || health.contains("StockUnavailable")) {
+            return Health.HEALTH_UNHEALTHY;
+        }
+        return health.contains("WARN") || health.contains("StockAvailable") ? Health.HEALTH_WARN : Health.HEALTH_HEALTHY;
+    }
+
+    /** As Linkis keeps it: a JSON object; null if it does not say enough. */
+    static Load load(String text) {
+        try {
+            JsonNode load = text == null ? null : JSON.readTree(text);
+            long max = load == null ? 0 : load.path("maxMemory").asLong();
+            if (max <= 0) {
+                return null;
+            }
+            long used = Math.max(0, Math.min(max, load.path("usedMemory").asLong()));
+            int busy = (int) Math.max(0, Math.min(PERMILLE, Math.round(load.path("systemCPUUsed").asDouble() * PERMILLE)));
+            return Load.newBuilder().setMemoryMax(max).setMemoryUsed(used).setCpuPermille(busy).build();
+        } catch (IOException e) {
+            return null;
+        }
+    }
+}

@@ -1,0 +1,74 @@
+package io.linkisrm.linkis;
+
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import java.util.Set;
+import org.apache.linkis.manager.common.exception.RMErrorException;
+import org.apache.linkis.manager.label.entity.CombinedLabel;
+import org.apache.linkis.manager.label.entity.Label;
+import org.apache.linkis.manager.label.entity.ResourceLabel;
+import org.apache.linkis.manager.label.entity.engine.EngineTypeLabel;
+import org.apache.linkis.manager.label.entity.engine.UserCreatorLabel;
+import org.apache.linkis.manager.rm.exception.RMErrorCode;
+
+/** Linkis's labels as the service takes them. */
+final class LabelMap {
+    private static final int LABELS_MAX = 32;
+    private static final int CHARS_MAX = 255;
+
+    /** What the service derives by itself, and no request says. */
+    private static final Set<String> DERIVED = Collections.unmodifiableSet(new HashSet<>(Arrays.asList(
+            "user", "creator", "engine_type", "engine_family", "em_application", "em", "queue", "namespace")));
+
+    private LabelMap() {}
+
+    /**
+     * All of them but those that are said in other fields: who asks, for which engine and where. One that says nothing is left out.
+     *
+     * @throws RMErrorException if the service does not take one of them, which the text names
+     */
+    static Map<String, String> of(Collection<Label<?>> labels) {
+        Map<String, String> map = new LinkedHashMap<>();
+        for (Label<?> label : labels) {
+            if (label instanceof ResourceLabel || label instanceof CombinedLabel || label instanceof UserCreatorLabel
+                    || label instanceof EngineTypeLabel) {
+                continue;
+            }
+            String value = label.getStringValue();
+            if (value == null || value.isEmpty()) {
+                continue;
+            }
+            check(label.getLabelKey(), value);
+            map.put(label.getLabelKey(), value);
+            if (map.size() > LABELS_MAX) {
+                throw refused(label.getLabelKey(), "is the " + map.size() + "th label, and there may be " + LABELS_MAX);
+            }
+        }
+        return map;
+    }
+
+    private static void check(String key, String value) {
+        if (DERIVED.contains(key)) {
+            throw refused(key, "has a name that the service keeps for what it derives by itself");
+        }
+        if (key.length() > CHARS_MAX) {
+            throw refused(key, "has a name of more than " + CHARS_MAX + " characters");
+        }
+        if (value.codePointCount(0, value.length()) > CHARS_MAX) {
+            throw refused(key, "has a value of more than " + CHARS_MAX + " characters");
+        }
+        if (value.chars().anyMatch(Character::isISOControl) || key.chars().anyMatch(Character::isISOControl)) {
+            throw refused(key, "has a control character in it");
+        }
+    }
+
+    private static RMErrorException refused(String key, String problem) {
+        String name = key.length() > CHARS_MAX ? key.substring(0, CHARS_MAX) + "…" : key;
+        return new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(),
+                "The label " + name + " is refused by the resource manager: it " + problem);
+    }
+}

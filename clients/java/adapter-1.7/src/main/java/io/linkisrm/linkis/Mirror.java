@@ -1,0 +1,178 @@
+package io.linkisrm.linkis;
+
+import java.util.ArrayDeque;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Keeps the rows that Linkis's console shows of hosts and users as the service has them. Nothing is counted here: a row that may have
+ * changed is marked, and then written anew from what the service says at that moment, while no other manager writes it. So it does not
+ * matter in which order changes are heard of, how often, or from whom; and what changes often is written seldom.
+ */
+final class Mirror {
+    private static final Logger LOG = LoggerFactory.getLogger(Mirror.class);
+    private static final int WORKERS = 4;
+    /** How long who changed something waits until the console shows it. */
+    private static final long WAIT_MILLIS = 5000;
+    private static final long PAUSE_MILLIS = 500;
+
+    /** How rows are written. */
+    interface Writer {
+        void write(Object row) throws Exception;
+    }
+
+    private static final class State {
+        /** The last mark. */
+        private long marked;
+        /** The mark that the row shows, at least. */
+        private long shown;
+        private boolean queued;
+        private int waiting;
+    }
+
+    private final Writer writer;
+    /** Only those that are marked and not yet shown, or waited for: guarded by this. */
+    private final Map<Object, State> states = new HashMap<>();
+    private final ArrayDeque<Object> queue = new ArrayDeque<>();
+    private final Thread[] workers = new Thread[WORKERS];
+    private long marks;
+    private boolean stopped;
+
+    Mirror(Writer writer) {
+        this.writer = writer;
+    }
+
+    void start() {
+        for (int i = 0; i < WORKERS; i++) {
+            workers[i] = new Thread(this::work, "linkis-rm-mirror-" + i);
+            workers[i].setDaemon(true);
+            workers[i].start();
+        }
+    }
+
+    synchronized void stop() {
+        stopped = true;
+        notifyAll();
+        for (Thread worker : workers) {
+            worker.interrupt();
+        }
+    }
+
+    /** These may have changed. A row is a host's {@code ServiceInstance}, or a {@link Scope}. */
+    synchronized void changed(Iterable<?> rows) {
+        for (Object row : rows) {
+            mark(row);
+        }
+    }
+
+    /** These have changed: waits until that is shown, for a few seconds at most; it will be in any case. */
+    synchronized void show(Object... rows) {
+        long[] own = new long[rows.length];
+        for (int i = 0; i < rows.length; i++) {
+            own[i] = mark(rows[i]);
+            states.get(rows[i]).waiting++;
+        }
+        long end = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(WAIT_MILLIS);
+        try {
+            for (long left = end - System.nanoTime(); left > 0 && !stopped && !shown(own, rows); left = end - System.nanoTime()) {
+                wait(Math.max(1, TimeUnit.NANOSECONDS.toMillis(left)));
+            }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+        if (!shown(own, rows)) {
+            LOG.warn("linkis-rm: the console will show later what became of {}", Arrays.toString(rows));
+        }
+        for (Object row : rows) {
+            states.get(row).waiting--;
+            forget(row);
+        }
+    }
+
+    private boolean shown(long[] own, Object... rows) {
+        for (int i = 0; i < rows.length; i++) {
+            if (states.get(rows[i]).shown < own[i]) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    private long mark(Object row) {
+        State state = states.computeIfAbsent(row, key -> new State());
+        state.marked = ++marks;
+        if (!state.queued) {
+            state.queued = true;
+            queue.add(row);
+            notifyAll();
+        }
+        return state.marked;
+    }
+
+    private void forget(Object row) {
+        State state = states.get(row);
+        if (state != null && state.waiting == 0 && !state.queued && state.shown >= state.marked) {
+            states.remove(row);
+        }
+    }
+
+    private void work() {
+        while (true) {
+            Object row;
+            long mark;
+            synchronized (this) {
+                try {
+                    while (queue.isEmpty() && !stopped) {
+                        wait();
+                    }
+                } catch (InterruptedException e) {
+                    return;
+                }
+                if (stopped) {
+                    return;
+                }
+                row = queue.remove();
+                mark = states.get(row).marked;
+            }
+            boolean written = write(row);
+            synchronized (this) {
+                State state = states.get(row);
+                if (written) {
+                    state.shown = mark;
+                }
+                state.queued = state.marked > state.shown;
+                if (state.queued) {
+                    queue.add(row);
+                }
+                forget(row);
+                notifyAll();
+            }
+            if (!written && !pause()) {
+                return;
+            }
+        }
+    }
+
+    private boolean write(Object row) {
+        try {
+            writer.write(row);
+            return true;
+        } catch (Exception e) {
+            LOG.warn("linkis-rm: the row of {} cannot be written now, and is tried again: {}", row, e.toString());
+            return false;
+        }
+    }
+
+    private static boolean pause() {
+        try {
+            Thread.sleep(PAUSE_MILLIS);
+            return true;
+        } catch (InterruptedException e) {
+            return false;
+        }
+    }
+}

@@ -1,0 +1,213 @@
+package io.linkisrm.linkis;
+
+import io.linkisrm.client.ServiceException;
+import java.io.FileInputStream;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.nio.file.Paths;
+import java.sql.Connection;
+import java.sql.DriverManager;
+import java.sql.SQLException;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.UUID;
+import linkis.rm.v1.AdminServiceGrpc;
+import linkis.rm.v1.AdoptTicketRequest;
+import linkis.rm.v1.AuditRequest;
+import linkis.rm.v1.AuditResponse;
+import linkis.rm.v1.Difference;
+import linkis.rm.v1.EmInstance;
+import linkis.rm.v1.EngineInstance;
+import linkis.rm.v1.LinkisJson;
+import linkis.rm.v1.RegisterRequest;
+import linkis.rm.v1.Resource;
+import org.apache.linkis.manager.common.entity.resource.ResourceType;
+import org.apache.linkis.manager.common.utils.ResourceUtils;
+
+/**
+ * Brings what Linkis's tables say into the service, while Linkis's managers are stopped and engines run on: its hosts, its live engines
+ * with their tickets, and that what Linkis limits is counted. Without {@code --apply} it only tells what it would do. It may be repeated.
+ *
+ * <p>Ends with 0 if all is there, 1 if something is left out or differs, 2 if somebody does not answer, 64 if something was said wrongly.
+ */
+public final class MoveIn {
+    private static final String USAGE = "usage: MoveIn CONF_DIRECTORY [--apply]";
+    private static final String DATABASE = "wds.linkis.server.mybatis.datasource.";
+    private static final int ALL_THERE = 0;
+    private static final int LEFT_OUT = 1;
+    private static final int NO_ANSWER = 2;
+    private static final int WRONG = 64;
+
+    private final Service service;
+    private final LinkisBooks linkis;
+    private final boolean apply;
+    private final PrintStream out;
+    private int leftOut;
+
+    private MoveIn(Service service, LinkisBooks linkis, boolean apply, PrintStream out) {
+        this.service = service;
+        this.linkis = linkis;
+        this.apply = apply;
+        this.out = out;
+    }
+
+    /** From the command line. */
+    public static void main(String[] arguments) {
+        System.exit(run(arguments, System.out, System.err));
+    }
+
+    /** The same with other places to write to; answers what the process ends with. */
+    public static int run(String[] arguments, PrintStream out, PrintStream err) {
+        List<String> said = Arrays.asList(arguments);
+        boolean apply = said.contains("--apply");
+        if (said.size() != (apply ? 2 : 1) || said.get(0).startsWith("-")) {
+            err.println(USAGE);
+            return WRONG;
+        }
+        Properties lines;
+        Settings settings;
+        try {
+            lines = lines(Paths.get(said.get(0)));
+            settings = Settings.of(key -> lines.getProperty(Settings.PREFIX + key));
+        } catch (IOException | SettingException e) {
+            err.println(e.getMessage());
+            return WRONG;
+        }
+        try (Connection database = database(lines)) {
+            Service service = apply ? Connections.open(settings) : Connections.look(settings);
+            try {
+                return new MoveIn(service, new LinkisBooks(database), apply, out).move();
+            } finally {
+                service.client().close();
+            }
+        } catch (SQLException e) {
+            err.println("Linkis's database (" + DATABASE + "url): " + e.getMessage());
+            return NO_ANSWER;
+        } catch (SettingException | ServiceException e) {
+            err.println(e.getMessage());
+            return NO_ANSWER;
+        }
+    }
+
+    private int move() throws SQLException {
+        out.println(apply ? "Moving in:" : "This is what --apply would do:");
+        out.println("  count by user, creator and engine type; and these with queue, and with namespace");
+        for (LinkisBooks.Host host : linkis.hosts()) {
+            register(host);
+        }
+        for (LinkisBooks.Engine engine : linkis.engines()) {
+            adopt(engine);
+        }
+        if (apply) {
+            audit();
+        }
+        if (leftOut > 0) {
+            out.println(leftOut + " left out, or different: see above");
+        }
+        return leftOut == 0 ? ALL_THERE : LEFT_OUT;
+    }
+
+    private void register(LinkisBooks.Host host) {
+        Map<String, String> labels = LabelMap.of(host.labels);
+        RegisterRequest.Builder request = RegisterRequest.newBuilder().putAllLabels(labels).setTotal(resource(host.type, host.total))
+                .setEm(EmInstance.newBuilder().setApplicationName(host.application).setInstance(host.instance));
+        if (host.kept != null) {
+            request.setProtectedResource(resource(host.type, host.kept));
+        }
+        out.println("  register " + host.instance + ": " + host.total + ", protected " + host.kept + ", labels " + labels);
+        done(host.instance, () -> service.register(request.build()));
+    }
+
+    private void adopt(LinkisBooks.Engine engine) {
+        String name = "engine " + engine.instance + " (" + engine.ticket + ")";
+        String problem = problem(engine);
+        if (problem != null) {
+            leftOut++;
+            out.println("  LEFT OUT: " + name + " " + problem);
+            return;
+        }
+        out.println("  adopt " + name + " of " + engine.scope + " on " + engine.host + ": " + engine.used);
+        AdoptTicketRequest request = AdoptTicketRequest.newBuilder().setTicketId(engine.ticket)
+                .setEm(EmInstance.newBuilder().setApplicationName(engine.hostApplication).setInstance(engine.host))
+                .setUser(engine.scope.user).setCreator(engine.scope.creator).setEngineType(engine.scope.engineType)
+                .setEngine(EngineInstance.newBuilder().setApplicationName(engine.application).setInstance(engine.instance))
+                .setUsed(resource(engine.type, engine.used)).build();
+        done(name, () -> service.client().call(AdminServiceGrpc.getAdoptTicketMethod(), request));
+    }
+
+    /** Why an engine cannot be adopted; null if it can. */
+    private static String problem(LinkisBooks.Engine engine) {
+        try {
+            UUID.fromString(engine.ticket);
+        } catch (IllegalArgumentException e) {
+            return "has a ticket that is no UUID";
+        }
+        if (engine.used == null) {
+            return "has not reported in yet: wait until it has; if its manager is stopped, it never will, and is stopped when it tries";
+        } else if (engine.host == null) {
+            return "runs on a host that Linkis does not know";
+        } else if (engine.scope == null) {
+            return "does not tell for whom it runs";
+        }
+        org.apache.linkis.manager.common.entity.resource.Resource used =
+                ResourceUtils.deserializeResource(engine.used, ResourceType.valueOf(engine.type));
+        boolean nothing = used == null || Amounts.dimensions(used).values().stream().allMatch(amount -> amount == 0);
+        return nothing ? "uses nothing" : null;
+    }
+
+    private void audit() {
+        AuditResponse books = service.client().call(AdminServiceGrpc.getAuditMethod(), AuditRequest.getDefaultInstance());
+        out.println("Audit: " + books.getEms() + " hosts, " + books.getTickets() + " tickets, " + books.getDifferenceCount() + " differences");
+        for (Difference difference : books.getDifferencesList()) {
+            leftOut++;
+            out.println("  " + difference.getWhat() + " " + difference.getCounter() + ": " + difference.getProblem());
+        }
+        for (String note : books.getNotesList()) {
+            out.println("  " + note);
+        }
+    }
+
+    private void done(String what, Runnable step) {
+        if (!apply) {
+            return;
+        }
+        try {
+            step.run();
+        } catch (ServiceException e) {
+            if (e.isUnavailable()) {
+                throw e;
+            }
+            leftOut++;
+            out.println("  LEFT OUT: " + what + ": " + e.getMessage());
+        }
+    }
+
+    private static Resource resource(String type, String json) {
+        return Resource.newBuilder().setJson(LinkisJson.newBuilder().setResourceType(type).setDocument(json)).build();
+    }
+
+    /** As Linkis reads them: what the manager's own file says comes before what is said for all. */
+    private static Properties lines(Path directory) throws IOException {
+        Properties lines = new Properties();
+        for (String name : new String[] {"linkis.properties", "linkis-cg-linkismanager.properties"}) {
+            try (InputStream file = new FileInputStream(directory.resolve(name).toFile())) {
+                lines.load(new InputStreamReader(file, StandardCharsets.UTF_8));
+            }
+        }
+        return lines;
+    }
+
+    private static Connection database(Properties lines) throws SQLException {
+        if (Boolean.parseBoolean(lines.getProperty("wds.linkis.mysql.is.encrypt"))) {
+            throw new SQLException("its password is encrypted (wds.linkis.mysql.is.encrypt): give MoveIn a copy of the files with the plain one");
+        }
+        return DriverManager.getConnection(lines.getProperty(DATABASE + "url", ""), lines.getProperty(DATABASE + "username", ""),
+                lines.getProperty(DATABASE + "password", ""));
+    }
+}

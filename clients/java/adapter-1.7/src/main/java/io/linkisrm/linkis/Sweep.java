@@ -1,0 +1,72 @@
+package io.linkisrm.linkis;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import linkis.rm.v1.Ticket;
+
+/**
+ * The net under all else: finds engines that have a row in Linkis and should not. One whose node is gone has ended, and its ticket was not
+ * given back, because the service was away then or the manager died; one whose ticket is over has been missed; of one that is in use by
+ * the service alone, the manager died when it should have written that. What is found twice in a row is dealt with: once may be somebody
+ * who is about to.
+ */
+final class Sweep implements Background.Task {
+    private final Service service;
+    private final Tables tables;
+    private final Engines engines;
+    private Set<String> suspects = new HashSet<>();
+
+    Sweep(Service service, Tables tables, Engines engines) {
+        this.service = service;
+        this.tables = tables;
+        this.engines = engines;
+    }
+
+    @Override
+    public String name() {
+        return "sweep";
+    }
+
+    @Override
+    public void run() throws Exception {
+        Map<String, Ticket> found = new HashMap<>();
+        long id = 0;
+        for (List<Tables.Engine> some = tables.enginesBehind(id); !some.isEmpty(); some = tables.enginesBehind(id)) {
+            List<String> tickets = new ArrayList<>();
+            for (Tables.Engine engine : some) {
+                tickets.add(engine.ticket);
+                id = engine.id;
+            }
+            Map<String, Ticket> live = service.tickets(tickets);
+            Set<String> withNode = tables.withNode(tickets);
+            for (Tables.Engine engine : some) {
+                Ticket ticket = live.get(engine.ticket);
+                boolean behind = ticket != null && ticket.hasUsed() && !engine.used;
+                if (ticket == null || behind || !withNode.contains(engine.ticket)) {
+                    found.put(engine.ticket, behind && withNode.contains(engine.ticket) ? ticket : null);
+                }
+            }
+        }
+        for (Map.Entry<String, Ticket> one : found.entrySet()) {
+            if (suspects.contains(one.getKey())) {
+                repair(one.getKey(), one.getValue());
+            }
+        }
+        suspects = new HashSet<>(found.keySet());
+    }
+
+    /** @param used the ticket, if its engine lives and is in use; otherwise null */
+    private void repair(String ticket, Ticket used) throws Exception {
+        if (used != null) {
+            engines.used(ticket, Amounts.application(Amounts.read(used.getUsed())));
+        } else {
+            // Of one that is over, nothing is given back.
+            service.released(ticket);
+            engines.ended(ticket, "found by the way");
+        }
+    }
+}

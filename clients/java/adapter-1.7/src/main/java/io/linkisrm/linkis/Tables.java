@@ -1,0 +1,183 @@
+package io.linkisrm.linkis;
+
+import java.sql.Connection;
+import java.sql.PreparedStatement;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.Callable;
+import javax.sql.DataSource;
+
+/** What is asked of Linkis's tables that Linkis has no call for, and turns that managers take among each other. */
+final class Tables {
+    /** How many are asked for at once. */
+    static final int CHUNK = 500;
+    private static final int TURN_SECONDS = 10;
+
+    private final DataSource database;
+
+    Tables(DataSource database) {
+        this.database = database;
+    }
+
+    /** A host of engines, as Linkis last heard of it. */
+    static final class Ecm {
+        final String instance;
+        /** When its last heartbeat came, in seconds; 0 if none did. */
+        final long heartbeat;
+        /** What it said of its health, as Linkis keeps it; may be null. */
+        final String health;
+        /** What it said of its load, as Linkis keeps it; may be null. */
+        final String load;
+
+        Ecm(String instance, long heartbeat, String health, String load) {
+            this.instance = instance;
+            this.heartbeat = heartbeat;
+            this.health = health;
+            this.load = load;
+        }
+    }
+
+    /** An engine that has a row. */
+    static final class Engine {
+        final long id;
+        final String ticket;
+        /** Whether it has reported in. */
+        final boolean used;
+
+        Engine(long id, String ticket, boolean used) {
+            this.id = id;
+            this.ticket = ticket;
+            this.used = used;
+        }
+    }
+
+    /**
+     * Does something while nobody else does, in whatever manager, that names the same. The turn is the database's, and ends with the
+     * connection, whoever dies.
+     *
+     * @throws SQLException if the turn does not come
+     */
+    <T> T inTurn(String name, Callable<T> work) throws Exception {
+        // At most 64 characters are allowed.
+        String lock = "linkis-rm:" + Integer.toHexString(name.hashCode()) + ":" + (name.length() > 40 ? name.substring(name.length() - 40) : name);
+        try (Connection connection = database.getConnection()) {
+            if (number(connection, "SELECT GET_LOCK(?, " + TURN_SECONDS + ")", lock) != 1) {
+                throw new SQLException("another manager is busy with " + name + " for more than " + TURN_SECONDS + " s");
+            }
+            try {
+                return work.call();
+            } finally {
+                number(connection, "SELECT RELEASE_LOCK(?)", lock);
+            }
+        }
+    }
+
+    /** All hosts that Linkis knows under this application. */
+    List<Ecm> ecms(String application) throws SQLException {
+        return rows("SELECT s.instance, COALESCE(UNIX_TIMESTAMP(m.update_time), 0), m.healthy_status, m.overload"
+                        + " FROM linkis_cg_manager_service_instance s"
+                        + " LEFT JOIN linkis_cg_manager_service_instance_metrics m ON m.instance = s.instance WHERE s.name = ?",
+                row -> new Ecm(row.getString(1), row.getLong(2), row.getString(3), row.getString(4)), application);
+    }
+
+    /** The tickets of the engines that Linkis has on a host. */
+    List<String> ticketsOn(String ecmInstance) throws SQLException {
+        return rows("SELECT s.ticketId FROM linkis_cg_manager_engine_em e"
+                + " JOIN linkis_cg_manager_service_instance s ON s.instance = e.engine_instance"
+                + " WHERE e.em_instance = ? AND s.ticketId IS NOT NULL", row -> row.getString(1), ecmInstance);
+    }
+
+    /** The next engines that have a row, behind this id. */
+    List<Engine> enginesBehind(long id) throws SQLException {
+        return rows("SELECT id, ticketId, used_resource IS NOT NULL FROM linkis_cg_manager_linkis_resources"
+                + " WHERE ticketId IS NOT NULL AND id > ? ORDER BY id LIMIT " + CHUNK,
+                row -> new Engine(row.getLong(1), row.getString(2), row.getBoolean(3)), id);
+    }
+
+    /** Those of these tickets whose engine Linkis has as a node. */
+    Set<String> withNode(Collection<String> tickets) throws SQLException {
+        return tickets.isEmpty() ? Collections.<String>emptySet()
+                : new HashSet<>(rows("SELECT ticketId FROM linkis_cg_manager_service_instance WHERE ticketId IN " + marks(tickets),
+                        row -> row.getString(1), tickets.toArray()));
+    }
+
+    /** The instance that Linkis has for a ticket; null if there is none. */
+    String instanceOf(String ticket) throws SQLException {
+        List<String> found = rows("SELECT instance FROM linkis_cg_manager_service_instance WHERE ticketId = ?", row -> row.getString(1), ticket);
+        return found.isEmpty() ? null : found.get(0);
+    }
+
+    /** What tickets are counted by, of those that Linkis has a record of. */
+    Map<String, Scope> scopesOf(Collection<String> tickets) throws SQLException {
+        Map<String, Scope> scopes = new HashMap<>();
+        if (!tickets.isEmpty()) {
+            List<String[]> found = rows("SELECT ticket_id, label_value FROM linkis_cg_ec_resource_info_record WHERE ticket_id IN "
+                    + marks(tickets), row -> new String[] {row.getString(1), row.getString(2)}, tickets.toArray());
+            for (String[] record : found) {
+                Scope scope = Scope.parse(record[1]);
+                if (scope != null) {
+                    scopes.put(record[0], scope);
+                }
+            }
+        }
+        return scopes;
+    }
+
+    /** All that has a row of its own, by user, creator and engine type; of one user, or of all if it is null. */
+    Set<Scope> scopes(String user) throws SQLException {
+        List<Scope> found = rows("SELECT r.creator FROM linkis_cg_manager_label l JOIN linkis_cg_manager_label_resource lr ON lr.label_id = l.id"
+                        + " JOIN linkis_cg_manager_linkis_resources r ON r.id = lr.resource_id"
+                        + " WHERE l.label_key = 'combined_userCreator_engineType'",
+                row -> Scope.parse(row.getString(1)));
+        Set<Scope> scopes = new HashSet<>();
+        for (Scope scope : found) {
+            if (scope != null && (user == null || scope.user.equals(user))) {
+                scopes.add(scope);
+            }
+        }
+        return scopes;
+    }
+
+    private interface Reader<T> {
+        T read(ResultSet row) throws SQLException;
+    }
+
+    private <T> List<T> rows(String sql, Reader<T> reader, Object... values) throws SQLException {
+        try (Connection connection = database.getConnection(); PreparedStatement statement = connection.prepareStatement(sql)) {
+            for (int i = 0; i < values.length; i++) {
+                statement.setObject(i + 1, values[i]);
+            }
+            List<T> found = new ArrayList<>();
+            try (ResultSet rows = statement.executeQuery()) {
+                while (rows.next()) {
+                    found.add(reader.read(rows));
+                }
+            }
+            return found;
+        }
+    }
+
+    private static long number(Connection connection, String sql, String value) throws SQLException {
+        try (PreparedStatement statement = connection.prepareStatement(sql)) {
+            statement.setString(1, value);
+            try (ResultSet row = statement.executeQuery()) {
+                return row.next() ? row.getLong(1) : 0;
+            }
+        }
+    }
+
+    private static String marks(Collection<?> values) {
+        String[] marks = new String[values.size()];
+        Arrays.fill(marks, "?");
+        return "(" + String.join(",", marks) + ")";
+    }
+}

@@ -1,0 +1,102 @@
+package io.linkisrm.client;
+
+import java.io.File;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+
+/** Where the service is, and how it is spoken to. */
+public final class ClientSettings {
+    private final List<String> addresses;
+    private final boolean tls;
+    private File authorities;
+    private File certificate;
+    private File key;
+    private File token;
+    private Duration timeout = Duration.ofSeconds(10);
+
+    private ClientSettings(List<String> addresses, boolean tls) {
+        this.addresses = Collections.unmodifiableList(addresses);
+        this.tls = tls;
+    }
+
+    /**
+     * Settings for these addresses: {@code host:port}, or several with commas between them; {@code https://} before them for TLS.
+     *
+     * @throws IllegalArgumentException if one of them is no address, or some have TLS and others have not
+     */
+    public static ClientSettings at(String addresses) {
+        List<String> bare = new ArrayList<>();
+        int secured = 0;
+        for (String address : addresses.split(",")) {
+            String one = address.trim();
+            if (one.startsWith("https://")) {
+                secured++;
+            }
+            one = one.replaceFirst("^https?://", "").replaceFirst("/$", "");
+            if (!one.matches("[^\\s:/]+:[0-9]{1,5}|\\[[0-9a-fA-F:.]+]:[0-9]{1,5}")) {
+                throw new IllegalArgumentException("\"" + address.trim() + "\" is not host:port or https://host:port");
+            }
+            bare.add(one);
+        }
+        if (secured != 0 && secured != bare.size()) {
+            throw new IllegalArgumentException("either all addresses begin with https://, or none does: \"" + addresses + "\"");
+        }
+        return new ClientSettings(bare, secured > 0);
+    }
+
+    /** Whose certificates are believed, as PEM: without, those that Java believes. */
+    public ClientSettings authorities(File file) {
+        authorities = file;
+        return this;
+    }
+
+    /** The certificate that is shown, and its key, as PEM. */
+    public ClientSettings identity(File certificateFile, File keyFile) {
+        certificate = certificateFile;
+        key = keyFile;
+        return this;
+    }
+
+    /** The file whose first line is sent as {@code authorization: Bearer}; it is read again when it changes. */
+    public ClientSettings token(File file) {
+        token = file;
+        return this;
+    }
+
+    /** How long a call may take, with all its tries. */
+    public ClientSettings timeout(Duration duration) {
+        timeout = duration;
+        return this;
+    }
+
+    List<String> addresses() {
+        return addresses;
+    }
+
+    boolean tls() {
+        return tls;
+    }
+
+    File authorities() {
+        return authorities;
+    }
+
+    File certificate() {
+        return certificate;
+    }
+
+    File key() {
+        return key;
+    }
+
+    File token() {
+        return token;
+    }
+
+    /** How long a call may take, with all its tries. */
+    public Duration timeout() {
+        return timeout;
+    }
+}

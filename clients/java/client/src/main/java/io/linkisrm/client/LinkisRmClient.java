@@ -1,0 +1,126 @@
+package io.linkisrm.client;
+
+import io.grpc.CallOptions;
+import io.grpc.ChannelCredentials;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.ManagedChannelBuilder;
+import io.grpc.MethodDescriptor;
+import io.grpc.StatusRuntimeException;
+import io.grpc.TlsChannelCredentials;
+import io.grpc.stub.ClientCalls;
+import java.io.IOException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+
+/**
+ * A connection with the service. Calls are the methods of the generated stubs, each with a deadline, and repeated as long as it allows
+ * where that is safe:
+ *
+ * <pre>client.call(UsageServiceGrpc.getGetEmMethod(), GetEmRequest.newBuilder().setEm(em).build())</pre>
+ *
+ * <p>Of several addresses, the next is used when one does not answer. Any number of threads may call at the same time.
+ */
+public final class LinkisRmClient implements AutoCloseable {
+    private static final int KEEP_ALIVE_SECONDS = 10;
+    private static final int ALIVE_WITHIN_SECONDS = 5;
+    /** As much as the service ever answers. */
+    private static final int MESSAGE_BYTES_MAX = 64 << 20;
+
+    private final Duration timeout;
+    private final List<ManagedChannel> channels = new ArrayList<>();
+    private volatile int current;
+
+    /**
+     * Connects when the first call is made.
+     *
+     * @throws IOException if a file that the settings name cannot be read
+     */
+    public LinkisRmClient(ClientSettings settings) throws IOException {
+        timeout = settings.timeout();
+        ChannelCredentials credentials = credentials(settings);
+        TokenFile token = settings.token() == null ? null : new TokenFile(settings.token());
+        for (String address : settings.addresses()) {
+            ManagedChannelBuilder<?> builder = Grpc.newChannelBuilder(address, credentials)
+                    .keepAliveTime(KEEP_ALIVE_SECONDS, TimeUnit.SECONDS)
+                    .keepAliveTimeout(ALIVE_WITHIN_SECONDS, TimeUnit.SECONDS)
+                    .maxInboundMessageSize(MESSAGE_BYTES_MAX)
+                    // Repeated here, where it is known which calls may be.
+                    .disableRetry();
+            if (token != null) {
+                builder.intercept(token);
+            }
+            channels.add(builder.build());
+        }
+    }
+
+    /**
+     * Calls, within the time of the settings.
+     *
+     * @throws ServiceException if it was not answered
+     */
+    public <Q, A> A call(MethodDescriptor<Q, A> method, Q request) {
+        return call(method, request, timeout);
+    }
+
+    /**
+     * Calls, within this time, all tries included.
+     *
+     * @throws ServiceException if it was not answered
+     */
+    public <Q, A> A call(MethodDescriptor<Q, A> method, Q request, Duration within) {
+        long end = System.nanoTime() + within.toNanos();
+        for (int tries = 0; ; tries++) {
+            int used = current;
+            try {
+                long left = Math.max(end - System.nanoTime(), 0);
+                CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(left, TimeUnit.NANOSECONDS);
+                return ClientCalls.blockingUnaryCall(channels.get(used), method, options, request);
+            } catch (StatusRuntimeException e) {
+                ServiceException error = ServiceException.of(method.getFullMethodName(), e);
+                Duration pause = Repetition.pause(method, error, tries);
+                if (pause == null || System.nanoTime() + pause.toNanos() >= end) {
+                    throw error;
+                }
+                current = (used + 1) % channels.size();
+                sleep(pause, error);
+                // Else the channel would go on to fail calls for as long as its own pauses last, also when the service is back.
+                channels.get(current).resetConnectBackoff();
+            }
+        }
+    }
+
+    /** Ends the connections, and calls that are under way. */
+    @Override
+    public void close() {
+        for (ManagedChannel channel : channels) {
+            channel.shutdownNow();
+        }
+    }
+
+    private static ChannelCredentials credentials(ClientSettings settings) throws IOException {
+        if (!settings.tls()) {
+            return InsecureChannelCredentials.create();
+        }
+        TlsChannelCredentials.Builder tls = TlsChannelCredentials.newBuilder();
+        if (settings.authorities() != null) {
+            tls.trustManager(settings.authorities());
+        }
+        if (settings.certificate() != null) {
+            tls.keyManager(settings.certificate(), settings.key());
+        }
+        return tls.build();
+    }
+
+    private static void sleep(Duration pause, ServiceException error) {
+        try {
+            Thread.sleep(pause.toMillis());
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw error;
+        }
+    }
+}

@@ -1,0 +1,46 @@
+package io.linkisrm.client;
+
+import io.grpc.MethodDescriptor;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashSet;
+import java.util.Set;
+import java.util.concurrent.ThreadLocalRandom;
+
+/** Which calls are repeated after which errors, and when. */
+final class Repetition {
+    private static final long PAUSE_MILLIS_MIN = 100;
+    private static final long PAUSE_MILLIS_MAX = 2000;
+
+    /** Calls of which the second says something else than the first. */
+    private static final Set<String> ONCE = Collections.unmodifiableSet(new HashSet<>(Arrays.asList(
+            "linkis.rm.v1.ResourceManagerService/Unregister",
+            "linkis.rm.v1.LimitService/DeleteLimit",
+            "linkis.rm.v1.AdminService/Repair")));
+
+    private Repetition() {}
+
+    /** How long to wait before the next try; null if there is to be none. */
+    static Duration pause(MethodDescriptor<?, ?> method, ServiceException error, int tries) {
+        if (error.retryAfter() != null && !(error.is("COMMIT_UNKNOWN") && isOnce(method))) {
+            Duration own = backoff(tries);
+            return own.compareTo(error.retryAfter()) > 0 ? own : error.retryAfter();
+        }
+        if (error.code() == Status.Code.UNAVAILABLE && !isOnce(method)) {
+            return backoff(tries);
+        }
+        return null;
+    }
+
+    private static boolean isOnce(MethodDescriptor<?, ?> method) {
+        return ONCE.contains(method.getFullMethodName());
+    }
+
+    /** Doubles, and is spread at random, so that those who were interrupted together do not come back together. */
+    private static Duration backoff(int tries) {
+        long ceiling = Math.min(PAUSE_MILLIS_MAX, PAUSE_MILLIS_MIN << Math.min(tries, 10));
+        return Duration.ofMillis(ThreadLocalRandom.current().nextLong(ceiling / 2, ceiling + 1));
+    }
+}

@@ -1,0 +1,107 @@
+package io.linkisrm.it;
+
+import io.linkisrm.client.ClientSettings;
+import io.linkisrm.client.LinkisRmClient;
+import java.io.File;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import linkis.rm.v1.AdminServiceGrpc;
+import linkis.rm.v1.AuditRequest;
+import linkis.rm.v1.AuditResponse;
+
+/** A linkis-rm of the tests' own: the program that LINKIS_RM_SERVER names, with a database that stays when it is killed. */
+final class Server implements AutoCloseable {
+    private static final int READY_SECONDS = 120;
+    private static final Pattern ADDRESS = Pattern.compile("serving address=(\\S+)");
+
+    private final Path directory;
+    private final List<String> options;
+    private Process process;
+    private String address = "127.0.0.1:0";
+
+    private Server(Path directory, List<String> options) {
+        this.directory = directory;
+        this.options = options;
+    }
+
+    static Server start(String... options) throws Exception {
+        Path directory = Files.createTempDirectory("linkis-rm-server");
+        // Started by root, PostgreSQL runs as somebody else, who has to get through.
+        directory.toFile().setExecutable(true, false);
+        directory.toFile().setReadable(true, false);
+        Server server = new Server(directory, Arrays.asList(options));
+        server.begin();
+        return server;
+    }
+
+    String address() {
+        return address;
+    }
+
+    LinkisRmClient client() throws IOException {
+        return new LinkisRmClient(ClientSettings.at(address));
+    }
+
+    /** How the books are, by the service's own audit. */
+    AuditResponse audit() throws IOException {
+        try (LinkisRmClient client = client()) {
+            return client.call(AdminServiceGrpc.getAuditMethod(), AuditRequest.getDefaultInstance());
+        }
+    }
+
+    /** Makes a token for a role: from then on nobody gets in without one. */
+    void token(String role) throws Exception {
+        Process made = new ProcessBuilder(Environment.needed("LINKIS_RM_SERVER"), "tokens", "create", "--data-dir",
+                directory.resolve("data").toString(), "--name", "a-test", "--role", role, "--owner", "a-test")
+                .redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
+        if (made.waitFor() != 0) {
+            throw new IllegalStateException("no token could be made");
+        }
+    }
+
+    /** Ends it as a power failure would. */
+    void kill() throws InterruptedException {
+        process.destroyForcibly().waitFor();
+    }
+
+    /** Starts it again, at the same address. */
+    void begin() throws Exception {
+        List<String> command = new ArrayList<>(Arrays.asList(Environment.needed("LINKIS_RM_SERVER"), "--listen", address,
+                "--http-listen", "", "--log-format", "text", "--data-dir", directory.resolve("data").toString()));
+        command.addAll(options);
+        File log = directory.resolve("log").toFile();
+        log.delete();
+        ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(log);
+        builder.environment().keySet().removeIf(name -> name.startsWith("LINKIS_RM_") || name.equals("DATABASE_URL"));
+        process = builder.start();
+        long end = System.nanoTime() + READY_SECONDS * 1_000_000_000L;
+        while (true) {
+            String text = Files.readString(log.toPath());
+            Matcher found = ADDRESS.matcher(text);
+            if (found.find()) {
+                address = found.group(1);
+                return;
+            }
+            if (System.nanoTime() > end || !process.isAlive()) {
+                throw new IllegalStateException("linkis-rm does not serve: " + text);
+            }
+            Thread.sleep(50);
+        }
+    }
+
+    @Override
+    public void close() throws Exception {
+        // Ends its PostgreSQL, too.
+        process.destroy();
+        process.waitFor();
+        try (var files = Files.walk(directory)) {
+            files.sorted(java.util.Comparator.reverseOrder()).forEach(file -> file.toFile().delete());
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What the flags of all commands have in common that ask a service.
+
+use std::time::Duration;
+
+use clap::Args;
+use prost_types::Timestamp;
+
+use super::{
+    failure::Failure,
+    named,
+    output::{OutputArguments, Printer, WatchArguments},
+    service::{Asked, Service},
+};
+
+/// Which service to ask, and how to print what it answers.
+#[derive(Debug, Clone, Args)]
+pub struct Asking {
+    #[command(flatten)]
+    service: Service,
+
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+impl Asking {
+    /// A client whose calls may take so long.
+    ///
+    /// # Errors
+    /// As of [`Service::ask`].
+    pub fn service(&self, timeout: Duration) -> Result<Asked, Failure> {
+        self.service.ask(timeout)
+    }
+
+    /// What answers are printed by.
+    pub fn printer(&self) -> Printer {
+        self.output.printer()
+    }
+}
+
+/// The same for what may be asked again and again.
+#[derive(Debug, Clone, Args)]
+pub struct Watching {
+    #[command(flatten)]
+    asking: Asking,
+
+    #[command(flatten)]
+    watch: WatchArguments,
+}
+
+impl Watching {
+    /// Asks with calls that may take so long, and prints round after round, as often as it is watched.
+    ///
+    /// # Errors
+    /// As of [`Service::ask`] and [`Printer::repeat`].
+    pub async fn rounds(
+        &self,
+        timeout: Duration,
+        mut round: impl AsyncFnMut(&Asked, &mut Printer) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let service = self.asking.service(timeout)?;
+        let round = async |printer: &mut Printer| round(&service, printer).await;
+        self.asking.printer().repeat(&self.watch, round).await
+    }
+}
+
+/// From when on, and until when.
+#[derive(Debug, Clone, Args)]
+pub struct Period {
+    /// From then on: a time, or how long ago.
+    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    pub since: Option<Timestamp>,
+
+    /// Before then: a time, or how long ago.
+    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    pub until: Option<Timestamp>,
+}

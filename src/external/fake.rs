@@ -1,0 +1,126 @@
+//! Servers for tests, which behave as clusters do, and as none should.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::TcpListener,
+};
+use tokio_rustls::{TlsAcceptor, rustls};
+
+use super::{
+    allowed::AllowedHosts,
+    http::{Http, Times},
+};
+
+/// What a server does with a request.
+pub(super) enum Reply {
+    Json(String),
+    /// The whole answer, as it goes over the wire.
+    Raw(String),
+    /// A head, and then the same for ever.
+    Endless(&'static str),
+    Silence,
+}
+
+/// A server that remembers the heads of the requests it got.
+pub(super) struct Fake {
+    pub address: SocketAddr,
+    pub heads: Arc<Mutex<Vec<String>>>,
+}
+
+impl Fake {
+    /// One that looks at paths alone.
+    pub async fn start(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> Self {
+        Self::start_with(on_path(reply), None).await
+    }
+
+    /// One that looks at whole heads.
+    pub async fn start_with(reply: impl Fn(&str) -> Reply + Send + Sync + 'static, tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, heads) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<String>>>::default());
+        let (seen, reply) = (heads.clone(), Arc::new(reply));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (seen, reply, tls) = (seen.clone(), reply.clone(), tls.clone());
+                tokio::spawn(async move {
+                    match tls {
+                        None => answer(stream, seen, &*reply).await,
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                answer(stream, seen, &*reply).await;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        Self { address, heads }
+    }
+
+    pub fn paths(&self) -> Vec<String> {
+        let path = |head: &String| head.split([' ', '?']).nth(1).unwrap().rsplit('/').next().unwrap().to_owned();
+        self.heads.lock().unwrap().iter().map(path).collect()
+    }
+}
+
+async fn answer(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    seen: Arc<Mutex<Vec<String>>>,
+    reply: &(dyn Fn(&str) -> Reply + Send + Sync),
+) {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        if stream.read_exact(&mut byte).await.is_err() {
+            return;
+        }
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    seen.lock().unwrap().push(head.clone());
+    let answer = match reply(&head) {
+        Reply::Json(body) => http("200 OK", "application/json", &body),
+        Reply::Raw(answer) => answer,
+        Reply::Endless(head) => {
+            let _ = stream.write_all(head.as_bytes()).await;
+            while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
+            return;
+        }
+        Reply::Silence => return std::future::pending().await,
+    };
+    let _ = stream.write_all(answer.as_bytes()).await;
+}
+
+pub(super) fn http(status: &str, content_type: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}
+
+/// What is answered by the path of a request.
+pub(super) fn on_path(reply: impl Fn(&str) -> Reply + Send + Sync) -> impl Fn(&str) -> Reply + Send + Sync {
+    move |head| reply(head.split(' ').nth(1).unwrap())
+}
+
+/// Asks these hosts, and waits for nobody long.
+pub(super) fn client(allowed: &str) -> Http {
+    let millis = Duration::from_millis;
+    let times = Times { connect: millis(500), read: millis(300), answer: millis(600), fetch: millis(3000) };
+    Http::with_times(AllowedHosts::parse(allowed).unwrap(), times)
+}
+
+/// A server with a certificate of its own for these names; and that certificate, in PEM.
+pub(super) fn certified(names: &[&str]) -> (TlsAcceptor, String) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+    let own = rcgen::generate_simple_self_signed(names).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();
+    let config = rustls::ServerConfig::builder().with_no_client_auth();
+    let config = config.with_single_cert(vec![own.cert.der().clone()], key).unwrap();
+    (TlsAcceptor::from(Arc::new(config)), own.cert.pem())
+}

@@ -1,0 +1,192 @@
+//! Where a cluster's server is, by what it is believed, and who asks it. Files are read again for each fetch: tokens and certificates are
+//! renewed in them, and nothing here has to notice. How much of a file is read is bounded, and nothing of it is told.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use kube::config::{AuthInfo, Cluster, Kubeconfig};
+use reqwest::{Certificate, Client, Identity};
+use secrecy::{ExposeSecret as _, SecretString};
+
+use crate::external::{
+    Address,
+    http::{Failure, Http},
+};
+
+use super::config::{Source, certificates, identity};
+
+/// What a pod is told of its cluster, and where.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
+const SERVICE_PORT: &str = "KUBERNETES_SERVICE_PORT";
+
+/// How large a file may be, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+const NO_POD: &str = "this server runs in no pod that is told of its cluster; name k8sConfig or k8sMasterUrl";
+const NO_KUBECONFIG: &str = "k8sConfig names no kubeconfig of at most 1 MiB that this server can read";
+const NO_CONTEXT: &str =
+    "its kubeconfig has no such context, or none that is current, with a cluster and a user that it has";
+const NO_ADDRESS: &str = "its kubeconfig names no server as https://HOST:PORT";
+const NO_CERTIFICATE: &str = "its certificates, or the key of one, are none, or cannot be read";
+const NO_TOKEN: &str = "its token cannot be read";
+const NOT_ENCRYPTED: &str = "its address must begin with https:// where a token or a certificate is shown";
+const NOT_OFFERED: &str = "its kubeconfig runs a program, logs in by a password or for somebody else, goes through a proxy, or believes any \
+                           certificate or one of another name; none of that is offered: use a token, a token's file or a certificate";
+
+/// How a server is asked.
+#[derive(Debug)]
+pub(super) struct Access {
+    pub address: Address,
+    pub token: Option<SecretString>,
+    pub client: Client,
+}
+
+/// The same, before there is a client.
+struct Told {
+    address: Address,
+    roots: Option<Vec<Certificate>>,
+    identity: Option<Identity>,
+    token: Option<SecretString>,
+}
+
+impl Access {
+    /// As it is told now.
+    ///
+    /// # Errors
+    /// [`Failure::NoAccess`], [`Failure::NotAllowed`].
+    pub async fn read(source: &Source, http: &Http) -> Result<Self, Failure> {
+        let source = source.clone();
+        let told = tokio::task::spawn_blocking(move || told(&source)).await.map_err(|_| Failure::Stopping)??;
+        let Told { address, roots, identity, token } = told;
+        http.check(&address)?;
+        if (token.is_some() || identity.is_some()) && !address.is_encrypted() {
+            return Err(Failure::NoAccess(NOT_ENCRYPTED));
+        }
+        Ok(Self { client: http.client_of(roots, identity)?, address, token })
+    }
+}
+
+fn told(source: &Source) -> Result<Told, Failure> {
+    match source {
+        Source::InCluster => {
+            let [host, port] = [SERVICE_HOST, SERVICE_PORT].map(|name| std::env::var(name).unwrap_or_default());
+            in_cluster(&host, &port, Path::new(SERVICE_ACCOUNT))
+        }
+        Source::Kubeconfig { path, context } => kubeconfig(Path::new(path), context.as_deref()),
+        Source::Named(named) => Ok(Told {
+            address: named.address.clone(),
+            roots: named.ca.as_deref().map(read_certificates).transpose()?,
+            identity: named.client.as_ref().map(|(certificate, key)| read_identity(certificate, key)).transpose()?,
+            token: None,
+        }),
+    }
+}
+
+fn in_cluster(host: &str, port: &str, folder: &Path) -> Result<Told, Failure> {
+    if host.is_empty() {
+        return Err(Failure::NoAccess(NO_POD));
+    }
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let port = if port.is_empty() { "443" } else { port };
+    let address = Address::parse(&format!("https://{host}:{port}")).map_err(|_| Failure::NoAccess(NO_POD))?;
+    let ca = read_file(&folder.join("ca.crt")).ok_or(Failure::NoAccess(NO_POD))?;
+    Ok(Told {
+        address,
+        roots: Some(read_certificates(ca.expose_secret())?),
+        identity: None,
+        token: Some(read_token(&folder.join("token"))?),
+    })
+}
+
+fn kubeconfig(path: &Path, context: Option<&str>) -> Result<Told, Failure> {
+    let text = read_file(path).ok_or(Failure::NoAccess(NO_KUBECONFIG))?;
+    let config = Kubeconfig::from_yaml(text.expose_secret()).map_err(|_| Failure::NoAccess(NO_KUBECONFIG))?;
+    let (cluster, user) = chosen(config, context).ok_or(Failure::NoAccess(NO_CONTEXT))?;
+    if wants_more(&cluster, &user) {
+        return Err(Failure::NoAccess(NOT_OFFERED));
+    }
+    let server = cluster.server.unwrap_or_default();
+    let address = Address::parse(&server).map_err(|_| Failure::NoAccess(NO_ADDRESS))?;
+    // What it names is found from where it stands.
+    let folder = path.parent().unwrap_or(path);
+    let text = |data: Option<String>, file: Option<String>| match (data, file) {
+        (Some(data), _) => Ok(Some(SecretString::from(data))),
+        (None, Some(file)) => {
+            read_file(&folder.join(PathBuf::from(file))).map(Some).ok_or(Failure::NoAccess(NO_CERTIFICATE))
+        }
+        (None, None) => Ok(None),
+    };
+    let roots = text(cluster.certificate_authority_data, cluster.certificate_authority)?;
+    let certificate = text(user.client_certificate_data, user.client_certificate)?;
+    let key = text(user.client_key_data.map(|key| key.expose_secret().to_owned()), user.client_key)?;
+    let identity = match (certificate, key) {
+        (None, None) => None,
+        (Some(certificate), Some(key)) => Some(read_identity(certificate.expose_secret(), &key)?),
+        _ => return Err(Failure::NoAccess(NO_CERTIFICATE)),
+    };
+    let token = match (user.token, user.token_file) {
+        (Some(token), _) => Some(token),
+        (None, Some(file)) => Some(read_token(&folder.join(PathBuf::from(file)))?),
+        (None, None) => None,
+    };
+    let roots = roots.map(|roots| read_certificates(roots.expose_secret())).transpose()?;
+    Ok(Told { address, roots, identity, token })
+}
+
+/// The cluster and the user of a context, or of the current one.
+fn chosen(config: Kubeconfig, context: Option<&str>) -> Option<(Cluster, AuthInfo)> {
+    let Kubeconfig { clusters, auth_infos, contexts, current_context, .. } = config;
+    let name = context.map(str::to_owned).or(current_context)?;
+    let context = contexts.into_iter().find(|context| context.name == name)?.context?;
+    let cluster = clusters.into_iter().find(|cluster| cluster.name == context.cluster)?.cluster?;
+    let user = match context.user.filter(|user| !user.is_empty()) {
+        None => AuthInfo::default(),
+        Some(name) => auth_infos.into_iter().find(|user| user.name == name)?.auth_info.unwrap_or_default(),
+    };
+    Some((cluster, user))
+}
+
+/// Whether it takes something that is not offered.
+fn wants_more(cluster: &Cluster, user: &AuthInfo) -> bool {
+    let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    cluster.insecure_skip_tls_verify.unwrap_or(false)
+        || is_set(&cluster.proxy_url)
+        || is_set(&cluster.tls_server_name)
+        || user.exec.is_some()
+        || user.auth_provider.is_some()
+        || is_set(&user.username)
+        || user.password.is_some()
+        || is_set(&user.impersonate)
+        || user.impersonate_groups.as_ref().is_some_and(|groups| !groups.is_empty())
+}
+
+fn read_certificates(text: &str) -> Result<Vec<Certificate>, Failure> {
+    certificates(text).ok_or(Failure::NoAccess(NO_CERTIFICATE))
+}
+
+fn read_identity(certificate: &str, key: &SecretString) -> Result<Identity, Failure> {
+    identity(certificate, key).ok_or(Failure::NoAccess(NO_CERTIFICATE))
+}
+
+fn read_token(path: &Path) -> Result<SecretString, Failure> {
+    let token = read_file(path).map(|token| SecretString::from(token.expose_secret().trim()));
+    token.filter(|token| !token.expose_secret().is_empty()).ok_or(Failure::NoAccess(NO_TOKEN))
+}
+
+/// A text of at most [`FILE_BYTES_MAX`]: not a device that never ends, and not a pipe that never begins.
+fn read_file(path: &Path) -> Option<SecretString> {
+    if !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut text = String::new();
+    File::open(path).ok()?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).ok()?;
+    (u64::try_from(text.len()).ok()? <= FILE_BYTES_MAX).then(|| text.into())
+}
+
+#[cfg(test)]
+#[path = "access_tests.rs"]
+mod tests;

@@ -1,0 +1,361 @@
+//! Pages of lists, and of what is listed no more than is looked at. Each kind is read into as little as is kept of it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use crate::domain::queue::QueueAmounts;
+
+use super::{
+    ParseError,
+    quantity::{Quantity, Rounds},
+};
+
+/// The longest that a name, or what tells where a list goes on, may be, in bytes.
+const NAME_BYTES_MAX: usize = 63;
+const CONTINUE_BYTES_MAX: usize = 8192;
+
+/// A page, and where the list goes on.
+#[derive(Debug)]
+pub(super) struct Page<T> {
+    pub items: Vec<T>,
+    pub next: Option<String>,
+}
+
+/// Something that is listed.
+pub(super) trait Listed: DeserializeOwned {
+    /// What is kept of it.
+    type Kept: Send + 'static;
+
+    /// What Kubernetes calls a list of it.
+    const KIND: &'static str;
+
+    /// What is kept of one, if anything is.
+    ///
+    /// # Errors
+    /// What is none of what Kubernetes writes.
+    fn keep(self) -> Result<Option<Self::Kept>, ParseError>;
+}
+
+/// Reads a page.
+pub(super) fn page<T: Listed>(json: &[u8]) -> Result<Page<T::Kept>, ParseError> {
+    let List { kind, metadata, items } = serde_json::from_slice::<List<T>>(json).map_err(|error| {
+        ParseError::NotJson { kind: T::KIND, line: error.line(), column: error.column(), is_cut: error.is_eof() }
+    })?;
+    if kind.as_deref() != Some(T::KIND) {
+        return Err(ParseError::Other { kind: T::KIND });
+    }
+    let next = metadata.and_then(|metadata| metadata.next).filter(|next| !next.is_empty());
+    if next.as_ref().is_some_and(|next| next.len() > CONTINUE_BYTES_MAX) {
+        return Err(ParseError::Malformed { what: "a place where the list goes on" });
+    }
+    let kept = items.unwrap_or_default().into_iter().filter_map(|item| T::keep(item).transpose());
+    Ok(Page { items: kept.collect::<Result<_, _>>()?, next })
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "T: DeserializeOwned")]
+struct List<T> {
+    kind: Option<String>,
+    metadata: Option<ListMetadata>,
+    items: Option<Vec<T>>,
+}
+
+#[derive(Deserialize)]
+struct ListMetadata {
+    #[serde(rename = "continue")]
+    next: Option<String>,
+}
+
+/// What an object is called, and where.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    deletion_timestamp: Option<Value>,
+}
+
+/// A name that can stand in a path.
+fn name(name: Option<String>) -> Result<String, ParseError> {
+    let is_name = |name: &String| {
+        !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(|c: char| c == '.' || c.is_control())
+    };
+    name.filter(is_name).ok_or(ParseError::Malformed { what: "the name of a namespace" })
+}
+
+fn quantity(value: &Value) -> Result<Quantity, ParseError> {
+    let parsed = match value {
+        Value::String(text) => Quantity::parse(text),
+        Value::Number(number) => Quantity::parse(&number.to_string()),
+        _ => None,
+    };
+    parsed.ok_or(ParseError::Malformed { what: "an amount" })
+}
+
+fn millicores(value: &Value, rounds: Rounds) -> Result<i64, ParseError> {
+    Ok(quantity(value)?.parts(1000, rounds))
+}
+
+fn bytes(value: &Value, rounds: Rounds) -> Result<i64, ParseError> {
+    Ok(quantity(value)?.parts(1, rounds))
+}
+
+/// What is asked for, or there to be had; of other resources, nothing is kept.
+#[derive(Deserialize, Default)]
+struct Amounts {
+    cpu: Option<Value>,
+    memory: Option<Value>,
+}
+
+impl Amounts {
+    fn read(&self, rounds: Rounds) -> Result<[Option<i64>; 2], ParseError> {
+        let memory = self.memory.as_ref().map(|value| bytes(value, rounds)).transpose()?;
+        let cpu = self.cpu.as_ref().map(|value| millicores(value, rounds)).transpose()?;
+        Ok([memory, cpu])
+    }
+
+    fn or_nothing(&self, rounds: Rounds) -> Result<QueueAmounts, ParseError> {
+        let [memory, cores] = self.read(rounds)?.map(Option::unwrap_or_default);
+        Ok(QueueAmounts { memory, cores })
+    }
+}
+
+/// A namespace, and whether it is going.
+#[derive(Deserialize)]
+pub(super) struct Namespace {
+    metadata: Metadata,
+    status: Option<NamespaceStatus>,
+}
+
+#[derive(Deserialize)]
+struct NamespaceStatus {
+    phase: Option<String>,
+}
+
+impl Listed for Namespace {
+    type Kept = (String, bool);
+
+    const KIND: &'static str = "NamespaceList";
+
+    fn keep(self) -> Result<Option<(String, bool)>, ParseError> {
+        let phase = self.status.and_then(|status| status.phase);
+        let goes = self.metadata.deletion_timestamp.is_some() || phase.as_deref() == Some("Terminating");
+        Ok(Some((name(self.metadata.name)?, goes)))
+    }
+}
+
+/// How much there may be of something in a namespace, and how much of that is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Limit {
+    pub max: i64,
+    pub used: i64,
+}
+
+/// What a quota says of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Quota {
+    pub namespace: String,
+    pub memory: Option<Limit>,
+    pub cores: Option<Limit>,
+}
+
+/// A quota as it is listed.
+#[derive(Deserialize)]
+pub(super) struct ResourceQuota {
+    metadata: Metadata,
+    spec: Option<QuotaSpec>,
+    status: Option<QuotaStatus>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase")]
+struct QuotaSpec {
+    hard: Option<BTreeMap<String, Value>>,
+    scopes: Option<Vec<String>>,
+    scope_selector: Option<ScopeSelector>,
+}
+
+#[derive(Deserialize, Default)]
+struct QuotaStatus {
+    hard: Option<BTreeMap<String, Value>>,
+    used: Option<BTreeMap<String, Value>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ScopeSelector {
+    match_expressions: Option<Vec<ScopeExpression>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ScopeExpression {
+    scope_name: String,
+    operator: String,
+}
+
+/// Whether a scope matches the pods of engines: they ask for memory and processor time, run until they are told to end, and have
+/// no class of priority; what else there is, or will be, they are not taken to be.
+fn is_of_engines(scope: &str, operator: &str) -> bool {
+    match scope {
+        "NotBestEffort" | "NotTerminating" => operator == "Exists",
+        "PriorityClass" => matches!(operator, "DoesNotExist" | "NotIn"),
+        _ => false,
+    }
+}
+
+impl QuotaSpec {
+    fn is_of_engines(&self) -> bool {
+        let selected = self.scope_selector.iter().flat_map(|selector| selector.match_expressions.iter().flatten());
+        self.scopes.iter().flatten().all(|scope| is_of_engines(scope, "Exists"))
+            && selected.into_iter().all(|of| is_of_engines(&of.scope_name, &of.operator))
+    }
+}
+
+impl Listed for ResourceQuota {
+    type Kept = Quota;
+
+    const KIND: &'static str = "ResourceQuotaList";
+
+    fn keep(self) -> Result<Option<Quota>, ParseError> {
+        let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
+        if !spec.is_of_engines() {
+            return Ok(None);
+        }
+        let find = |amounts: &Option<BTreeMap<String, Value>>, key: &str| amounts.as_ref()?.get(key).cloned();
+        let limit = |names: [&str; 2], read: fn(&Value, Rounds) -> Result<i64, ParseError>| {
+            // What is asked for counts, and both names mean that: the telling one is looked at first.
+            let hard =
+                names.into_iter().find_map(|name| Some((name, find(&status.hard, name).or(find(&spec.hard, name))?)));
+            let Some((name, hard)) = hard else { return Ok(None) };
+            let max = read(&hard, Rounds::Down)?;
+            // Just made: nobody has counted yet what is used.
+            let used = find(&status.used, name).map_or(Ok(max), |used| read(&used, Rounds::Up))?;
+            Ok(Some(Limit { max, used }))
+        };
+        let memory = limit(["requests.memory", "memory"], bytes)?;
+        let cores = limit(["requests.cpu", "cpu"], millicores)?;
+        let namespace = name(self.metadata.namespace)?;
+        Ok((memory.is_some() || cores.is_some()).then_some(Quota { namespace, memory, cores }))
+    }
+}
+
+/// A node as it is listed.
+#[derive(Deserialize)]
+pub(super) struct Node {
+    metadata: Metadata,
+    spec: Option<NodeSpec>,
+    status: Option<NodeStatus>,
+}
+
+#[derive(Deserialize, Default)]
+struct NodeSpec {
+    unschedulable: Option<bool>,
+    taints: Option<Vec<Taint>>,
+}
+
+#[derive(Deserialize)]
+struct Taint {
+    effect: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct NodeStatus {
+    allocatable: Option<Amounts>,
+}
+
+impl Listed for Node {
+    /// Its name, and what there is to be had of it.
+    type Kept = (String, QueueAmounts);
+
+    const KIND: &'static str = "NodeList";
+
+    /// Those that take pods which tolerate nothing; one that is not ready has a taint that says so.
+    fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
+        let spec = self.spec.unwrap_or_default();
+        let keeps_out = |taint: &Taint| matches!(taint.effect.as_deref(), Some("NoSchedule" | "NoExecute"));
+        if spec.unschedulable.unwrap_or(false) || spec.taints.iter().flatten().any(keeps_out) {
+            return Ok(None);
+        }
+        let allocatable = self.status.and_then(|status| status.allocatable).unwrap_or_default();
+        let name = self.metadata.name.ok_or(ParseError::Malformed { what: "the name of a node" })?;
+        Ok(Some((name, allocatable.or_nothing(Rounds::Down)?)))
+    }
+}
+
+/// A pod as it is listed.
+#[derive(Deserialize)]
+pub(super) struct Pod {
+    spec: Option<PodSpec>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodSpec {
+    node_name: Option<String>,
+    containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<Container>>,
+    overhead: Option<Amounts>,
+    resources: Option<Resources>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Container {
+    resources: Option<Resources>,
+    restart_policy: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Resources {
+    requests: Option<Amounts>,
+}
+
+fn requested(resources: Option<&Resources>) -> Result<QueueAmounts, ParseError> {
+    let requests = resources.and_then(|resources| resources.requests.as_ref());
+    requests.map_or(Ok(QueueAmounts::default()), |requests| requests.or_nothing(Rounds::Up))
+}
+
+impl PodSpec {
+    /// What the scheduler counts for it: its containers together, or what it takes to begin if that is more, unless it says so as a whole.
+    fn requested(&self) -> Result<QueueAmounts, ParseError> {
+        let (mut runs, mut sidecars, mut begins) = <(QueueAmounts, QueueAmounts, QueueAmounts)>::default();
+        for container in self.containers.iter().flatten() {
+            runs = runs.plus(requested(container.resources.as_ref())?);
+        }
+        for container in self.init_containers.iter().flatten() {
+            let with = sidecars.plus(requested(container.resources.as_ref())?);
+            begins = begins.most(with);
+            if container.restart_policy.as_deref() == Some("Always") {
+                sidecars = with;
+            }
+        }
+        let mut all = runs.plus(sidecars).most(begins);
+        if let Some(requests) = self.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
+            let [memory, cores] = requests.read(Rounds::Up)?;
+            all = QueueAmounts { memory: memory.unwrap_or(all.memory), cores: cores.unwrap_or(all.cores) };
+        }
+        let overhead =
+            self.overhead.as_ref().map_or(Ok(QueueAmounts::default()), |some| some.or_nothing(Rounds::Up))?;
+        Ok(all.plus(overhead))
+    }
+}
+
+impl Listed for Pod {
+    /// Its node, and what it asked for.
+    type Kept = (String, QueueAmounts);
+
+    const KIND: &'static str = "PodList";
+
+    fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
+        let Some(spec) = self.spec else { return Ok(None) };
+        let requested = spec.requested()?;
+        Ok(spec.node_name.filter(|name| !name.is_empty()).map(|name| (name, requested)))
+    }
+}
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

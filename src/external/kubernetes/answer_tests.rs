@@ -1,0 +1,150 @@
+//! Shapes as Kubernetes's own documentation has them.
+
+use serde_json::json;
+
+use super::*;
+
+fn kept<T: Listed>(items: Value) -> Result<Vec<T::Kept>, ParseError> {
+    let list = json!({"kind": T::KIND, "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items});
+    page::<T>(list.to_string().as_bytes()).map(|page| page.items)
+}
+
+fn amounts(memory: i64, cores: i64) -> QueueAmounts {
+    QueueAmounts { memory, cores }
+}
+
+fn quota(spec: Value, status: Value) -> Option<Quota> {
+    let quota =
+        json!({"metadata": {"name": "q", "namespace": "etl", "managedFields": [{}]}, "spec": spec, "status": status});
+    kept::<ResourceQuota>(json!([quota])).unwrap().pop()
+}
+
+#[test]
+fn a_list_goes_on_where_it_says() {
+    let list = |metadata: Value| json!({"kind": "PodList", "metadata": metadata, "items": null}).to_string();
+    let next = |metadata| page::<Pod>(list(metadata).as_bytes()).unwrap().next;
+    assert_eq!(next(json!({"continue": "abc", "remainingItemCount": 7})).as_deref(), Some("abc"));
+    assert_eq!([next(json!({"continue": ""})), next(json!({})), next(json!(null))], [None, None, None]);
+    let long = list(json!({"continue": "x".repeat(10_000)}));
+    assert!(matches!(page::<Pod>(long.as_bytes()), Err(ParseError::Malformed { .. })));
+}
+
+#[test]
+fn what_is_no_such_list_is_told() {
+    for (json, told) in [
+        ("<html>", "is no PodList in JSON: it breaks off at line 1, column 1"),
+        (r#"{"kind": "PodList", "items": ["#, "is no PodList in JSON: it ends in the middle at line 1, column 30"),
+        ("{}", "is no PodList"),
+        (r#"{"kind": "Status", "status": "Failure", "message": "gr8-s3cret"}"#, "is no PodList"),
+        (r#"{"kind": "NodeList", "items": []}"#, "is no PodList"),
+        (
+            r#"{"kind": "PodList", "items": [{"spec": {"containers": [{"resources": {"requests": {"cpu": "gr8-s3cret"}}}]}}]}"#,
+            "is not to be understood: there is an amount that is none",
+        ),
+    ] {
+        assert_eq!(page::<Pod>(json.as_bytes()).unwrap_err().to_string(), told, "{json}");
+    }
+}
+
+#[test]
+fn namespaces_have_names_and_may_be_going() {
+    let all = json!([
+        {"metadata": {"name": "etl"}, "status": {"phase": "Active"}},
+        {"metadata": {"name": "old", "deletionTimestamp": "2026-11-22T20:00:00Z"}, "status": {"phase": "Terminating"}},
+    ]);
+    assert_eq!(kept::<Namespace>(all).unwrap(), [("etl".into(), false), ("old".into(), true)]);
+    for name in [json!(""), json!(null), json!("a.b"), json!("x".repeat(64)), json!("a\u{7}")] {
+        assert!(kept::<Namespace>(json!([{"metadata": {"name": name}}])).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn requests_are_looked_at_before_the_bare_names() {
+    let hard = json!({"cpu": "9", "requests.cpu": "4", "memory": "9Gi", "limits.memory": "1Gi", "pods": "5", "requests.nvidia.com/gpu": "2"});
+    let used = json!({"cpu": "8", "requests.cpu": "1500m", "memory": "1073741825"});
+    let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": used})).unwrap();
+    assert_eq!(read.cores, Some(Limit { max: 4000, used: 1500 }));
+    assert_eq!(read.memory, Some(Limit { max: 9 << 30, used: (1 << 30) + 1 }));
+    // What the status says is in force.
+    let read =
+        quota(json!({"hard": {"memory": "2Gi"}}), json!({"hard": {"memory": "1Gi"}, "used": {"memory": "0"}})).unwrap();
+    assert_eq!((read.memory, read.cores), (Some(Limit { max: 1 << 30, used: 0 }), None));
+    let new = quota(json!({"hard": {"cpu": "1"}}), json!({})).unwrap();
+    assert_eq!(new.cores, Some(Limit { max: 1000, used: 1000 }), "nobody has counted yet: there is nothing");
+    assert_eq!(quota(json!({"hard": {"pods": "1", "limits.cpu": "1"}}), json!({})), None);
+}
+
+#[test]
+fn quotas_for_other_pods_are_left_out() {
+    let with = |more: Value| {
+        let mut spec = json!({"hard": {"cpu": "1"}});
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        quota(spec, json!({})).is_some()
+    };
+    for (scopes, applies) in [
+        (json!([]), true),
+        (json!(["NotTerminating"]), true),
+        (json!(["NotBestEffort", "NotTerminating"]), true),
+        (json!(["Terminating"]), false),
+        (json!(["BestEffort"]), false),
+        (json!(["NotTerminating", "BestEffort"]), false),
+        (json!(["PriorityClass"]), false),
+        (json!(["CrossNamespacePodAffinity"]), false),
+        (json!(["OfALaterRelease"]), false),
+    ] {
+        assert_eq!(with(json!({"scopes": scopes})), applies, "{scopes}");
+    }
+    for (scope, operator, applies) in [
+        ("PriorityClass", "In", false),
+        ("PriorityClass", "Exists", false),
+        ("PriorityClass", "NotIn", true),
+        ("PriorityClass", "DoesNotExist", true),
+        ("NotTerminating", "Exists", true),
+        ("Terminating", "Exists", false),
+        ("NotBestEffort", "OfALaterRelease", false),
+    ] {
+        let expression = json!({"scopeName": scope, "operator": operator, "values": ["high"]});
+        assert_eq!(with(json!({"scopeSelector": {"matchExpressions": [expression]}})), applies, "{scope} {operator}");
+    }
+    assert!(with(json!({"scopeSelector": {}, "scopes": null})));
+}
+
+#[test]
+fn nodes_that_take_no_pods_are_left_out() {
+    let node = |name: &str, spec: Value| {
+        json!({"metadata": {"name": name}, "spec": spec,
+            "status": {"capacity": {"cpu": "8", "memory": "64Gi"}, "allocatable": {"cpu": "7910m", "memory": "62Gi", "pods": "110"}}})
+    };
+    let all = json!([
+        node("n1", json!({})),
+        node("cordoned", json!({"unschedulable": true})),
+        node("master", json!({"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]})),
+        node("away", json!({"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]})),
+        node("n2", json!({"taints": [{"key": "x", "effect": "PreferNoSchedule"}], "unschedulable": false})),
+    ]);
+    let each = amounts(62 << 30, 7910);
+    assert_eq!(kept::<Node>(all).unwrap(), [("n1".into(), each), ("n2".into(), each)]);
+    assert_eq!(kept::<Node>(json!([{"metadata": {"name": "new"}}])).unwrap(), [("new".into(), amounts(0, 0))]);
+}
+
+#[test]
+fn a_pod_asks_for_what_the_scheduler_counts() {
+    let of = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": "64"}});
+    let pod = |spec: Value| {
+        let mut all = json!({"nodeName": "n1"});
+        all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        kept::<Pod>(json!([{"metadata": {"name": "p"}, "spec": all, "status": {"phase": "Running"}}])).unwrap().pop()
+    };
+    let asks = |spec: Value| pod(spec).unwrap().1;
+    let two = json!([{"resources": of("1", "1Ki")}, {"resources": of("500m", "1Ki")}, {}]);
+    assert_eq!(asks(json!({"containers": two})), amounts(2048, 1500));
+    let begins = json!([{"resources": of("4", "1Ki")}, {"resources": of("1", "100")}]);
+    assert_eq!(asks(json!({"containers": two, "initContainers": begins})), amounts(2048, 4000), "one after another");
+    let sidecar = json!([{"resources": of("1", "1Ki"), "restartPolicy": "Always"}, {"resources": of("1", "4Ki")}]);
+    assert_eq!(asks(json!({"containers": two, "initContainers": sidecar})), amounts(5120, 2500), "a sidecar stays");
+    let whole = json!({"containers": two, "resources": {"requests": {"memory": "8Ki"}}, "overhead": {"cpu": "250m", "memory": "1Ki"}});
+    assert_eq!(asks(whole), amounts(9216, 1750));
+    assert_eq!(asks(json!({"containers": [{}]})), amounts(0, 0));
+    let waits = kept::<Pod>(json!([{"spec": {"containers": two}}, {}])).unwrap();
+    assert!(waits.is_empty(), "it is on no node yet");
+}

@@ -1,0 +1,348 @@
+//! What is known of a cluster: Linkis's own keys, and a context.
+
+use std::fmt;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use reqwest::{Certificate, Identity};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Map, Value};
+
+use crate::{
+    domain::{external::CheckRules, name::FieldError},
+    external::{
+        Address, ExternalResource,
+        check::{self, wrong},
+    },
+};
+
+use super::Kubernetes;
+
+/// How long a text may be, in bytes: a bundle of certificates.
+const TEXT_BYTES_MAX: usize = 16 * 1024;
+
+const KEYS: &str = "k8sConfig, context, k8sMasterUrl, k8sCaCertData, k8sClientCertData, k8sClientKeyData, whenDown, maxAge, lastKnownFor \
+                    and refreshInterval";
+
+/// A cluster.
+#[derive(Debug)]
+pub(super) struct Config {
+    /// How it is asked.
+    pub source: Source,
+    /// How its namespaces are judged.
+    pub rules: CheckRules,
+}
+
+/// What tells how a cluster is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Whatever pods of it are told.
+    InCluster,
+    /// A kubeconfig on the machine of each instance.
+    Kubeconfig {
+        /// Its file.
+        path: String,
+        /// Which of its contexts; the current one if none is named.
+        context: Option<String>,
+    },
+    /// The configuration itself.
+    Named(Box<Named>),
+}
+
+/// A server that is named, with what is said of it.
+#[derive(Debug, Clone)]
+pub(super) struct Named {
+    /// Where it is.
+    pub address: Address,
+    /// By which certificates it is believed; those that the machine trusts if there are none.
+    pub ca: Option<String>,
+    /// The certificate that it is shown, and its key.
+    pub client: Option<(String, SecretString)>,
+}
+
+impl PartialEq for Named {
+    fn eq(&self, other: &Self) -> bool {
+        let keys = [self, other].map(|named| named.client.as_ref().map(|(cert, key)| (cert, key.expose_secret())));
+        (&self.address, &self.ca) == (&other.address, &other.ca) && keys[0] == keys[1]
+    }
+}
+
+impl Eq for Named {}
+
+/// As failures name it.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InCluster => f.write_str("the cluster of this server's pod"),
+            Self::Kubeconfig { path, context: None } => write!(f, "the cluster of {path}"),
+            Self::Kubeconfig { path, context: Some(context) } => write!(f, "the cluster of {context:?} in {path}"),
+            Self::Named(named) => f.write_str(named.address.as_str()),
+        }
+    }
+}
+
+impl Source {
+    /// Where it is, if the configuration says.
+    pub fn address(&self) -> Option<&Address> {
+        match self {
+            Self::Named(named) => Some(&named.address),
+            Self::InCluster | Self::Kubeconfig { .. } => None,
+        }
+    }
+}
+
+/// What stands in PEM, as it is or in base64, as in a kubeconfig.
+pub(super) fn pem(text: &str) -> Option<Vec<u8>> {
+    const BEGIN: &[u8] = b"-----BEGIN ";
+    let is_pem = |bytes: &[u8]| bytes.windows(BEGIN.len()).any(|window| window == BEGIN);
+    if is_pem(text.as_bytes()) {
+        return Some(text.as_bytes().to_vec());
+    }
+    let base64: String = text.chars().filter(|c| !c.is_ascii_whitespace()).collect();
+    BASE64_STANDARD.decode(base64).ok().filter(|decoded| is_pem(decoded))
+}
+
+/// The certificates of a text; `None` if there are none.
+pub(super) fn certificates(text: &str) -> Option<Vec<Certificate>> {
+    Certificate::from_pem_bundle(&pem(text)?).ok().filter(|all| !all.is_empty())
+}
+
+/// Who shows a certificate, and has its key; `None` if they are none.
+pub(super) fn identity(certificate: &str, key: &SecretString) -> Option<Identity> {
+    let mut both = pem(key.expose_secret())?;
+    both.push(b'\n');
+    both.extend(pem(certificate)?);
+    Identity::from_pem(&both).ok()
+}
+
+/// Reads a configuration. A key that it leaves out is that of `before`, if it is for the same certificate at the same address.
+///
+/// # Errors
+/// What is wrong with it, by key.
+pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
+    let before = before.and_then(|before| parse(before, None).ok());
+    let config = parse(json, before.as_ref().map(|before| &before.source))?;
+    Ok(Box::new(Kubernetes { config }))
+}
+
+fn parse(json: &str, before: Option<&Source>) -> Result<Config, FieldError> {
+    let mut keys = check::keys(json)?;
+    // Linkis writes what is not there as an empty text, too.
+    let mut text =
+        |key: &str| check::text(&mut keys, key, TEXT_BYTES_MAX).map(|text| text.filter(|text| !text.trim().is_empty()));
+    let (path, context, address) = (text("k8sConfig")?, text("context")?, text("k8sMasterUrl")?);
+    let (ca, certificate, key) = (text("k8sCaCertData")?, text("k8sClientCertData")?, text("k8sClientKeyData")?);
+    let rules = check::read(&mut keys)?;
+    check::nothing_else(&keys, KEYS)?;
+    let named = [
+        ("k8sCaCertData", ca.is_some()),
+        ("k8sClientCertData", certificate.is_some()),
+        ("k8sClientKeyData", key.is_some()),
+    ];
+    let stray = named.into_iter().find(|(_, is_there)| *is_there).filter(|_| address.is_none());
+    if let Some((key, _)) = stray {
+        return Err(wrong(key, "is for a server that k8sMasterUrl names; leave it out, or name one"));
+    }
+    if context.is_some() && path.is_none() {
+        return Err(wrong("context", "is one of a kubeconfig that k8sConfig names; leave it out, or name one"));
+    }
+    let source = match (path, address) {
+        (Some(_), Some(_)) => {
+            return Err(wrong("k8sMasterUrl", "stands in the kubeconfig that k8sConfig names; leave one of both out"));
+        }
+        (Some(path), None) => Source::Kubeconfig { path: checked_path(path)?, context: checked_context(context)? },
+        (None, None) => Source::InCluster,
+        (None, Some(address)) => {
+            let address = Address::parse(&address).map_err(|problem| wrong("k8sMasterUrl", problem))?;
+            Source::Named(Box::new(named_source(address, ca, certificate, key, before)?))
+        }
+    };
+    Ok(Config { source, rules })
+}
+
+fn checked_path(path: String) -> Result<String, FieldError> {
+    match path.starts_with('/') && path.len() <= 4096 && !path.chars().any(char::is_control) {
+        true => Ok(path),
+        false => Err(wrong("k8sConfig", "must be the whole path of a file, from / on")),
+    }
+}
+
+fn checked_context(context: Option<String>) -> Result<Option<String>, FieldError> {
+    match &context {
+        Some(name) if name.len() > 255 || name.chars().any(char::is_control) => {
+            Err(wrong("context", "must have at most 255 bytes, and no control characters"))
+        }
+        _ => Ok(context),
+    }
+}
+
+fn named_source(
+    address: Address,
+    ca: Option<String>,
+    certificate: Option<String>,
+    key: Option<String>,
+    before: Option<&Source>,
+) -> Result<Named, FieldError> {
+    const NONE: &str = "is none, in PEM or in base64 of that";
+    if ca.as_deref().is_some_and(|ca| certificates(ca).is_none()) {
+        return Err(wrong("k8sCaCertData", NONE));
+    }
+    let client = match (certificate, key) {
+        (None, None) => None,
+        (None, Some(_)) => return Err(wrong("k8sClientCertData", "is required beside k8sClientKeyData")),
+        (Some(certificate), Some(key)) => Some((certificate, SecretString::from(key))),
+        (Some(certificate), None) => {
+            let kept = match before {
+                Some(Source::Named(before)) if before.address == address => before.client.as_ref(),
+                _ => None,
+            };
+            let kept = kept.filter(|(before, _)| *before == certificate);
+            let missing = || {
+                wrong(
+                    "k8sClientKeyData",
+                    "is required for a certificate or an address that it was not given for before",
+                )
+            };
+            Some(kept.ok_or_else(missing)?.clone())
+        }
+    };
+    if let Some((certificate, key)) = &client {
+        if !address.is_encrypted() {
+            return Err(wrong("k8sMasterUrl", "must begin with https:// where a certificate is shown"));
+        }
+        if identity(certificate, key).is_none() {
+            return Err(wrong("k8sClientCertData", format!("{NONE}, or k8sClientKeyData is not its key")));
+        }
+    }
+    Ok(Named { address, ca, client })
+}
+
+impl Config {
+    fn keys(&self) -> Map<String, Value> {
+        let mut keys = Map::new();
+        let mut put = |key: &str, text: &str| drop(keys.insert(key.to_owned(), text.into()));
+        match &self.source {
+            Source::InCluster => {}
+            Source::Kubeconfig { path, context } => {
+                put("k8sConfig", path);
+                context.iter().for_each(|context| put("context", context));
+            }
+            Source::Named(named) => {
+                put("k8sMasterUrl", named.address.as_str());
+                named.ca.iter().for_each(|ca| put("k8sCaCertData", ca));
+                named.client.iter().for_each(|(certificate, _)| put("k8sClientCertData", certificate));
+            }
+        }
+        check::write(&self.rules, &mut keys);
+        keys
+    }
+
+    /// All of it.
+    pub fn stored(&self) -> SecretString {
+        let mut keys = self.keys();
+        if let Source::Named(named) = &self.source
+            && let Some((_, key)) = &named.client
+        {
+            keys.insert("k8sClientKeyData".to_owned(), key.expose_secret().into());
+        }
+        Value::Object(keys).to_string().into()
+    }
+
+    /// All but the key.
+    pub fn shown(&self) -> String {
+        Value::Object(self.keys()).to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A certificate and its key.
+    fn certified(name: &str) -> (String, String) {
+        let own = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
+        (own.cert.pem(), own.signing_key.serialize_pem())
+    }
+
+    fn source(json: Value) -> Source {
+        parse(&json.to_string(), None).unwrap().source
+    }
+
+    #[test]
+    fn linkis_s_own_keys_are_read_as_they_are() {
+        assert_eq!(source(serde_json::json!({})), Source::InCluster);
+        let kubeconfig =
+            source(serde_json::json!({"k8sConfig": "/etc/kube/config", "k8sMasterUrl": "", "context": "prod"}));
+        assert_eq!(kubeconfig, Source::Kubeconfig { path: "/etc/kube/config".into(), context: Some("prod".into()) });
+        assert_eq!(
+            (kubeconfig.address(), kubeconfig.to_string().as_str()),
+            (None, r#"the cluster of "prod" in /etc/kube/config"#)
+        );
+        let (certificate, key) = certified("linkis");
+        let json = serde_json::json!({"k8sMasterUrl": "https://k8s:6443/", "k8sCaCertData": BASE64_STANDARD.encode(&certificate),
+            "k8sClientCertData": certificate, "k8sClientKeyData": BASE64_STANDARD.encode(&key)});
+        let named = source(json);
+        assert_eq!(named.address().unwrap().as_str(), "https://k8s:6443");
+        let again =
+            parse(Config { source: named.clone(), rules: check::DEFAULT }.stored().expose_secret(), None).unwrap();
+        assert_eq!(again.source, named);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_key() {
+        let ((certificate, key), (other, _)) = (certified("linkis"), certified("other"));
+        let named = |more: Value| {
+            let mut all = serde_json::json!({"k8sMasterUrl": "https://k8s"});
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            all
+        };
+        for (json, at) in [
+            (serde_json::json!([]), "config"),
+            (serde_json::json!({"k8sConfig": 1}), "config.k8sConfig"),
+            (serde_json::json!({"k8sConfig": "config"}), "config.k8sConfig"),
+            (serde_json::json!({"k8sConfig": "/a\u{0}"}), "config.k8sConfig"),
+            (serde_json::json!({"context": "prod"}), "config.context"),
+            (serde_json::json!({"k8sMasterUrl": "k8s:6443"}), "config.k8sMasterUrl"),
+            (serde_json::json!({"k8sMasterUrl": "https://u:p@k8s"}), "config.k8sMasterUrl"),
+            (named(serde_json::json!({"k8sConfig": "/config"})), "config.k8sMasterUrl"),
+            (serde_json::json!({"k8sCaCertData": certificate}), "config.k8sCaCertData"),
+            (named(serde_json::json!({"k8sCaCertData": "x"})), "config.k8sCaCertData"),
+            (named(serde_json::json!({"k8sClientKeyData": key})), "config.k8sClientCertData"),
+            (named(serde_json::json!({"k8sClientCertData": certificate})), "config.k8sClientKeyData"),
+            (named(serde_json::json!({"k8sClientCertData": "x", "k8sClientKeyData": key})), "config.k8sClientCertData"),
+            (named(serde_json::json!({"token": "x"})), "config.token"),
+            (named(serde_json::json!({"maxAge": "1"})), "config.maxAge"),
+        ] {
+            let FieldError { field, problem } = read(&json.to_string(), None).unwrap_err();
+            assert_eq!(field, at, "{json}");
+            assert!(!problem.contains("BEGIN") && !problem.contains("u:p"), "{problem}");
+        }
+        let open = named(
+            serde_json::json!({"k8sMasterUrl": "http://k8s", "k8sClientCertData": other, "k8sClientKeyData": key}),
+        );
+        assert_eq!(
+            read(&open.to_string(), None).unwrap_err().field,
+            "config.k8sMasterUrl",
+            "it would not be shown to anybody"
+        );
+    }
+
+    #[test]
+    fn a_key_is_never_told_and_kept_only_for_its_certificate_and_address() {
+        let (certificate, key) = certified("linkis");
+        let with = |address: &str, key: Option<&str>| {
+            let mut json = serde_json::json!({"k8sMasterUrl": address, "k8sClientCertData": certificate});
+            if let Some(key) = key {
+                json["k8sClientKeyData"] = key.into();
+            }
+            json.to_string()
+        };
+        let line = key.lines().nth(1).unwrap();
+        let first = read(&with("https://k8s", Some(&key)), None).unwrap();
+        assert!(!first.shown().contains(line) && !format!("{first:?}").contains(line));
+        let stored = first.stored();
+        let before = Some(stored.expose_secret());
+        let again = read(&with("https://k8s", None), before).unwrap();
+        assert_eq!(again.stored().expose_secret(), stored.expose_secret());
+        assert_eq!(read(&with("https://elsewhere", None), before).unwrap_err().field, "config.k8sClientKeyData");
+    }
+}

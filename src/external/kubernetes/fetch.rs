@@ -1,0 +1,136 @@
+//! Asks the server of a cluster, page by page.
+
+use tokio::time::Instant;
+
+use crate::{
+    domain::queue::Queues,
+    external::{
+        FetchError,
+        http::{Failure, Http, ROUNDS_MAX, rest},
+    },
+};
+
+use super::{
+    ParseError,
+    access::Access,
+    answer::{self, Listed, Namespace, Node, Page, Pod, ResourceQuota},
+    config::Source,
+    room::{self, Quotas},
+};
+
+/// How many stand on a page: of pods that say much, some megabytes.
+const PAGE_SIZE: &str = "500";
+
+/// How often a list is begun anew that took so long that the server does not know any more how it was.
+const RESTARTS_MAX: usize = 2;
+
+/// Pods that are on a node and not over: whatever else there is asks for nothing there.
+const ON_NODES: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+
+/// A list.
+#[derive(Clone, Copy)]
+struct What {
+    path: &'static str,
+    /// As rules and people call it.
+    name: &'static str,
+    selector: Option<&'static str>,
+    /// How many there may be.
+    most: usize,
+}
+
+const NAMESPACES: What = What { path: "/api/v1/namespaces", name: "namespaces", selector: None, most: 20_000 };
+const QUOTAS: What = What { path: "/api/v1/resourcequotas", name: "resourcequotas", selector: None, most: 50_000 };
+const NODES: What = What { path: "/api/v1/nodes", name: "nodes", selector: None, most: 20_000 };
+const PODS: What = What { path: "/api/v1/pods", name: "pods", selector: Some(ON_NODES), most: 300_000 };
+
+/// All namespaces, with what is left of them.
+pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, FetchError> {
+    let deadline = Instant::now() + http.fetch_timeout();
+    let (mut round, mut is_renewed) = (0, false);
+    loop {
+        if round > 0 {
+            tokio::time::sleep_until((Instant::now() + rest(round)).min(deadline)).await;
+        }
+        let asked = tokio::time::timeout_at(deadline, look(source, http)).await;
+        let failure = match asked.unwrap_or(Err(Failure::Timeout)) {
+            Ok(queues) => return Ok(queues),
+            Err(failure) => failure,
+        };
+        // What it was shown may have been renewed just then.
+        let again = failure == Failure::Unknown && !is_renewed;
+        is_renewed |= again;
+        round += 1;
+        if !(again || failure.may_pass()) || round >= ROUNDS_MAX || Instant::now() >= deadline {
+            return Err(FetchError { failures: vec![(source.to_string(), failure)] });
+        }
+    }
+}
+
+async fn look(source: &Source, http: &Http) -> Result<Queues, Failure> {
+    let asked = Asked { access: Access::read(source, http).await?, http };
+    let _turn = http.turn().await?;
+    let namespaces = asked.list::<Namespace>(NAMESPACES).await?;
+    let quotas = Quotas::new(asked.list::<ResourceQuota>(QUOTAS).await?);
+    let nodes = match namespaces.iter().all(|(name, _)| quotas.decide_alone(name)) {
+        true => None,
+        false => Some((asked.list::<Node>(NODES).await?, asked.list::<Pod>(PODS).await?)),
+    };
+    let nodes = nodes.as_ref().map(|(nodes, pods)| (nodes.as_slice(), pods.as_slice()));
+    Ok(room::queues(&namespaces, &quotas, nodes)?)
+}
+
+/// A server that is asked.
+struct Asked<'a> {
+    access: Access,
+    http: &'a Http,
+}
+
+impl Asked<'_> {
+    /// All that is kept of a list.
+    async fn list<T: Listed>(&self, what: What) -> Result<Vec<T::Kept>, Failure> {
+        for _ in 0..RESTARTS_MAX {
+            match self.pages::<T>(what).await {
+                Err(Failure::Status(410)) => {}
+                listed => return listed,
+            }
+        }
+        self.pages::<T>(what).await
+    }
+
+    async fn pages<T: Listed>(&self, what: What) -> Result<Vec<T::Kept>, Failure> {
+        // So many pages, too: one that is empty may go on for ever.
+        let (mut all, mut next, mut pages) = (Vec::new(), None, 0);
+        loop {
+            let Page { items, next: more } = self.page::<T>(what, next.as_deref()).await?;
+            all.extend(items);
+            pages += 1;
+            if all.len() > what.most || (more.is_some() && pages >= what.most / 100) {
+                return Err(ParseError::TooMany { most: what.most, what: what.name }.into());
+            }
+            next = more;
+            if next.is_none() {
+                return Ok(all);
+            }
+        }
+    }
+
+    async fn page<T: Listed>(&self, what: What, next: Option<&str>) -> Result<Page<T::Kept>, Failure> {
+        let Access { address, token, client } = &self.access;
+        let mut query = vec![("limit", PAGE_SIZE)];
+        query.extend(what.selector.map(|selector| ("fieldSelector", selector)));
+        query.extend(next.map(|next| ("continue", next)));
+        let body = self.http.get_by(client, address, (what.path, &query), token.as_ref()).await;
+        let body = body.map_err(|failure| match failure {
+            Failure::Unauthorized(401) => Failure::Unknown,
+            Failure::Unauthorized(_) => Failure::Forbidden(what.name),
+            failure => failure,
+        })?;
+        // Megabytes, where nobody else waits for it.
+        let page = tokio::task::spawn_blocking(move || answer::page::<T>(&body)).await;
+        Ok(page.map_err(|_| Failure::Stopping)??)
+    }
+}
+
+#[cfg(test)]
+#[path = "fetch_tests.rs"]
+mod tests;

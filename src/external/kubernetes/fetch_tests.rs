@@ -1,0 +1,308 @@
+//! Against servers that behave as Kubernetes's does, and as none should.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    domain::queue::QueueAmounts,
+    external::{
+        ExternalResource,
+        allowed::AllowedHosts,
+        fake::{Fake, Reply, certified, client, http, on_path},
+        http::Times,
+        read,
+    },
+};
+
+const TOKEN: &str = "gr8-s3cret";
+
+fn list(kind: &str, items: &Value, next: &str) -> Reply {
+    Reply::Json(json!({"kind": kind, "metadata": {"continue": next}, "items": items}).to_string())
+}
+
+fn namespaces(names: &[&str]) -> Value {
+    names.iter().map(|name| json!({"metadata": {"name": name}, "status": {"phase": "Active"}})).collect()
+}
+
+fn quota(namespace: &str, cpu: i64, memory: &str) -> Value {
+    let hard = json!({"requests.cpu": cpu.to_string(), "requests.memory": memory});
+    let used = json!({"requests.cpu": "500m", "requests.memory": "1Gi"});
+    json!({"metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": hard}, "status": {"hard": hard, "used": used}})
+}
+
+fn node(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {}, "status": {"allocatable": {"cpu": "8", "memory": "32Gi"}}})
+}
+
+fn pod(node: &str, cpu: &str, memory: &str) -> Value {
+    let requests = json!({"requests": {"cpu": cpu, "memory": memory}});
+    json!({"metadata": {"name": "p"}, "spec": {"nodeName": node, "containers": [{"resources": requests}]}})
+}
+
+/// What is asked for, and where it goes on.
+fn asked(path: &str) -> (&str, &str) {
+    let (path, query) = path.split_once('?').unwrap();
+    let next = query.split('&').find_map(|part| part.strip_prefix("continue="));
+    (path.rsplit('/').next().unwrap(), next.unwrap_or_default())
+}
+
+/// A cluster with two nodes and two namespaces, one of which has a quota.
+fn serving(path: &str) -> Reply {
+    match asked(path).0 {
+        "namespaces" => list("NamespaceList", &namespaces(&["etl", "free"]), ""),
+        "resourcequotas" => list("ResourceQuotaList", &json!([quota("etl", 4, "8Gi")]), ""),
+        "nodes" => list("NodeList", &json!([node("n1"), node("n2")]), ""),
+        "pods" => list("PodList", &json!([pod("n1", "3", "10Gi"), pod("gone", "8", "1Gi")]), ""),
+        other => panic!("{other}"),
+    }
+}
+
+fn named(fake: &Fake) -> Box<dyn ExternalResource> {
+    read("Kubernetes", &json!({"k8sMasterUrl": format!("http://{}", fake.address)}).to_string(), None).unwrap()
+}
+
+async fn failure(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> (Failure, Fake) {
+    let fake = Fake::start(reply).await;
+    let mut error = named(&fake).queues(&client("127.0.0.1")).await.unwrap_err();
+    let (name, failure) = error.failures.pop().unwrap();
+    assert_eq!((name, error.failures.len()), (format!("http://{}", fake.address), 0));
+    (failure, fake)
+}
+
+#[tokio::test]
+async fn namespaces_have_what_their_quotas_or_the_nodes_leave() {
+    let fake = Fake::start(serving).await;
+    let queues = named(&fake).queues(&client("127.0.0.1")).await.unwrap();
+    let left = |name: &str| queues.left(queues.find(name).unwrap());
+    assert_eq!(left("etl"), QueueAmounts { memory: 7 << 30, cores: 3500 });
+    assert_eq!(left("free"), QueueAmounts { memory: 54 << 30, cores: 13_000 });
+    assert_eq!(fake.paths(), ["namespaces", "resourcequotas", "nodes", "pods"]);
+    let heads = fake.heads.lock().unwrap().clone();
+    assert!(heads.iter().all(|head| head.contains("limit=500")), "{heads:?}");
+    assert!(heads[3].contains("fieldSelector=spec.nodeName"), "{heads:?}");
+    assert!(named(&fake).applications(&client("127.0.0.1")).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn nodes_are_not_asked_for_where_quotas_say_everything() {
+    let fake = Fake::start(|path| match asked(path).0 {
+        "namespaces" => list("NamespaceList", &namespaces(&["etl"]), ""),
+        "resourcequotas" => list("ResourceQuotaList", &json!([quota("etl", 4, "8Gi")]), ""),
+        other => panic!("{other}"),
+    })
+    .await;
+    let queues = named(&fake).queues(&client("127.0.0.1")).await.unwrap();
+    assert_eq!(queues.left(queues.find("etl").unwrap()).cores, 3500);
+}
+
+#[tokio::test]
+async fn pages_are_followed_and_begun_anew_when_they_are_out_of_date() {
+    let gone = Arc::new(AtomicUsize::new(0));
+    let fake = Fake::start(move |path| match asked(path) {
+        ("pods", "") => list("PodList", &json!([pod("n1", "1", "1Gi")]), "a b&c"),
+        ("pods", "a+b%26c") if gone.fetch_add(1, Ordering::SeqCst) == 0 => {
+            Reply::Raw(http("410 Gone", "application/json", r#"{"kind": "Status", "code": 410}"#))
+        }
+        ("pods", "a+b%26c") => list("PodList", &json!([pod("n2", "2", "2Gi")]), "last"),
+        ("pods", "last") => list("PodList", &json!([pod("n2", "4", "4Gi")]), ""),
+        _ => serving(path),
+    })
+    .await;
+    let queues = named(&fake).queues(&client("127.0.0.1")).await.unwrap();
+    assert_eq!(queues.left(queues.find("free").unwrap()), QueueAmounts { memory: 57 << 30, cores: 9000 });
+    assert_eq!(fake.paths().iter().filter(|path| *path == "pods").count(), 5);
+    let always = |path: &str| match asked(path) {
+        ("pods", "") => list("PodList", &json!([]), "x"),
+        ("pods", _) => Reply::Raw(http("410 Gone", "application/json", "{}")),
+        _ => serving(path),
+    };
+    assert_eq!(failure(always).await.0, Failure::Status(410));
+}
+
+#[tokio::test]
+async fn a_list_without_end_ends() {
+    let (failure, fake) = failure(|path| match asked(path).0 {
+        "namespaces" => list("NamespaceList", &json!([]), "on"),
+        _ => serving(path),
+    })
+    .await;
+    // By its pages, if the time has not ended it before.
+    assert!(matches!(failure, Failure::Unreadable(_) | Failure::Timeout), "{failure}");
+    assert!(fake.paths().len() <= 201);
+}
+
+#[tokio::test]
+async fn many_thousands_are_kept_in_little() {
+    // Pages of 500 pods that say much, as they do: 20 MB in all, of which a name and two numbers of each are kept.
+    let padding = "x".repeat(2000);
+    let page: Value = (0..500)
+        .map(|_| {
+            let mut pod = pod("n1", "1m", "1Mi");
+            pod["metadata"]["managedFields"] = json!([{"fieldsV1": padding}]);
+            pod
+        })
+        .collect();
+    let pages: Arc<Vec<String>> = Arc::new(
+        (0..20)
+            .map(|n: usize| {
+                let next = if n == 19 { String::new() } else { (n + 1).to_string() };
+                json!({"kind": "PodList", "metadata": {"continue": next}, "items": page}).to_string()
+            })
+            .collect(),
+    );
+    let fake = Fake::start(move |path| match asked(path) {
+        ("pods", next) => Reply::Json(pages[next.parse::<usize>().unwrap_or_default()].clone()),
+        _ => serving(path),
+    })
+    .await;
+    let seconds = Duration::from_secs;
+    let times = Times { connect: seconds(10), read: seconds(30), answer: seconds(30), fetch: seconds(120) };
+    let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
+    let queues = named(&fake).queues(&http).await.unwrap();
+    let free = queues.left(queues.find("free").unwrap());
+    assert_eq!(free, QueueAmounts { memory: (64 << 30) - (10_000 << 20), cores: 16_000 - 10_000 });
+}
+
+#[tokio::test]
+async fn what_is_no_answer_is_told_without_what_it_holds() {
+    for (answer, expected) in [
+        (http("200 OK", "text/html", "<html>gr8-s3cret</html>"), "is no NamespaceList in JSON"),
+        (http("200 OK", "application/json", r#"{"kind": "NamespaceList", "items": [{"#), "ends in the middle"),
+        (http("200 OK", "application/json", r#"{"kind": "gr8-s3cret"}"#), "is no NamespaceList"),
+        (http("403 Forbidden", "application/json", "gr8-s3cret"), "may not list namespaces"),
+        (http("404 Not Found", "text/html", "gr8-s3cret"), "answered 404"),
+        ("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n".to_owned(), "answered 302"),
+    ] {
+        let (failure, fake) = failure(move |_| Reply::Raw(answer.clone())).await;
+        let told = failure.to_string();
+        assert!(told.contains(expected) && !told.contains("gr8"), "{told}");
+        assert_eq!(fake.paths().len(), 1, "{told}: no matter of the moment");
+    }
+    for status in ["503 Service Unavailable", "429 Too Many Requests"] {
+        let (failure, fake) = failure(move |_| Reply::Raw(http(status, "text/plain", ""))).await;
+        assert!(failure.may_pass() && fake.paths().len() == 3, "{failure}");
+    }
+    let forbidden = |path: &str| match asked(path).0 {
+        "pods" => Reply::Raw(http("403 Forbidden", "application/json", "{}")),
+        _ => serving(path),
+    };
+    assert_eq!(failure(forbidden).await.0, Failure::Forbidden("pods"));
+}
+
+#[tokio::test]
+async fn silence_and_endless_answers_end() {
+    let begun = Instant::now();
+    let (failure, fake) = failure(|_| Reply::Silence).await;
+    assert_eq!((failure, fake.paths().len()), (Failure::Timeout, 3));
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    let seconds = Duration::from_secs;
+    let times = Times { connect: seconds(2), read: seconds(10), answer: seconds(60), fetch: seconds(60) };
+    let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
+    let fake = Fake::start(|_| Reply::Endless("HTTP/1.1 200 OK\r\n\r\n")).await;
+    assert_eq!(named(&fake).queues(&http).await.unwrap_err().failures[0].1, Failure::TooLarge(32 << 20));
+}
+
+#[tokio::test]
+async fn hosts_that_are_not_allowed_are_not_asked_whatever_file_names_them() {
+    let fake = Fake::start(serving).await;
+    let folder = Folder::new("allowed");
+    let config = folder.kubeconfig(&format!("http://{}", fake.address), "");
+    for cluster in [named(&fake), config] {
+        let error = cluster.queues(&client("k8s")).await.unwrap_err();
+        assert_eq!(error.failures[0].1, Failure::NotAllowed);
+    }
+    assert!(fake.paths().is_empty());
+}
+
+/// A folder with a kubeconfig and a token, which goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("linkis-rm-fetch-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("token"), TOKEN).unwrap();
+        Self(folder)
+    }
+
+    fn kubeconfig(&self, server: &str, ca: &str) -> Box<dyn ExternalResource> {
+        fs::write(self.0.join("ca.crt"), ca).unwrap();
+        let (ca, user) = match ca {
+            "" => ("", "{}"),
+            _ => (", certificate-authority: ca.crt", "{tokenFile: token}"),
+        };
+        let config = format!(
+            "current-context: c\ncontexts: [{{name: c, context: {{cluster: c, user: u}}}}]\n\
+             clusters: [{{name: c, cluster: {{server: '{server}'{ca}}}}}]\nusers: [{{name: u, user: {user}}}]\n"
+        );
+        let path = self.0.join("config");
+        fs::write(&path, config).unwrap();
+        read("Kubernetes", &json!({"k8sConfig": path}).to_string(), None).unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// As tokens are: each is good until the next one is.
+#[tokio::test]
+async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
+    let folder = Folder::new("renewed");
+    let (token, renews) = (folder.0.join("token"), Arc::new(AtomicUsize::new(0)));
+    let (tls, ca) = certified(&["127.0.0.1"]);
+    let fake = Fake::start_with(
+        move |head| {
+            let shown = head.lines().find_map(|line| line.strip_prefix("authorization: Bearer ")).unwrap_or_default();
+            // The first one is not good any more, and the kubelet writes the next at that moment.
+            match shown == "renewed" {
+                true => serving(head.split(' ').nth(1).unwrap()),
+                false => {
+                    assert_eq!((shown, renews.fetch_add(1, Ordering::SeqCst)), (TOKEN, 0));
+                    fs::write(&token, "renewed\n").unwrap();
+                    Reply::Raw(http("401 Unauthorized", "application/json", r#"{"kind": "Status", "code": 401}"#))
+                }
+            }
+        },
+        Some(tls),
+    )
+    .await;
+    let cluster = folder.kubeconfig(&format!("https://{}", fake.address), &ca);
+    let queues = cluster.queues(&client("127.0.0.1")).await.unwrap();
+    assert_eq!(queues.left(queues.find("etl").unwrap()).cores, 3500);
+    assert_eq!(fake.paths(), ["namespaces", "namespaces", "resourcequotas", "nodes", "pods"]);
+    assert!(!format!("{cluster:?} {}", cluster.shown()).contains(TOKEN));
+}
+
+#[tokio::test]
+async fn whoever_stays_unknown_is_told_so() {
+    let (failure, fake) = failure(|_| Reply::Raw(http("401 Unauthorized", "text/plain", "gr8-s3cret"))).await;
+    assert_eq!((failure, fake.paths().len()), (Failure::Unknown, 2), "once more, with what files say then");
+}
+
+#[tokio::test]
+async fn a_server_that_nobody_vouches_for_is_not_asked() {
+    let folder = Folder::new("tls");
+    let ((tls, _), (_, other)) = (certified(&["127.0.0.1"]), certified(&["127.0.0.1"]));
+    let fake = Fake::start_with(on_path(serving), Some(tls)).await;
+    let address = format!("https://{}", fake.address);
+    let error = folder.kubeconfig(&address, &other).queues(&client("127.0.0.1")).await.unwrap_err();
+    assert_eq!(error.failures[0].1, Failure::Tls);
+    assert!(fake.paths().is_empty(), "and shown no token");
+    // Nor over a connection that others read.
+    let open = folder.kubeconfig(&format!("http://{}", fake.address), &other).queues(&client("127.0.0.1")).await;
+    let told = open.unwrap_err().to_string();
+    assert!(told.contains("must begin with https://") && !told.contains(TOKEN), "{told}");
+}

@@ -1,0 +1,152 @@
+//! Amounts as Kubernetes writes them: `500m`, `1.5`, `2Gi`, `1e3`.
+
+/// How long one may be: Kubernetes's own have a dozen characters.
+const BYTES_MAX: usize = 64;
+
+/// What one of the smallest units is of the whole: Kubernetes counts down to a billionth.
+const NANO: i128 = 1_000_000_000;
+
+/// An amount, in billionths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Quantity(i128);
+
+impl Quantity {
+    /// Reads one; `None` if it is none, or too large to count with.
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.len() > BYTES_MAX {
+            return None;
+        }
+        let (number, suffix) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+        let scale = scale(suffix)?;
+        let (is_negative, number) = match number.strip_prefix('-') {
+            Some(number) => (true, number),
+            None => (false, number.strip_prefix('+').unwrap_or(number)),
+        };
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let is_number = !(whole.is_empty() && fraction.is_empty());
+        if !is_number || !whole.bytes().chain(fraction.bytes()).all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+        // What is smaller than a billionth of the unit is left out: Kubernetes rounds it up, by at most one of them.
+        let fraction = fraction.get(..9).unwrap_or(fraction);
+        let mut nanos = if whole.is_empty() { 0 } else { whole.parse::<i128>().ok()?.checked_mul(NANO)? };
+        if !fraction.is_empty() {
+            let places = u32::try_from(fraction.len()).ok()?;
+            nanos = nanos.checked_add(fraction.parse::<i128>().ok()?.checked_mul(NANO / 10_i128.pow(places))?)?;
+        }
+        let nanos = match scale {
+            Scale::Times(factor) => nanos.checked_mul(factor)?,
+            Scale::Parts(divisor) => nanos / divisor,
+        };
+        Some(Self(if is_negative { -nanos } else { nanos }))
+    }
+
+    /// In such parts of the whole, as far as numbers go; what is over counts as one where it is used, and as none where it is there to be.
+    pub fn parts(self, of_whole: i128, rounds: Rounds) -> i64 {
+        let unit = NANO / of_whole;
+        let parts = match rounds {
+            Rounds::Down => self.0.div_euclid(unit),
+            Rounds::Up => -(-self.0).div_euclid(unit),
+        };
+        i64::try_from(parts.max(0)).unwrap_or(i64::MAX - 1)
+    }
+}
+
+/// Where to what is not whole goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Rounds {
+    /// Of what there may be.
+    Down,
+    /// Of what is used.
+    Up,
+}
+
+enum Scale {
+    Times(i128),
+    Parts(i128),
+}
+
+fn scale(suffix: &str) -> Option<Scale> {
+    let binary = |exponent: u32| Some(Scale::Times(1024_i128.pow(exponent)));
+    let decimal = |exponent: u32| Some(Scale::Times(10_i128.pow(exponent)));
+    match suffix {
+        "" => decimal(0),
+        "n" => Some(Scale::Parts(1_000_000_000)),
+        "u" => Some(Scale::Parts(1_000_000)),
+        "m" => Some(Scale::Parts(1000)),
+        "k" => decimal(3),
+        "M" => decimal(6),
+        "G" => decimal(9),
+        "T" => decimal(12),
+        "P" => decimal(15),
+        "E" => decimal(18),
+        "Ki" => binary(1),
+        "Mi" => binary(2),
+        "Gi" => binary(3),
+        "Ti" => binary(4),
+        "Pi" => binary(5),
+        "Ei" => binary(6),
+        exponent => {
+            let exponent: i32 = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
+            match exponent {
+                0..=18 => decimal(exponent.unsigned_abs()),
+                -18..=-1 => Some(Scale::Parts(10_i128.pow(exponent.unsigned_abs()))),
+                _ => None,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(text: &str, of_whole: i128) -> Option<[i64; 2]> {
+        let quantity = Quantity::parse(text)?;
+        Some([Rounds::Down, Rounds::Up].map(|rounds| quantity.parts(of_whole, rounds)))
+    }
+
+    #[test]
+    fn amounts_are_read_as_kubernetes_writes_them() {
+        for (text, millis) in [
+            ("2", [2000, 2000]),
+            ("500m", [500, 500]),
+            ("1.5", [1500, 1500]),
+            (".5", [500, 500]),
+            ("0.0001", [0, 1]),
+            ("1500001u", [1500, 1501]),
+            ("1n", [0, 1]),
+            ("1e3", [1_000_000, 1_000_000]),
+            ("12E-1", [1200, 1200]),
+            ("+1", [1000, 1000]),
+            ("-1", [0, 0]),
+        ] {
+            assert_eq!(parts(text, 1000), Some(millis), "{text}");
+        }
+        for (text, bytes) in [
+            ("128974848", 128_974_848),
+            ("129e6", 129_000_000),
+            ("129M", 129_000_000),
+            ("123Mi", 128_974_848),
+            ("1.5Gi", 1_610_612_736),
+            ("128974848000m", 128_974_848),
+            ("1E", 1_000_000_000_000_000_000),
+            ("7Ei", 7 << 60),
+            ("8Ei", i64::MAX - 1),
+            ("999999999999999999999999", i64::MAX - 1),
+        ] {
+            assert_eq!(parts(text, 1), Some([bytes, bytes]), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_none_is_none() {
+        for text in
+            ["", "m", "Gi", "1 Gi", "1gi", "1K", "0x10", "1.2.3", "--1", "1e", "1e99", "1E3E", "ü", "1ü", "∞", "."]
+        {
+            assert_eq!(Quantity::parse(text), None, "{text}");
+        }
+        assert_eq!(Quantity::parse(&"9".repeat(64)), None, "more than can be counted with");
+        assert_eq!(Quantity::parse(&"0".repeat(65)), None);
+    }
+}

@@ -1,0 +1,108 @@
+//! The calls that read, as JSON: `GET /api/v1/ListTickets?user=alice&page_size=10`.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Extension,
+    extract::{Path, RawQuery, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use tonic::{Code, Request, Status, codegen::http::header::AUTHORIZATION};
+
+use crate::{error::Error, http::visit::Visit, transport::json};
+
+use super::{Slot, session};
+
+/// How long a call may take: less than its connection may.
+const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// What is answered instead of what was asked.
+#[derive(Debug)]
+pub struct Answer {
+    status: StatusCode,
+    message: String,
+}
+
+impl Answer {
+    /// With this status, and why.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+}
+
+impl From<Error> for Answer {
+    fn from(error: Error) -> Self {
+        Status::from(error).into()
+    }
+}
+
+impl From<Status> for Answer {
+    fn from(status: Status) -> Self {
+        let code = match status.code() {
+            Code::InvalidArgument | Code::OutOfRange => StatusCode::BAD_REQUEST,
+            Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Code::PermissionDenied => StatusCode::FORBIDDEN,
+            Code::NotFound => StatusCode::NOT_FOUND,
+            Code::AlreadyExists | Code::Aborted | Code::FailedPrecondition => StatusCode::CONFLICT,
+            Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+            Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::DeadlineExceeded | Code::Cancelled => StatusCode::GATEWAY_TIMEOUT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(code, status.message())
+    }
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        (self.status, json_answer(serde_json::json!({ "message": self.message }).to_string())).into_response()
+    }
+}
+
+/// What is told is as it is now, and for whoever asked.
+pub fn json_answer(json: String) -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, json).into_response()
+}
+
+/// Makes the call with this name, with what the query says.
+pub async fn read(
+    State(slot): State<Slot>,
+    Extension(visit): Extension<Arc<Visit>>,
+    Path(method): Path<String>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Result<Response, Answer> {
+    let site = slot.site()?;
+    let method = site.schema.read(&method);
+    let method = method.ok_or_else(|| Answer::new(StatusCode::NOT_FOUND, "there is no such call that reads"))?;
+    let query = query.unwrap_or_default();
+    let pairs = form_urlencoded::parse(query.as_bytes());
+    let mut request = Request::new(json::question(method, pairs).map_err(Error::from)?);
+    if let Some(shown) = session::shown(&headers, &visit) {
+        let shown = shown.to_str().ok().and_then(|shown| shown.parse().ok());
+        // What is no text is no token that anybody has.
+        let shown = shown.unwrap_or_else(|| tonic::metadata::AsciiMetadataValue::from_static("bearer"));
+        request.metadata_mut().insert(AUTHORIZATION.as_str(), shown);
+    }
+    request.set_timeout(CALL_TIMEOUT);
+    request.extensions_mut().insert(site.edge.visitor(visit.peer));
+    let answer = tokio::time::timeout(CALL_TIMEOUT, json::call(site.calls.clone(), method, request)).await;
+    let late = |_| Answer::new(StatusCode::GATEWAY_TIMEOUT, "the service did not answer in time; try again");
+    Ok(json_answer(answer.map_err(late)??))
+}
+
+/// As text in JSON.
+pub fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A header's value.
+///
+/// # Errors
+/// If it cannot be one.
+pub fn header_value(text: &str) -> Result<HeaderValue, Answer> {
+    HeaderValue::from_str(text).map_err(|_| Answer::new(StatusCode::UNAUTHORIZED, "that is no token"))
+}

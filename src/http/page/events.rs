@@ -1,0 +1,153 @@
+//! The stream of what is new, as server-sent events: at once all there is, and then each second what has changed, for as long as somebody
+//! takes it and may. How many there are is bounded with all who watch.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Extension,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::{error::Error, http::visit::Visit, service::overview::Seen, transport::identity::Admitted};
+
+use super::{
+    Site, Slot,
+    api::{Answer, quoted},
+    history::Point,
+    picture::{News, Told},
+    session,
+};
+
+/// How long somebody may take nothing of what is sent to him, and of the last word.
+const UNREAD_MAX: Duration = Duration::from_secs(10);
+const LAST_WORD_MAX: Duration = Duration::from_millis(500);
+
+/// What is told at once.
+#[derive(Debug, Serialize)]
+struct Message<'a> {
+    #[serde(flatten)]
+    news: News<'a>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    points: Vec<Point>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<Value>,
+}
+
+type Taker = mpsc::Sender<Result<String, Infallible>>;
+
+/// Begins a stream.
+pub async fn stream(
+    State(slot): State<Slot>,
+    Extension(visit): Extension<Arc<Visit>>,
+    headers: HeaderMap,
+) -> Result<Response, Answer> {
+    let site = slot.site()?;
+    let admitted = session::admit(&site, session::shown(&headers, &visit), &visit)?;
+    let seen = site.overviews.watch(&admitted.caller.principal)?;
+    visit.last();
+    let (tell, told) = mpsc::channel(1);
+    let tasks = site.tasks.clone();
+    tasks.spawn(run(site, admitted, seen, tell, visit));
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    Ok((headers, Body::from_stream(ReceiverStream::new(told))).into_response())
+}
+
+async fn run(
+    site: Arc<Site>,
+    admitted: Admitted,
+    seen: mpsc::Receiver<Result<Seen, Error>>,
+    tell: Taker,
+    visit: Arc<Visit>,
+) {
+    let stopping = site.stopping.clone();
+    let end = tokio::select! {
+        () = tell.closed() => return,
+        () = stopping.cancelled() => event("trouble", &quoted("the instance stops")),
+        why = admitted.caller.ended.why() => event("login", &quoted(&why.to_string())),
+        end = follow(&site, &admitted, seen, &tell) => match end {
+            Some(end) => end,
+            None => return visit.cut_off(),
+        },
+    };
+    drop(site);
+    if send(&tell, end, LAST_WORD_MAX).await.is_none() {
+        visit.cut_off();
+    }
+}
+
+fn event(kind: &str, json: &str) -> String {
+    // JSON has no line ends of its own.
+    format!("event: {kind}\ndata: {json}\n\n")
+}
+
+/// `None` if it is not taken in time.
+async fn send(tell: &Taker, text: String, longest: Duration) -> Option<()> {
+    tokio::time::timeout(longest, tell.send(Ok(text))).await.ok()?.ok()
+}
+
+/// Tells what is seen; why that ends, or `None` if it is not taken.
+async fn follow(
+    site: &Site,
+    admitted: &Admitted,
+    mut seen: mpsc::Receiver<Result<Seen, Error>>,
+    tell: &Taker,
+) -> Option<String> {
+    let is_bound = !admitted.reach().is_all();
+    let (mut told, mut points_told, mut server) = (Told::default(), 0, Some(site.about(admitted)));
+    loop {
+        let picture = match seen.recv().await {
+            Some(Ok(seen)) => site.pictures.of(&seen.snapshot),
+            Some(Err(error)) => Err(error),
+            None => Err(Error::ShuttingDown),
+        };
+        let picture = match picture {
+            Ok(picture) => picture,
+            Err(error) => return Some(event("trouble", &quoted(&error.to_string()))),
+        };
+        let (points, next) = site.history.since(points_told, is_bound);
+        points_told = next;
+        let message = Message { news: told.news(&picture, is_bound), points, server: server.take() };
+        let Ok(json) = serde_json::to_string(&message) else {
+            return Some(event("trouble", &quoted("a defect of the service")));
+        };
+        send(tell, event("picture", &json), UNREAD_MAX).await?;
+    }
+}
+
+impl Site {
+    /// What the page is told first: of the instance, and who looks.
+    fn about(&self, admitted: &Admitted) -> Value {
+        let mut told = session::who(admitted);
+        if let Value::Object(fields) = &mut told {
+            fields.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
+            fields.insert("instance_id".to_owned(), self.about.instance_id.to_string().into());
+            fields.insert("grpc".to_owned(), self.about.grpc.clone().into());
+            fields.insert("tls".to_owned(), self.about.tls.into());
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_takes_nothing_is_not_waited_for() {
+        let (tell, mut told) = mpsc::channel(1);
+        let soon = Duration::from_millis(20);
+        assert!(send(&tell, event("picture", "{}"), soon).await.is_some());
+        assert!(send(&tell, event("picture", "{}"), soon).await.is_none());
+        let Ok(text) = told.recv().await.unwrap();
+        assert_eq!(text, "event: picture\ndata: {}\n\n");
+        drop(told);
+        assert!(send(&tell, event("picture", "{}"), soon).await.is_none());
+    }
+}

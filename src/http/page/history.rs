@@ -1,0 +1,219 @@
+//! The last fifteen minutes, so that a page that is opened shows them at once. They are noted whether or not anybody looks: what the
+//! instances say of themselves, and sums that somebody else has worked out; nothing is counted for it.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use serde::Serialize;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    domain::{
+        overview::{DimensionTotals, Overview},
+        scope_kind::ScopeKind,
+    },
+    error::Error,
+    metrics::{
+        Metrics,
+        cluster::{Amounts, ClusterFigures},
+    },
+    service::overview::{Overviews, Snapshot},
+};
+
+/// How often a point is noted, and how many are kept: a quarter of an hour.
+const INTERVAL: Duration = Duration::from_secs(5);
+const POINTS_MAX: usize = 180;
+
+/// What was refused by other instances: why, this one does not know.
+const ELSEWHERE: &str = "elsewhere";
+
+/// Of how many dimensions a point tells how much is held.
+const DIMENSIONS_MAX: usize = 8;
+
+/// A moment. What is not known is not told.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Point {
+    /// When, in seconds since the instance began to note them: by a clock that nobody sets.
+    t: f64,
+    /// Requests that were granted a second, and refused, on all instances.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grants: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusals: Option<f64>,
+    /// Of the refused, how many a second by what was short first.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    refused: BTreeMap<&'static str, f64>,
+    /// Requests that wait in line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<i64>,
+    /// Which share of what is not protected is held, by dimension.
+    held: BTreeMap<String, f64>,
+}
+
+/// The points, the oldest first; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct History(Arc<Mutex<Ring>>);
+
+#[derive(Debug, Default)]
+struct Ring {
+    points: VecDeque<Point>,
+    /// How many have been noted.
+    noted: usize,
+}
+
+impl History {
+    /// The points that were noted after so many, and how many have been by now. Whoever is bound to users is told what is held alone.
+    pub fn since(&self, noted: usize, is_bound: bool) -> (Vec<Point>, usize) {
+        let ring = self.ring();
+        let first = ring.noted - ring.points.len();
+        let points = ring.points.iter().skip(noted.saturating_sub(first)).cloned();
+        let bound =
+            |point: Point| if is_bound { Point { t: point.t, held: point.held, ..Point::default() } } else { point };
+        (points.map(bound).collect(), ring.noted)
+    }
+
+    fn note(&self, point: Point) {
+        let mut ring = self.ring();
+        if ring.points.len() == POINTS_MAX {
+            ring.points.pop_front();
+        }
+        ring.points.push_back(point);
+        ring.noted += 1;
+    }
+
+    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes points until the instance stops; none while the database is away.
+    pub async fn keep(self, mut sources: Sources, stopping: CancellationToken) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let keeping = async {
+            loop {
+                ticks.tick().await;
+                match sources.point().await {
+                    Ok(point) => self.note(point),
+                    Err(error) => {
+                        tracing::debug!(%error, "a moment is missing in what the page shows of the last minutes");
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            () = keeping => {}
+            () = stopping.cancelled() => {}
+        }
+    }
+}
+
+/// Where points come from.
+#[derive(Debug)]
+pub struct Sources {
+    overviews: Overviews,
+    metrics: Metrics,
+    instance_id: Uuid,
+    start: Instant,
+    /// The last overview that was known at the last point.
+    seen: Option<Arc<Snapshot>>,
+    /// What had been refused at the last point, and when that was.
+    refused: (Instant, [(ScopeKind, u64); ScopeKind::ALL.len()]),
+}
+
+impl Sources {
+    /// Of this instance.
+    pub fn new(overviews: Overviews, metrics: Metrics, instance_id: Uuid) -> Self {
+        let (start, refused) = (Instant::now(), metrics.requests.refused());
+        Self { overviews, metrics, instance_id, start, seen: None, refused: (start, refused) }
+    }
+
+    async fn point(&mut self) -> Result<Point, Error> {
+        let instances = self.overviews.instances().await?;
+        let mut refused = self.refused();
+        let (mut grants, mut refusals, mut elsewhere) = (0.0, 0.0, 0.0);
+        for (instance, _) in &instances {
+            grants += instance.throughput.grants;
+            refusals += instance.throughput.refusals;
+            if instance.id != self.instance_id {
+                elsewhere += instance.throughput.refusals;
+            }
+        }
+        if elsewhere > 0.0 {
+            refused.insert(ELSEWHERE, elsewhere);
+        }
+        let cluster = self.metrics.cluster.last();
+        let figures = cluster.as_ref().and_then(|cluster| cluster.figures.as_ref()).map(|(figures, _)| figures);
+        // Only what somebody has looked at since: nobody looks for this.
+        let seen = self.overviews.last();
+        let is_same = |seen: &Arc<Snapshot>| self.seen.as_ref().is_some_and(|before| Arc::ptr_eq(before, seen));
+        let lately = seen.clone().filter(|seen| !is_same(seen));
+        self.seen = seen;
+        let mut held = figures.map(held_by_figures).unwrap_or_default();
+        held.extend(lately.iter().flat_map(|seen| held_by_overview(&seen.overview)));
+        let waiting = lately.as_ref().map(|seen| seen.overview.line.waiting);
+        // Fewer than there are places in line.
+        let waiting = waiting.or(figures.map(|figures| figures.waiting_requests as i64));
+        let t = self.start.elapsed().as_secs_f64();
+        Ok(Point { t, grants: Some(grants), refusals: Some(refusals), refused, waiting, held })
+    }
+
+    /// What this instance has refused a second since the last point, by what was short first.
+    fn refused(&mut self) -> BTreeMap<&'static str, f64> {
+        let now = (Instant::now(), self.metrics.requests.refused());
+        let (then, before) = std::mem::replace(&mut self.refused, now);
+        let seconds = now.0.duration_since(then).as_secs_f64().max(f64::MIN_POSITIVE);
+        let rate = |((kind, now), (_, before)): ((ScopeKind, u64), (ScopeKind, u64))| {
+            (kind.as_str(), now.saturating_sub(before) as f64 / seconds)
+        };
+        now.1.into_iter().zip(before).map(rate).filter(|(_, rate)| *rate > 0.0).collect()
+    }
+}
+
+/// As one instance works it out for all, every few seconds.
+fn held_by_figures(figures: &ClusterFigures) -> BTreeMap<String, f64> {
+    let dimensions = [("memory", figures.memory), ("cores", figures.cores), ("instances", figures.instances)];
+    let share = |Amounts { total, protected, used, locked }: Amounts| (used + locked) / (total - protected).max(1.0);
+    let there = dimensions.into_iter().filter(|(_, amounts)| amounts.total > 0.0);
+    there.map(|(name, amounts)| (name.to_owned(), share(amounts))).collect()
+}
+
+/// Which share of what is not protected is held on all EMs together.
+fn held_by_overview(overview: &Overview) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::<_, DimensionTotals>::new();
+    for totals in overview.ems.values() {
+        for (dimension, of_some) in &totals.dimensions {
+            sums.entry(dimension.key()).or_default().add(of_some);
+        }
+    }
+    let share = |sums: DimensionTotals| {
+        let (held, room) = (sums.used.saturating_add(sums.locked), sums.total.saturating_sub(sums.protected));
+        // Exact enough to draw.
+        held as f64 / room.max(1) as f64
+    };
+    sums.into_iter().take(DIMENSIONS_MAX).map(|(dimension, sums)| (dimension, share(sums))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_point_is_told_once_and_the_oldest_are_forgotten() {
+        let history = History::default();
+        let times = |noted| history.since(noted, false).0.iter().map(|point| point.t).collect::<Vec<_>>();
+        let point = |t: f64| Point { t, grants: Some(1.0), ..Point::default() };
+        assert_eq!(history.since(0, false), (vec![], 0));
+        history.note(point(1.0));
+        history.note(point(2.0));
+        assert_eq!((times(0), times(1), times(2)), (vec![1.0, 2.0], vec![2.0], vec![]));
+        (0..POINTS_MAX).for_each(|_| history.note(point(3.0)));
+        assert_eq!((times(0).len(), times(0)[0], history.since(0, false).1), (POINTS_MAX, 3.0, POINTS_MAX + 2));
+        assert_eq!(history.since(POINTS_MAX + 1, true).0, [Point { t: 3.0, ..Point::default() }]);
+    }
+}

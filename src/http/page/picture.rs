@@ -1,0 +1,251 @@
+//! What those are shown who look at the page: a picture each second, made once for all of them; each is told what of it is new to him.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::{
+    domain::{em::EmInstance, overview::EmState},
+    error::Error,
+    service::overview::Snapshot,
+    transport::{convert, json::Schema},
+};
+
+/// How many hosts' changes one message tells; the rest follows in the next ones. Each takes up to ten bytes.
+const CHANGES_MAX: usize = 5000;
+
+/// A code is the number of the state of a host times this, and how many hundredths of its fullest dimension are held.
+const STATE: u16 = 128;
+
+fn code(state: EmState, held_percent: u8) -> u16 {
+    let state = match state {
+        EmState::Healthy => 1,
+        EmState::Unreported => 2,
+        EmState::Warn => 3,
+        EmState::Unhealthy => 4,
+        EmState::Draining => 5,
+        EmState::Silent => 6,
+        EmState::Unregistering => 7,
+    };
+    state * STATE + u16::from(held_percent).min(STATE - 1)
+}
+
+/// The cluster at a moment.
+#[derive(Debug)]
+pub struct Picture {
+    /// The fields of the overview, as everybody is told it, and as one who is bound to users is.
+    whole: Map<String, Value>,
+    bound: Map<String, Value>,
+    /// The hosts in order; the same list as before where it is like it.
+    names: Arc<[EmInstance]>,
+    /// How each is.
+    codes: Vec<u16>,
+}
+
+/// Makes pictures, and each but once.
+#[derive(Debug)]
+pub struct Pictures {
+    schema: Arc<Schema>,
+    last: Mutex<Option<(Arc<Snapshot>, Arc<Picture>)>>,
+}
+
+impl Pictures {
+    /// None yet.
+    pub fn new(schema: Arc<Schema>) -> Self {
+        Self { schema, last: Mutex::default() }
+    }
+
+    /// The picture of what was seen.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] if the schema does not know what was seen.
+    pub fn of(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<Picture>, Error> {
+        // A lock that is poisoned guards nothing that a panic could have left half done.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = match &*last {
+            Some((seen, picture)) if Arc::ptr_eq(seen, snapshot) => return Ok(picture.clone()),
+            Some((_, picture)) => picture.names.clone(),
+            None => Arc::default(),
+        };
+        let overview = &snapshot.overview;
+        let fields = |is_bound| self.schema.fields("Overview", &convert::overview::overview(overview, is_bound));
+        let is_like = before.iter().eq(overview.states.iter().map(|(em, _)| em));
+        let names = || overview.states.iter().map(|(em, _)| em.clone()).collect();
+        let picture = Arc::new(Picture {
+            whole: fields(false)?,
+            bound: fields(true)?,
+            names: if is_like { before } else { names() },
+            codes: (overview.states.iter().zip(&overview.held_percent))
+                .map(|((_, state), held)| code(*state, *held))
+                .collect(),
+        });
+        *last = Some((snapshot.clone(), picture.clone()));
+        Ok(picture)
+    }
+}
+
+/// Hosts of one application that came and stand side by side: the place of the first, the application, and of each its name and code.
+type Run<'a> = (usize, &'a str, Vec<(&'a str, u16)>);
+
+/// What is new in a picture.
+#[derive(Debug, Default, Serialize)]
+pub struct News<'a> {
+    /// Fields of the overview that are not as they were.
+    overview: Map<String, Value>,
+    /// The places, among those before, of hosts that went.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gone: Vec<usize>,
+    /// Hosts that came, by their places among those that there are now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    came: Vec<Run<'a>>,
+    /// Of hosts that are otherwise than they were, each one's place and code.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    codes: Vec<usize>,
+}
+
+/// What one who looks was told.
+#[derive(Debug, Default)]
+pub struct Told {
+    overview: Map<String, Value>,
+    names: Arc<[EmInstance]>,
+    codes: Vec<u16>,
+    /// Where the search for changes goes on.
+    place: usize,
+}
+
+impl Told {
+    /// What of a picture is new to him.
+    pub fn news<'a>(&mut self, picture: &'a Picture, is_bound: bool) -> News<'a> {
+        let now = if is_bound { &picture.bound } else { &picture.whole };
+        let is_new = |(key, value): &(&String, &Value)| self.overview.get(*key) != Some(*value);
+        let overview: Map<_, _> = now.iter().filter(is_new).map(|(key, value)| (key.clone(), value.clone())).collect();
+        self.overview.clone_from(now);
+        let (gone, came) = self.steps(picture);
+        News { overview, gone, came, codes: self.changes(picture) }
+    }
+
+    /// The hosts that went and came since he was told.
+    fn steps<'a>(&mut self, picture: &'a Picture) -> (Vec<usize>, Vec<Run<'a>>) {
+        let (mut gone, mut came) = (Vec::new(), Vec::<Run<'a>>::new());
+        if Arc::ptr_eq(&self.names, &picture.names) {
+            return (gone, came);
+        }
+        let mut before = self.names.iter().zip(&self.codes).enumerate().peekable();
+        let mut codes = Vec::with_capacity(picture.codes.len());
+        for (place, (name, code)) in picture.names.iter().zip(&picture.codes).enumerate() {
+            while let Some((went, _)) = before.next_if(|(_, (known, _))| *known < name) {
+                gone.push(went);
+            }
+            if let Some((_, (_, told))) = before.next_if(|(_, (known, _))| *known == name) {
+                codes.push(*told);
+                continue;
+            }
+            codes.push(*code);
+            let (application, host) = (name.application_name.as_str(), (name.instance.as_str(), *code));
+            match came.last_mut() {
+                Some((first, of, run)) if *first + run.len() == place && *of == application => run.push(host),
+                _ => came.push((place, application, vec![host])),
+            }
+        }
+        gone.extend(before.map(|(went, _)| went));
+        (self.names, self.codes) = (picture.names.clone(), codes);
+        (gone, came)
+    }
+
+    /// Changes of hosts that he knows, from where the last search ended, so that each has its turn.
+    fn changes(&mut self, picture: &Picture) -> Vec<usize> {
+        let (len, mut changes) = (self.codes.len(), Vec::new());
+        let start = self.place.min(len);
+        for place in (start..len).chain(0..start) {
+            let (Some(told), Some(code)) = (self.codes.get_mut(place), picture.codes.get(place)) else { break };
+            if told != code {
+                *told = *code;
+                changes.extend([place, usize::from(*code)]);
+                if changes.len() >= 2 * CHANGES_MAX {
+                    self.place = place + 1;
+                    break;
+                }
+            }
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hosts by name and code, as in "a:128 b:200".
+    fn picture(hosts: &str, before: Option<&Picture>) -> Picture {
+        let host = |text: &str| {
+            let (name, code) = text.split_once(':').unwrap();
+            let (application, instance) = name.split_once('/').unwrap_or(("ecm", name));
+            (EmInstance::parse("em", application, instance).unwrap(), code.parse::<u16>().unwrap())
+        };
+        let (names, codes): (Vec<_>, Vec<_>) = hosts.split_whitespace().map(host).unzip();
+        let names =
+            before.map(|before| before.names.clone()).filter(|before| **before == *names).unwrap_or(names.into());
+        let field = |text: &str| [("hosts".to_owned(), Value::from(text)), ("same".to_owned(), 1.into())];
+        Picture { whole: field(hosts).into_iter().collect(), bound: field("").into_iter().collect(), names, codes }
+    }
+
+    /// What a page knows that takes the news as they come.
+    #[derive(Default)]
+    struct Page(Vec<(String, u16)>);
+
+    impl Page {
+        fn take(&mut self, news: &News<'_>) -> String {
+            news.gone.iter().rev().for_each(|place| drop(self.0.remove(*place)));
+            for (place, _, run) in &news.came {
+                let run = run.iter().map(|(name, code)| ((*name).to_owned(), *code));
+                drop(self.0.splice(*place..*place, run));
+            }
+            for change in news.codes.chunks(2) {
+                self.0[change[0]].1 = u16::try_from(change[1]).unwrap();
+            }
+            self.0.iter().map(|(name, code)| format!("{name}:{code}")).collect::<Vec<_>>().join(" ")
+        }
+    }
+
+    #[test]
+    fn a_page_that_takes_the_news_knows_what_there_is() {
+        let (mut told, mut page) = (Told::default(), Page::default());
+        let mut last = None;
+        for hosts in ["", "b:1 d:2", "b:1 d:3", "a:1 b:1 c:5 d:3 e:9", "c:6", "", "x:1 y:2", "a:1 z:2"] {
+            let now = picture(hosts, last.as_ref());
+            assert_eq!(page.take(&told.news(&now, false)), hosts);
+            let again = told.news(&now, false);
+            assert!(
+                again.overview.is_empty() && again.gone.is_empty() && again.came.is_empty() && again.codes.is_empty()
+            );
+            last = Some(now);
+        }
+    }
+
+    #[test]
+    fn hosts_that_stand_side_by_side_are_told_together() {
+        let now = picture("a/h1:1 a/h2:2 b/h1:3", None);
+        let mut told = Told::default();
+        let news = told.news(&now, true);
+        assert_eq!(news.came, [(0, "a", vec![("h1", 1), ("h2", 2)]), (2, "b", vec![("h1", 3)])]);
+        assert_eq!(news.overview["hosts"], "", "what is for those who are bound");
+    }
+
+    #[test]
+    fn only_what_is_new_is_told_and_everything_within_bounds_has_its_turn() {
+        let hosts = |code: u16| {
+            let names: Arc<[_]> =
+                (0..12_000).map(|n| EmInstance::parse("em", "ecm", &format!("h{n:05}")).unwrap()).collect();
+            Picture { whole: Map::new(), bound: Map::new(), codes: vec![code; names.len()], names }
+        };
+        let (first, mut told) = (hosts(1), Told::default());
+        drop(told.news(&first, false));
+        let second = Picture { names: first.names.clone(), ..hosts(2) };
+        let third = Picture { names: first.names.clone(), ..hosts(300) };
+        let sizes: Vec<_> =
+            [&second, &third, &third, &third, &third].map(|now| told.news(now, false).codes.len() / 2).into();
+        assert_eq!(sizes, [5000, 5000, 5000, 2000, 0]);
+        assert!(told.codes.iter().all(|code| *code == 300));
+    }
+}

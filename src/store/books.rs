@@ -1,0 +1,64 @@
+//! What is stored of each EM, beside what its tickets say: for audits.
+
+use sqlx::{FromRow as _, PgConnection, Row as _, postgres::PgRow};
+use tokio_stream::StreamExt as _;
+
+use crate::domain::audit::EmBooks;
+
+use super::{
+    StoreError,
+    em_resource::BooksRow,
+    user_resource::{EmGroup, EmGroupRow},
+};
+
+/// What an audit is told.
+#[derive(Debug)]
+pub enum Told {
+    /// What is stored of an EM, or why that cannot be read. Its tickets follow.
+    Em(Result<Box<EmBooks>, StoreError>),
+    /// Tickets that are alike: of the EM before, or of one that does not exist.
+    Tickets(Result<EmGroup, StoreError>),
+}
+
+/// Tells all EMs and their live tickets, by what EMs count of them: however many there are, only one row at a time is kept.
+pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(Told)) -> Result<(), StoreError> {
+    let mut rows = sqlx::query(
+        "-- books::tell_all
+        SELECT em_application_name, em_instance, e.resource_type, total_resource::text, protected_resource::text,
+            used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
+            version, ticket_type, user_locked_resource::text, user_used_resource::text, count, xor, one
+        FROM linkis_em_resource_meta_data e
+        FULL JOIN (
+            SELECT em_application_name, em_instance, resource_type AS ticket_type, user_locked_resource, user_used_resource,
+                count(*) AS count, bit_xor(('x' || replace(ticket_id::text, '-', ''))::bit(128))::text AS xor,
+                min(ticket_id::text) AS one
+            FROM linkis_user_resource_meta_data
+            GROUP BY em_application_name, em_instance, resource_type, user_locked_resource, user_used_resource) t
+            USING (em_application_name, em_instance)
+        ORDER BY em_application_name, em_instance",
+    )
+    .fetch(connection);
+    let mut last: Option<PgRow> = None;
+    while let Some(row) = rows.next().await {
+        let row = row?;
+        let is_stored = row.try_get::<Option<i64>, _>("version")?.is_some();
+        if is_stored && !last.as_ref().is_some_and(|last| is_of_same(last, &row)) {
+            let books = BooksRow::from_row(&row)?.try_into();
+            tell(Told::Em(books.map(Box::new)));
+        }
+        if row.try_get::<Option<i64>, _>("count")?.is_some() {
+            tell(Told::Tickets(EmGroupRow::from_row(&row)?.try_into()));
+        }
+        last = Some(row);
+    }
+    Ok(())
+}
+
+/// Whether two rows are of the same EM.
+fn is_of_same(one: &PgRow, other: &PgRow) -> bool {
+    let same = |column| match (one.try_get::<&str, _>(column), other.try_get::<&str, _>(column)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    };
+    same("em_application_name") && same("em_instance")
+}

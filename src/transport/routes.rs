@@ -1,0 +1,104 @@
+//! Which service answers a call, by the name in its path.
+//!
+//! A path is a service and a method, and nothing else: a router of patterns would copy itself and its services for each call, and put
+//! each body into boxes of its own, on the way in and on the way out.
+
+use std::{convert::Infallible, fmt};
+
+use tonic::{
+    Status,
+    body::Body,
+    codegen::{BoxFuture, Service, http},
+    server::NamedService,
+};
+
+/// A call that is being answered.
+pub type Answered = BoxFuture<http::Response<Body>, Infallible>;
+
+/// Has calls answered whose bodies are of type `B`.
+type Serve<B> = Box<dyn Fn(http::Request<B>) -> Answered + Send + Sync>;
+
+/// The services of an instance; none yet, by default.
+pub struct Routes<B>(Vec<(&'static str, Serve<B>)>);
+
+impl<B: 'static> Routes<B> {
+    /// With this one, too, which is always ready. Those that are called most come first.
+    pub fn and<S>(mut self, service: S) -> Self
+    where
+        S: Service<http::Request<B>, Response = http::Response<Body>, Error = Infallible, Future = Answered>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.0.push((S::NAME, Box::new(move |call| service.clone().call(call))));
+        self
+    }
+
+    /// Has a call answered; it is not implemented if there is no such service.
+    pub fn call(&self, call: http::Request<B>) -> Answered {
+        let path = call.uri().path();
+        let name = path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).map(|(name, _)| name);
+        match self.0.iter().find(|(known, _)| Some(*known) == name) {
+            Some((_, serve)) => serve(call),
+            None => Box::pin(async { Ok(Status::unimplemented("").into_http()) }),
+        }
+    }
+}
+
+impl<B> Default for Routes<B> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<B> fmt::Debug for Routes<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll};
+
+    use super::*;
+
+    #[derive(Clone)]
+    struct Known;
+
+    impl NamedService for Known {
+        const NAME: &'static str = "some.Service";
+    }
+
+    impl Service<http::Request<()>> for Known {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = Answered;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<()>) -> Answered {
+            Box::pin(async { Ok(Status::aborted("here").into_http()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn the_path_names_the_service_and_a_method_of_it() {
+        let routes = Routes::default().and(Known);
+        for (path, code) in [
+            ("/some.Service/Do", "10"),
+            ("/some.Service/Other", "10"),
+            ("/some.Service", "12"),
+            ("/some.Services/Do", "12"),
+            ("/other/some.Service/Do", "12"),
+            ("/", "12"),
+        ] {
+            let Ok(answer) = routes.call(http::Request::builder().uri(path).body(()).unwrap()).await;
+            assert_eq!(answer.headers().get(Status::GRPC_STATUS).unwrap(), code, "{path}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A browser without a screen: Chromium, by the WebDriver protocol.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::{Mutex, MutexGuard},
+};
+
+use crate::harness::eventually;
+
+/// How long a page may take to show what it has to.
+pub const SHOWN_WITHIN: Duration = Duration::from_secs(20);
+
+/// One at a time: each takes as much as a whole server.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// A window of its own; it closes when it is dropped.
+pub struct Browser {
+    driver: Child,
+    address: SocketAddr,
+    session: String,
+    /// What it says, which nobody reads.
+    _said: BufReader<ChildStdout>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Browser {
+    /// `None`, with a line that says so, where there is none.
+    pub async fn start() -> Option<Self> {
+        let turn = TURN.lock().await;
+        let driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let Ok(mut driver) = driver else {
+            println!("SKIPPED: chromedriver is not installed; Debian has it in the package chromium-driver");
+            return None;
+        };
+        let mut said = BufReader::new(driver.stdout.take().unwrap());
+        let port = said
+            .by_ref()
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok());
+        let address = SocketAddr::from(([127, 0, 0, 1], port.expect("chromedriver tells its port")));
+        let mut browser = Self { driver, address, session: String::new(), _said: said, _turn: turn };
+        let options = json!({
+            "goog:chromeOptions": {"args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]},
+            "goog:loggingPrefs": {"browser": "ALL"},
+        });
+        let session = browser.post("/session", json!({"capabilities": {"alwaysMatch": options}})).await;
+        browser.session = format!("/session/{}", session["sessionId"].as_str().unwrap());
+        browser.resize(1400, 900).await;
+        Some(browser)
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        let body = body.to_string();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: application/json",
+            self.address
+        );
+        let request = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        // It keeps the connection, whatever it is asked.
+        let (mut bytes, mut answer) = (Vec::new(), String::new());
+        let body = loop {
+            let whole = answer.split_once("\r\n\r\n").and_then(|(head, body)| {
+                let length = head
+                    .lines()
+                    .find_map(|line| line.to_lowercase().strip_prefix("content-length:")?.trim().parse().ok());
+                (body.len() >= length.unwrap_or(0)).then_some(body)
+            });
+            if let Some(body) = whole {
+                break body;
+            }
+            let mut buffer = vec![0; 1 << 20];
+            let read = tokio::time::timeout(Duration::from_secs(60), stream.read(&mut buffer)).await;
+            let read = read.expect("the driver answers").unwrap();
+            assert!(read > 0, "{path}: {answer}");
+            bytes.extend_from_slice(&buffer[..read]);
+            answer = String::from_utf8_lossy(&bytes).into_owned();
+        };
+        let mut told: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{path}: {answer}"));
+        assert!(told["value"].get("error").is_none_or(Value::is_null), "{path}: {body}");
+        told["value"].take()
+    }
+
+    async fn of_session(&self, path: &str, body: Value) -> Value {
+        self.post(&format!("{}{path}", self.session), body).await
+    }
+
+    pub async fn go(&self, url: &str) {
+        self.of_session("/url", json!({ "url": url })).await;
+    }
+
+    /// What a script returns.
+    pub async fn run(&self, script: &str) -> Value {
+        self.of_session("/execute/sync", json!({"script": script, "args": []})).await
+    }
+
+    /// The text of the first element that matches, and whether it is seen.
+    pub async fn text(&self, selector: &str) -> String {
+        let script = format!(
+            "const found = document.querySelector({}); return found?.checkVisibility() ? found.textContent : '(unseen)'",
+            Value::from(selector)
+        );
+        self.run(&script).await.as_str().unwrap_or_default().to_owned()
+    }
+
+    pub async fn shows(&self, selector: &str, text: &str) -> Duration {
+        let what = format!("{selector} shows {text:?}");
+        eventually(&what, SHOWN_WITHIN, || async { self.text(selector).await.contains(text) }).await
+    }
+
+    async fn devtools(&self, command: &str, params: Value) -> Value {
+        self.of_session("/goog/cdp/execute", json!({"cmd": command, "params": params})).await
+    }
+
+    pub async fn resize(&self, width: u32, height: u32) {
+        let params = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        self.devtools("Emulation.setDeviceMetricsOverride", params).await;
+    }
+
+    /// "light" or "dark".
+    pub async fn prefer(&self, scheme: &str) {
+        let feature = json!({"name": "prefers-color-scheme", "value": scheme});
+        self.devtools("Emulation.setEmulatedMedia", json!({"features": [feature]})).await;
+    }
+
+    /// How far the page is wider than its window.
+    pub async fn overflow(&self) -> i64 {
+        let script = "return document.documentElement.scrollWidth - document.documentElement.clientWidth";
+        self.run(script).await.as_i64().unwrap()
+    }
+
+    /// Keeps what is seen, for people.
+    pub async fn picture(&self, name: &str) {
+        self.devtools("Emulation.setScrollbarsHidden", json!({"hidden": true})).await;
+        let shot = self.devtools("Page.captureScreenshot", json!({"captureBeyondViewport": true})).await;
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
+        self.devtools("Emulation.setScrollbarsHidden", json!({"hidden": false})).await;
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(format!("{name}.png")), STANDARD.decode(shot["data"].as_str().unwrap()).unwrap())
+            .unwrap();
+    }
+
+    /// What was said on the console since this was asked, for those who look for mistakes.
+    pub async fn complaints(&self) -> Vec<String> {
+        let said = self.of_session("/se/log", json!({"type": "browser"})).await;
+        let said = said.as_array().unwrap().iter().filter(|line| line["level"] != "DEBUG");
+        said.map(|line| line["message"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // The driver closes the window; killed before, it would leave it.
+        let close = || {
+            let mut stream = TcpStream::connect_timeout(&self.address, Duration::from_secs(2)).ok()?;
+            stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+            let request = format!("DELETE {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", self.session);
+            stream.write_all(request.as_bytes()).ok()?;
+            stream.read(&mut [0; 64]).ok()
+        };
+        close();
+        let _ = self.driver.kill();
+        let _ = self.driver.wait();
+    }
+}

@@ -1,0 +1,416 @@
+//! The page, as it is asked over HTTP: what is told, to whom, and within which bounds. What a browser makes of it: `shown`.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::ResourceRequest,
+    domain::{
+        operation::Register,
+        report::{Health, Report},
+    },
+    server::{Options, Security},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::{
+    browser::{Browser, SHOWN_WITHIN},
+    certificates::{FAR, Folder, authority, certify, config},
+    harness::*,
+    identity::token,
+};
+
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// A name that would do something if it were markup.
+pub const HOSTILE: &str = "<img src=x onerror=alert(1)>";
+
+/// What is answered: the status, the headers, and the body.
+pub struct Answer {
+    pub status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|_| panic!("{}", self.body))
+    }
+}
+
+/// Sends this, and reads until the connection ends.
+async fn ask(address: SocketAddr, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // One who is cut off may be told so by a reset.
+    let _ = stream.write_all(request.as_bytes()).await;
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes).await;
+    let text = String::from_utf8(bytes).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let mut lines = head.lines();
+    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or_default();
+    let header = |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.to_owned()));
+    Answer { status, headers: lines.filter_map(header).collect(), body: body.to_owned() }
+}
+
+pub async fn get(address: SocketAddr, path: &str, headers: &str) -> Answer {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n")).await
+}
+
+fn bearer(token: &str) -> String {
+    format!("Authorization: Bearer {token}\r\n")
+}
+
+async fn sign_in(address: SocketAddr, token: &str, headers: &str) -> Answer {
+    let body = format!("token={token}");
+    let length = body.len();
+    ask(address, &format!("POST /login HTTP/1.1\r\nHost: test\r\n{headers}Content-Length: {length}\r\n\r\n{body}"))
+        .await
+}
+
+/// An instance whose page is there.
+pub async fn start_page() -> (Database, Instance) {
+    let (database, rm) = start().await;
+    let is_there = || async { get(rm.http, "/api/v1/session", "").await.status == 200 };
+    eventually("there is a page", LONG, is_there).await;
+    (database, rm)
+}
+
+/// The stream of what is new, as bytes.
+struct Stream {
+    stream: TcpStream,
+    text: String,
+    bytes: usize,
+}
+
+impl Stream {
+    async fn open(address: SocketAddr, headers: &str) -> Self {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET /api/v1/events HTTP/1.1\r\nHost: test\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        Self { stream, text: String::new(), bytes: 0 }
+    }
+
+    /// The next event, and what it says; `None` at the end.
+    async fn next(&mut self) -> Option<(String, Value)> {
+        loop {
+            if let Some((kind, data)) = self.take() {
+                return Some((kind, serde_json::from_str(&data).unwrap()));
+            }
+            let mut buffer = vec![0; 1 << 16];
+            let read = tokio::time::timeout(LONG, self.stream.read(&mut buffer)).await.unwrap().unwrap_or(0);
+            if read == 0 {
+                return None;
+            }
+            self.bytes += read;
+            self.text.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+        }
+    }
+
+    fn take(&mut self) -> Option<(String, String)> {
+        let start = self.text.find("event: ")?;
+        let data = start + self.text[start..].find("\ndata: ")?;
+        let end = data + 1 + self.text[data + 1..].find('\n')?;
+        // A piece may end anywhere: the sizes of the pieces stand between them, on lines of their own.
+        let event = (self.text[start + 7..data].to_owned(), self.text[data + 7..end].to_owned());
+        self.text.drain(..end);
+        Some(event)
+    }
+}
+
+/// Four hosts, of which one is drained and one has said that it is not well; some tickets, one of them of a hostile user; and one who
+/// waits.
+pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
+    let hosts = ["host1", "host2", "host3", HOSTILE].map(em);
+    let mut epochs = Vec::new();
+    for host in &hosts {
+        let register = Register { protected: load(1, 1, 0), ..registration(host.clone(), load(11, 11, 10)) };
+        epochs.push(rm.client.register(register).await.unwrap().epoch);
+    }
+    let report = Report {
+        em: hosts[1].clone(),
+        epoch: epochs[1],
+        sequence: 1,
+        health: Health::Unhealthy,
+        load: None,
+        tickets: vec![],
+        observed: None,
+    };
+    rm.client.heartbeat(&report).await.unwrap();
+    rm.client.drain(&hosts[2], HOSTILE).await.unwrap();
+    let used = rm.client.request_resource(&request(&hosts[0], HOSTILE, load(2, 5, 1))).await.granted();
+    rm.client.resource_inited(&inited(&used, HOSTILE, None)).await.unwrap();
+    rm.client.request_resource(&request(&hosts[0], HOSTILE, load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&hosts[3], "bob", load(1, 9, 1))).await.granted();
+    let patient = ResourceRequest { wait_timeout: 30 * LONG, ..request(&hosts[0], HOSTILE, load(9, 9, 9)) };
+    let client = rm.client.clone();
+    let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
+    let seen = || async { rm.client.waiting().await.unwrap().len() == 1 };
+    eventually("it stands in line", LONG, seen).await;
+    waiting
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_look_is_who_may_over_grpc() {
+    let (database, rm) = start_page().await;
+    furnish(&rm).await.abort();
+    let viewer = token(&database, "olga", &["--role", "viewer"]);
+    let bound = token(&database, "otto", &["--role", "viewer", "--user", "bob"]);
+    let ecm = token(&database, "host1", &["--role", "ecm", "--em", "host1"]);
+    // The last of them: until it is known, everybody may do everything, or it is none.
+    let known = || async { get(rm.http, "/api/v1/GetOverview", &bearer(&ecm)).await.status == 403 };
+    eventually("the tokens are known", LONG, known).await;
+
+    let status = async |path: &str, headers: &str| get(rm.http, path, headers).await.status;
+    for path in ["/api/v1/GetOverview", "/api/v1/ListTickets", "/api/v1/events"] {
+        assert_eq!(status(path, "").await, 401, "{path}");
+        assert_eq!(status(path, &bearer("lrm_nothing")).await, 401, "{path}");
+        assert_eq!(status(path, &bearer(&ecm)).await, 403, "{path}");
+    }
+    let users = async |token: &str| -> Vec<String> {
+        let told = get(rm.http, "/api/v1/ListTickets", &bearer(token)).await.json();
+        told["tickets"].as_array().unwrap().iter().map(|ticket| ticket["user"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(users(&viewer).await, [HOSTILE, HOSTILE, "bob"]);
+    assert_eq!(users(&bound).await, ["bob"]);
+    // The stream, too: whoever is bound to users is told of the hosts alone.
+    for (token, told) in [(&viewer, true), (&bound, false)] {
+        let (kind, picture) = Stream::open(rm.http, &bearer(token)).await.next().await.unwrap();
+        assert_eq!(kind, "picture");
+        let fields = ["tickets", "line", "throughput", "scopes"].map(|field| picture["overview"].get(field).is_some());
+        assert_eq!(fields, [told; 4], "{picture}");
+        // The number of the state, and how many hundredths of the fullest dimension are held.
+        let hosts = [(HOSTILE, 2, 90), ("host1", 2, 60), ("host2", 4, 0), ("host3", 5, 0)];
+        let hosts = hosts.map(|(host, state, held)| json!([format!("{host}:9102"), state * 128 + held]));
+        assert_eq!(picture["came"], json!([[0, "linkis-cg-engineconnmanager", hosts]]));
+    }
+
+    // What changes something is not there, whoever asks.
+    let admin = token(&database, "ada", &["--role", "admin"]);
+    let known = || async { get(rm.http, "/api/v1/ListTickets", &bearer(&admin)).await.status == 200 };
+    eventually("the token is known", LONG, known).await;
+    for call in ["Register", "ForceRelease", "Repair", "Watch", "nothing"] {
+        assert_eq!(status(&format!("/api/v1/{call}"), &bearer(&admin)).await, 404, "{call}");
+    }
+    let post = format!("POST /api/v1/ListTickets HTTP/1.1\r\nHost: test\r\n{}\r\n", bearer(&admin));
+    assert_eq!(ask(rm.http, &post).await.status, 405);
+    assert_eq!(status("/api/v1/ListTickets?nothing=1", &bearer(&admin)).await, 400);
+    let path = "/api/v1/ListTickets?em.application_name=linkis-cg-engineconnmanager&em.instance=host1:9102&page_size=1";
+    let told = get(rm.http, path, &bearer(&admin)).await.json();
+    assert_eq!(told["tickets"].as_array().unwrap().len(), 1);
+    assert_eq!(told["tickets"][0]["em"]["instance"], "host1:9102");
+    assert_eq!(status("/api/v1/GetTicket?ticket_id=0197a2b4-1111-7222-8333-000000000000", &bearer(&admin)).await, 404);
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cookie_is_for_this_page_alone() {
+    let (database, rm) = start_page().await;
+    let viewer = token(&database, "olga", &["--role", "viewer"]);
+    let ecm = token(&database, "host1", &["--role", "ecm", "--em", "host1"]);
+    // The last of them: until it is known, everybody may do everything, or it is none.
+    let known = || async { get(rm.http, "/api/v1/GetOverview", &bearer(&ecm)).await.status == 403 };
+    eventually("the tokens are known", LONG, known).await;
+    let signed = sign_in(rm.http, &viewer, "Sec-Fetch-Site: same-origin\r\n").await;
+    assert_eq!(signed.status, 204, "{}", signed.body);
+    let cookie = &signed.headers["set-cookie"];
+    assert_eq!(*cookie, format!("linkis_rm_token={viewer}; Path=/; HttpOnly; SameSite=Strict"));
+    let shown = format!("Cookie: other=1; {}\r\n", cookie.split(';').next().unwrap());
+    assert_eq!(get(rm.http, "/api/v1/ListTickets", &shown).await.status, 200);
+    assert_eq!(get(rm.http, "/api/v1/session", &shown).await.json()["signed_in"], true);
+    assert_eq!(get(rm.http, "/api/v1/session", "").await.json()["signed_in"], false);
+
+    assert_eq!(sign_in(rm.http, &viewer, "Sec-Fetch-Site: cross-site\r\n").await.status, 403);
+    assert_eq!(sign_in(rm.http, &ecm, "").await.status, 403, "who may not look");
+    for wrong in ["", "lrm_nothing", "a%0d%0ab", "a%3Bb", &"a".repeat(4001)] {
+        let refused = sign_in(rm.http, wrong, "").await;
+        assert_eq!((refused.status, refused.headers.get("set-cookie")), (401, None), "{wrong}");
+    }
+    assert_eq!(sign_in(rm.http, &"a".repeat(20_000), "").await.status, 413);
+    let out = ask(rm.http, "POST /logout HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n").await;
+    assert!(
+        out.headers["set-cookie"].starts_with("linkis_rm_token=; ") && out.headers["set-cookie"].contains("Max-Age=0")
+    );
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_answer_forbids_what_is_not_from_here() {
+    let (_database, rm) = start_page().await;
+    let page = get(rm.http, "/", "").await;
+    assert_eq!((page.status, page.headers["content-type"].as_str()), (200, "text/html; charset=utf-8"));
+    let named = page.body.split('"').filter(|text| text.starts_with("/page/")).map(str::to_owned).collect::<Vec<_>>();
+    assert!(named.len() >= 3, "{named:?}");
+    let mut files = named;
+    let imports = get(rm.http, "/page/page.js", "").await.body;
+    files.extend(imports.split('"').filter(|text| text.starts_with("/page/")).map(str::to_owned));
+    for path in
+        files.iter().map(String::as_str).chain(["/", "/api/v1/GetServerInfo", "/api/v1/nothing", "/page/nothing"])
+    {
+        let answer = get(rm.http, path, "").await;
+        assert_eq!(answer.status, if path.ends_with("nothing") { 404 } else { 200 }, "{path}");
+        let policy = &answer.headers["content-security-policy"];
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(answer.headers["x-content-type-options"], "nosniff");
+        for markup in
+            ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "onclick=", "style=\""]
+        {
+            assert!(!answer.body.contains(markup), "{path}: {markup}");
+        }
+    }
+    let all: usize = {
+        let mut bytes = 0;
+        for path in &files {
+            bytes += get(rm.http, path, "").await.body.len();
+        }
+        bytes
+    };
+    println!("the page's files have {all} bytes");
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_have_bounds_and_leave_room_for_others() {
+    let (_database, rm) = start_page().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let mut streams = Vec::new();
+    // More than there is room for; one alone does not get all of it.
+    for _ in 0..70 {
+        let mut stream = Stream::open(rm.http, "").await;
+        if stream.next().await.is_some_and(|(kind, _)| kind == "picture") {
+            streams.push(stream);
+        }
+    }
+    assert_eq!(streams.len(), 60, "the others were turned away");
+    assert_eq!(get(rm.http, "/api/v1/events", "").await.status, 429);
+    assert_eq!(get(rm.http, "/livez", "").await.status, 200);
+    assert_eq!(get(rm.http, "/api/v1/ListEms", "").await.status, 200);
+    // A body without an end, a head without one, and one that is too large: none of them lasts.
+    let begun = Instant::now();
+    let head = format!("GET / HTTP/1.1\r\nHost: test\r\nX-Large: {}\r\n\r\n", "a".repeat(400_000));
+    let (body, large, none) = tokio::join!(
+        ask(rm.http, "POST /login HTTP/1.1\r\nHost: test\r\nContent-Length: 1000\r\n\r\ntoken=a"),
+        ask(rm.http, &head),
+        ask(rm.http, "GET / HTTP/1.1\r\nHost: "),
+    );
+    assert_eq!((body.status, none.status), (0, 0));
+    assert!([431, 0].contains(&large.status), "{}", large.status);
+    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
+    // Those who look are still told, longer than any other connection lasts; and they end with the instance.
+    let first = &mut streams[0];
+    assert!(first.next().await.is_some() && begun.elapsed() > Duration::from_secs(4));
+    let begun = Instant::now();
+    assert_eq!(format!("{:?}", rm.stop().await), "Drained");
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    while let Some((kind, said)) = first.next().await {
+        assert!(kind == "picture" || said == "the instance stops", "{kind} {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_hosts_are_soon_there_and_cost_little_after() {
+    let (database, rm) = start_page().await;
+    let ems = "INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
+            version, counted_to)
+        SELECT 'linkis-cg-engineconnmanager', 'openb-node-' || lpad(n::text, 4, '0') || ':9102', 'LoadInstance', amount, nothing,
+            nothing, nothing, amount, false, '{}', 1, now(), 1, 0
+        FROM generate_series(0, 9999) n, (SELECT '{\"memory\":100,\"cores\":100,\"instances\":100}'::jsonb AS amount,
+            '{\"memory\":0,\"cores\":0,\"instances\":0}'::jsonb AS nothing) a";
+    sqlx::raw_sql(ems).execute(&database.pool).await.unwrap();
+    sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
+    let begun = Instant::now();
+    let mut stream = Stream::open(rm.http, "").await;
+    let (_, picture) = stream.next().await.unwrap();
+    let (first, first_bytes) = (begun.elapsed(), stream.bytes);
+    assert_eq!(picture["came"][0][2].as_array().unwrap().len(), 10_000);
+    if let Some(browser) = Browser::start().await {
+        let begun = Instant::now();
+        browser.go(&format!("http://{}/", rm.http)).await;
+        let drawn = || async {
+            browser
+                .run("return document.getElementById('map').ariaLabel")
+                .await
+                .as_str()
+                .is_some_and(|label| label.starts_with("10,000"))
+        };
+        eventually("all are drawn", SHOWN_WITHIN, drawn).await;
+        println!("a browser draws them after {:?}", begun.elapsed());
+        browser.picture("many").await;
+        assert_eq!(browser.overflow().await, 0);
+    }
+    // All of them change: as many are told each second as there is room for, until all are.
+    let mut stream = Stream::open(rm.http, "").await;
+    stream.next().await.unwrap();
+    let mut sizes = Vec::new();
+    for held in 1..=2 {
+        let change = format!(
+            "UPDATE linkis_em_resource_meta_data SET used_resource = '{{\"memory\":{held}0,\"cores\":0,\"instances\":0}}'"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(change)).execute(&database.pool).await.unwrap();
+        let mut changes = 0;
+        while changes < 10_000 {
+            let before = stream.bytes;
+            let (_, news) = stream.next().await.unwrap();
+            let codes: Vec<_> = news["codes"].as_array().into_iter().flatten().collect();
+            assert!(codes.chunks(2).all(|change| *change[1] == 2 * 128 + 10 * held), "{news}");
+            changes += codes.len() / 2;
+            sizes.push(stream.bytes - before);
+        }
+        assert_eq!(changes, 10_000);
+    }
+    println!(
+        "the first picture took {first:?} and {first_bytes} bytes, each second after up to {:?}",
+        sizes.iter().max()
+    );
+    assert!(first < Duration::from_secs(10), "{first:?}");
+    assert!(sizes.len() >= 4 && sizes.iter().all(|bytes| *bytes < 100_000), "{sizes:?}");
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_minutes_are_there_when_it_is_opened() {
+    let (_database, rm) = start_page().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let noted = || async {
+        let (_, picture) = Stream::open(rm.http, "").await.next().await.unwrap();
+        picture["points"].as_array().is_some_and(|points| points.iter().any(|point| point["grants"].is_number()))
+    };
+    eventually("a point is noted", LONG, noted).await;
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_tls_the_cookie_goes_nowhere_without_it() {
+    let (database, folder) = (Database::fresh().await, Folder::new("page"));
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
+    let security = Security { tls: Some(folder.files()), ..Security::OPEN };
+    let rm = Instance::start_with(&database, Options { security, ..options() }).await;
+    let mut config = (*config(&ca, None)).clone();
+    config.alpn_protocols.clear();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let sign_in = async || {
+        let stream = TcpStream::connect(rm.http).await.unwrap();
+        let mut stream = connector.connect("rm.example".try_into().unwrap(), stream).await.unwrap();
+        let request = "POST /login HTTP/1.1\r\nHost: rm.example\r\nContent-Length: 14\r\n\r\ntoken=anything";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        // It may end without a word of TLS.
+        let _ = stream.read_to_end(&mut answer).await;
+        String::from_utf8(answer).unwrap()
+    };
+    eventually("there is a page", LONG, || async { !sign_in().await.starts_with("HTTP/1.1 503") }).await;
+    let answer = sign_in().await;
+    let cookie = "set-cookie: __Host-linkis_rm_token=anything; Path=/; HttpOnly; SameSite=Strict; Secure\r\n";
+    assert!(answer.contains(cookie), "{answer}");
+    rm.stop().await;
+}
