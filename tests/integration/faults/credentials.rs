@@ -89,7 +89,7 @@ impl Credentials {
         }
         hand_out();
         let url = self.url.clone();
-        let words = ["revoke".to_owned(), "--id".to_owned(), before.token_id];
+        let words = ["revoke".to_owned(), "--id".to_owned(), before.token_id, "--yes".to_owned()];
         tokio::task::spawn_blocking(move || tokens(&url, &words)).await.unwrap();
         for address in addresses {
             let rm = self.with_token(address, LOOK_TIMEOUT, &before.token);
