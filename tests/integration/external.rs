@@ -76,16 +76,9 @@ impl Yarn {
         let apps = serde_json::json!({"apps": {"app": (0..10).map(apps).collect::<Vec<_>>()}}).to_string();
         let behaviour = Behaviour { scheduler: Some(scheduler.into()), apps, delay: Duration::ZERO };
         let (behaviour, asked) = (Arc::new(Mutex::new(behaviour)), Arc::<AtomicUsize>::default());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
         let router =
             Router::new().route("/ws/v1/cluster/{what}", get(answer)).with_state((behaviour.clone(), asked.clone()));
-        let serving = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let service = TowerToHyperService::new(router.clone());
-                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-            }
-        });
+        let (address, serving) = serve(router).await;
         Self { address, behaviour, asked, serving }
     }
 
@@ -102,6 +95,19 @@ impl Yarn {
         eventually("a snapshot", Duration::from_secs(10), async || self.asked() >= 3).await;
         self.asked()
     }
+}
+
+/// Has a cluster's API answered on a free port, and tells where, and by which task.
+pub async fn serve(router: Router) -> (String, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let serving = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = TowerToHyperService::new(router.clone());
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    (address, serving)
 }
 
 pub async fn client_of(rm: &Instance) -> Client<Channel> {

@@ -14,8 +14,6 @@ use axum::{
     extract::{Path, Request, State},
     routing::get,
 };
-use hyper::server::conn::http1;
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
@@ -25,11 +23,13 @@ use linkis_rm::{
     transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
 };
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
 use tonic::{Code, transport::Channel};
 use tonic_types::StatusExt as _;
 
-use crate::harness::*;
+use crate::{
+    external::{put, serve},
+    harness::*,
+};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -104,15 +104,8 @@ async fn answer(State((shown, asked)): State<Shared>, Path(what): Path<String>, 
 impl Cluster {
     async fn start(shown: Shown) -> Self {
         let (shown, asked) = (Arc::new(Mutex::new(shown)), Arc::<AtomicUsize>::default());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
         let router = Router::new().route("/api/v1/{what}", get(answer)).with_state((shown.clone(), asked.clone()));
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let service = TowerToHyperService::new(router.clone());
-                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-            }
-        });
+        let (address, _) = serve(router).await;
         Self { address, shown, asked }
     }
 
@@ -123,11 +116,6 @@ impl Cluster {
 
 fn provider(config: String) -> proto::Provider {
     proto::Provider { resource_type: "Kubernetes".into(), name: "k8s".into(), config, ..Default::default() }
-}
-
-async fn put(client: &Client<Channel>, provider: proto::Provider) -> Result<proto::Provider, tonic::Status> {
-    let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: None };
-    Ok(client.clone().put_provider(call).await?.into_inner().provider.unwrap())
 }
 
 fn config(address: &str) -> String {
