@@ -21,6 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let with_stubs = env::var_os("CARGO_FEATURE_SERVER").is_some();
     // Ordered maps: equal messages have equal bytes, which is what a request id is checked by.
     let messages = tonic_prost_build::configure().btree_map(".").codec_path("crate::transport::codec::Protobuf");
+    // Few want them, and they are larger than all the rest of an answer.
+    let messages = messages.boxed(".linkis.rm.v1.AvailableResource.counters");
     messages.build_client(with_stubs).build_server(with_stubs).compile_fds(descriptors)?;
     Ok(())
 }

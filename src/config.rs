@@ -29,6 +29,9 @@ use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 pub use database::{Database, DatabaseArguments};
 pub use parse::{parse_duration, read_limits};
 
+/// More connections that commit would only wait for each other, and for the disk.
+const COMMITTERS_MAX: u16 = 32;
+
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
 /// Serves gRPC, by default with a private PostgreSQL that it starts itself. With a command, asks a service that runs.
@@ -129,6 +132,10 @@ struct Arguments {
     /// How long to go on serving, and say that it stops, before the server does.
     #[arg(long, env = "LINKIS_RM_SHUTDOWN_DELAY", default_value = "0s", value_name = "DURATION")]
     shutdown_delay: String,
+
+    /// How many commit, each on a database connection and for EMs of its own: 1 to 32. More need cores of the database for themselves.
+    #[arg(long, env = "LINKIS_RM_COMMITTERS", default_value = "1", value_name = "NUMBER")]
+    committers: String,
 
     /// How many calls that ask for resources, or register, may be judged at once; more are told to try again.
     #[arg(long, env = "LINKIS_RM_MAX_CONCURRENT_CALLS", default_value = "4096", value_name = "NUMBER")]
@@ -248,6 +255,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// How long to go on serving before the server stops.
     pub shutdown_delay: Duration,
+    /// How many commit.
+    pub committers: u16,
     /// What callers may take.
     pub bounds: Bounds,
     /// What callers have to show.
@@ -298,6 +307,8 @@ impl Arguments {
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let shutdown_delay = duration("--shutdown-delay (LINKIS_RM_SHUTDOWN_DELAY)", &self.shutdown_delay, "0s", "1h");
+        let name = "--committers (LINKIS_RM_COMMITTERS)";
+        let committers = ok_or_record(&mut mistakes, parse_number(name, &self.committers, 1, COMMITTERS_MAX));
         let patience = self.patience(&mut mistakes);
         let bounds = self.bounds(&mut mistakes);
         let external_hosts = self.external_hosts(&mut mistakes);
@@ -319,6 +330,7 @@ impl Arguments {
                 history: history?,
                 drain_timeout: drain_timeout?,
                 shutdown_delay: shutdown_delay?,
+                committers: committers?,
                 bounds: bounds?,
                 external_hosts: external_hosts?,
                 telemetry: telemetry?,

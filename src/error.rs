@@ -50,7 +50,7 @@ pub enum Error {
     #[error("the call's message did not arrive within {}; send it faster", humantime::format_duration(*.0))]
     BodyTimeout(Duration),
     /// The database is away.
-    #[error("the database does not answer; try again")]
+    #[error("{}; try again", away(.0))]
     Unavailable(#[source] Arc<StoreError>),
     /// The database went away while it committed: it is not known whether something was changed.
     #[error("the database went away while it committed, and has not said how that ended; repeat the call to learn it")]
@@ -70,6 +70,22 @@ pub enum Error {
     /// A cluster whose queues somebody else keeps, or what is known of it.
     #[error(transparent)]
     External(Box<ExternalError>),
+    /// Lines of the history that were to be followed are forgotten.
+    #[error(
+        "what came behind this position is forgotten; begin anew, without a position, and take what there is from the lists"
+    )]
+    PositionTooOld {
+        /// The first position that can still be followed from.
+        oldest: String,
+    },
+    /// A position in another history, or beyond the end of this one.
+    #[error(
+        "the position is of another database, or of a later state of this one, which was put back; begin anew, without a position"
+    )]
+    PositionUnknown,
+    /// Somebody who follows the history takes nothing of it.
+    #[error("no message was taken for too long; go on from the position of the last one")]
+    FollowerTooSlow,
     /// The server is going down.
     #[error("the server is shutting down; ask another instance")]
     ShuttingDown,
@@ -95,9 +111,22 @@ impl Error {
         matches!(self, Self::Internal(_))
     }
 
+    /// Whether the log tells it already, once for all.
+    pub fn is_told(&self) -> bool {
+        matches!(self, Self::Unavailable(error) if error.is_told())
+    }
+
     /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::LockTimeout | Self::Overloaded | Self::Unavailable(_))
+    }
+}
+
+/// What is the matter with a database that is away, for callers.
+fn away(error: &StoreError) -> &dyn std::fmt::Display {
+    match error {
+        StoreError::NoPrimary { why, .. } => why,
+        _ => &"the database does not answer",
     }
 }
 

@@ -64,12 +64,17 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         history: config.history,
         drain_timeout: config.drain_timeout,
         shutdown_delay: config.shutdown_delay,
+        committers: config.committers,
         bounds: edge::make_room(config.bounds),
         security: config.security,
         external_hosts: config.external_hosts,
         migrates: config.migrates,
     };
-    let server = Server::open(listener, http, options, server_options).await?;
+    let server = tokio::select! {
+        opened = Server::open(listener, http, options, server_options) => opened?,
+        _ = terminate.recv() => return stop_early(private).await,
+        _ = interrupt.recv() => return stop_early(private).await,
+    };
     let traces = config.telemetry.traces.map(|settings| Export::start(settings, server.instance_id())).transpose()?;
     if let Some(rules) = config.limits {
         let limits = rules.len();
@@ -107,6 +112,16 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         Ending::Drained => tracing::info!("stopped; every call was answered"),
         Ending::CutOff => tracing::warn!("stopped; some calls were still under way after the drain timeout"),
     }
+    Ok(())
+}
+
+/// Nobody was served yet.
+async fn stop_early(private: Option<Embedded>) -> Result<(), Box<dyn Error>> {
+    notify::tell("STOPPING=1");
+    if let Some(private) = private {
+        tracing::info!("the private PostgreSQL {}", private.stop().await);
+    }
+    tracing::info!("stopped before it served");
     Ok(())
 }
 

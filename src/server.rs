@@ -30,6 +30,7 @@ use crate::{
         },
     },
     metrics::Metrics,
+    notify,
     service::{
         admission::{Admission, StateCache},
         audit::AuditService,
@@ -42,6 +43,7 @@ use crate::{
             fullest::{FullestScopes, ListFullest},
             going::Going,
             holds::EndHolds,
+            indexing::Indexing,
             lease::{Holder, Lease},
             pruning::Pruning,
             refusals::KeepRefusals,
@@ -52,6 +54,7 @@ use crate::{
         },
         committer::{AfterCommit, Committer},
         external::{ExternalResourceService, refresh},
+        follow::FollowService,
         heartbeat::{HeartbeatService, LivenessTimeouts},
         holds::HoldService,
         jwt::{Jwt, JwtError},
@@ -65,7 +68,7 @@ use crate::{
         usage::Usage,
         waiting::{self, WaitingLine},
     },
-    store::{Store, StoreError, target::Target},
+    store::{Opening, Store, StoreError, primary::Missing, target::Target},
     tls::{self, Tls, TlsError},
     transport::{
         self,
@@ -92,7 +95,7 @@ use crate::{
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often an instance looks whether its database answers.
+/// How often an instance tells how its connections to the database stand.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The service that health tells to be there as long as the process is, whatever else is not.
@@ -100,6 +103,9 @@ const LIVENESS: &str = "liveness";
 
 /// How long a server that stops lets those linger who have no call under way: long enough for them to hear that it stops.
 const LINGER: Duration = Duration::from_millis(250);
+
+/// How long those may take to end who were told that an instance waits for its database, once it does no more.
+const WAITED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many accepted connections wait to be served.
 const ACCEPTED_MAX: usize = 16;
@@ -117,6 +123,8 @@ pub struct Options {
     pub drain_timeout: Duration,
     /// How long it says that it stops, and lets everybody in all the same, before it does.
     pub shutdown_delay: Duration,
+    /// How many commit, each on a connection and for EMs of its own.
+    pub committers: u16,
     /// What its callers may take.
     pub bounds: Bounds,
     /// What they have to show.
@@ -160,7 +168,7 @@ impl fmt::Display for Security {
 #[derive(Debug)]
 pub struct Server {
     instance_id: Uuid,
-    listener: Listener,
+    listener: Arc<Listener>,
     store: Store,
     options: Options,
     edge: Arc<Edge>,
@@ -262,8 +270,9 @@ const DESCRIPTORS: [&[u8]; 4] = [
 ];
 
 impl Server {
-    /// Brings the schema of the database up to date, if it is to; calls wait at `listener` meanwhile. Metrics and health are served at
-    /// `http` from now on, if there is one. Logs first of all which instance this is, and where.
+    /// Brings the schema of the database up to date, if it is to; calls wait at `listener` meanwhile. A database that takes no writes yet
+    /// is waited for, and health and calls are answered so. Metrics and health are served at `http` from now on, if there is one. Logs
+    /// first of all which instance this is, and where.
     pub async fn open(
         listener: Listener,
         http: Option<TcpListener>,
@@ -284,10 +293,14 @@ impl Server {
             Some((address, http::serve(listener, tls.clone(), metrics.clone(), seen, page.clone())))
         };
         let http = http.and_then(serve);
-        let store = match options.migrates {
-            true => Store::open(database, options.history).await?,
-            false => Store::open_migrated(database, options.history).await?,
-        };
+        let (opening, found) = Opening::find(database).await?;
+        let listener = Arc::new(listener);
+        if let Err(why) = found {
+            let _ = readiness.send_replace(Readiness::NoDatabase(why));
+            wait_for_writes(&opening, why, &listener, Edge::new(options.bounds, tls.clone()), &metrics).await?;
+            let _ = readiness.send_replace(Readiness::Starting);
+        }
+        let store = opening.prepare(options.history, options.migrates).await?;
         let tokens = Tokens::read(&store).await?;
         if let Some(jwt) = &jwt {
             jwt.first_keys().await;
@@ -341,7 +354,8 @@ impl Server {
             http: _http,
             page,
         } = self;
-        let (tasks, stopping, leaving) = (Tasks::here(), CancellationToken::new(), CancellationToken::new());
+        let tasks = Tasks::here().leaving(store.primary().clone());
+        let (stopping, leaving) = (CancellationToken::new(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
         let address = listener.address().map(|address| announced(&address)).unwrap_or_default();
@@ -350,7 +364,7 @@ impl Server {
         let routes = routes.and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
-        follow(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
+        take_up_changes(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();
 
@@ -367,6 +381,7 @@ impl Server {
             pictures: Pictures::new(schema.clone()),
             schema,
             overviews,
+            answers: page::shared::Answers::default(),
             history,
             about: page::About { instance_id, grpc: address, tls: tls.is_some() },
             tasks: tasks.clone(),
@@ -408,8 +423,45 @@ impl Server {
     }
 }
 
+/// Serves while no host of the database takes writes: health is told so, and calls are. Ends when one does.
+async fn wait_for_writes(
+    opening: &Opening,
+    why: Missing,
+    listener: &Arc<Listener>,
+    edge: Arc<Edge>,
+    metrics: &Metrics,
+) -> Result<(), ServerError> {
+    tracing::warn!("{why}: waiting until it takes writes; calls are told so meanwhile");
+    // It is up, and cannot do more than whoever waits for it.
+    notify::tell("READY=1");
+    let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let health = Health { grpc: health, readiness: watch::Sender::new(Readiness::Starting), metrics: metrics.clone() };
+    health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
+    health.publish(Readiness::NoDatabase(why)).await;
+    let routes = Routes::default().and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
+    let away = StoreError::NoPrimary { why, hosts: String::new() };
+    let calls = Calls::closed(routes, edge.clone(), Error::Unavailable(Arc::new(away)));
+    let incoming = accepted(listener.clone(), &edge, &tasks, &stopping, None);
+    let mut servers = serve_calls(calls, incoming, &edge.bounds(), &Observe::new(metrics.clone()), &stopping);
+    let ended = tokio::select! {
+        () = opening.found() => Ok(()),
+        Some(ended) = servers.join_next() => ended.map_err(|_| ServerError::Defect)?.map_err(ServerError::from),
+    };
+    stopping.cancel();
+    edge.close();
+    let _ = tokio::time::timeout(WAITED_TIMEOUT, async { while servers.join_next().await.is_some() {} }).await;
+    ended
+}
+
 /// Takes up what changes in files meanwhile: the database's password, certificates, and whose JWTs are believed.
-fn follow(tasks: &Tasks, store: &Store, tls: Option<&Arc<Tls>>, jwt: Option<&Arc<Jwt>>, stopping: &CancellationToken) {
+fn take_up_changes(
+    tasks: &Tasks,
+    store: &Store,
+    tls: Option<&Arc<Tls>>,
+    jwt: Option<&Arc<Jwt>>,
+    stopping: &CancellationToken,
+) {
     tasks.spawn(store.clone().follow(stopping.clone()));
     if let Some(tls) = tls {
         tasks.spawn(tls.clone().follow(stopping.clone()));
@@ -497,7 +549,7 @@ fn assemble(
         history: options.history,
         tls: options.security.tls.is_some(),
     };
-    let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
+    let committer = Committer::start(store.clone(), options.committers, after_commit, metrics.clone(), tasks);
     let committer = committer.map_err(ServerError::Thread)?;
     let admission = Admission::start(store, seen.clone(), options.patience.silent_after, tasks);
     let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
@@ -535,7 +587,9 @@ fn assemble(
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
     let usage = Usage::new(store.clone(), silent_after);
-    let usage = transport::usage::Usage::new(usage, limits.clone(), overviews.clone(), fullest, info);
+    let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
+    tasks.spawn(follow.clone().read_on(stopping.clone()));
+    let usage = transport::usage::Usage::new(usage, limits.clone(), overviews.clone(), fullest, follow, info);
     let external = Http::new(options.external_hosts.clone());
     let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
     tasks.spawn(refresh(external.clone(), line, tasks.clone(), stopping.clone()));
@@ -571,6 +625,7 @@ fn keep_house(
 ) {
     driver.start(Lease::new(holder.clone()), Arc::default());
     driver.start(Retention::new(options.history, holder.clone()), Arc::default());
+    driver.start(Indexing::new(holder.clone()), Arc::default());
     driver.start(Pruning::new(holder.clone()), Arc::default());
     driver.start(EndHolds::new(holder.clone()), Arc::default());
     driver.start(RollUpUsage::new(holder.clone()), Arc::default());
@@ -585,7 +640,7 @@ type Incoming = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connecti
 
 /// The connections of callers that were let in, until the server stops; those that have an age are dealt in turn to ages around it.
 fn accepted(
-    listener: Listener,
+    listener: Arc<Listener>,
     edge: &Arc<Edge>,
     tasks: &Tasks,
     stopping: &CancellationToken,
@@ -661,24 +716,19 @@ struct Health {
 async fn watch_health(health: Health, store: Store, stopping: CancellationToken) {
     // Whoever would restart an instance because its database is away asks for this.
     health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
-    let mut session = store.session();
-    let mut looks = tokio::time::interval(HEALTH_INTERVAL);
     loop {
-        let look = async {
-            looks.tick().await;
-            session.answers().await
-        };
-        let readiness = tokio::select! {
+        let changed = store.primary().changed();
+        let standing = store.primary().standing();
+        health.metrics.database.observe(standing.as_ref().ok().map(|found| &found.pool));
+        health.publish(standing.map_or_else(Readiness::NoDatabase, |_| Readiness::Ready)).await;
+        tokio::select! {
             biased;
-            () = stopping.cancelled() => Readiness::Stopping,
-            answers = look => if answers { Readiness::Ready } else { Readiness::NoDatabase },
-        };
-        health.metrics.database.observe(readiness != Readiness::NoDatabase, store.pool());
-        health.publish(readiness).await;
-        if readiness == Readiness::Stopping {
-            return;
+            () = stopping.cancelled() => break,
+            () = changed => {}
+            () = tokio::time::sleep(HEALTH_INTERVAL) => {}
         }
     }
+    health.publish(Readiness::Stopping).await;
 }
 
 impl Health {

@@ -177,7 +177,7 @@ impl Client {
     /// Gives back what a ticket holds.
     pub async fn released(&mut self, ticket: Ticket) -> Result<(), Failure> {
         let Place { em, user } = ticket.place;
-        let message = proto::ResourceReleasedRequest { ticket_id: ticket.id, user, em: Some(em) };
+        let message = proto::ResourceReleasedRequest { ticket_id: ticket.id, user, em: Some(em), ..Default::default() };
         let call = self.call(message);
         self.service.resource_released(call).await?;
         Ok(())

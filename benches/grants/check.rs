@@ -43,9 +43,11 @@ const WRONG_SCOPES: &str = r#"
             coalesce(sum((user_locked_resource ->> 'cores')::numeric), 0) AS locked,
             coalesce(sum((user_used_resource ->> 'cores')::numeric), 0) AS used
         FROM linkis_user_resource_meta_data
-        WHERE EXISTS (SELECT FROM linkis_resource_limit)
-        GROUP BY GROUPING SETS (("user"), (creator), ("user", creator)))
-    SELECT count(*) FROM linkis_label_resource s FULL JOIN sums t USING (scope)
+        GROUP BY GROUPING SETS (("user"), (creator), ("user", creator))),
+    limited AS (
+        SELECT * FROM sums WHERE (SELECT jsonb_agg(key ORDER BY key COLLATE "C") FROM jsonb_object_keys(scope) AS key)
+            IN (SELECT label_set FROM linkis_resource_limit))
+    SELECT count(*) FROM linkis_label_resource s FULL JOIN limited t USING (scope)
     WHERE s.scope_hash IS NULL
         OR coalesce((s.locked_resource ->> 'cores')::numeric, 0) IS DISTINCT FROM coalesce(t.locked, 0)
         OR coalesce((s.used_resource ->> 'cores')::numeric, 0) IS DISTINCT FROM coalesce(t.used, 0)"#;

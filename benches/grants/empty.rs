@@ -40,6 +40,7 @@ impl ResourceManagerService for Empty {
         call: Request<proto::RequestResourceRequest>,
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let available = proto::AvailableResource {
+            counters: None,
             ticket_id: "01890a5d-ac96-774b-bcce-b302099a8057".to_owned(),
             em: call.into_inner().em,
             expire_time: Some(SystemTime::now().into()),

@@ -32,7 +32,8 @@ pub(crate) struct Job {
     pub work: Work,
     pub workload: Workload,
     pub callers: usize,
-    /// To how many of the instances.
+    /// The first of the instances that are asked, and how many are.
+    pub first: usize,
     pub instances: usize,
 }
 
@@ -88,14 +89,18 @@ impl Load {
 
     /// The connection for one of many who call `instances` of the instances in turn, and the number of its instance.
     pub fn client(&self, number: usize, instances: usize) -> (usize, Client) {
+        self.client_from(0, number, instances)
+    }
+
+    fn client_from(&self, first: usize, number: usize, instances: usize) -> (usize, Client) {
         let instance = number % instances;
-        let connections = &self.clients[instance];
+        let connections = &self.clients[first + instance];
         (instance, connections[number / instances % connections.len()].clone())
     }
 
     /// Begins to call.
     pub fn start(&self, job: Job) -> Calls {
-        let clients = (0..job.callers).map(|number| self.client(number, job.instances));
+        let clients = (0..job.callers).map(|number| self.client_from(job.first, number, job.instances));
         Calls::start(job, clients, &self.tally)
     }
 

@@ -16,7 +16,8 @@
 //!   without them; both have three limited scopes;
 //! - with `--churn`, whole lives for minutes on end;
 //! - with `--secured`, instead of all this: grants with TLS and a token, and the same without;
-//! - with `--watched`, instead of all this: grants while pages and `top`s are open, and the same without them.
+//! - with `--watched`, instead of all this: grants while pages and `top`s are open, and the same without them;
+//! - with `--committers`, instead of all this: grants by an instance with one, two and four committers.
 //!
 //! With `--crowds`, instead of all this: very many of one thing at once ([`crowds`]).
 //!
@@ -33,6 +34,7 @@ mod callers;
 mod calls;
 mod check;
 mod churn;
+mod committers;
 mod crowds;
 mod empty;
 mod floors;
@@ -51,6 +53,7 @@ mod rounds;
 mod sample;
 mod secured;
 mod service;
+mod simulation;
 mod watchers;
 mod yarn;
 
@@ -98,6 +101,11 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["preload", "secured"])]
     watched: bool,
 
+    /// Measure only what several committers of an instance make of it: grants by one, two and four, that share nothing, users with limits,
+    /// or a creator with one.
+    #[arg(long, conflicts_with_all = ["preload", "secured", "watched", "only"])]
+    committers: bool,
+
     /// Then let tickets come and go for so long, and look whether that stays as fast: on one hot EM, and on 100 EMs.
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     churn: Option<u64>,
@@ -134,6 +142,10 @@ struct Arguments {
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     crowds_soak: Option<u64>,
 
+    /// Measure nothing: tell what many committers would make on other machines, by simulation.
+    #[arg(long)]
+    simulate: bool,
+
     /// Given by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
@@ -147,6 +159,10 @@ impl Arguments {
     fn workloads(&self) -> Vec<Workload> {
         if self.secured {
             return vec![Workload::Hot];
+        }
+        if self.committers {
+            // One EM is one committer's.
+            return vec![Workload::Spread];
         }
         self.only.map_or_else(|| vec![Workload::Hot, Workload::Spread], |only| vec![only])
     }
@@ -185,6 +201,9 @@ async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = if arguments.empty_server {
         empty::serve().await
+    } else if arguments.simulate {
+        println!("{}", simulation::text());
+        Ok(())
     } else if arguments.crowds.is_some() || arguments.crowds_soak.is_some() {
         crowds::run(&arguments).await
     } else {

@@ -2,6 +2,7 @@
 
 use crate::{
     Workload,
+    committers::{self, COMMITTERS, Sharing},
     floors::{CLIENTS, Floor},
     load::{Job, Work},
     service::Site,
@@ -29,6 +30,8 @@ pub(crate) enum Subject {
     Service(Site, Work),
     /// So many instances of the service, asked for grants in a closed loop.
     Instances(usize),
+    /// The instance of the service with so many committers, asked for grants in a closed loop.
+    Committers(Sharing, usize),
     /// The service, asked for grants in a closed loop while pages and `top`s are open.
     Watched,
     /// The service, asked for half as many grants as it can make, in an open loop.
@@ -46,7 +49,7 @@ pub(crate) struct Step {
 impl Subject {
     pub fn name(self) -> String {
         let site = |site| match site {
-            Site::Plain | Site::Churn => "",
+            Site::Plain | Site::Churn | Site::Committers(_) => "",
             Site::Limited => ", 3 scopes",
             Site::Queued => ", queue",
             Site::Loaded => ", preloaded",
@@ -59,6 +62,7 @@ impl Subject {
             Self::Service(at, Work::Lives) => format!("lives{}", site(at)),
             Self::Service(at, Work::Refusals) => format!("refusals{}", site(at)),
             Self::Instances(instances) => format!("grants, {instances} instances"),
+            Self::Committers(sharing, committers) => format!("by {committers} committers{}", sharing.name()),
             Self::Watched => "grants, watched".to_owned(),
             Self::HalfLoad => "grants, half load".to_owned(),
         }
@@ -73,12 +77,17 @@ impl Step {
     /// What the callers do, if the service is measured in a closed loop.
     pub fn job(self) -> Option<(Site, Job)> {
         let (site, work, instances) = match self.subject {
-            Subject::Service(site, work) => (site, work, 1),
-            Subject::Instances(instances) => (Site::Plain, Work::Grants, instances),
-            Subject::Empty | Subject::Watched => (Site::Plain, Work::Grants, 1),
+            Subject::Service(site, work) => (site, work, 0..1),
+            Subject::Instances(instances) => (Site::Plain, Work::Grants, 0..instances),
+            Subject::Committers(sharing, committers) => {
+                let number = COMMITTERS.iter().position(|number| *number == committers)?;
+                (Site::Committers(sharing), Work::Grants, number..number + 1)
+            }
+            Subject::Empty | Subject::Watched => (Site::Plain, Work::Grants, 0..1),
             _ => return None,
         };
-        Some((site, Job { work, workload: self.workload, callers: self.callers, instances }))
+        let (first, instances) = (instances.start, instances.len());
+        Some((site, Job { work, workload: self.workload, callers: self.callers, first, instances }))
     }
 }
 
@@ -101,6 +110,16 @@ pub(crate) fn secured_round(workload: Workload) -> Vec<Step> {
     let sites = [Site::Plain, Site::Secured];
     let of = |callers| sites.map(|site| Step::new(Subject::Service(site, Work::Grants), workload, callers));
     SECURED.into_iter().flat_map(of).collect()
+}
+
+/// What a round consists of where only the number of committers is looked at.
+pub(crate) fn committers_round(workload: Workload) -> Vec<Step> {
+    let of = |sharing: Sharing, callers: usize| {
+        COMMITTERS.map(|number| Step::new(Subject::Committers(sharing, number), workload, callers))
+    };
+    let alone = committers::CALLERS.into_iter().flat_map(|callers| of(Sharing::Nothing, callers));
+    let sharing = [Sharing::Users, Sharing::Creator].into_iter().flat_map(|sharing| of(sharing, ENOUGH));
+    alone.chain(sharing).collect()
 }
 
 /// By how many callers TLS and a token are looked at.

@@ -8,6 +8,7 @@ use crate::{
     Arguments, Failure, Workload,
     check::Checked,
     churn,
+    committers::Sharing,
     floors::Floors,
     load::{Load, WARM_UP, Work},
     machine,
@@ -25,9 +26,10 @@ use crate::{
 pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Results, Failure> {
     let mut bench = Bench::start(arguments, database, dir).await?;
     if arguments.rounds > 0 {
-        let steps = match (arguments.secured, arguments.watched) {
-            (true, _) => plan::secured_round(Workload::Hot),
-            (_, true) => plan::watched_round(&arguments.workloads()),
+        let steps = match (arguments.secured, arguments.watched, arguments.committers) {
+            (true, ..) => plan::secured_round(Workload::Hot),
+            (_, true, _) => plan::watched_round(&arguments.workloads()),
+            (.., true) => plan::committers_round(Workload::Spread),
             _ => plan::round(&arguments.workloads(), arguments.preload),
         };
         let per_round: f64 = steps.iter().map(|step| seconds(length(*step, arguments.window()))).sum();
@@ -84,17 +86,16 @@ impl Bench {
         let (services, series) = (Vec::new(), Vec::new());
         let mut bench = Self { floors, services, _empty_server: empty_server, empty, meter, series, seconds_left: 0.0 };
         if arguments.rounds > 0 {
-            let sites = match (arguments.secured, arguments.watched) {
-                (true, _) => [Some(Site::Plain), Some(Site::Secured), None, None],
-                (_, true) => [Some(Site::Plain), None, None, None],
-                _ => [
-                    Some(Site::Plain),
-                    Some(Site::Limited),
-                    Some(Site::Queued),
-                    arguments.preload.then_some(Site::Loaded),
-                ],
+            let sites = match (arguments.secured, arguments.watched, arguments.committers) {
+                (true, ..) => vec![Site::Plain, Site::Secured],
+                (_, true, _) => vec![Site::Plain],
+                (.., true) => Sharing::ALL.map(Site::Committers).to_vec(),
+                _ => {
+                    let loaded = arguments.preload.then_some(Site::Loaded);
+                    [Site::Plain, Site::Limited, Site::Queued].into_iter().chain(loaded).collect()
+                }
             };
-            for site in sites.into_iter().flatten() {
+            for site in sites {
                 bench.add_service(database, site, &arguments.workloads(), dir).await?;
             }
         }

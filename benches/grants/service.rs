@@ -2,14 +2,12 @@
 
 use std::path::Path;
 
-use linkis_rm::{
-    store::embedded::Embedded,
-    transport::proto::{self, limit_service_client::LimitServiceClient},
-};
+use linkis_rm::store::embedded::Embedded;
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 
 use crate::{
     Failure, Workload, check,
+    committers::{self, COMMITTERS, Sharing},
     load::Load,
     machine,
     preload::{self, Preloaded},
@@ -32,6 +30,8 @@ pub(crate) enum Site {
     Churn,
     /// Empty at first, and encrypted; who calls shows a token.
     Secured,
+    /// Empty at first; its instances have different numbers of committers.
+    Committers(Sharing),
 }
 
 impl Site {
@@ -43,12 +43,26 @@ impl Site {
             Self::Loaded => "loaded",
             Self::Churn => "churn",
             Self::Secured => "secured",
+            Self::Committers(sharing) => sharing.database(),
         }
     }
 
-    /// How many instances there are.
-    fn instances(self) -> usize {
-        if self == Self::Plain { crate::plan::INSTANCES_MAX } else { 1 }
+    /// How many committers each instance has.
+    fn committers(self) -> Vec<usize> {
+        match self {
+            Self::Plain => vec![1; crate::plan::INSTANCES_MAX],
+            Self::Committers(_) => COMMITTERS.to_vec(),
+            _ => vec![1],
+        }
+    }
+
+    /// What has limits in it.
+    fn limits(self) -> &'static [&'static [&'static str]] {
+        match self {
+            Self::Limited | Self::Loaded => &[&["user"], &["creator"], &["user", "creator"]],
+            Self::Committers(sharing) => sharing.limits(),
+            _ => &[],
+        }
     }
 }
 
@@ -70,13 +84,12 @@ impl Service {
         if site == Site::Secured {
             return Self::start_secured(database, dir, workloads).await;
         }
-        for _ in 0..site.instances() {
-            servers.push(start_server(&database, &["--external-hosts", "127.0.0.1"]).await?);
+        for committers in site.committers() {
+            let arguments = ["--external-hosts", "127.0.0.1", "--committers", &committers.to_string()];
+            servers.push(start_server(&database, &arguments).await?);
         }
         let urls: Vec<String> = servers.iter().map(Server::url).collect();
-        if matches!(site, Site::Limited | Site::Loaded) {
-            set_limits(&urls[0]).await?;
-        }
+        committers::set_limits(&urls[0], site.limits()).await?;
         let preloaded = match site {
             Site::Loaded => preload::run(&database).await?,
             _ => Preloaded::default(),
@@ -136,19 +149,4 @@ pub(crate) async fn start_server(database: &PgConnectOptions, arguments: &[&str]
     // No ticket expires while its rows are to be counted.
     command.args(["--listen", "127.0.0.1:0", "--lock-ttl", "1d"]).args(arguments);
     Server::start(command).await
-}
-
-/// Limits every user, every creator, and every pair of them, so high that nothing is refused.
-async fn set_limits(url: &str) -> Result<(), Failure> {
-    let mut client = LimitServiceClient::connect(url.to_owned()).await?;
-    let labels: [&[&str]; 3] = [&["user"], &["creator"], &["user", "creator"]];
-    for each in labels {
-        let limit = proto::Limit {
-            each: each.iter().map(ToString::to_string).collect(),
-            max: ["memory", "cores", "instances"].map(|dimension| (dimension.to_owned(), i64::MAX)).into(),
-            ..Default::default()
-        };
-        client.set_limit(proto::SetLimitRequest { limit: Some(limit), ..Default::default() }).await?;
-    }
-    Ok(())
 }

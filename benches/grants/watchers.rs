@@ -124,7 +124,7 @@ async fn ask(address: &str, call: &str, pause: Duration) -> Failure {
 
 async fn send(address: &str, call: &str) -> Result<TcpStream, Failure> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET /api/v1/{call} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let request = format!("GET /api/v1/{call} HTTP/1.1\r\nHost: {address}\r\nCache-Control: max-age=1\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     Ok(stream)
 }

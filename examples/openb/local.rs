@@ -26,6 +26,7 @@ const OPTIONS: Options = Options {
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
     shutdown_delay: Duration::ZERO,
+    committers: 1,
     bounds: Bounds::DEFAULT,
     security: Security::OPEN,
     external_hosts: AllowedHosts::NONE,

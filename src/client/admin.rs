@@ -1,5 +1,7 @@
 //! What administrators ask: `AdminService`.
 
+use std::collections::BTreeMap;
+
 use uuid::Uuid;
 
 use crate::{
@@ -33,6 +35,7 @@ impl RmClient {
             labels: adopt.labels.as_map().clone(),
             engine: Some(answer::engine_message(&adopt.engine)),
             used: Some(resource::message(adopt.used.parts())),
+            return_counters: false,
         };
         let answer = self.make(&calls::ADOPT_TICKET, &message).await?;
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
@@ -53,7 +56,11 @@ impl RmClient {
 
     /// Ends a ticket, whosever it is; answers how it ended, which may have been before. Needs an operator.
     pub async fn force_release(&self, ticket_id: Uuid, reason: &str) -> Result<String> {
-        let message = proto::ForceReleaseRequest { ticket_id: ticket_id.to_string(), reason: reason.to_owned() };
+        let message = proto::ForceReleaseRequest {
+            ticket_id: ticket_id.to_string(),
+            reason: reason.to_owned(),
+            return_counters: false,
+        };
         Ok(self.make(&calls::FORCE_RELEASE, &message).await?.ended)
     }
 
@@ -86,7 +93,21 @@ impl RmClient {
 
     /// Makes every counter what the tickets say.
     pub async fn repair(&self) -> Result<Repaired> {
-        let answer = self.make(&calls::REPAIR, &proto::RepairRequest {}).await?;
+        self.repair_some(proto::RepairRequest::default()).await
+    }
+
+    /// The same of one EM's counters alone.
+    pub async fn repair_em(&self, em: &EmInstance) -> Result<Repaired> {
+        self.repair_some(proto::RepairRequest { em: Some(answer::em_message(em)), ..Default::default() }).await
+    }
+
+    /// The same of one scope's counters alone.
+    pub async fn repair_scope(&self, labels: &BTreeMap<String, String>) -> Result<Repaired> {
+        self.repair_some(proto::RepairRequest { scope: labels.clone(), ..Default::default() }).await
+    }
+
+    async fn repair_some(&self, question: proto::RepairRequest) -> Result<Repaired> {
+        let answer = self.make(&calls::REPAIR, &question).await?;
         Ok(audit::read_repaired(answer)?)
     }
 }

@@ -7,9 +7,9 @@ use prost::{
     Message,
     bytes::{BufMut as _, Bytes},
 };
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::{
-    Request, Status,
+    Request, Status, Streaming,
     client::Grpc,
     codec::{Codec, EncodeBuf, Encoder},
 };
@@ -96,6 +96,29 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
         }
     }
 
+    /// Opens a call that is answered by many messages, on the next address that serves; once.
+    pub(super) async fn open(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<Streaming<A>, Failure> {
+        let opening = async {
+            let (at, sender) = pool.next(None).await.map_err(Failure::NotSent)?;
+            // Without a deadline: it has no end.
+            let request = Self::request(pool, Bytes::from(message.encode_to_vec()));
+            let mut grpc = Grpc::with_origin(sender, pool.origin(at)).max_decoding_message_size(self.answer_bytes_max);
+            let path = PathAndQuery::from_static(self.path);
+            let opened = grpc.server_streaming(request, path, Encoded(PhantomData)).await;
+            opened.map(tonic::Response::into_inner).map_err(connection::failure)
+        };
+        let late = |_| Failure::Lost(Status::unavailable("there was no answer in time"));
+        timeout(patience.timeout.min(TIMEOUT_MAX), opening).await.map_err(late)?
+    }
+
+    fn request(pool: &Pool, body: Bytes) -> Request<Bytes> {
+        let mut request = Request::new(body);
+        if let Some(authorization) = pool.authorization() {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        request
+    }
+
     /// Tries it once. Writes down on which address.
     async fn attempt(&self, pool: &Pool, body: Bytes, deadline: Instant, on: &mut Option<usize>) -> Result<A, Failure> {
         let trying = async {
@@ -108,11 +131,8 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
     }
 
     async fn send(&self, pool: &Pool, at: usize, sender: Sender, body: Bytes, deadline: Instant) -> Result<A, Status> {
-        let mut request = Request::new(body);
+        let mut request = Self::request(pool, body);
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-        if let Some(authorization) = pool.authorization() {
-            request.metadata_mut().insert("authorization", authorization.clone());
-        }
         let grpc = Grpc::with_origin(sender, pool.origin(at));
         let path = PathAndQuery::from_static(self.path);
         let mut grpc = grpc.max_decoding_message_size(self.answer_bytes_max);

@@ -60,6 +60,14 @@ calls! {
     /// It only reads.
     LIST_ACTIONS: "UsageService" / "ListActions", ListActionsRequest => ListActionsResponse, SAFE;
     /// It only reads.
+    FOLLOW_ACTIONS: "UsageService" / "FollowActions", FollowActionsRequest => FollowActionsResponse, SAFE;
+    /// It only reads.
+    GET_SCOPE: "UsageService" / "GetScope", GetScopeRequest => GetScopeResponse, SAFE;
+    /// It only reads.
+    BATCH_GET_EMS: "UsageService" / "BatchGetEms", BatchGetEmsRequest => BatchGetEmsResponse, SAFE;
+    /// It only reads.
+    BATCH_GET_TICKETS: "UsageService" / "BatchGetTickets", BatchGetTicketsRequest => BatchGetTicketsResponse, SAFE;
+    /// It only reads.
     LIST_WAITING: "UsageService" / "ListWaiting", ListWaitingRequest => ListWaitingResponse, SAFE;
     /// It only reads.
     GET_SERVER_INFO: "UsageService" / "GetServerInfo", GetServerInfoRequest => GetServerInfoResponse, SAFE;

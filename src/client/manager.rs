@@ -179,6 +179,7 @@ impl RmClient {
             used: report.used.as_ref().map(|used| resource::message(used.parts())),
             engine: Some(answer::engine_message(&report.engine)),
             epoch: report.epoch.unwrap_or_default(),
+            return_counters: false,
         };
         let answer = self.make(&calls::RESOURCE_INITED, &message).await?;
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
@@ -192,6 +193,7 @@ impl RmClient {
             em: Some(answer::em_message(&report.em)),
             used: Some(resource::message(report.used.parts())),
             epoch: report.epoch.unwrap_or_default(),
+            return_counters: false,
         };
         let answer = self.make(&calls::RESOURCE_REPORTED, &message).await?;
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
@@ -203,6 +205,7 @@ impl RmClient {
             ticket_id: ticket.ticket_id.to_string(),
             user: ticket.user.to_string(),
             em: Some(answer::em_message(&ticket.em)),
+            return_counters: false,
         };
         self.make(&calls::RESOURCE_RELEASED, &message).await?;
         Ok(())

@@ -1,5 +1,7 @@
 //! What operators ask: `UsageService`.
 
+use std::collections::BTreeMap;
+
 use uuid::Uuid;
 
 use crate::{
@@ -16,13 +18,55 @@ use crate::{
     },
 };
 
-use super::{PAGE_SIZE, Result, RmClient, calls};
+use super::{Follower, PAGE_SIZE, Result, RmClient, calls};
 
 impl RmClient {
     /// What all scopes hold that limits are for.
     pub async fn scopes(&self) -> Result<Vec<ScopeUsage>> {
         let ask = |page_token| proto::ListScopesRequest { page_size: PAGE_SIZE, page_token, ..Default::default() };
         self.list(&calls::LIST_SCOPES, ask, |page| (page.scopes, page.next_page_token), limit::read_scope_usage).await
+    }
+
+    /// One scope, by its labels: those of a limit that is in force.
+    pub async fn scope(&self, labels: &BTreeMap<String, String>) -> Result<ScopeUsage> {
+        let message = proto::GetScopeRequest { labels: labels.clone() };
+        let answer = self.make(&calls::GET_SCOPE, &message).await?;
+        Ok(limit::read_scope_usage(answer.scope.unwrap_or_default())?)
+    }
+
+    /// Who was refused by what, how often, the latest first: the first page, with the filters of the question.
+    pub async fn refusals(&self, question: &proto::ListRefusalsRequest) -> Result<proto::ListRefusalsResponse> {
+        self.make(&calls::LIST_REFUSALS, question).await
+    }
+
+    /// What was used over time.
+    pub async fn use_over_time(&self, question: &proto::GetUsageRequest) -> Result<proto::GetUsageResponse> {
+        self.make(&calls::GET_USAGE, question).await
+    }
+
+    /// A page of the history.
+    pub async fn actions(&self, question: &proto::ListActionsRequest) -> Result<proto::ListActionsResponse> {
+        self.make(&calls::LIST_ACTIONS, question).await
+    }
+
+    /// The history as it goes on, from behind a position; from now on, if that is empty. Nothing is asked before the first
+    /// [`Follower::next`].
+    pub fn follow_actions(&self, position: &str) -> Follower {
+        Follower::new(self.clone(), position.to_owned())
+    }
+
+    /// Those of some EMs that are registered; those that are not are left out. At most 1000.
+    pub async fn ems_by_name(&self, ems: &[EmInstance]) -> Result<Vec<Em>> {
+        let message = proto::BatchGetEmsRequest { ems: ems.iter().map(answer::em_message).collect() };
+        let found = self.make(&calls::BATCH_GET_EMS, &message).await?.ems;
+        Ok(found.into_iter().map(answer::read_em).collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// Those of some tickets that live. At most 1000.
+    pub async fn tickets_by_id(&self, ticket_ids: &[Uuid]) -> Result<Vec<Ticket>> {
+        let ticket_ids = ticket_ids.iter().map(ToString::to_string).collect();
+        let found = self.make(&calls::BATCH_GET_TICKETS, &proto::BatchGetTicketsRequest { ticket_ids }).await?.tickets;
+        Ok(found.into_iter().map(answer::read_ticket).collect::<std::result::Result<_, _>>()?)
     }
 
     /// All requests that wait in line, the first in line first.

@@ -48,6 +48,11 @@ pub struct Watching {
 }
 
 impl Watching {
+    /// For what has no rounds.
+    pub fn asking(&self) -> &Asking {
+        &self.asking
+    }
+
     /// Asks with calls that may take so long, and prints round after round, as often as it is watched.
     ///
     /// # Errors

@@ -6,13 +6,14 @@ use clap::Args;
 
 use crate::{
     client::calls,
-    transport::proto::{AuditRequest, AuditResponse, Difference, RepairRequest, RepairResponse},
+    transport::proto::{AuditRequest, AuditResponse, Difference, EmInstance, RepairRequest, RepairResponse},
 };
 
 use super::{
     asking::Asking,
     consent::Consent,
     failure::{Answer, Failure},
+    named,
     output::{
         Printer,
         table::{Column, Row},
@@ -30,6 +31,14 @@ pub struct Audit {
 /// Everything is made what the tickets say.
 #[derive(Debug, Clone, Args)]
 pub struct Repair {
+    /// Only the counters of this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    #[arg(long, value_parser = named::em, conflicts_with = "scope")]
+    em: Option<EmInstance>,
+
+    /// Only the counters of the scope with just these labels, KEY=VALUE; may be repeated.
+    #[arg(long, value_name = "LABEL", value_parser = named::label)]
+    scope: Vec<(String, String)>,
+
     #[command(flatten)]
     consent: Consent,
 
@@ -66,9 +75,12 @@ impl Repair {
     /// Tells what differed.
     pub async fn run(self) -> Result<Answer, Failure> {
         let service = self.asking.service(TIMEOUT_LONG)?;
-        let question = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
-        self.consent.ask(question)?;
-        let done = service.make_slowly("repairing", &calls::REPAIR, &RepairRequest {}).await?;
+        let everything = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
+        let one = "This makes these counters what the tickets say. Repair?";
+        let question = RepairRequest { em: self.em, scope: self.scope.into_iter().collect() };
+        let is_of_all = question.em.is_none() && question.scope.is_empty();
+        self.consent.ask(if is_of_all { everything } else { one })?;
+        let done = service.make_slowly("repairing", &calls::REPAIR, &question).await?;
         let mut printer = self.asking.printer();
         if printer.is_json() {
             printer.answer(&calls::REPAIR, &done, String::new)?;

@@ -2,7 +2,10 @@
 
 use clap::Args;
 
-use crate::transport::proto::{Action, EmInstance, ListActionsRequest, ListActionsResponse};
+use crate::{
+    client::calls,
+    transport::proto::{Action, EmInstance, ListActionsRequest, ListActionsResponse},
+};
 
 use super::{
     asking::Period,
@@ -10,9 +13,12 @@ use super::{
     list::{ListArguments, listed},
     named,
     output::{
+        Format,
+        json::{self, SchemaError},
         table::{Column, Row},
         text,
     },
+    service::TIMEOUT,
 };
 
 /// The history, oldest first.
@@ -45,6 +51,10 @@ pub struct History {
     #[arg(long)]
     newest: bool,
 
+    /// What happens from now on, as it happens, until the command is interrupted.
+    #[arg(long, conflicts_with_all = ["since", "until", "newest", "watch"])]
+    follow: bool,
+
     #[command(flatten)]
     list: ListArguments,
 }
@@ -65,6 +75,9 @@ listed!(LIST_ACTIONS: ListActionsRequest => ListActionsResponse, actions: Action
 impl History {
     /// Lists it.
     pub async fn run(self) -> Result<Answer, Failure> {
+        if self.follow {
+            return self.follow().await;
+        }
         let question = ListActionsRequest {
             ticket_id: self.ticket.unwrap_or_default(),
             newest_first: self.newest,
@@ -77,6 +90,55 @@ impl History {
             ..Default::default()
         };
         self.list.list(question).await
+    }
+}
+
+impl History {
+    /// Shows what happens from now on.
+    async fn follow(self) -> Result<Answer, Failure> {
+        let mut printer = self.list.watching.asking().printer();
+        let lines = match printer.format() {
+            Format::Table | Format::Wide => None,
+            Format::Jsonl => Some(json::items_of(&json::answer_of(&calls::LIST_ACTIONS)?, "actions")?),
+            Format::Json => {
+                return Err(Failure::Usage("--follow has no end, and so no JSON: use --output jsonl".into()));
+            }
+        };
+        let service = self.list.watching.asking().service(TIMEOUT)?;
+        let (mut follower, mut left) = (service.follow(), self.list.limit.unwrap_or(u64::MAX));
+        let mut table = printer.table(COLUMNS);
+        let headers = table.rows(&[]);
+        if lines.is_none() {
+            printer.print(&headers)?;
+        }
+        while left > 0 && !printer.is_closed() {
+            let told = follower.next().await.map_err(|error| service.failed(error))?;
+            let most = usize::try_from(left).unwrap_or(usize::MAX);
+            let shown: Vec<&Action> = told.actions.iter().filter(|action| self.is_shown(action)).take(most).collect();
+            left = left.saturating_sub(u64::try_from(shown.len()).unwrap_or(u64::MAX));
+            if shown.is_empty() {
+                continue;
+            }
+            let text = match &lines {
+                None => table.rows(&shown.into_iter().map(row).collect::<Vec<_>>()),
+                Some(item) => {
+                    let line = |action| Ok(json::line(item, action)? + "\n");
+                    shown.into_iter().map(line).collect::<Result<String, SchemaError>>()?
+                }
+            };
+            printer.print(&text)?;
+        }
+        Ok(Answer::Yes)
+    }
+
+    /// Whether a line is one that was asked for.
+    fn is_shown(&self, action: &Action) -> bool {
+        let is = |asked: &Option<String>, is: &str| asked.as_deref().is_none_or(|asked| asked == is);
+        is(&self.ticket, &action.ticket_id)
+            && is(&self.user, &action.user)
+            && is(&self.actor, &action.actor)
+            && (self.em.is_none() || self.em == action.em)
+            && (self.actions.is_empty() || self.actions.contains(&action.action))
     }
 }
 

@@ -85,11 +85,11 @@ pub(super) use listed;
 #[derive(Debug, Clone, Args)]
 pub struct ListArguments {
     #[command(flatten)]
-    watching: Watching,
+    pub watching: Watching,
 
     /// List so many at most; all without it.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
+    pub limit: Option<u64>,
 }
 
 impl ListArguments {

@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 
-use sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions};
+use sqlx::{Connection as _, PgConnection};
 
 use crate::{
     config::{Database, DatabaseArguments},
     store::{
         StoreError,
         embedded::{self, Embedded, EmbeddedError},
+        primary::Primary,
         session,
+        target::Target,
     },
 };
 
@@ -33,12 +35,12 @@ pub(super) enum OpenError {
 
 impl Opened {
     pub async fn new(arguments: &DatabaseArguments) -> Result<Self, OpenError> {
-        let (options, private) = match arguments.choose().map_err(OpenError::Usage)? {
-            Database::External(target) => (target.options(), None),
+        let (target, private) = match arguments.choose().map_err(OpenError::Usage)? {
+            Database::External(target) => (target, None),
             Database::Embedded(data_dir) => private(data_dir).await?,
         };
-        let options = session::unbounded(session::bounded(options));
-        Ok(Self { connection: session::connect(&options).await?, private })
+        let (connection, _) = Primary::watch(target).connect_with(session::unbounded).await?;
+        Ok(Self { connection, private })
     }
 
     pub async fn close(self) {
@@ -51,11 +53,11 @@ impl Opened {
 }
 
 /// The private PostgreSQL: that of the service that runs, or else one for as long as this takes.
-async fn private(data_dir: Option<PathBuf>) -> Result<(PgConnectOptions, Option<Embedded>), EmbeddedError> {
+async fn private(data_dir: Option<PathBuf>) -> Result<(Target, Option<Embedded>), EmbeddedError> {
     let data_dir = data_dir.map_or_else(embedded::default_data_dir, Ok)?;
     match Embedded::start(embedded::Settings { data_dir: data_dir.clone(), server_options: vec![] }).await {
-        Ok(private) => Ok((private.connect_options(), Some(private))),
-        Err(error @ EmbeddedError::InUse { .. }) => Ok((embedded::running(&data_dir).ok_or(error)?, None)),
+        Ok(private) => Ok((private.connect_options().into(), Some(private))),
+        Err(error @ EmbeddedError::InUse { .. }) => Ok((embedded::running(&data_dir).ok_or(error)?.into(), None)),
         Err(error) => Err(error),
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use prost::Message;
 
-use crate::client::{Call, ClientError, ClientSettings, Identity, RmClient, Tls};
+use crate::client::{Call, ClientError, ClientSettings, Follower, Identity, RmClient, Tls};
 
 use super::{failure::Failure, output::progress};
 
@@ -95,6 +95,16 @@ impl Asked {
         &self.address
     }
 
+    /// The history as it goes on, from now on.
+    pub fn follow(&self) -> Follower {
+        self.client.follow_actions("")
+    }
+
+    /// What went wrong there.
+    pub fn failed(&self, error: ClientError) -> Failure {
+        Failure::Service { error, address: self.address.clone() }
+    }
+
     /// Makes a call.
     ///
     /// # Errors
@@ -105,7 +115,7 @@ impl Asked {
         A: Message + Default + 'static,
     {
         let answer = self.client.make(call, question).await;
-        answer.map_err(|error| Failure::Service { error, address: self.address.clone() })
+        answer.map_err(|error| self.failed(error))
     }
 
     /// The same, and says on a terminal how long it takes.

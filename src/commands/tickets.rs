@@ -126,7 +126,7 @@ impl Release {
         let reason = consent::reason(reason.as_deref())?;
         let question = "This gives back what the ticket holds, whether or not its engine still runs. End it?";
         consent.ask(question)?;
-        let question = ForceReleaseRequest { ticket_id: ticket_id.clone(), reason };
+        let question = ForceReleaseRequest { ticket_id: ticket_id.clone(), reason, ..Default::default() };
         let answer = service.make(&calls::FORCE_RELEASE, &question).await?;
         let ended = || format!("ticket {ticket_id} {} at {}\n", answer.ended, text::time(answer.end_time.as_ref()));
         asking.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;

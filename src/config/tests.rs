@@ -42,6 +42,8 @@ fn patience_is_checked() {
 #[test]
 fn bounds_are_checked() {
     for (flag, wrong, told) in [
+        ("--committers", "0", "from 1 to 32"),
+        ("--committers", "33", "from 1 to 32"),
         ("--max-connections", "0", "from 1 to 1000000"),
         ("--max-connections", "many", "from 1 to 1000000"),
         ("--max-connection-calls", "100000", "from 1 to 65536"),

@@ -240,7 +240,8 @@ impl Reach {
         }))
     }
 
-    fn denied(&self, needs: impl FnOnce() -> String) -> Denied {
+    /// Why a call is not within it.
+    pub fn denied(&self, needs: impl FnOnce() -> String) -> Denied {
         let roles = self.0.as_deref().map(|bound| bound.roles.clone()).unwrap_or_default();
         Denied { roles, needs: needs() }
     }

@@ -3,7 +3,13 @@
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{audit::Subject, limit_mode::LimitMode, name::Name, resource::Resource, ticket::End};
+use super::{
+    audit::Subject,
+    limit_mode::LimitMode,
+    name::{Labels, Name},
+    resource::Resource,
+    ticket::{End, EngineInstance},
+};
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +121,19 @@ impl Action {
     }
 }
 
+/// What a line of the history says of its ticket besides.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TicketDetail {
+    /// By which application of its user it was asked for.
+    pub creator: String,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// What the request carried.
+    pub labels: Labels,
+    /// The engine that uses it then, or used it until then.
+    pub engine: Option<EngineInstance>,
+}
+
 /// One line of the history.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActionRecord {
@@ -124,6 +143,8 @@ pub struct ActionRecord {
     pub action: Action,
     /// To which ticket, and whose that is; `None` if it was done to the EM or the scope.
     pub ticket: Option<(Uuid, Name)>,
+    /// What else is known of that ticket.
+    pub detail: Option<Box<TicketDetail>>,
     /// On which EM; repairs are also of scopes, and rules and policies are subjects themselves.
     pub subject: Subject,
     /// What the ticket held after it, or when it ended; of an EM, what it provides. After a repair, what the tickets hold together:

@@ -392,6 +392,24 @@ pub enum ScopeFix {
     Delete(Counter, Vec<u8>),
 }
 
+/// What alone is to be repaired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RepairTarget {
+    /// The counters of an EM.
+    Em(EmInstance),
+    /// The counters of a scope.
+    Scope(Scope),
+}
+
+impl ScopeFix {
+    /// Which scope.
+    pub fn scope(&self) -> &Scope {
+        match self {
+            Self::Update(counter, _) | Self::Insert(counter, _) | Self::Delete(counter, _) => &counter.scope,
+        }
+    }
+}
+
 /// What the live tickets hold in every scope of every label set that is counted, to be compared with the rows.
 #[derive(Debug)]
 pub struct ScopeSums {

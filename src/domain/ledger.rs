@@ -262,8 +262,8 @@ impl Ledger {
         em.current.locked = em_locked;
         *em.counted = true;
         let expires_at = self.now.saturating_add(duration(op));
-        let grant =
-            Grant { ticket_id: op.ask.ticket_id, em: op.em.clone(), expires_at, over_watched: Vec::new(), queue: None };
+        let (ticket_id, em) = (op.ask.ticket_id, op.em.clone());
+        let grant = Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None, counters: None };
         let ticket = self.new_ticket(op, epoch, grant.expires_at);
         self.clusters.count(&ticket);
         self.tickets.insert(op.ask.ticket_id, TicketSlot { ticket, stored: false, in_use: false });

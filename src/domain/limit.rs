@@ -227,6 +227,22 @@ impl Limits {
         self.sets.iter().filter_map(in_set).collect()
     }
 
+    /// The same, of the label sets alone of which all tickets are counted.
+    pub fn deciding(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
+        let mut scopes = self.scopes(labels);
+        scopes.retain(|limited| {
+            self.sets.iter().any(|(set, _)| set.is_counted && set.id == limited.counter.label_set_id)
+        });
+        scopes
+    }
+
+    /// The counter of a scope; `None` unless all tickets are counted by the names of its labels.
+    pub fn deciding_at(&self, scope: &Scope) -> Option<LimitedScope> {
+        let is_of = |set: &LabelSet| set.is_counted && set.counting.keys.iter().eq(scope.labels().keys());
+        let (set, rules) = self.sets.iter().find(|(set, _)| is_of(set))?;
+        Some(decide(rules, set.counting.queues, Counter { label_set_id: set.id, scope: scope.clone() }))
+    }
+
     /// A counter with the rules that decide there.
     pub fn of_counter(&self, counter: Counter) -> LimitedScope {
         match self.sets.iter().find(|(set, _)| set.id == counter.label_set_id) {

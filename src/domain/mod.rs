@@ -18,7 +18,7 @@
 //! - [`judgement`]: whether a request can be granted;
 //! - [`report`]: what EMs report, and what follows for their tickets;
 //! - [`action`]: the history of what was done; [`state`]: how something stood before and after;
-//! - [`audit`]: what is stored against what the tickets say;
+//! - [`audit`]: what is stored against what the tickets say; [`counters`]: what was stored after a commit;
 //! - [`overview`]: the whole cluster in a few numbers;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`selector`], [`placement`]: which EMs a request may go to, and which is proposed;
@@ -29,6 +29,7 @@ pub mod action;
 pub mod adopt;
 pub mod audit;
 pub mod cap;
+pub mod counters;
 pub mod drain;
 pub mod em;
 pub mod external;

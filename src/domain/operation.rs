@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::{
     adopt::Adopt,
+    counters::Counters,
     drain::{Drain, DrainEm, ResumeEm},
     em::{Em, EmInstance},
     external::{JudgedQueue, place_of},
@@ -459,6 +460,8 @@ pub struct Grant {
     pub over_watched: Vec<Shortfall>,
     /// In which queue of an external cluster, and by what; likewise.
     pub queue: Option<JudgedQueue>,
+    /// The counters right after it, if they were asked for; likewise.
+    pub counters: Option<Box<Counters>>,
 }
 
 impl Grant {

@@ -157,6 +157,11 @@ impl Scope {
         &self.0
     }
 
+    /// The names of its labels, for people.
+    pub fn keys(&self) -> String {
+        self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+    }
+
     /// Whether a dimension is counted here, where queues are told apart.
     pub fn counts(&self, dimension: &Dimension) -> bool {
         label_of(dimension).is_none_or(|label| self.0.contains_key(label))
@@ -264,4 +269,20 @@ pub struct Usage {
     pub used: Tally,
     /// What is granted and not yet in use.
     pub locked: Tally,
+}
+
+impl Usage {
+    /// Whether nothing is held.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What a scope's row says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoredUsage {
+    /// What is held.
+    pub usage: Usage,
+    /// It grows with each commit that changes that.
+    pub version: i64,
 }

@@ -27,6 +27,7 @@ use tower_service::Service as _;
 
 use crate::{
     metrics::{self, Metrics},
+    store::primary::Missing,
     tls::Tls,
 };
 
@@ -52,8 +53,8 @@ pub enum Readiness {
     Starting,
     /// Yes.
     Ready,
-    /// Not while its database is away.
-    NoDatabase,
+    /// Not while its database is away, or takes no writes.
+    NoDatabase(Missing),
     /// Not any more.
     Stopping,
 }
@@ -147,19 +148,23 @@ fn alive(is_verbose: bool) -> &'static str {
 
 fn ready(readiness: Readiness, is_verbose: bool) -> (StatusCode, String) {
     let (code, answer) = match readiness {
-        Readiness::Ready => (StatusCode::OK, "ready"),
-        Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting"),
-        Readiness::NoDatabase => (StatusCode::SERVICE_UNAVAILABLE, "not ready: the database does not answer"),
-        Readiness::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "not ready: stopping"),
+        Readiness::Ready => (StatusCode::OK, "ready".to_owned()),
+        Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting".to_owned()),
+        Readiness::NoDatabase(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}")),
+        Readiness::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "not ready: stopping".to_owned()),
     };
     // While it starts or stops, nobody looks whether the database answers.
     let checks = match readiness {
-        Readiness::Ready => "[+]started ok\n[+]database ok\n[+]serving ok\n",
-        Readiness::Starting => "[-]started not yet\n[-]serving not yet\n",
-        Readiness::NoDatabase => "[+]started ok\n[-]database does not answer\n[+]serving ok\n",
-        Readiness::Stopping => "[+]started ok\n[-]serving stopping\n",
+        Readiness::Ready => "[+]started ok\n[+]database ok\n[+]serving ok\n".to_owned(),
+        Readiness::Starting => "[-]started not yet\n[-]serving not yet\n".to_owned(),
+        Readiness::NoDatabase(why) => {
+            let why = why.to_string();
+            let why = why.strip_prefix("the database ").unwrap_or(&why);
+            format!("[+]started ok\n[-]database {why}\n[+]serving ok\n")
+        }
+        Readiness::Stopping => "[+]started ok\n[-]serving stopping\n".to_owned(),
     };
-    (code, format!("{}{answer}\n", if is_verbose { checks } else { "" }))
+    (code, format!("{}{answer}\n", if is_verbose { checks.as_str() } else { "" }))
 }
 
 fn scrape(metrics: &Metrics) -> Response {

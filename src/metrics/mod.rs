@@ -78,6 +78,8 @@ pub struct Families {
     pub jwt: jwt::Jwt,
     /// Overviews of the cluster.
     pub overviews: rooms::Overviews,
+    /// Those who follow the history.
+    pub follow: rooms::Follow,
 }
 
 impl Deref for Metrics {
@@ -112,6 +114,7 @@ impl Metrics {
         let external = external::External::register(ours);
         let jwt = jwt::Jwt::register(ours);
         let overviews = rooms::Overviews::register(ours);
+        let follow = rooms::Follow::register(ours);
         Self(Arc::new(Families {
             registry,
             tasks,
@@ -126,6 +129,7 @@ impl Metrics {
             external,
             jwt,
             overviews,
+            follow,
         }))
     }
 

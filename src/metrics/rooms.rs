@@ -67,6 +67,9 @@ fn class(error: &Error) -> Class {
         | Error::Unauthenticated(_)
         | Error::Denied(_)
         | Error::NoSuchMethod
+        | Error::PositionTooOld { .. }
+        | Error::PositionUnknown
+        | Error::FollowerTooSlow
         | Error::External(_) => "rejected",
         Error::LockTimeout => "lock_timeout",
         Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
@@ -125,7 +128,7 @@ impl Committer {
             lock_wait: add(
                 registry,
                 "lock_wait_seconds",
-                "How long a batch waits for its resource locks: other instances, or an operator, hold the same EMs and users",
+                "How long a batch waits for its resource locks: other instances, other committers or an operator hold the same EMs and users",
                 batch_seconds(),
             ),
             batch: add(
@@ -347,7 +350,7 @@ impl Database {
         let up = add(
             registry,
             "database_up",
-            "1 while the database answers, else 0: this instance is not ready then, and its calls fail",
+            "1 while a host of the database takes writes, else 0: this instance is not ready then, and its calls fail",
             Gauge::default(),
         );
         let connections: Family<State, Gauge> = Family::default();
@@ -376,10 +379,11 @@ impl Database {
         self.errors.get_or_create(&database_class(error)).inc();
     }
 
-    /// How a look at the database went, and how its pool stood then.
-    pub fn observe(&self, answers: bool, pool: &PgPool) {
-        let (size, idle) = (usize::try_from(pool.size()).unwrap_or(usize::MAX), pool.num_idle());
-        self.up.set(i64::from(answers));
+    /// How the pool stands of the host that takes writes; `None` if none does.
+    pub fn observe(&self, pool: Option<&PgPool>) {
+        let stands = |pool: &PgPool| (usize::try_from(pool.size()).unwrap_or(usize::MAX), pool.num_idle());
+        let (size, idle) = pool.map_or((0, 0), stands);
+        self.up.set(i64::from(pool.is_some()));
         set(&self.idle, idle);
         set(&self.used, size.saturating_sub(idle));
     }
@@ -414,5 +418,45 @@ impl Overviews {
     /// Somebody watches for as long as the answer lives.
     pub fn watcher(&self) -> Held {
         Held::in_gauge(&self.watchers)
+    }
+}
+
+/// Those who follow the history.
+#[derive(Debug)]
+pub struct Follow {
+    followers: Gauge,
+    /// Lines that were read once for all of them.
+    pub read: Counter,
+    /// Lines that were read for those who were further back.
+    pub read_late: Counter,
+}
+
+impl Follow {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            followers: add(
+                registry,
+                "followers",
+                "Calls that follow the history through this instance: near 256, more are turned away",
+                Gauge::default(),
+            ),
+            read: add(
+                registry,
+                "followed_lines_total",
+                "Lines of the history that were read as they came, each once for all who follow it here",
+                Counter::default(),
+            ),
+            read_late: add(
+                registry,
+                "followed_lines_late_total",
+                "Lines of the history that were read again, for those who follow it from further back",
+                Counter::default(),
+            ),
+        }
+    }
+
+    /// Somebody follows for as long as the answer lives.
+    pub fn follower(&self) -> Held {
+        Held::in_gauge(&self.followers)
     }
 }

@@ -89,7 +89,7 @@ impl Admission {
 
     /// Sees some EMs anew.
     pub async fn see(&self, ems: &[EmInstance]) -> Result<(), Error> {
-        let found = answered(em_resource::read(self.store.pool(), ems)).await?;
+        let found = answered(em_resource::read(&self.store.pool().await?, ems)).await?;
         self.seen.take_over(found);
         Ok(())
     }

@@ -276,7 +276,7 @@ impl ExternalResourceService {
 
     /// All providers, by type and name.
     pub async fn providers(&self) -> Result<Vec<Shown>, Error> {
-        let records = answered(table::read(self.store.pool())).await?;
+        let records = answered(table::read(&self.store.pool().await?)).await?;
         records.into_iter().map(shown).collect()
     }
 
@@ -307,12 +307,12 @@ impl ExternalResourceService {
         if ids.is_empty() {
             return Ok(HashMap::new());
         }
-        Ok(answered(external_ticket::of_applications(self.store.pool(), provider.as_str(), ids)).await?)
+        Ok(answered(external_ticket::of_applications(&self.store.pool().await?, provider.as_str(), ids)).await?)
     }
 
     /// The provider as it is stored now, with what is kept of it unless it was changed since.
     async fn source(&self, selector: &Selector) -> Result<Arc<Source>, Error> {
-        let records = answered(table::read(self.store.pool())).await?;
+        let records = answered(table::read(&self.store.pool().await?)).await?;
         let providers = records.iter().map(|record| &record.provider);
         let resource_type = &selector.resource_type;
         let name = match &selector.by {

@@ -195,7 +195,7 @@ impl LimitService {
             loop {
                 // Held for the look alone, as by those who wait for a limit.
                 let turn = self.looking.acquire().await;
-                if answered(label_set::in_state(self.store.pool(), State::Counting)).await?.is_empty() {
+                if answered(label_set::in_state(&self.store.pool().await?, State::Counting)).await?.is_empty() {
                     return Ok::<bool, StoreError>(true);
                 }
                 drop(turn);
@@ -212,7 +212,7 @@ impl LimitService {
         loop {
             // Held for the look alone: others look, too, while this one waits.
             let turn = self.looking.acquire().await.map_err(|_| Error::ShuttingDown)?;
-            let sets = answered(label_set::read(self.store.pool())).await?;
+            let sets = answered(label_set::read(&self.store.pool().await?)).await?;
             let of_keys: Vec<&LabelSet> = sets.iter().filter(|set| set.counting.keys == keys).collect();
             match of_keys.iter().find(|set| set.is_counted) {
                 Some(set) => return self.over(&mut self.store.session(), set.id).await.map(Set::InForce),

@@ -27,6 +27,7 @@ pub mod background;
 pub mod committer;
 pub mod external;
 pub mod fair_share;
+pub mod follow;
 pub mod heartbeat;
 pub mod history;
 pub mod holds;

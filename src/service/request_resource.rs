@@ -11,7 +11,7 @@ use crate::{
     domain::{
         em::EmInstance,
         judgement::{Room, Short},
-        operation::{Operation, Outcome, Rejection, Request, RequestScopes, RequestSpec},
+        operation::{Grant, Operation, Outcome, Rejection, Request, RequestScopes, RequestSpec},
     },
     error::Error,
     metrics::{
@@ -216,8 +216,19 @@ impl RequestResourceService {
         {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
+        self.commit(request, deadline).await
+    }
+
+    /// Has the request judged under the locks; a grant tells the counters, if they were asked for.
+    async fn commit(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {
         let by = request.ask.principal.clone();
-        self.committer.submit(by.into(), Operation::Request(request), deadline).await
+        if !request.ask.return_counters {
+            return self.committer.submit(by.into(), Operation::Request(request), deadline).await;
+        }
+        match self.committer.submit_counted(by.into(), Operation::Request(request), deadline, true).await? {
+            (Outcome::Granted(grant), counters) => Ok(Outcome::Granted(Grant { counters, ..grant })),
+            (outcome, _) => Ok(outcome),
+        }
     }
 
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
@@ -367,7 +378,7 @@ impl RequestResourceService {
         let scopes = if is_other { RequestScopes::default() } else { request.scopes.clone() };
         let tried = Request { em, ask, wait: Some(wait), scopes };
         caller.tries();
-        self.committer.submit((&request.ask.principal).into(), Operation::Request(tried), caller.until()).await
+        self.commit(tried, caller.until()).await
     }
 
     /// Where a request that any EM will do for may stand instead of where it cannot.

@@ -5,12 +5,16 @@ use std::{future::Future, io, thread};
 use tokio::runtime::{self, Handle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use crate::store::{primary::Primary, session};
+
 /// The tasks of an instance.
 #[derive(Clone, Debug)]
 pub struct Tasks {
     runtime: Handle,
     tracker: TaskTracker,
     defect: CancellationToken,
+    /// Where their waits for the database end as soon as another of its hosts takes the writes.
+    primary: Option<Primary>,
 }
 
 impl Tasks {
@@ -19,7 +23,17 @@ impl Tasks {
     /// # Panics
     /// Outside a runtime.
     pub fn here() -> Self {
-        Self { runtime: Handle::current(), tracker: TaskTracker::new(), defect: CancellationToken::new() }
+        Self {
+            runtime: Handle::current(),
+            tracker: TaskTracker::new(),
+            defect: CancellationToken::new(),
+            primary: None,
+        }
+    }
+
+    /// Tasks that leave a host of the database when another takes the writes.
+    pub fn leaving(self, primary: Primary) -> Self {
+        Self { primary: Some(primary), ..self }
     }
 
     /// Starts a task.
@@ -39,9 +53,12 @@ impl Tasks {
     }
 
     fn alarming(&self, task: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send + 'static {
-        let alarm = Alarm(self.defect.clone());
+        let (alarm, primary) = (Alarm(self.defect.clone()), self.primary.clone());
         async move {
-            task.await;
+            match primary {
+                Some(primary) => session::leaving(primary, task).await,
+                None => task.await,
+            }
             drop(alarm);
         }
     }

@@ -57,7 +57,7 @@ impl TicketLookup {
     /// # Errors
     /// Those of the database.
     pub async fn queue_of(&self, ticket_id: Uuid) -> Result<Option<String>, Error> {
-        let found = answered(user_resource::read(self.store.pool(), &[ticket_id])).await?;
+        let found = answered(user_resource::read(&self.store.pool().await?, &[ticket_id])).await?;
         Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
     }
 

@@ -134,7 +134,7 @@ impl Tokens {
     /// Those of the database.
     pub async fn read(store: &Store) -> Result<Self, StoreError> {
         let tokens = Self::default();
-        tokens.replace(answered(token::read(store.pool())).await?, Instant::now());
+        tokens.replace(answered(token::read(&store.pool().await?)).await?, Instant::now());
         Ok(tokens)
     }
 

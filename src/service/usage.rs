@@ -1,13 +1,13 @@
 //! Who holds what: plain reads, without locks. What EMs and managers ask, and what operators list, have connections of their own.
 //!
-//! - [`accounting`]: what is told in sums: refusals, and use over time.
+//! - [`accounting`]: what is told in sums: refusals, and use over time;
+//! - `search`: what is found in the history.
 
 use std::{
     collections::{BTreeSet, HashMap},
     time::Duration,
 };
 
-use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
@@ -35,16 +35,13 @@ use crate::{
 use super::history::History;
 
 pub mod accounting;
+mod search;
+
+use search::{Found, find, span};
 
 /// How many EMs are read at once for those that are full, and how often for one page.
 const LOOKED_AT_ONCE: usize = 1000;
 const LOOKS_MAX: usize = 5;
-
-/// How many lines of the history are looked through for one page.
-const LINES_LOOKED_MAX: i64 = 50_000;
-
-/// How much later a line may be written than its time says: from the moment at which a batch reads the clock to where it takes numbers.
-const LATE: time::Duration = time::Duration::seconds(5);
 
 /// A page of EMs.
 #[derive(Debug)]
@@ -83,38 +80,6 @@ fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) 
     (found, is_cut)
 }
 
-/// The numbers that lines of the time may have which is asked for, within `numbers`.
-async fn span(
-    connection: &mut PgConnection,
-    filter: &action_record::Filter,
-    numbers: Numbers,
-) -> Result<Numbers, Error> {
-    let Numbers { mut after, mut last } = numbers;
-    if let Some(from) = filter.from {
-        let first = answered(action_record::number_before(&mut *connection, from.saturating_sub(LATE))).await?;
-        after = after.max(first);
-    }
-    if let Some(to) = filter.to {
-        let end = answered(action_record::number_before(&mut *connection, to.saturating_add(LATE))).await?;
-        last = last.min(end);
-    }
-    Ok(Numbers { after, last: last.max(after) })
-}
-
-/// Those of them that are looked through for one page.
-async fn looked(
-    connection: &mut PgConnection,
-    filter: &action_record::Filter,
-    span: Numbers,
-    newest_first: bool,
-) -> Result<Numbers, Error> {
-    match filter.ticket_id {
-        // An index finds these.
-        Some(_) => Ok(span),
-        None => Ok(answered(action_record::cut(connection, span, newest_first, LINES_LOOKED_MAX)).await?),
-    }
-}
-
 /// Answers operators' questions.
 #[derive(Clone, Debug)]
 pub struct Usage {
@@ -131,9 +96,10 @@ impl Usage {
 
     /// One EM, and what is known of it by its reports.
     pub async fn em(&self, instance: &EmInstance) -> Result<(Em, Option<EmStatus>), Error> {
-        let mut found = answered(em_resource::read(self.store.pool(), [instance])).await?;
+        let mut found = answered(em_resource::read(&self.store.pool().await?, [instance])).await?;
         let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
-        let statuses = em_report::read(self.store.pool(), [instance], self.silent_after);
+        let pool = self.store.pool().await?;
+        let statuses = em_report::read(&pool, [instance], self.silent_after);
         Ok((em, answered(statuses).await?.remove(instance)))
     }
 
@@ -206,7 +172,7 @@ impl Usage {
     /// What is observed of a live ticket, if anything.
     pub async fn observed(&self, ticket: &Ticket) -> Result<Option<Observed>, Error> {
         let read = async {
-            let mut connection = self.store.pool().acquire().await?;
+            let mut connection = self.store.pool().await?.acquire().await?;
             em_observed::read(&mut connection, [ticket]).await
         };
         Ok(answered(read).await?.remove(&ticket.id))
@@ -214,11 +180,11 @@ impl Usage {
 
     /// One live ticket.
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket, Error> {
-        if let Some(ticket) = answered(user_resource::read(self.store.pool(), &[ticket_id])).await?.remove(&ticket_id) {
+        let pool = self.store.pool().await?;
+        if let Some(ticket) = answered(user_resource::read(&pool, &[ticket_id])).await?.remove(&ticket_id) {
             return Ok(ticket);
         }
-        let ended =
-            answered(action_record::read(self.store.pool(), &[ticket_id])).await?.remove(&ticket_id).map(Box::new);
+        let ended = answered(action_record::read(&pool, &[ticket_id])).await?.remove(&ticket_id).map(Box::new);
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
@@ -233,7 +199,7 @@ impl Usage {
     ) -> Result<Ticket, Error> {
         let (is_bound, users) = (users.is_some(), users.cloned());
         let filter = Filter { engine: Some(engine.clone()), users, is_bound, ..Filter::default() };
-        let mut page = answered(user_resource::list(self.store.pool(), &filter, Uuid::nil(), 1)).await?;
+        let mut page = answered(user_resource::list(&self.store.pool().await?, &filter, Uuid::nil(), 1)).await?;
         match (page.tickets.pop(), page.next) {
             (Some(ticket), None) => Ok(ticket),
             (Some(_), Some(_)) => Err(Rejection::ManyTicketsOfEngine(engine).into()),
@@ -265,9 +231,8 @@ impl Usage {
         }
         let end = self.history.settled(&mut connection).await?;
         let span = span(&mut connection, filter, Numbers { after, last: end }).await?;
-        let looked = looked(&mut connection, filter, span, false).await?;
-        let found = answered(action_record::list_matching(&mut *connection, filter, looked, false, read)).await?;
-        let (shown, is_cut) = cut(found, limit);
+        let Found { lines, looked } = find(&mut connection, filter, span, false, read).await?;
+        let (shown, is_cut) = cut(lines, limit);
         let last = match shown.last().filter(|_| is_cut) {
             Some(line) => line.number,
             // Who follows goes on behind all that was looked through, also behind what is not of the time that was asked for.
@@ -288,12 +253,8 @@ impl Usage {
         let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
         let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
         let span = span(&mut connection, filter, Numbers { after: 0, last }).await?;
-        let looked = match filter.is_of_ticket_alone() {
-            true => span,
-            false => looked(&mut connection, filter, span, true).await?,
-        };
-        let found = answered(action_record::list_matching(&mut *connection, filter, looked, true, read)).await?;
-        let (shown, is_cut) = cut(found, limit);
+        let Found { lines, looked } = find(&mut connection, filter, span, true, read).await?;
+        let (shown, is_cut) = cut(lines, limit);
         let last = match shown.last().filter(|_| is_cut) {
             Some(line) => line.number,
             None => looked.after.saturating_add(1),

@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{FromRow, PgConnection, PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    action::{Action, ActionRecord},
+    action::{Action, ActionRecord, TicketDetail},
     audit::{Difference, Subject},
     em::{Em, EmInstance},
     ledger::{Deltas, DrainDelta, EndedDelta},
@@ -29,6 +29,10 @@ use super::{
     StoreError, expect_rows, limit,
     rows::{Table, labels_json},
 };
+
+mod by_key;
+
+pub use by_key::{Key, list_by_key};
 
 const TABLE: Table = Table("linkis_resource_action_record");
 
@@ -510,9 +514,27 @@ struct ActionRow {
     address: Option<String>,
     before: Option<String>,
     after: Option<String>,
+    creator: Option<String>,
+    engine_type: Option<String>,
+    labels: Option<String>,
+    engine_application_name: Option<String>,
+    engine_instance: Option<String>,
 }
 
 impl ActionRow {
+    /// What else is known of its ticket.
+    fn detail(&self) -> Result<Option<Box<TicketDetail>>, StoreError> {
+        let (Some(creator), Some(engine_type), Some(labels)) = (&self.creator, &self.engine_type, &self.labels) else {
+            return Ok(None);
+        };
+        let engine = match (&self.engine_application_name, &self.engine_instance) {
+            (Some(application_name), Some(instance)) => Some(TABLE.engine(application_name, instance)?),
+            _ => None,
+        };
+        let (creator, engine_type, labels) = (creator.clone(), engine_type.clone(), TABLE.labels(labels)?);
+        Ok(Some(Box::new(TicketDetail { creator, engine_type, labels, engine })))
+    }
+
     fn subject(&self, action: Action) -> Result<Subject, StoreError> {
         if let Some(object) = &self.object {
             return Ok(Subject::Other(object.clone()));
@@ -539,12 +561,13 @@ impl TryFrom<ActionRow> for ActionRecord {
     fn try_from(row: ActionRow) -> Result<Self, StoreError> {
         let resource_type = TABLE.resource_type(&row.resource_type)?;
         let action = Action::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?;
-        let subject = row.subject(action)?;
+        let (subject, detail) = (row.subject(action)?, row.detail()?);
         let user = row.user.map(|user| TABLE.name("user", &user)).transpose()?;
         Ok(Self {
             number: row.id,
             action,
             ticket: row.ticket_id.zip(user),
+            detail,
             subject,
             resource: TABLE.resource("resource", resource_type, &row.resource)?,
             limit_mode: row.limit_mode.as_deref().and_then(LimitMode::parse),
@@ -569,12 +592,14 @@ pub async fn list(
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time, limit_mode, reason, object, address, before, after
+            actor, action_time, limit_mode, reason, object, address, before, after, creator, engine_type, labels::text,
+            engine_application_name, engine_instance
         FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time, limit_mode, reason, object, address, before, after
+            actor, action_time, limit_mode, reason, object, address, before, after, creator, engine_type, labels::text,
+            engine_application_name, engine_instance
         FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
     };
     let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;
@@ -626,17 +651,15 @@ pub struct Numbers {
     pub last: i64,
 }
 
-/// Lines with these `$numbers` that match, `$order` by number.
-macro_rules! matching {
-    ($name:literal, $numbers:literal, $order:literal) => {
+/// Lines that are `$of` somebody and match, among these numbers, `$order` by number.
+macro_rules! select_matching {
+    ($of:literal, $order:literal) => {
         concat!(
-            "-- action_record::list_matching, ",
-            $name,
-            r#"
-        SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
-            actor, action_time, limit_mode, reason, object, address, before, after
+            r#"SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
+            actor, action_time, limit_mode, reason, object, address, before, after, creator, engine_type, labels::text,
+            engine_application_name, engine_instance
         FROM linkis_resource_action_record WHERE "#,
-            $numbers,
+            $of,
             r#" AND id > $1 AND id <= $2 AND ($5::text[] IS NULL OR "user" = ANY ($5))
             AND ($6::text IS NULL OR (em_application_name = $6 AND em_instance = $7))
             AND (cardinality($8::text[]) = 0 OR action = ANY ($8)) AND ($9::text IS NULL OR actor = $9)
@@ -647,6 +670,29 @@ macro_rules! matching {
             " LIMIT $3"
         )
     };
+}
+use select_matching;
+
+macro_rules! matching {
+    ($name:literal, $of:literal, $order:literal) => {
+        concat!("-- action_record::list_matching, ", $name, "\n        ", select_matching!($of, $order))
+    };
+}
+
+impl Filter {
+    /// Binds what matches, from the fifth parameter on.
+    fn bind<'q, O>(&'q self, query: QueryAs<'q, Postgres, O, PgArguments>) -> QueryAs<'q, Postgres, O, PgArguments> {
+        let em = self.em.as_ref();
+        query
+            .bind(self.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+            .bind(em.map(|em| em.application_name.as_str()))
+            .bind(em.map(|em| em.instance.as_str()))
+            .bind(self.actions.iter().copied().collect::<Vec<_>>())
+            .bind(self.actor.as_ref().map(Name::as_str))
+            .bind(self.from)
+            .bind(self.to)
+            .bind(self.objects)
+    }
 }
 
 /// Up to `limit` records among these numbers that match, oldest first or newest first. It looks through all of them but for those of a
@@ -665,23 +711,20 @@ pub async fn list_matching(
         (false, false) => matching!("all", "$4::uuid IS NULL", "ASC"),
         (false, true) => matching!("all, newest first", "$4::uuid IS NULL", "DESC"),
     };
-    let em = filter.em.as_ref();
-    let rows: Vec<ActionRow> = sqlx::query_as(sql)
-        .bind(numbers.after)
-        .bind(numbers.last)
-        .bind(limit)
-        .bind(filter.ticket_id)
-        .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
-        .bind(em.map(|em| em.application_name.as_str()))
-        .bind(em.map(|em| em.instance.as_str()))
-        .bind(filter.actions.iter().copied().collect::<Vec<_>>())
-        .bind(filter.actor.as_ref().map(Name::as_str))
-        .bind(filter.from)
-        .bind(filter.to)
-        .bind(filter.objects)
-        .fetch_all(executor)
-        .await?;
+    let rows = sqlx::query_as(sql).bind(numbers.after).bind(numbers.last).bind(limit).bind(filter.ticket_id);
+    let rows: Vec<ActionRow> = filter.bind(rows).fetch_all(executor).await?;
     rows.into_iter().map(ActionRecord::try_from).collect()
+}
+
+impl Numbers {
+    /// Those up to `edge`, from the beginning or from the end; all of them, if it is not there.
+    fn cut_at(self, edge: Option<i64>, newest_first: bool) -> Self {
+        match (edge, newest_first) {
+            (None, _) => self,
+            (Some(edge), false) => Self { last: edge, ..self },
+            (Some(edge), true) => Self { after: edge - 1, ..self },
+        }
+    }
 }
 
 /// The first so many of these numbers that lines have, from their beginning or from their end; all of them if there are not so many.
@@ -700,11 +743,7 @@ pub async fn cut(
     };
     let edge: Option<i64> =
         sqlx::query_scalar(sql).bind(numbers.after).bind(numbers.last).bind(many).fetch_optional(executor).await?;
-    Ok(match (edge, newest_first) {
-        (None, _) => numbers,
-        (Some(edge), false) => Numbers { last: edge, ..numbers },
-        (Some(edge), true) => Numbers { after: edge - 1, ..numbers },
-    })
+    Ok(numbers.cut_at(edge, newest_first))
 }
 
 /// The number before the first line that was written at `time` or later, give or take what was written at nearly the same time: lines take
@@ -733,15 +772,22 @@ pub async fn number_before(executor: impl PgExecutor<'_>, time: OffsetDateTime) 
 
 /// Removes up to `limit` records older than `history` that are in no part of their own; true if there may be more.
 pub async fn forget_rest(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
-    let done = sqlx::query(
+    let forgotten: i64 = sqlx::query_scalar(
         "-- action_record::forget_rest
-        DELETE FROM linkis_resource_action_record_rest WHERE (id, action_time) IN (
-            SELECT id, action_time FROM linkis_resource_action_record_rest ORDER BY id LIMIT $2)
-            AND action_time < now() - make_interval(secs => $1)",
+        WITH gone AS (
+            DELETE FROM linkis_resource_action_record_rest WHERE (id, action_time) IN (
+                SELECT id, action_time FROM linkis_resource_action_record_rest ORDER BY id LIMIT $2)
+                AND action_time < now() - make_interval(secs => $1)
+            RETURNING id),
+        -- In the same transaction: see history_horizon.
+        raised AS (
+            UPDATE linkis_resource_action_horizon SET forgotten = greatest(forgotten, (SELECT max(id) FROM gone))
+            WHERE EXISTS (SELECT FROM gone))
+        SELECT count(*) FROM gone",
     )
     .bind(history.as_secs_f64())
     .bind(limit)
-    .execute(executor)
+    .fetch_one(executor)
     .await?;
-    Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
+    Ok(forgotten == limit)
 }

@@ -1,7 +1,11 @@
 //! `linkis_external_refresh`, `linkis_external_snapshot` and `linkis_external_application`: who asks a cluster, and what it shows; and how a
 //! snapshot comes into force.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use sqlx::{Connection as _, PgConnection, PgExecutor};
 use time::OffsetDateTime;
@@ -28,11 +32,17 @@ pub const LEASE: Duration = Duration::from_secs(20);
 /// How long a snapshot that comes into force waits for those who count.
 const INSTALL_WAIT: Duration = Duration::from_secs(2);
 
-/// How many tickets may have changed between the last look and the lock: of more, it is looked again.
-const CAUGHT_UP_MAX: i64 = 2000;
+/// How many tickets may have changed between the last look and the lock: what two batches change. Of more, it is looked again.
+const CAUGHT_UP_MAX: i64 = 1024;
+
+/// How many tickets that have changed one look reads.
+const CATCH_UP_PAGE: i64 = 2000;
 
 /// How many rows one statement removes.
 const REMOVED_MAX: i64 = 5000;
+
+/// The same of rows that others may be about to write.
+const UNUSED_MAX: i64 = 100;
 
 /// Says of a cluster what its provider says, new or not: it is asked at once.
 pub async fn put(
@@ -204,7 +214,7 @@ pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Sn
 pub struct Prepared {
     /// How many changes there were.
     changes: i64,
-    /// What is stored, by path.
+    /// What is stored, by path: as it was then or later.
     stored: BTreeMap<String, QueueAmounts>,
     /// What a snapshot leaves.
     pub preparation: Preparation,
@@ -231,6 +241,52 @@ pub async fn prepare(
     Ok(Some(Prepared { changes, stored, preparation }))
 }
 
+/// Brings what was prepared up to date, in no lock that anybody waits for, so that under the lock there is little left to do: some of the
+/// tickets that have changed since. Answers how many those were; `None` if the cluster is gone.
+pub async fn catch_up(
+    connection: &mut PgConnection,
+    cluster_id: i64,
+    prepared: &mut Prepared,
+) -> Result<Option<usize>, StoreError> {
+    let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), false).await?;
+    let Some(changes) = rows.first().map(ClusterRow::changes) else { return Ok(None) };
+    let changed = external_ticket::changed(&mut *transaction, cluster_id, prepared.changes, CATCH_UP_PAGE).await?;
+    changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
+    let is_page = i64::try_from(changed.len()).is_ok_and(|changed| changed == CATCH_UP_PAGE);
+    prepared.changes = changed.last().filter(|_| is_page).map_or(changes, |last| last.change);
+    // Whatever changes them from here on changes tickets that are yet to be caught up with.
+    let touched = prepared.preparation.take_touched();
+    if !touched.is_empty() {
+        let now = stored_of(&mut transaction, cluster_id, &touched).await?;
+        prepared.stored.retain(|path, _| !touched.contains(path));
+        prepared.stored.extend(now);
+    }
+    transaction.rollback().await?;
+    Ok(Some(changed.len()))
+}
+
+/// What is stored to be unseen of these queues, by path.
+async fn stored_of(
+    connection: &mut PgConnection,
+    cluster_id: i64,
+    paths: &BTreeSet<String>,
+) -> Result<BTreeMap<String, QueueAmounts>, StoreError> {
+    let rows: Vec<(String, i64, i64)> = sqlx::query_as(
+        "-- external_refresh::stored_of
+        SELECT path, unseen_memory, unseen_cores FROM linkis_external_queue WHERE cluster_id = $1 AND path = ANY ($2)",
+    )
+    .bind(cluster_id)
+    .bind(paths.iter().map(String::as_str).collect::<Vec<_>>())
+    .fetch_all(connection)
+    .await?;
+    Ok(by_path(rows))
+}
+
+fn by_path(rows: Vec<(String, i64, i64)>) -> BTreeMap<String, QueueAmounts> {
+    rows.into_iter().map(|(path, memory, cores)| (path, QueueAmounts { memory, cores })).collect()
+}
+
 /// What is stored to be unseen in a cluster, by path.
 pub async fn stored(
     connection: &mut PgConnection,
@@ -243,7 +299,7 @@ pub async fn stored(
     .bind(cluster_id)
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(|(path, memory, cores)| (path, QueueAmounts { memory, cores })).collect())
+    Ok(by_path(rows))
 }
 
 /// What the live tickets of a cluster leave unseen by the snapshot in force, or without any.
@@ -289,8 +345,8 @@ pub enum Installed {
     Superseded,
 }
 
-/// Brings a snapshot into force that was prepared, and gives the lease back: under the lock of the cluster, in a few statements whose
-/// size is that of what has changed, or is shown otherwise.
+/// Brings a snapshot into force that was prepared, and gives the lease back: under the lock of the cluster, for which all wait who ask for
+/// its queues. So it is held for two short statements, whose size is that of what has changed since the last look, or is shown otherwise.
 pub async fn install(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -299,21 +355,18 @@ pub async fn install(
     prepared: &mut Prepared,
 ) -> Result<Installed, StoreError> {
     let mut transaction = connection.begin().await?;
-    session::hurried(&mut transaction, INSTALL_WAIT).await?;
+    // Nor for the disk: if it is lost, so is all that was judged by it, because that is committed behind it.
+    sqlx::query(
+        "-- external_refresh::install, without waiting
+        SELECT set_config('lock_timeout', $1, true), set_config('synchronous_commit', 'off', true)",
+    )
+    .bind(format!("{}ms", INSTALL_WAIT.as_millis()))
+    .execute(&mut *transaction)
+    .await?;
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), true).await?;
-    let Some(row) = rows.first() else { return Ok(Installed::Superseded) };
     let snapshot = prepared.preparation.rooms().snapshot();
     let (begun, by_last_name) = (snapshot.begun, snapshot.queues.naming() == Naming::Capacity);
-    let holds: Option<bool> = sqlx::query_scalar(
-        "-- external_refresh::install, the lease
-        SELECT lease = $2 FROM linkis_external_refresh WHERE cluster_id = $1 FOR UPDATE",
-    )
-    .bind(cluster_id)
-    .bind(lease)
-    .fetch_optional(&mut *transaction)
-    .await?
-    .flatten();
-    if holds != Some(true) || row.begun().is_some_and(|in_force| in_force >= begun) {
+    if rows.first().is_none_or(|row| row.begun().is_some_and(|in_force| in_force >= begun)) {
         return Ok(Installed::Superseded);
     }
     let changed = external_ticket::changed(&mut *transaction, cluster_id, prepared.changes, CAUGHT_UP_MAX + 1).await?;
@@ -322,24 +375,37 @@ pub async fn install(
     }
     changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
     let differing = prepared.preparation.differing(&prepared.stored);
-    if !differing.is_empty() {
-        write_unseen(&mut transaction, cluster_id, &differing).await?;
-    }
-    sqlx::query(
+    let mut queues = QueueColumns::default();
+    differing.iter().for_each(|(path, unseen)| queues.push(cluster_id, path, *unseen));
+    let installed = sqlx::query(
         "-- external_refresh::install
-        WITH in_force AS (
+        WITH unseen AS (
+            INSERT INTO linkis_external_queue (cluster_id, path, unseen_memory, unseen_cores)
+            SELECT * FROM unnest($6::bigint[], $7::text[], $8::bigint[], $9::bigint[])
+            ON CONFLICT (cluster_id, path) DO UPDATE
+                SET unseen_memory = excluded.unseen_memory, unseen_cores = excluded.unseen_cores),
+        in_force AS (
             UPDATE linkis_external_cluster SET generation = $2, begun = $3, by_last_name = $4 WHERE cluster_id = $1
             RETURNING refresh_interval)
         UPDATE linkis_external_refresh SET lease = NULL, leased_until = NULL, failures = 0,
             next_refresh = clock_timestamp() + make_interval(secs => in_force.refresh_interval / 1000.0)
-        FROM in_force WHERE cluster_id = $1",
+        FROM in_force WHERE cluster_id = $1 AND lease = $5",
     )
     .bind(cluster_id)
     .bind(generation)
     .bind(begun)
     .bind(by_last_name)
+    .bind(lease)
+    .bind(queues.cluster_id)
+    .bind(queues.path)
+    .bind(queues.memory)
+    .bind(queues.cores)
     .execute(&mut *transaction)
     .await?;
+    if installed.rows_affected() != 1 {
+        // The lease is another's: nothing of this stays.
+        return Ok(Installed::Superseded);
+    }
     transaction.commit().await?;
     Ok(Installed::InForce)
 }
@@ -385,16 +451,21 @@ pub async fn clean(connection: &mut PgConnection, cluster_id: i64) -> Result<boo
                 FROM linkis_external_application s WHERE s.cluster_id = $1 AND s.generation < (SELECT generation FROM old) LIMIT $2))
                 RETURNING 1),
             tickets AS (DELETE FROM linkis_external_ticket WHERE ticket_id = ANY (ARRAY (SELECT ticket_id
-                FROM linkis_external_ticket WHERE cluster_id = $1 AND ended LIMIT $2)) AND ended RETURNING 1),
-            unused AS (DELETE FROM linkis_external_queue
-                WHERE cluster_id = $1 AND unseen_memory = 0 AND unseen_cores = 0 RETURNING 1)
+                FROM linkis_external_ticket WHERE cluster_id = $1 AND ended LIMIT $2)) AND ended RETURNING 1)
         SELECT greatest((SELECT count(*) FROM queues), (SELECT count(*) FROM applications), (SELECT count(*) FROM tickets))",
     )
     .bind(cluster_id)
     .bind(REMOVED_MAX)
-    .fetch_one(connection)
+    .fetch_one(&mut *connection)
     .await?;
-    Ok(removed == REMOVED_MAX)
+    // By themselves, and few: whoever is granted something in one of them just now waits for this.
+    let unused = sqlx::query(
+        "-- external_refresh::clean, queues without any
+        DELETE FROM linkis_external_queue WHERE ctid = ANY (ARRAY (SELECT ctid FROM linkis_external_queue
+            WHERE cluster_id = $1 AND unseen_memory = 0 AND unseen_cores = 0 LIMIT $2 FOR UPDATE SKIP LOCKED))",
+    );
+    let unused = unused.bind(cluster_id).bind(UNUSED_MAX).execute(connection).await?;
+    Ok(removed == REMOVED_MAX || i64::try_from(unused.rows_affected()).is_ok_and(|removed| removed == UNUSED_MAX))
 }
 
 /// Removes some of what was counted of a cluster that is gone, and with the rest all that is known of it. True if there may be more.

@@ -1,14 +1,14 @@
-//! The parts of `linkis_resource_action_record`: each holds the history of a span of time, is made before that begins, and is dropped
-//! as a whole when nothing in it is to be remembered any more.
+//! The parts of `linkis_resource_action_record`: each holds the history of a span of time, is made before that begins, gets indexes when it
+//! is over, and is dropped as a whole when nothing in it is to be remembered any more.
 //!
-//! Both are done by functions of the database that have the rights of whoever migrates: the service itself needs none to change the schema.
+//! All of this is done by functions of the database that have the rights of whoever migrates: the service itself needs none to change the schema.
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{Connection as _, PgConnection};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-use super::{StoreError, session};
+use super::{StoreError, history_horizon, session};
 
 /// How many parts are there before their time.
 const AHEAD: i64 = 2;
@@ -20,6 +20,15 @@ const HOUR: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day][
 /// How many parts reach back as far as the history does, about: few, because a ticket's end is looked for in each; but more than
 /// one, because only what is over as a whole is dropped.
 const PARTS: u64 = 12;
+
+/// By what a part that is over is indexed, besides the tickets.
+const KEYS: [&str; 3] = ["user", "em", "actor"];
+
+/// How long a part is over before that: longer than the function for it wants.
+const OVER_FOR: time::Duration = time::Duration::minutes(15);
+
+/// How long it takes to index the largest part, by far.
+const INDEXING_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// See [`make_first`].
 const FIRST_HISTORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -45,13 +54,20 @@ impl Part {
 
     fn parse(name: String) -> Option<Self> {
         let (_, until) = name.strip_prefix(PREFIX)?.split_once('_')?;
-        let until = time::PrimitiveDateTime::parse(
-            &format!("{until}00"),
-            format_description!("[year][month][day][hour][minute]"),
-        )
-        .ok()?;
-        Some(Self { name, until: until.assume_utc() })
+        let until = hour(until)?;
+        Some(Self { name, until })
     }
+
+    /// When it begins.
+    fn begins(&self) -> Option<OffsetDateTime> {
+        hour(self.name.strip_prefix(PREFIX)?.split_once('_')?.0)
+    }
+}
+
+fn hour(text: &str) -> Option<OffsetDateTime> {
+    let hour = format!("{text}00");
+    let hour = time::PrimitiveDateTime::parse(&hour, format_description!("[year][month][day][hour][minute]"));
+    Some(hour.ok()?.assume_utc())
 }
 
 async fn parts(connection: &mut PgConnection) -> Result<Vec<Part>, StoreError> {
@@ -117,10 +133,69 @@ pub async fn drop_oldest(connection: &mut PgConnection, history: Duration) -> Re
     let oldest =
         parts(&mut *connection).await?.into_iter().filter(|part| part.until <= over).min_by_key(|part| part.until);
     let Some(part) = oldest else { return Ok(false) };
+    let mut transaction = connection.begin().await?;
+    history_horizon::raise(&mut *transaction, part.until).await?;
     let dropped = sqlx::query(
         "-- history_part::drop_oldest
         SELECT linkis_rm_drop_history_part($1)",
     );
-    dropped.bind(part.name).execute(connection).await?;
+    dropped.bind(part.name).execute(&mut *transaction).await?;
+    transaction.commit().await?;
     Ok(true)
+}
+
+/// The parts that are over for a while and lack indexes, with the keys of those, in no order.
+async fn lacking(connection: &mut PgConnection) -> Result<Vec<(String, String)>, StoreError> {
+    Ok(sqlx::query_as(
+        "-- history_part::lacking
+        SELECT c.relname::text, k.key FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid CROSS JOIN unnest($1::text[]) AS k (key)
+        WHERE i.inhparent = 'linkis_resource_action_record'::regclass AND NOT EXISTS (
+            SELECT FROM pg_index x JOIN pg_class n ON n.oid = x.indexrelid
+            WHERE x.indrelid = c.oid AND x.indisvalid AND n.relname = c.relname || '_' || k.key)",
+    )
+    .bind(&KEYS[..])
+    .fetch_all(connection)
+    .await?)
+}
+
+/// Makes one index of the first part that is over and lacks any; true if there was one. It takes as long as the part is large, and whoever
+/// writes a line that belongs there, although that time is over, waits for it.
+pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreError> {
+    let over = session::clock(&mut *connection).await?.saturating_sub(OVER_FOR);
+    let lacking = lacking(&mut *connection).await?.into_iter();
+    let lacking =
+        lacking.filter_map(|(part, key)| Some((Part::parse(part)?, key))).filter(|(part, _)| part.until <= over);
+    let Some((part, key)) = lacking.min_by_key(|(part, _)| part.until) else { return Ok(false) };
+    let indexing = async {
+        let mut transaction = connection.begin().await?;
+        session::for_as_long_as(&mut transaction, INDEXING_TIMEOUT).await?;
+        let made = sqlx::query(
+            "-- history_part::index_oldest
+            SELECT linkis_rm_index_history_part($1, $2)",
+        );
+        made.bind(&part.name).bind(&key).execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        Ok::<_, StoreError>(())
+    };
+    match session::answered_within(INDEXING_TIMEOUT, indexing).await {
+        // Another instance did just that.
+        Err(error) if error.is_made_already() => Ok(true),
+        made => made.map(|()| true),
+    }
+}
+
+/// The number below which lines are in parts that have all indexes; 0 if there are none.
+pub async fn indexed_below(connection: &mut PgConnection) -> Result<i64, StoreError> {
+    let lacking = lacking(&mut *connection).await?.into_iter();
+    let first = lacking.filter_map(|(part, _)| Part::parse(part)).filter_map(|part| part.begins()).min();
+    let Some(first) = first else { return Ok(0) };
+    let number: Option<i64> = sqlx::query_scalar(
+        "-- history_part::indexed_below
+        SELECT id FROM linkis_resource_action_record WHERE action_time >= $1 ORDER BY id LIMIT 1",
+    )
+    .bind(first)
+    .fetch_optional(connection)
+    .await?;
+    // Nothing is in the others: their lines are behind all that there are.
+    Ok(number.unwrap_or(i64::MAX))
 }

@@ -8,7 +8,7 @@ use tokio_stream::StreamExt as _;
 use crate::domain::{
     audit::ScopeBooks,
     name::Name,
-    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, Tally, Usage},
+    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, StoredUsage, Tally, Usage},
 };
 
 use super::{
@@ -64,12 +64,13 @@ pub async fn read(
 /// Locks the rows of `counters` until the transaction ends, and reads what they hold. Counters that are new get a row.
 ///
 /// In the order of their hashes, and after the resource locks: so nobody waits for each other. A row that was waited for is read
-/// as its last writer left it.
+/// as its last writer left it. Their versions go into `versions`, if somebody wants them.
 pub async fn lock(
     connection: &mut PgConnection,
     counters: &BTreeSet<Counter>,
+    mut versions: Option<&mut HashMap<Counter, i64>>,
 ) -> Result<HashMap<Counter, Usage>, StoreError> {
-    let mut found = lock_existing(&mut *connection, counters).await?;
+    let mut found = lock_existing(&mut *connection, counters, versions.as_deref_mut()).await?;
     // A row of nothing may be removed between the two.
     for _ in 0..INSERT_TRIES_MAX {
         if found.len() == counters.len() {
@@ -77,7 +78,7 @@ pub async fn lock(
         }
         let new: BTreeSet<Counter> = counters.iter().filter(|counter| !found.contains_key(counter)).cloned().collect();
         insert(&mut *connection, new.into_iter().map(|counter| (counter, Usage::default())).collect()).await?;
-        found = lock_existing(&mut *connection, counters).await?;
+        found = lock_existing(&mut *connection, counters, versions.as_deref_mut()).await?;
     }
     Ok(found)
 }
@@ -85,23 +86,43 @@ pub async fn lock(
 async fn lock_existing(
     connection: &mut PgConnection,
     counters: &BTreeSet<Counter>,
+    mut versions: Option<&mut HashMap<Counter, i64>>,
 ) -> Result<HashMap<Counter, Usage>, StoreError> {
     let by_hash: HashMap<[u8; 32], &Counter> = counters.iter().map(|counter| (scope_hash(counter), counter)).collect();
     // Told apart by their hashes: the labels of hundreds of scopes need not be written and read again.
-    let rows: Vec<(Vec<u8>, String, String)> = sqlx::query_as(
+    let rows: Vec<(Vec<u8>, String, String, i64)> = sqlx::query_as(
         "-- label_resource::lock
-        SELECT scope_hash, used_resource::text, locked_resource::text
+        SELECT scope_hash, used_resource::text, locked_resource::text, version
         FROM linkis_label_resource WHERE scope_hash = ANY ($1) ORDER BY scope_hash FOR UPDATE",
     )
     .bind(by_hash.keys().map(<[u8; 32]>::as_slice).collect::<Vec<_>>())
     .fetch_all(connection)
     .await?;
-    let usage = |(hash, used, locked): (Vec<u8>, String, String)| {
+    let usage = |(hash, used, locked, version): (Vec<u8>, String, String, i64)| {
         let counter =
             by_hash.get(hash.as_slice()).ok_or_else(|| StoreError::inconsistent(TABLE, "a row not asked for"))?;
+        if let Some(versions) = &mut versions {
+            versions.insert((*counter).clone(), version);
+        }
         Ok(((*counter).clone(), Usage { used: tally(&used)?, locked: tally(&locked)? }))
     };
     rows.into_iter().map(usage).collect()
+}
+
+/// What one counter holds. Where there is no row, it is nothing, of a version between those of the row that was there before, if there was
+/// one, and of the one that is made next: as that may be being made, somewhat before now.
+pub async fn read_one(executor: impl PgExecutor<'_>, counter: &Counter) -> Result<StoredUsage, StoreError> {
+    let (used, locked, version): (String, String, i64) = sqlx::query_as(
+        "-- label_resource::read_one
+        SELECT used_resource::text, locked_resource::text, version FROM linkis_label_resource WHERE scope_hash = $1
+        UNION ALL
+        SELECT '{}', '{}', (extract(epoch FROM clock_timestamp() - interval '30 seconds') * 1000000)::bigint
+        WHERE NOT EXISTS (SELECT FROM linkis_label_resource WHERE scope_hash = $1)",
+    )
+    .bind(scope_hash(counter).as_slice())
+    .fetch_one(executor)
+    .await?;
+    Ok(StoredUsage { usage: Usage { used: tally(&used)?, locked: tally(&locked)? }, version })
 }
 
 /// Writes rows for counters that have none; one that somebody else wrote meanwhile stays as it is.
@@ -157,8 +178,8 @@ pub async fn delete_of_set(executor: impl PgExecutor<'_>, label_set_id: i64, lim
     Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
 }
 
-/// The counters of nothing among the next `limit`, in the order of their hashes from behind `after`; and the last hash that was
-/// looked at, or `None` at the end.
+/// The counters of nothing among the next `limit`, but for those that are new, in the order of their hashes from behind `after`; and the last
+/// hash that was looked at, or `None` at the end.
 pub async fn idle(
     executor: impl PgExecutor<'_>,
     after: &[u8],
@@ -167,6 +188,7 @@ pub async fn idle(
     let rows: Vec<(Vec<u8>, bool)> = sqlx::query_as(
         "-- label_resource::idle
         SELECT scope_hash, used_resource = '{}' AND locked_resource = '{}'
+            AND version < (extract(epoch FROM clock_timestamp() - interval '60 seconds') * 1000000)::bigint
         FROM linkis_label_resource WHERE scope_hash > $1 ORDER BY scope_hash LIMIT $2",
     )
     .bind(after)
@@ -178,7 +200,8 @@ pub async fn idle(
     Ok((rows.into_iter().filter_map(|(hash, is_idle)| is_idle.then_some(hash)).collect(), last))
 }
 
-/// Removes those of these counters that are of nothing and that nobody is just using. Batches wait for the rows that it locks: few
+/// Removes those of these counters that are of nothing and that nobody is just using. Those that are new stay for a while: so the version of
+/// one that was removed is less than what [`read_one`] then tells. Batches wait for the rows that it locks: few
 /// of them, therefore, and for a statement that does nothing else.
 pub async fn remove_idle(executor: impl PgExecutor<'_>, hashes: &[Vec<u8>]) -> Result<(), StoreError> {
     sqlx::query(
@@ -188,7 +211,8 @@ pub async fn remove_idle(executor: impl PgExecutor<'_>, hashes: &[Vec<u8>]) -> R
             FOR UPDATE SKIP LOCKED)
         -- As it stands now that it is locked: another may have counted in it since it was looked at.
         DELETE FROM linkis_label_resource r USING idle
-        WHERE r.scope_hash = idle.scope_hash AND r.used_resource = '{}' AND r.locked_resource = '{}'",
+        WHERE r.scope_hash = idle.scope_hash AND r.used_resource = '{}' AND r.locked_resource = '{}'
+            AND r.version < (extract(epoch FROM clock_timestamp() - interval '60 seconds') * 1000000)::bigint",
     )
     .bind(hashes)
     .execute(executor)
@@ -202,10 +226,10 @@ pub async fn list_set(
     label_set_id: i64,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
-    let rows: Vec<(Vec<u8>, i64, String, String, String)> = sqlx::query_as(
+) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
+    let rows: Vec<ListedRow> = sqlx::query_as(
         "-- label_resource::list_set
-        SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text
+        SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text, version
         FROM linkis_label_resource WHERE label_set_id = $1 AND scope_hash > $2 ORDER BY label_set_id, scope_hash LIMIT $3",
     )
     .bind(label_set_id)
@@ -216,11 +240,14 @@ pub async fn list_set(
     rows.into_iter().map(hashed).collect()
 }
 
+/// A row as lists read it: its hash, its label set, its labels, what is used and locked, and its version.
+type ListedRow = (Vec<u8>, i64, String, String, String, i64);
+
 fn hashed(
-    (hash, label_set_id, scope, used_resource, locked_resource): (Vec<u8>, i64, String, String, String),
-) -> Result<(Vec<u8>, Counter, Usage), StoreError> {
+    (hash, label_set_id, scope, used_resource, locked_resource, version): ListedRow,
+) -> Result<(Vec<u8>, Counter, StoredUsage), StoreError> {
     let (counter, usage) = ScopeRow { label_set_id, scope, used_resource, locked_resource }.parse()?;
-    Ok((hash, counter, usage))
+    Ok((hash, counter, StoredUsage { usage, version }))
 }
 
 /// Tells all rows, whether or not they make sense, in the order of their hashes. What cannot be read at all is an error of its own.
@@ -275,7 +302,7 @@ macro_rules! list {
             "-- label_resource::",
             $name,
             "
-        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
         FROM linkis_label_resource r
         JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
         WHERE r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
@@ -289,7 +316,7 @@ pub async fn list(
     executor: impl PgExecutor<'_>,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
     list_by(list!("list"), executor, after, limit).await
 }
 
@@ -298,7 +325,7 @@ pub async fn walk(
     executor: impl PgExecutor<'_>,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
     list_by(list!("walk"), executor, after, limit).await
 }
 
@@ -307,9 +334,8 @@ async fn list_by(
     executor: impl PgExecutor<'_>,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
-    let rows: Vec<(Vec<u8>, i64, String, String, String)> =
-        sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?;
+) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
+    let rows: Vec<ListedRow> = sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?;
     rows.into_iter().map(hashed).collect()
 }
 
@@ -319,10 +345,10 @@ pub async fn list_of(
     users: &BTreeSet<Name>,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
-    let rows: Vec<(Vec<u8>, i64, String, String, String)> = sqlx::query_as(
+) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
+    let rows: Vec<ListedRow> = sqlx::query_as(
         "-- label_resource::list_of
-        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
         FROM unnest($3::text[]) AS u (name) CROSS JOIN LATERAL (
             SELECT r.* FROM linkis_label_resource r
             JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
@@ -363,26 +389,25 @@ pub async fn list_with(
     (label, value): (Indexed, &str),
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, Usage)>, StoreError> {
+) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
     // One text each, for its own index.
     let sql = match label {
         Indexed::Creator => {
             "-- label_resource::list_with, a creator
-            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
             FROM linkis_label_resource r
             JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
             WHERE r.scope ->> 'creator' = $3 AND r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
         }
         Indexed::EngineType => {
             "-- label_resource::list_with, an engine type
-            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text
+            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
             FROM linkis_label_resource r
             JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
             WHERE r.scope ->> 'engine_type' = $3 AND r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
         }
     };
-    let rows: Vec<(Vec<u8>, i64, String, String, String)> =
-        sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?;
+    let rows: Vec<ListedRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?;
     rows.into_iter().map(hashed).collect()
 }
 

@@ -5,19 +5,17 @@
 //!   [`external_resource_provider`], [`external_queue`], [`external_ticket`], [`external_refresh`]: the tables;
 //! - [`server_instance`]: which instances live; [`overview`]: what the whole cluster has together;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
-//! - [`target`]: where the database is; [`session`]: connections, and what bounds their waits;
+//! - [`target`], [`url`]: where the database is; [`primary`]: which of its hosts takes writes; [`session`]: connections, and what bounds
+//!   their waits;
 //! - [`operators`]: the few connections that operators' calls share;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
 //! Functions that change something take a connection: the caller's transaction decides what belongs together. Every write checks
 //! how many rows it touched.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use sqlx::{
-    migrate::MigrateError,
-    postgres::{PgPool, PgPoolOptions},
-};
+use sqlx::{migrate::MigrateError, postgres::PgPool};
 use tokio_util::sync::CancellationToken;
 
 pub mod action_record;
@@ -34,6 +32,7 @@ pub mod external_refresh;
 pub mod external_resource_provider;
 pub mod external_ticket;
 pub mod history_end;
+pub mod history_horizon;
 pub mod history_part;
 pub mod label_resource;
 pub mod label_set;
@@ -43,6 +42,7 @@ pub mod limit_change;
 pub mod operators;
 pub mod overview;
 pub mod policy;
+pub mod primary;
 pub mod refusal;
 pub mod request_id;
 pub mod resource_hold;
@@ -53,6 +53,7 @@ pub mod session;
 pub mod settlement;
 pub mod target;
 pub mod token;
+pub mod url;
 pub mod usage_hour;
 pub mod user_resource;
 pub mod waiting;
@@ -60,10 +61,8 @@ pub mod waiting;
 mod rows;
 
 use operators::Operators;
+use primary::{Missing, Primary};
 use target::Target;
-
-/// How many connections serve what EMs and managers call: short reads by key, and waiting for held keys.
-const POOL_CONNECTIONS_MAX: u32 = 10;
 
 /// How often the file with the database's URL is read, if it stands in one.
 const LOOK_INTERVAL: Duration = Duration::from_secs(3);
@@ -75,37 +74,43 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Store {
     target: Target,
-    pool: PgPool,
+    primary: Primary,
     operators: Operators,
 }
 
-impl Store {
-    /// Prepares to use the database at `target`, and brings its schema up to date, with room for a history that reaches back so far.
-    /// Several instances may do so at once.
-    pub async fn open(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
-        Self::prepare(target.into(), history, true).await
-    }
+/// A database that was found, and may have to be waited for until one of its hosts takes writes.
+#[derive(Debug)]
+pub struct Opening {
+    target: Target,
+    primary: Primary,
+}
 
-    /// The same with a role that may not change the schema.
+impl Opening {
+    /// Finds the database at `target`; if all of its hosts that answer are in recovery, or set to take no writes, says so.
     ///
     /// # Errors
-    /// [`StoreError::SchemaTooOld`] if it is not up to date; [`StoreError::Denied`] if the role may do too little.
-    pub async fn open_migrated(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
-        Self::prepare(target.into(), history, false).await
-    }
-
-    async fn prepare(target: Target, history: Duration, migrates: bool) -> Result<Self, StoreError> {
-        let target = target.map(session::bounded);
+    /// [`StoreError::Unreachable`].
+    pub async fn find(target: Target) -> Result<(Self, Result<(), Missing>), StoreError> {
         if target.is_unverified() {
             tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
         }
-        let options = target.options();
-        // Directly, because a pool would try until its time is over, and hide why.
-        let connected = session::connect(&session::unbounded(options.clone())).await;
-        let mut connection = connected
-            .map_err(|error| StoreError::Unreachable { address: target.to_string(), source: Box::new(error) })?;
-        let pool = pool_options(POOL_CONNECTIONS_MAX).connect_with(options.clone()).await?;
-        let operators = Operators::new(&options);
+        let primary = Primary::watch(target.clone());
+        let found = primary.at_start().await?;
+        Ok((Self { target, primary }, found.map(|_| ())))
+    }
+
+    /// Waits until it takes writes.
+    pub async fn found(&self) {
+        self.primary.awaited().await;
+    }
+
+    /// Brings its schema up to date, if it `migrates`, with room for a history that reaches back so far; otherwise the schema has to be.
+    ///
+    /// # Errors
+    /// [`StoreError::SchemaTooOld`]; [`StoreError::Denied`] if the role may do too little; those of the database.
+    pub async fn prepare(self, history: Duration, migrates: bool) -> Result<Store, StoreError> {
+        let Self { target, primary } = self;
+        let (mut connection, _) = primary.connect_with(session::unbounded).await?;
         let prepared = async {
             match migrates {
                 true => drop(schema::migrate(&mut connection).await?),
@@ -117,12 +122,31 @@ impl Store {
             history_part::make(&mut connection, history).await
         };
         prepared.await.map_err(StoreError::or_denied)?;
-        Ok(Self { target, pool, operators })
+        let operators = Operators::new(primary.clone());
+        Ok(Store { target, primary, operators })
+    }
+}
+
+impl Store {
+    /// Prepares to use the database at `target`, and brings its schema up to date, with room for a history that reaches back so far.
+    /// Several instances may do so at once. A database that takes no writes yet is waited for.
+    pub async fn open(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
+        let (opening, _) = Opening::find(target.into()).await?;
+        opening.found().await;
+        opening.prepare(history, true).await
+    }
+
+    /// The host that takes writes.
+    pub fn primary(&self) -> &Primary {
+        &self.primary
     }
 
     /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
-    pub fn pool(&self) -> &PgPool {
-        &self.pool
+    ///
+    /// # Errors
+    /// [`StoreError::NoPrimary`].
+    pub async fn pool(&self) -> Result<PgPool, StoreError> {
+        Ok(self.primary.found().await?.pool.clone())
     }
 
     /// For what operators list, who must stand in nobody's way but each other's.
@@ -132,12 +156,7 @@ impl Store {
 
     /// A connection of its own for one task.
     pub fn session(&self) -> session::Session {
-        session::Session::new(self.target.clone())
-    }
-
-    /// One connection that is kept for listening, opened when it is first needed.
-    pub fn listening(&self) -> PgPool {
-        pool_options(1).connect_lazy_with(self.target.options())
+        session::Session::new(self.primary.clone())
     }
 
     /// Takes up what its file says when that changes, until the server stops: connections that are made from then on show it. What is no
@@ -150,12 +169,10 @@ impl Store {
             // It may be on a disk that does not answer.
             let read = tokio::task::spawn_blocking(move || target::read(&path));
             match stopping.run_until_cancelled(read).await {
-                Some(Ok(Ok(options))) => {
+                Some(Ok(Ok(hosts))) => {
                     failed = false;
-                    let options = session::bounded(options);
-                    self.pool.set_connect_options(options.clone());
-                    self.operators.show(options.clone());
-                    self.target.set(options);
+                    self.target.set(hosts.clone());
+                    self.primary.show(hosts);
                 }
                 Some(Ok(Err(error))) if !failed => {
                     failed = true;
@@ -169,20 +186,8 @@ impl Store {
 
     /// Closes what is open; what the database does not answer is left to the end of the process.
     pub async fn close(&self) {
-        let closed = async { tokio::join!(self.pool.close(), self.operators.close()) };
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.primary.close()).await;
     }
-}
-
-/// How pools treat their connections. They have to answer in time when they are taken, and when they are given back: the pool's own
-/// questions would wait on a connection that was lost without a word until the caller's time is over, or for ever.
-fn pool_options(connections_max: u32) -> PgPoolOptions {
-    PgPoolOptions::new()
-        .max_connections(connections_max)
-        .acquire_timeout(session::CONNECT_TIMEOUT)
-        .test_before_acquire(false)
-        .before_acquire(|connection, _| Box::pin(async { session::check(connection).await.map(|()| true) }))
-        .after_release(|connection, _| Box::pin(async { session::check(connection).await.map(|()| true) }))
 }
 
 /// Why the store could not do as asked.
@@ -200,7 +205,15 @@ pub enum StoreError {
         /// Where it should be.
         address: String,
         /// Why not.
-        source: Box<StoreError>,
+        source: Arc<StoreError>,
+    },
+    /// No host of the database takes writes now.
+    #[error("{why}: {hosts}")]
+    NoPrimary {
+        /// Why not, by the one that comes nearest.
+        why: Missing,
+        /// How each was last seen.
+        hosts: String,
     },
     /// The schema could not be brought up to date.
     #[error("the database's schema could not be brought up to date")]
@@ -268,6 +281,7 @@ impl StoreError {
     /// Whether the database is away: trying again later may help, and nothing else is wrong.
     pub fn is_unavailable(&self) -> bool {
         match self {
+            Self::NoPrimary { .. } => true,
             Self::Database(error) => match error {
                 sqlx::Error::Io(_)
                 | sqlx::Error::PoolTimedOut
@@ -287,9 +301,19 @@ impl StoreError {
         }
     }
 
+    /// Whether it was told already, by whoever looks for a host that takes writes: everybody who needs one fails with this.
+    pub fn is_told(&self) -> bool {
+        matches!(self, Self::NoPrimary { .. })
+    }
+
     /// Whether the database gave the statement up (57014): it took longer than `statement_timeout`, or an operator cancelled it.
     pub fn is_cancelled(&self) -> bool {
         self.code().is_some_and(|code| code == "57014")
+    }
+
+    /// Whether the database has no room for a connection more (53300).
+    pub fn is_crowded(&self) -> bool {
+        self.code().is_some_and(|code| code == "53300")
     }
 
     /// Whether a table is there already (42P07), or just being made by somebody else (23505), also under another name (42P17).

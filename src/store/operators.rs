@@ -7,21 +7,17 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{
-    PgConnection, Postgres,
-    pool::PoolConnection,
-    postgres::{PgConnectOptions, PgPool},
-};
+use sqlx::{PgConnection, Postgres, pool::PoolConnection};
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
 
-use super::{StoreError, pool_options};
+use super::{StoreError, primary::Primary};
 
 /// How many operators' calls have a connection at once.
-const CONNECTIONS_MAX: u32 = 4;
+pub(super) const CONNECTIONS_MAX: u32 = 4;
 
 /// How many of those read at once: as many processes of the database work for them beside those that commit.
 const READING_MAX: usize = 2;
@@ -40,7 +36,7 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// The connections, and who may wait for them; clones share them.
 #[derive(Clone, Debug)]
 pub struct Operators {
-    pool: PgPool,
+    primary: Primary,
     admitted: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     reading: Arc<Semaphore>,
@@ -69,9 +65,9 @@ impl Drop for OperatorConnection {
 }
 
 impl Operators {
-    pub(super) fn new(options: &PgConnectOptions) -> Self {
+    pub(super) fn new(primary: Primary) -> Self {
         Self {
-            pool: pool_options(CONNECTIONS_MAX).connect_lazy_with(options.clone()),
+            primary,
             admitted: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize + WAITING_MAX)),
             connections: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)),
             reading: Arc::new(Semaphore::new(READING_MAX)),
@@ -94,7 +90,7 @@ impl Operators {
         let admitted = self.admit()?;
         // Apart from the pool's own wait, which would not tell a busy database from one that is away.
         let connections = turn(&self.connections).await?;
-        let connection = self.pool.acquire().await?;
+        let connection = self.primary.found().await?.operators.acquire().await?;
         // Afterwards, so that a connection that was lost without a word keeps no others from reading.
         let reading = Some(turn(&self.reading).await?);
         Ok(OperatorConnection {
@@ -104,15 +100,6 @@ impl Operators {
             reading,
             begun: Instant::now(),
         })
-    }
-
-    /// Has connections that are made from now on show this.
-    pub(super) fn show(&self, options: PgConnectOptions) {
-        self.pool.set_connect_options(options);
-    }
-
-    pub(super) async fn close(&self) {
-        self.pool.close().await;
     }
 }
 

@@ -47,6 +47,7 @@ impl TryFrom<RequestRow> for RequestRecord {
                 expires_at: row.expires_at,
                 over_watched: Vec::new(),
                 queue: None,
+                counters: None,
             },
             create_time: row.create_time,
         })

@@ -8,6 +8,7 @@ use crate::domain::{
     em::EmInstance,
     name::{Labels, Name},
     resource::{Dimension, Resource, ResourceType},
+    ticket::EngineInstance,
 };
 
 use super::StoreError;
@@ -23,6 +24,11 @@ impl Table {
 
     pub fn em(self, application_name: &str, instance: &str) -> Result<EmInstance, StoreError> {
         EmInstance::parse("em", application_name, instance).map_err(|error| StoreError::inconsistent(self.0, error))
+    }
+
+    pub fn engine(self, application_name: &str, instance: &str) -> Result<EngineInstance, StoreError> {
+        EngineInstance::parse("engine", application_name, instance)
+            .map_err(|error| StoreError::inconsistent(self.0, error))
     }
 
     pub fn resource_type(self, text: &str) -> Result<ResourceType, StoreError> {

@@ -1,15 +1,15 @@
 //! Connections, and what bounds their waits: whatever dies or hangs, the database ends it by itself.
 
-use std::{io, time::Duration};
+use std::{io, pin::pin, time::Duration};
 
 use sqlx::{
-    ConnectOptions as _, Connection as _,
+    Connection as _,
     postgres::{PgConnectOptions, PgConnection},
 };
 use time::OffsetDateTime;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use super::{StoreError, target::Target};
+use super::{StoreError, primary::Primary};
 
 /// How long to try for a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -20,13 +20,16 @@ pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long a connection from the pool has to show that it is alive: so long a call waits for one that was lost without a word, which
 /// leaves it time for a new one.
-const ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long one statement may take; it bounds the sum of its waits, which `lock_timeout` does not.
 const STATEMENT_TIMEOUT: &str = "10s";
 
 /// How long a transaction may sit idle before the database ends it: a process that froze must not keep its locks.
 const IDLE_IN_TRANSACTION_TIMEOUT: &str = "5s";
+
+/// After how long without an answer it is looked whether another host takes the writes: longer than most batches take.
+pub(super) const LATE_AFTER: Duration = Duration::from_millis(200);
 
 /// How long the database may leave a batch of statements unanswered: more than `statement_timeout`, so that it is passed only
 /// if the database cannot be reached at all.
@@ -122,22 +125,37 @@ pub async fn thorough(connection: &mut PgConnection) -> Result<OffsetDateTime, S
     Ok(now)
 }
 
+/// Lets the statements of the transaction that `connection` is in take so long, and wait for locks for up to ten seconds.
+pub async fn for_as_long_as(connection: &mut PgConnection, longest: Duration) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- session::for_as_long_as
+        SELECT set_config('statement_timeout', $1, true), set_config('lock_timeout', '10s', true)",
+    )
+    .bind(format!("{}ms", longest.as_millis()))
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
 /// The database's clock.
 pub async fn clock(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
     Ok(sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(connection).await?)
 }
 
-/// Connects within [`CONNECT_TIMEOUT`].
-pub async fn connect(options: &PgConnectOptions) -> Result<PgConnection, StoreError> {
-    match tokio::time::timeout(CONNECT_TIMEOUT, options.connect()).await {
-        Ok(connected) => Ok(connected?),
-        Err(_) => Err(StoreError::Database(sqlx::Error::PoolTimedOut)),
-    }
+tokio::task_local! {
+    /// The host that a task's waits are for.
+    static LEAVES: Primary;
+}
+
+/// Has the waits of a task for the database end as soon as another of its hosts takes the writes: the one that did is gone, or answers for
+/// nobody any more.
+pub fn leaving<T: Future>(primary: Primary, task: T) -> impl Future<Output = T::Output> {
+    LEAVES.scope(primary, task)
 }
 
 /// Fails if the other end of a connection does not answer within [`ALIVE_TIMEOUT`].
 pub async fn check(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    tokio::time::timeout(ALIVE_TIMEOUT, connection.ping()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
+    timeout(ALIVE_TIMEOUT, connection.ping()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
 /// Bounds a wait for the database. After an error the connection must not be used again: an answer may still come.
@@ -156,8 +174,44 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
     longest: Duration,
     wait: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
-    let silent = || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {longest:?}"));
-    tokio::time::timeout(longest, wait).await.unwrap_or_else(|_| Err(sqlx::Error::Io(silent()).into()))
+    let silent = |_| {
+        Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {longest:?}"))).into())
+    };
+    let Ok((primary, moved)) = LEAVES.try_with(|primary| (primary.clone(), primary.moved())) else {
+        return timeout(longest, wait).await.unwrap_or_else(silent);
+    };
+    let answered = async {
+        let mut wait = pin!(wait);
+        if let Ok(answered) = timeout(longest.min(LATE_AFTER), &mut wait).await {
+            return answered;
+        }
+        // The host may be gone without a word, and another may be there already.
+        primary.ask();
+        timeout(longest.saturating_sub(LATE_AFTER), wait).await.unwrap_or_else(silent)
+    };
+    tokio::select! {
+        biased;
+        answered = answered => answered,
+        () = moved => Err(left_behind().into()),
+    }
+}
+
+/// Why a connection is given up whose host is used no more.
+fn left_behind() -> sqlx::Error {
+    let why = "another host of the database takes the writes now";
+    sqlx::Error::Io(io::Error::new(io::ErrorKind::ConnectionAborted, why))
+}
+
+/// Waits until everything that `connection` sees is as safe as what is committed from now on: with a synchronous standby, what a host
+/// shows after a crash may be on no other, and would be gone with it.
+pub async fn durable(connection: &mut PgConnection) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- session::durable
+        SELECT pg_logical_emit_message(true, 'linkis-rm', '')",
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// A connection that one task keeps to itself, opened when it is first needed and again after it broke. A pool would ask the
@@ -166,8 +220,10 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
 /// One transaction follows the other: the end of each begins the next, so that none waits for its beginning.
 #[derive(Debug)]
 pub struct Session {
-    target: Target,
+    primary: Primary,
     connection: Option<PgConnection>,
+    /// Of the host that the connection is to.
+    generation: u64,
     transaction: Transaction,
     /// When a transaction last began that none before it had begun.
     chained_since: Instant,
@@ -184,20 +240,35 @@ enum Transaction {
 }
 
 impl Session {
-    pub(super) fn new(target: Target) -> Self {
-        Self { target, connection: None, transaction: Transaction::None, chained_since: Instant::now() }
+    pub(super) fn new(primary: Primary) -> Self {
+        let generation = primary.generation();
+        let transaction = Transaction::None;
+        Self { primary, connection: None, generation, transaction, chained_since: Instant::now() }
     }
 
     /// The connection, opened if there is none; in no transaction.
     pub async fn get(&mut self) -> Result<&mut PgConnection, StoreError> {
+        self.leave();
         if self.transaction != Transaction::None {
             answered(self.control("ROLLBACK", Transaction::None)).await?;
         }
         self.connection().await
     }
 
+    /// The same, where only what is as safe as a new commit is seen: see [`durable`].
+    pub async fn get_durable(&mut self) -> Result<&mut PgConnection, StoreError> {
+        self.leave();
+        let is_new = self.connection.is_none();
+        let connection = self.get().await?;
+        if is_new {
+            answered(durable(&mut *connection)).await?;
+        }
+        Ok(connection)
+    }
+
     /// The connection in a new transaction; if it was in one that nobody has committed, that is undone.
     pub async fn begin(&mut self) -> Result<&mut PgConnection, StoreError> {
+        self.leave();
         match self.transaction {
             Transaction::None => {
                 self.control("BEGIN", Transaction::Begun).await?;
@@ -212,6 +283,9 @@ impl Session {
 
     /// Commits the transaction.
     pub async fn commit(&mut self) -> Result<(), StoreError> {
+        if self.leave() {
+            return Err(left_behind().into());
+        }
         match self.chained_since.elapsed() < CHAIN_MAX {
             true => self.control("COMMIT AND CHAIN", Transaction::Begun).await,
             false => self.control("COMMIT", Transaction::None).await,
@@ -232,6 +306,15 @@ impl Session {
         }
     }
 
+    /// Gives a connection up whose host is used no more; true if it did.
+    fn leave(&mut self) -> bool {
+        let is_left = self.connection.is_some() && self.generation != self.primary.generation();
+        if is_left {
+            self.reset();
+        }
+        is_left
+    }
+
     async fn control(&mut self, statement: &'static str, then: Transaction) -> Result<(), StoreError> {
         sqlx::raw_sql(statement).execute(self.connection().await?).await?;
         self.transaction = then;
@@ -243,7 +326,9 @@ impl Session {
             Some(connection) => connection,
             None => {
                 self.transaction = Transaction::None;
-                connect(&self.target.options()).await?
+                let (connection, generation) = self.primary.connect_with(|options| options).await?;
+                self.generation = generation;
+                connection
             }
         };
         Ok(self.connection.insert(connection))
@@ -290,21 +375,17 @@ impl Session {
         }
     }
 
-    /// Whether the database answers.
-    pub async fn answers(&mut self) -> bool {
-        let alive = match self.get().await {
-            Ok(connection) => answered(connection.ping()).await.is_ok(),
-            Err(_) => false,
-        };
-        if !alive {
-            self.reset();
-        }
-        alive
+    /// Gives the connection up, until one is needed again.
+    pub fn close(&mut self) {
+        self.connection = None;
+        self.transaction = Transaction::None;
     }
 
     /// Forgets the connection: after an error that leaves its state in doubt.
     pub fn reset(&mut self) {
-        self.connection = None;
-        self.transaction = Transaction::None;
+        if self.connection.is_some() {
+            self.primary.ask();
+        }
+        self.close();
     }
 }

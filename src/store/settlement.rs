@@ -254,7 +254,8 @@ impl Statement {
         let scopes = label_resource::Columns::of(counters);
         self.part("scopes", "linkis_label_resource", counters.len(), |sql| {
             sql.push(
-                "UPDATE linkis_label_resource s SET used_resource = d.used::jsonb, locked_resource = d.locked::jsonb
+                "UPDATE linkis_label_resource s SET
+                    used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, version = s.version + 1
                 FROM unnest(",
             );
             sql.separated(", ").push_bind(scopes.scope_hash).push_bind(scopes.used).push_bind(scopes.locked);

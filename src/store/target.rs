@@ -12,13 +12,15 @@ use std::{
 use arc_swap::ArcSwap;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
+use super::url::{self, HOSTS_MAX, Hosts, SessionAttrs};
+
 /// The largest file that is read for a URL.
 const URL_BYTES_MAX: u64 = 64 << 10;
 
-/// How to connect to a database; clones share what it is told later. Shows no password.
+/// How to connect to a database, at one of its hosts; clones share what it is told later. Shows no password.
 #[derive(Clone)]
 pub struct Target {
-    options: Arc<ArcSwap<PgConnectOptions>>,
+    hosts: Arc<ArcSwap<Hosts>>,
     file: Option<Arc<Path>>,
 }
 
@@ -31,6 +33,31 @@ pub enum UrlError {
     /// What stands there is none. It is not repeated: it may hold a password.
     #[error("is not a PostgreSQL URL; for example postgres://user:password@host/database")]
     Url,
+    /// As many hosts as ports have to be named, or one port for all.
+    #[error("names {hosts} hosts and {count} {what}; name one for each host, or one port for all")]
+    Counts {
+        /// How many hosts.
+        hosts: usize,
+        /// What else is counted.
+        what: &'static str,
+        /// How many of these.
+        count: usize,
+    },
+    /// One of several hosts is empty.
+    #[error("names several hosts, and one of them without a name")]
+    NamelessHost,
+    /// More hosts than anybody has.
+    #[error("names {0} hosts; at most {HOSTS_MAX} are tried")]
+    TooManyHosts(usize),
+    /// Not one of libpq's words.
+    #[error("target_session_attrs={0} is none of any, read-write, read-only, primary, standby and prefer-standby")]
+    SessionAttrs(String),
+    /// A host that is of no use here.
+    #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
+    NoWriter(SessionAttrs),
+    /// Not a number of seconds.
+    #[error("connect_timeout={0} is not a number of seconds")]
+    Timeout(String),
 }
 
 impl Target {
@@ -47,23 +74,18 @@ impl Target {
     /// # Errors
     /// If there is none.
     pub fn in_file(path: PathBuf) -> Result<Self, UrlError> {
-        let options = Arc::new(ArcSwap::from_pointee(read(&path)?));
-        Ok(Self { options, file: Some(path.into()) })
+        let hosts = Arc::new(ArcSwap::from_pointee(read(&path)?));
+        Ok(Self { hosts, file: Some(path.into()) })
     }
 
     /// As it is told now.
-    pub fn options(&self) -> PgConnectOptions {
-        PgConnectOptions::clone(&self.options.load())
-    }
-
-    /// The same, with what `change` adds; later changes of the file are not told to it.
-    pub(super) fn map(&self, change: impl FnOnce(PgConnectOptions) -> PgConnectOptions) -> Self {
-        Self { options: Arc::new(ArcSwap::from_pointee(change(self.options()))), file: self.file.clone() }
+    pub fn hosts(&self) -> Arc<Hosts> {
+        self.hosts.load_full()
     }
 
     /// Tells everybody who connects from now on.
-    pub(super) fn set(&self, options: PgConnectOptions) {
-        self.options.store(Arc::new(options));
+    pub(super) fn set(&self, hosts: Hosts) {
+        self.hosts.store(Arc::new(hosts));
     }
 
     /// The file in which it stands.
@@ -73,30 +95,43 @@ impl Target {
 
     /// Whether what is said to the database goes to another machine that has not shown who it is.
     pub fn is_unverified(&self) -> bool {
-        let options = self.options.load();
-        let is_here = || {
+        let is_unverified = |options: &PgConnectOptions| {
             let host = options.get_host();
-            host == "localhost" || host.starts_with('/') || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+            let is_here =
+                host == "localhost" || host.starts_with('/') || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+            options.get_socket().is_none() && !is_here && !matches!(options.get_ssl_mode(), PgSslMode::VerifyFull)
         };
-        options.get_socket().is_none() && !is_here() && !matches!(options.get_ssl_mode(), PgSslMode::VerifyFull)
+        self.hosts.load().options.iter().any(is_unverified)
     }
 }
 
 impl From<PgConnectOptions> for Target {
     fn from(options: PgConnectOptions) -> Self {
-        Self { options: Arc::new(ArcSwap::from_pointee(options)), file: None }
+        Hosts::from(options).into()
+    }
+}
+
+impl From<Hosts> for Target {
+    fn from(hosts: Hosts) -> Self {
+        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None }
     }
 }
 
 /// Where it is, for people.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let options = self.options.load();
-        let database = options.get_database().unwrap_or("its default database");
-        match options.get_socket() {
-            Some(socket) => write!(f, "{} ({database})", socket.display()),
-            None => write!(f, "{}:{} ({database})", options.get_host(), options.get_port()),
-        }
+        let hosts = self.hosts.load();
+        let places: Vec<_> = hosts.options.iter().map(place).collect();
+        let database = hosts.options.first().and_then(PgConnectOptions::get_database);
+        write!(f, "{} ({})", places.join(", "), database.unwrap_or("its default database"))
+    }
+}
+
+/// Where a host is, for people.
+pub(super) fn place(options: &PgConnectOptions) -> String {
+    match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
     }
 }
 
@@ -106,13 +141,14 @@ impl fmt::Debug for Target {
     }
 }
 
-fn parse(url: &str) -> Result<PgConnectOptions, UrlError> {
-    let is_postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
-    url.parse().ok().filter(|_| is_postgres).ok_or(UrlError::Url)
+/// What a URL says of a database that is written to.
+fn parse(url: &str) -> Result<Hosts, UrlError> {
+    let hosts = url::parse(url)?;
+    if hosts.attrs.may_write() { Ok(hosts) } else { Err(UrlError::NoWriter(hosts.attrs)) }
 }
 
 /// What the URL in a file says.
-pub(super) fn read(path: &Path) -> Result<PgConnectOptions, UrlError> {
+pub(super) fn read(path: &Path) -> Result<Hosts, UrlError> {
     let mut text = String::new();
     File::open(path)?.take(URL_BYTES_MAX).read_to_string(&mut text)?;
     parse(text.trim())
@@ -126,6 +162,8 @@ mod tests {
     fn a_password_does_not_show_itself() {
         let target = Target::parse("postgres://me:hunter2@db.example:5433/rm").unwrap();
         assert_eq!(format!("{target:?}"), "Target(db.example:5433 (rm))");
+        let several = Target::parse("postgres://me:hunter2@db1:5433,db2/rm?target_session_attrs=read-write").unwrap();
+        assert_eq!(several.to_string(), "db1:5433, db2:5432 (rm)");
         assert!(!Target::parse("mysql://me:hunter2@x").unwrap_err().to_string().contains("hunter2"));
     }
 
@@ -139,8 +177,20 @@ mod tests {
             ("postgres://db.example/rm?sslmode=disable", true),
             ("postgres://db.example/rm?sslmode=require", true),
             ("postgres://db.example/rm?sslmode=verify-full", false),
+            ("postgres://localhost,db.example/rm", true),
         ] {
             assert_eq!(Target::parse(url).unwrap().is_unverified(), is_unverified, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_service_is_given_no_host_that_takes_no_writes() {
+        for attrs in ["any", "read-write", "primary"] {
+            assert!(Target::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).is_ok(), "{attrs}");
+        }
+        for attrs in ["read-only", "standby", "prefer-standby"] {
+            let error = Target::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).unwrap_err();
+            assert!(error.to_string().contains(&format!("target_session_attrs={attrs} asks")), "{error}");
         }
     }
 }

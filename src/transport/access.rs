@@ -22,7 +22,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Of its own, a role has what concerns the EMs or the users that its holder is bound to; a manager or viewer who is bound to no
 /// users has everything.
 #[rustfmt::skip]
-static TABLE: [Row; 46] = [
+static TABLE: [Row; 48] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -47,6 +47,8 @@ static TABLE: [Row; 46] = [
     row("/linkis.rm.v1.UsageService/ListTasks",                           [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.UsageService/ListRefusals",                        [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.UsageService/GetUsage",                            [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/GetScope",                            [No,  Own,    Own,   All,     All]),
+    row("/linkis.rm.v1.UsageService/FollowActions",                       [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.LimitService/ListLimits",                          [No,  Own,    Own,   All,     All]),
     row("/linkis.rm.v1.LimitService/ListPolicies",                        [No,  All,    All,   All,     All]),
     row("/linkis.rm.v1.LimitService/SetLimit",                            [No,  No,     No,    No,      All]),

@@ -13,7 +13,7 @@ use crate::{
 use super::{
     convert, deadline, identity,
     proto::{self, admin_service_server::AdminService},
-    resource_manager::unexpected,
+    resource_manager::{submit, unexpected},
 };
 
 /// What administrators and operators do.
@@ -52,7 +52,9 @@ impl AdminService for Admin {
     }
 
     async fn repair(&self, call: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
-        Ok(Response::new(convert::audit::repaired(&self.audit.repair(&identity::actor(&call)).await?)))
+        let only = convert::operator::repair(call.get_ref()).map_err(Error::from)?;
+        let repaired = self.audit.repair(&identity::actor(&call), only.as_ref()).await?;
+        Ok(Response::new(convert::audit::repaired(&repaired)))
     }
 
     async fn adopt_ticket(
@@ -60,11 +62,14 @@ impl AdminService for Admin {
         call: Request<proto::AdoptTicketRequest>,
     ) -> Result<Response<proto::AdoptTicketResponse>, Status> {
         let adopt = convert::request::adopt(call.get_ref().clone()).map_err(Error::from)?;
-        match self.submit(&call, Operation::Adopt(adopt)).await? {
-            Outcome::Adopted(ticket) => {
-                Ok(Response::new(proto::AdoptTicketResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
+        let deadline = deadline::of_call(call.metadata(), self.timeout);
+        let (by, told) = (identity::actor(&call), (deadline, call.get_ref().return_counters));
+        match submit(&self.committer, by, Operation::Adopt(adopt), told).await? {
+            (Outcome::Adopted(ticket), counters) => {
+                let ticket = Some(convert::answer::ticket(&ticket));
+                Ok(Response::new(proto::AdoptTicketResponse { ticket, counters }))
             }
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
@@ -96,12 +101,14 @@ impl AdminService for Admin {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let ticket = self.tickets.complete(named, deadline).await?;
         let force = Operation::Force(Forced { ticket, reason });
-        match self.committer.submit(identity::actor(&call), force, deadline).await? {
-            Outcome::Forced(ended) => Ok(Response::new(proto::ForceReleaseResponse {
+        let told = (deadline, call.get_ref().return_counters);
+        match submit(&self.committer, identity::actor(&call), force, told).await? {
+            (Outcome::Forced(ended), counters) => Ok(Response::new(proto::ForceReleaseResponse {
                 ended: ended.end.as_str().to_owned(),
                 end_time: Some(convert::answer::timestamp(ended.at)),
+                counters,
             })),
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 

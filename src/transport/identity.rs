@@ -49,6 +49,12 @@ impl Admitted {
         &self.reach
     }
 
+    /// Whether somebody calls who runs the cluster.
+    pub fn is_of_operator(&self) -> bool {
+        let roles = &self.caller.rights.roles;
+        roles.contains(&Role::Operator) || roles.contains(&Role::Admin)
+    }
+
     fn tell(&self, denied: &Denied) {
         self.metrics.access.denied();
         tell_denied(self.method, &self.caller, self.address, denied);
@@ -166,11 +172,7 @@ pub fn actor<M>(call: &Request<M>) -> Actor {
 
 /// Whether a call is made by somebody who runs the cluster.
 pub fn is_of_operator<M>(call: &Request<M>) -> bool {
-    let is_theirs = |admitted: &Admitted| {
-        let roles = &admitted.caller.rights.roles;
-        roles.contains(&Role::Operator) || roles.contains(&Role::Admin)
-    };
-    admitted(call).is_some_and(is_theirs)
+    admitted(call).is_some_and(Admitted::is_of_operator)
 }
 
 /// What a call may be about.

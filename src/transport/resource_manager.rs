@@ -15,7 +15,7 @@ use crate::{
         judgement::Room,
         name::{FieldError, Name, check_text},
         operation::{NamedTicket, Operation, Outcome, RequestId, RequestSpec},
-        principal::Principal,
+        principal::{Actor, Principal},
         report::Report,
     },
     error::Error,
@@ -77,24 +77,24 @@ impl ResourceManager {
         Self { committer, request_resource, heartbeat, tickets, em_goes, times }
     }
 
-    /// Has what a message says carried out. Its caller keeps neither the call nor the message: a future has room for whatever it
+    /// Has what a message says carried out, and tells the counters after it, if they are wanted. Its caller keeps neither the call nor the message: a future has room for whatever it
     /// ever had.
     fn submit<'a, M, F>(
         &'a self,
         call: Request<M>,
         read: F,
-    ) -> Result<impl Future<Output = Result<Outcome, Error>> + Send + use<'a, M, F>, Error>
+    ) -> Result<impl Future<Output = Result<Told, Error>> + Send + use<'a, M, F>, Error>
     where
-        F: FnOnce(M) -> Result<Operation, FieldError>,
+        F: FnOnce(M) -> Result<(Operation, bool), FieldError>,
     {
         let (headers, call, message) = parted(call);
-        let operation = read(message)?;
+        let (operation, return_counters) = read(message)?;
         identity::check(&call, |reach| match operation.user() {
             Some(user) => reach.check(Some(operation.em()), user),
             None => reach.check_em(operation.em()),
         })?;
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
-        Ok(self.committer.submit(identity::of_call(&call).into(), operation, deadline))
+        Ok(submit(&self.committer, identity::of_call(&call).into(), operation, (deadline, return_counters)))
     }
 
     /// Reads a request, of somebody who may make it.
@@ -111,13 +111,11 @@ impl ResourceManager {
         Ok((call, asked, deadlines))
     }
 
-    fn read_named(
-        &self,
-        call: Request<proto::ResourceReleasedRequest>,
-    ) -> Result<(Request<()>, NamedTicket, Instant), Error> {
+    fn read_named(&self, call: Request<proto::ResourceReleasedRequest>) -> Result<Named, Error> {
         let (headers, call, message) = parted(call);
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
-        Ok((call, convert::request::released(message)?, deadline))
+        let return_counters = message.return_counters;
+        Ok((call, convert::request::released(message)?, (deadline, return_counters)))
     }
 
     fn read_report(&self, call: Request<proto::HeartbeatRequest>) -> Result<(Report, Instant), Error> {
@@ -154,6 +152,7 @@ impl ResourceManager {
             caps: convert::cap::caps("caps", &message.caps)?,
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
+            return_counters: message.return_counters,
         };
         let queue_names = message.queue_names;
         let asks = match queue_names.is_empty() {
@@ -210,11 +209,32 @@ impl Asked {
     }
 }
 
-/// What a request id stands for: everything that was asked, but neither how long to wait for it nor whether to grant it.
+/// What a request id stands for: everything that was asked, but neither how long to wait for it, nor whether to grant it, nor what to tell.
 fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
-    let body = proto::RequestResourceRequest { wait_timeout: None, dry_run: false, ..message.clone() };
+    let body =
+        proto::RequestResourceRequest { wait_timeout: None, dry_run: false, return_counters: false, ..message.clone() };
     // Maps are ordered in the generated code, so equal bodies have equal bytes.
     Sha256::digest(body.encode_to_vec()).into()
+}
+
+/// A call that names a ticket, until when it waits, and whether it wants the counters after it.
+type Named = (Request<()>, NamedTicket, (Instant, bool));
+
+/// How an operation ended, and the counters after it, if they were wanted.
+pub(super) type Told = (Outcome, Option<proto::Counters>);
+
+/// Has an operation carried out, and tells the counters after it, if they are wanted.
+pub(super) fn submit(
+    committer: &Committer,
+    by: Actor,
+    operation: Operation,
+    (deadline, return_counters): (Instant, bool),
+) -> impl Future<Output = Result<Told, Error>> + Send {
+    let done = committer.submit_counted(by, operation, deadline, return_counters);
+    async move {
+        let (outcome, counters) = done.await?;
+        Ok((outcome, counters.map(|counters| convert::answer::counters(&counters)).transpose()?))
+    }
 }
 
 /// The headers of a call, what is known of its caller, and its message. Whatever is read is not kept besides: of calls that wait, there
@@ -249,13 +269,17 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::RegisterRequest>,
     ) -> Result<Response<proto::RegisterResponse>, Status> {
-        let read = |message| Ok(Operation::Register(convert::request::register(message)?));
+        let read = |message| Ok((Operation::Register(convert::request::register(message)?), true));
         match self.submit(call, read)?.await? {
-            Outcome::Registered(em) => {
-                let em = Some(convert::answer::em_resource(&em, None)?);
-                Ok(Response::new(proto::RegisterResponse { em }))
+            (Outcome::Registered(em), counters) => {
+                // It may have gone again in the same commit.
+                let em = match counters.and_then(|counters| counters.em) {
+                    Some(em) => em,
+                    None => convert::answer::em_resource(&em, None)?,
+                };
+                Ok(Response::new(proto::RegisterResponse { em: Some(em) }))
             }
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
@@ -263,16 +287,16 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::UnregisterRequest>,
     ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        let read = |message| Ok(Operation::Unregister(convert::request::unregister(message)?));
+        let read = |message| Ok((Operation::Unregister(convert::request::unregister(message)?), false));
         match self.submit(call, read)?.await? {
-            Outcome::Unregistered { removed_tickets, in_progress } => {
+            (Outcome::Unregistered { removed_tickets, in_progress }, _) => {
                 if in_progress {
                     self.em_goes.notify_one();
                 }
                 let removed_tickets = i64::try_from(removed_tickets).unwrap_or(i64::MAX);
                 Ok(Response::new(proto::UnregisterResponse { removed_tickets, in_progress }))
             }
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
@@ -304,6 +328,8 @@ impl ResourceManagerService for ResourceManager {
         let answer = match outcome {
             Outcome::Granted(grant) => {
                 let mut available = convert::answer::available(&grant);
+                available.counters =
+                    grant.counters.as_deref().map(convert::answer::counters).transpose()?.map(Box::new);
                 if let Some(name) = queue_names.get(chosen) {
                     // Of one that was granted before, its ticket knows.
                     available.queue_name = match grant.ticket_id == ticket_id {
@@ -323,12 +349,16 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceInitedRequest>,
     ) -> Result<Response<proto::ResourceInitedResponse>, Status> {
-        let read = |message| Ok(Operation::Inited(convert::request::inited(message)?));
+        let read = |message: proto::ResourceInitedRequest| {
+            let return_counters = message.return_counters;
+            Ok((Operation::Inited(convert::request::inited(message)?), return_counters))
+        };
         match self.submit(call, read)?.await? {
-            Outcome::Inited(ticket) => {
-                Ok(Response::new(proto::ResourceInitedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
+            (Outcome::Inited(ticket), counters) => {
+                let ticket = Some(convert::answer::ticket(&ticket));
+                Ok(Response::new(proto::ResourceInitedResponse { ticket, counters }))
             }
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
@@ -336,12 +366,16 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceReportedRequest>,
     ) -> Result<Response<proto::ResourceReportedResponse>, Status> {
-        let read = |message| Ok(Operation::Reported(convert::request::reported(message)?));
+        let read = |message: proto::ResourceReportedRequest| {
+            let return_counters = message.return_counters;
+            Ok((Operation::Reported(convert::request::reported(message)?), return_counters))
+        };
         match self.submit(call, read)?.await? {
-            Outcome::Reported(ticket) => {
-                Ok(Response::new(proto::ResourceReportedResponse { ticket: Some(convert::answer::ticket(&ticket)) }))
+            (Outcome::Reported(ticket), counters) => {
+                let ticket = Some(convert::answer::ticket(&ticket));
+                Ok(Response::new(proto::ResourceReportedResponse { ticket, counters }))
             }
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
@@ -349,15 +383,15 @@ impl ResourceManagerService for ResourceManager {
         &self,
         call: Request<proto::ResourceReleasedRequest>,
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
-        let (call, named, deadline) = self.read_named(call)?;
+        let (call, named, (deadline, return_counters)) = self.read_named(call)?;
         let released = self.tickets.complete(named, deadline).await?;
         // Whose it is and where, whoever may not give it back is not told.
         let generic = |denied: Denied| Denied { needs: "the ticket's EM or user among its own".to_owned(), ..denied };
         identity::check(&call, |reach| reach.check(Some(&released.em), &released.user).map_err(generic))?;
-        let by = identity::of_call(&call).into();
-        match self.committer.submit(by, Operation::Released(released), deadline).await? {
-            Outcome::Released => Ok(Response::new(proto::ResourceReleasedResponse {})),
-            other => Err(unexpected(&other)),
+        let (by, operation) = (identity::of_call(&call).into(), Operation::Released(released));
+        match submit(&self.committer, by, operation, (deadline, return_counters)).await? {
+            (Outcome::Released, counters) => Ok(Response::new(proto::ResourceReleasedResponse { counters })),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 

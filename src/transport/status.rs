@@ -140,6 +140,9 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::External(external) => classify_external(external),
         // Another instance may be of a later release.
         Error::Outdated(_) => (Code::Unavailable, "OUTDATED_RELEASE", Hint::Retry(RETRY_LATER)),
+        Error::PositionTooOld { .. } => (Code::OutOfRange, "POSITION_TOO_OLD", Hint::None),
+        Error::PositionUnknown => (Code::OutOfRange, "POSITION_UNKNOWN", Hint::None),
+        Error::FollowerTooSlow => (Code::ResourceExhausted, "FOLLOWER_TOO_SLOW", Hint::Retry(RETRY_SOON)),
         Error::ShuttingDown => (Code::Unavailable, "SHUTTING_DOWN", Hint::Retry(RETRY_SOON)),
         Error::Internal(_) => (Code::Internal, "INTERNAL", Hint::None),
     }
@@ -243,6 +246,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::TooManyLabelSets { .. } => (Code::FailedPrecondition, "TOO_MANY_LABEL_SETS", Hint::None),
         Rejection::AlreadyHeld { .. } => (Code::FailedPrecondition, "ALREADY_HELD", Hint::None),
         Rejection::TooManyHolds { .. } => (Code::FailedPrecondition, "TOO_MANY_HOLDS", Hint::None),
+        Rejection::ScopeNotCounted { .. } => (Code::NotFound, "SCOPE_NOT_COUNTED", Hint::None),
         Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
         // As it is, trying again does not help.
         Rejection::LimitChanged { .. } => (Code::Aborted, "LIMIT_CHANGED", Hint::None),

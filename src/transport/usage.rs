@@ -18,6 +18,7 @@ use crate::{
     error::Error,
     service::{
         background::fullest::FullestScopes,
+        follow::FollowService,
         limits::{LimitService, ScopeFilter},
         overview::Overviews,
         usage,
@@ -33,6 +34,7 @@ use super::{
 
 mod accounting;
 mod filters;
+mod follow;
 mod overview;
 
 /// How many one call may get by their keys: as many as a page may have.
@@ -45,6 +47,7 @@ pub struct Usage {
     limits: LimitService,
     overviews: Overviews,
     fullest: FullestScopes,
+    follow: FollowService,
     info: proto::GetServerInfoResponse,
 }
 
@@ -55,9 +58,10 @@ impl Usage {
         limits: LimitService,
         overviews: Overviews,
         fullest: FullestScopes,
+        follow: FollowService,
         info: ServerInfo,
     ) -> Self {
-        Self { usage, limits, overviews, fullest, info: info.message() }
+        Self { usage, limits, overviews, fullest, follow, info: info.message() }
     }
 
     /// The fullest scopes that match, or those that hold more than they may.
@@ -335,6 +339,25 @@ impl UsageService for Usage {
         let snapshot = self.overviews.current().await?;
         let overview = Some(convert::overview::overview(&snapshot.overview, is_bound));
         Ok(Response::new(proto::GetOverviewResponse { overview }))
+    }
+
+    async fn get_scope(
+        &self,
+        call: Request<proto::GetScopeRequest>,
+    ) -> Result<Response<proto::GetScopeResponse>, Status> {
+        let scope = convert::limit::scope("labels", &call.get_ref().labels).map_err(Error::from)?;
+        identity::check(&call, |reach| filters::check_scope(&scope, reach))?;
+        let scope = Some(convert::limit::scope_usage(&self.limits.scope(&scope).await?));
+        Ok(Response::new(proto::GetScopeResponse { scope }))
+    }
+
+    type FollowActionsStream = follow::Following;
+
+    async fn follow_actions(
+        &self,
+        call: Request<proto::FollowActionsRequest>,
+    ) -> Result<Response<Self::FollowActionsStream>, Status> {
+        Ok(Response::new(follow::follow(&self.follow, &call).await?))
     }
 
     type WatchStream = overview::Watching;

@@ -161,7 +161,11 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
     let release = proto::ReleaseHoldRequest { em: em_message("host1"), user: String::new() };
     admin.admin.release_hold(release.clone()).await.unwrap();
     admin.admin.release_hold(release).await.unwrap();
-    let force = |ticket_id: &str| proto::ForceReleaseRequest { ticket_id: ticket_id.into(), reason: "it hangs".into() };
+    let force = |ticket_id: &str| proto::ForceReleaseRequest {
+        ticket_id: ticket_id.into(),
+        reason: "it hangs".into(),
+        ..Default::default()
+    };
     operator.admin.force_release(force(&ticket)).await.unwrap();
     operator.admin.force_release(force(&ticket)).await.unwrap();
     refused(operator.admin.force_release(force(&uuid::Uuid::new_v4().to_string())).await, "TICKET_NOT_FOUND");
@@ -179,8 +183,8 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
     admin.admin.adopt_ticket(adopt).await.unwrap();
     let damage = "UPDATE linkis_em_resource_meta_data SET used_resource = jsonb_set(used_resource, '{cores}', '7')";
     sqlx::raw_sql(damage).execute(&database.pool).await.unwrap();
-    admin.admin.repair(proto::RepairRequest {}).await.unwrap();
-    admin.admin.repair(proto::RepairRequest {}).await.unwrap();
+    admin.admin.repair(proto::RepairRequest::default()).await.unwrap();
+    admin.admin.repair(proto::RepairRequest::default()).await.unwrap();
     admin.external.put_provider(provider("hadoop", None)).await.unwrap();
     refused(admin.external.put_provider(provider("other", Some("another"))).await, "PROVIDER_CHANGED");
     admin.external.put_provider(provider("linkis", None)).await.unwrap();
@@ -306,7 +310,7 @@ async fn what_is_denied_is_logged_at_a_bounded_rate_and_leaves_no_line() {
     }
     for denied in [
         operator.limits.set_policy(policy(&[])).await.map(drop),
-        operator.admin.repair(proto::RepairRequest {}).await.map(drop),
+        operator.admin.repair(proto::RepairRequest::default()).await.map(drop),
         operator.external.put_provider(provider("hadoop", None)).await.map(drop),
         Person::new(&channel, &vera).admin.drain(drain("host1", "mine")).await.map(drop),
     ] {

@@ -8,10 +8,15 @@ use linkis_rm::{
         limit::{Pattern, Rule},
         resource::Dimension,
     },
+    server::Options,
+    transport::resource_manager::RequestTimeouts,
 };
 use tonic::Code;
 
-use crate::{harness::*, proxy::Cut};
+use crate::{
+    harness::*,
+    proxy::{Cut, Weather},
+};
 
 async fn commits_are_found_out(cut: Cut) {
     let (database, direct) = start().await;
@@ -64,6 +69,22 @@ async fn nobody_claims_to_know_of_a_limit_whose_commit_was_cut() {
         rm.client.set_limit(&rule).await.unwrap();
         rm.client.delete_limit(&pattern).await.unwrap();
     }
+}
+
+/// Nor is it if there is no time left to hear of its commit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_claims_to_know_of_a_limit_whose_commit_is_late() {
+    let (database, direct) = start().await;
+    let (proxy, proxied) = database.behind_proxy("limits-late");
+    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
+    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+    let pattern = Pattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
+    let rule = Rule { pattern, mode: Default::default(), max: [(Dimension::Cores, 7)].into() };
+    proxy.cut_commits(Cut::Silence, 1);
+    let error = rm.client.set_limit(&rule).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
+    assert!(direct.client.limits().await.unwrap().contains(&rule), "it was set");
+    proxy.set_weather(Weather::Fair);
 }
 
 /// Nobody may repeat by himself what may have been granted, unless that is no second grant.

@@ -227,9 +227,9 @@ async fn no_statement_scans_a_table() {
         let (health, tickets) = (Health::Healthy, vec![grant.ticket_id, uuid::Uuid::new_v4()]);
         let report = Report { em: host.clone(), epoch, sequence, health, load: None, tickets, observed: None };
         assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
-        user_resource::update_missed(store.pool(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
-        assert_eq!(em_report::silent(store.pool(), Duration::ZERO, None, 9).await.unwrap().len(), 1);
-        assert_eq!(em_report::survey(store.pool(), None, 9, Duration::ZERO).await.unwrap().len(), 1);
+        user_resource::update_missed(&store.pool().await.unwrap(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
+        assert_eq!(em_report::silent(&store.pool().await.unwrap(), Duration::ZERO, None, 9).await.unwrap().len(), 1);
+        assert_eq!(em_report::survey(&store.pool().await.unwrap(), None, 9, Duration::ZERO).await.unwrap().len(), 1);
         rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     }
     rm.client.unregister(&host).await.unwrap();

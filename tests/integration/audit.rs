@@ -411,6 +411,39 @@ async fn history_tells_repairs_of_ems_and_scopes() {
     assert_eq!(of_scope.resource.as_ref().unwrap().kind, Some(kind));
 }
 
+/// The reset of one host, or of one user, as Linkis's console has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_em_or_one_scope_is_repaired_alone() {
+    let (database, rm, _) = inhabited().await;
+    execute(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
+    execute(&database, "UPDATE linkis_label_resource SET locked_resource = '{}'").await;
+    let labels = |user: &str| BTreeMap::from([("user".to_owned(), user.to_owned())]);
+    let found =
+        |differences: &[Difference]| -> Vec<String> { lines(differences).into_iter().map(|line| line.0).collect() };
+    assert_eq!(found(&rm.client.audit().await.unwrap().differences.first).len(), 4);
+    let version = rm.client.scope(&labels("alice")).await.unwrap().version;
+    let done = rm.client.repair_em(&em("host1")).await.unwrap();
+    assert_eq!((found(&done.repaired.first), done.remaining.count), (vec!["em=host1".to_owned()], 0));
+    let done = rm.client.repair_scope(&labels("alice")).await.unwrap();
+    assert_eq!((found(&done.repaired.first), done.remaining.count), (vec!["scope user=alice".to_owned()], 0));
+    assert!(rm.client.scope(&labels("alice")).await.unwrap().version > version, "what is repaired is newer");
+    let left = found(&rm.client.audit().await.unwrap().differences.first);
+    assert_eq!(left, ["em=host2", "scope user=hadoop"], "the others are as they were");
+    assert!(rm.client.repair_em(&em("host1")).await.unwrap().repaired.is_empty(), "again it changes nothing");
+    assert!(rm.client.repair_scope(&labels("alice")).await.unwrap().repaired.is_empty());
+    // A scope that nobody holds anything in is in order, whatever there is not.
+    assert!(rm.client.repair_scope(&labels("nobody")).await.unwrap().repaired.is_empty());
+    let reason = |done: Result<_, linkis_rm::client::ClientError>| done.map(drop).unwrap_err().reason().unwrap();
+    assert_eq!(reason(rm.client.repair_em(&em("host9")).await), "EM_NOT_REGISTERED");
+    let uncounted = BTreeMap::from([("creator".to_owned(), "IDE".to_owned())]);
+    assert_eq!(reason(rm.client.repair_scope(&uncounted).await), "SCOPE_NOT_COUNTED");
+    let both = proto::RepairRequest { em: crate::identity::em_message("host1"), scope: labels("alice") };
+    let refused = rm.client.make(&linkis_rm::client::calls::REPAIR, &both).await;
+    assert_eq!(reason(refused.map(|_| Default::default())), "INVALID_FIELD");
+    assert_eq!(rm.client.repair().await.unwrap().repaired.count, 2);
+    assert_invariants(&database, &rm.client).await;
+}
+
 /// Callers go on while counters are spoilt and repaired. Spoiling adds, so that nobody's release finds too little meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repair_under_load_loses_nothing() {

@@ -219,6 +219,7 @@ async fn tickets() {
             used: None,
             engine: engine(),
             epoch: 0,
+            ..Default::default()
         };
         let foreign = |what: &str| (Code::PermissionDenied, what.to_owned(), String::new());
         let unknown = (Code::NotFound, "TICKET_NOT_FOUND".to_owned(), String::new());
@@ -249,6 +250,7 @@ async fn tickets() {
             em: host(),
             used: load_of(1, 1, 1),
             epoch: 0,
+            ..Default::default()
         };
         let not_now = |reason: &str| (Code::FailedPrecondition, reason.to_owned(), String::new());
         let cases = [
@@ -269,7 +271,8 @@ async fn tickets() {
             let shown = format!("{request:?}");
             assert_eq!(told(manager.resource_reported(request).await), expected, "{shown}");
         }
-        let good = proto::ResourceReleasedRequest { ticket_id, user: "hadoop".into(), em: host() };
+        let good =
+            proto::ResourceReleasedRequest { ticket_id, user: "hadoop".into(), em: host(), ..Default::default() };
         let nobody = Uuid::new_v4().to_string();
         let cases = [
             (proto::ResourceReleasedRequest { ticket_id: "x".repeat(36), ..good.clone() }, bad_field("ticket_id")),

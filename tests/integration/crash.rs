@@ -9,6 +9,11 @@ use std::{
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{operation::Grant, ticket::TicketState},
+    service::background::{
+        Step, Task as _,
+        lease::{Holder, Lease},
+    },
+    store::Store,
 };
 use tokio::task::JoinSet;
 use uuid::Uuid;
@@ -244,4 +249,22 @@ async fn a_lease_is_renewed_soon_after_its_connection_fell_silent() {
     eventually("it is about to end", Duration::from_secs(5), || async { !is_renewed().await }).await;
     // Sooner than a statement without an answer is given up otherwise.
     eventually("it is renewed", Duration::from_secs(8), is_renewed).await;
+}
+
+/// A connection that ends costs nobody the lease: whatever this instance does for all goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_whose_connection_ends_stays_where_it_is() {
+    let (database, rm) = start().await;
+    rm.stop().await;
+    let store = Store::open(database.options.clone(), options().history).await.unwrap();
+    let (holder, mut session) = (Holder::default(), store.session());
+    let mut lease = Lease::new(holder.clone());
+    assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);
+    assert!(holder.holds());
+    let own = sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()");
+    let own = own.fetch_one(session.get().await.unwrap()).await.unwrap();
+    let ended = sqlx::query("SELECT pg_terminate_backend($1, 10000)").bind(own);
+    ended.execute(&database.pool).await.unwrap();
+    assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);
+    assert!(holder.holds());
 }

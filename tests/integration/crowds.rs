@@ -249,6 +249,8 @@ async fn users_who_came_once_leave_no_counters() {
         });
     }
     calls.join_all().await;
+    // As if they had come long ago: what is new stays for a minute.
+    sqlx::raw_sql("UPDATE linkis_label_resource SET version = 0").execute(&database.pool).await.unwrap();
     eventually("only the counter of who holds something is left", Duration::from_secs(30), || async {
         database.count("SELECT count(*) FROM linkis_label_resource").await == 1
     })
@@ -307,4 +309,74 @@ async fn tickets_of_a_later_registration_are_passed_over_in_large_parts() {
     }
     assert_eq!(found.len(), older);
     assert!(parts <= 6, "{parts} parts for {older} tickets among {CROWD}");
+}
+
+/// Marks EMs as going, as an instance that died at once has left them.
+async fn have_go(database: &Database, host_like: &str) {
+    sqlx::query(
+        "UPDATE linkis_em_resource_meta_data SET version = version + 1, going_epoch = epoch, going_end = 'unregistered',
+            going_after = '00000000-0000-0000-0000-000000000000' WHERE em_instance LIKE $1",
+    )
+    .bind(host_like)
+    .execute(&database.pool)
+    .await
+    .unwrap();
+}
+
+/// A step that fails is tried again where it stands: it costs its EM no more than that, whatever else this instance does for all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_em_goes_on_through_steps_that_fail() {
+    let (database, rm) = start().await;
+    let crowded = em("crowded");
+    crowd(&database, &rm.client, &crowded, 560, "1 hour").await;
+    // Of three tries to end some of its tickets, the database carries out one.
+    sqlx::raw_sql(
+        "CREATE SEQUENCE tries;
+        CREATE FUNCTION often_fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('tries') % 3 <> 0 THEN RAISE EXCEPTION 'not now' USING ERRCODE = '57P03'; END IF;
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER often_fail BEFORE UPDATE ON linkis_em_resource_meta_data FOR EACH ROW
+            WHEN (OLD.going_epoch IS NOT NULL) EXECUTE FUNCTION often_fail();",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    have_go(&database, "crowded:%").await;
+    // Ten steps; handing over to others what failed would take three seconds for each.
+    eventually("it is gone", Duration::from_secs(20), || async { tickets_of(&database, &crowded).await == 0 }).await;
+    let tries = database.count("SELECT last_value FROM tries").await;
+    assert!(tries >= 20, "{tries}");
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// EMs that cannot go on, because somebody holds them, keep none that can from going, however many they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_ems_that_go_do_not_keep_others_from_going() {
+    const HELD: usize = 20;
+    let (database, rm) = start().await;
+    let held: Vec<EmInstance> = (0..HELD).map(|n| em(&format!("held{n}"))).collect();
+    let free = em("later");
+    for host in held.iter().chain([&free]) {
+        crowd(&database, &rm.client, host, 70, "1 hour").await;
+    }
+    sqlx::raw_sql(
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        SELECT 'em', em_application_name, em_instance FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'held%'",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    // First those that are held: they have what there is for all.
+    have_go(&database, "held%").await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    have_go(&database, "later%").await;
+    eventually("it is gone", Duration::from_secs(30), || async { tickets_of(&database, &free).await == 0 }).await;
+    assert_eq!(tickets_of(&database, &held[0]).await, 70, "it is held");
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    eventually("all are gone", Duration::from_secs(60), || async {
+        database.count("SELECT count(*) FROM linkis_user_resource_meta_data").await == 0
+    })
+    .await;
+    assert_invariants(&database, &rm.client).await;
 }

@@ -20,6 +20,7 @@ use linkis_rm::{
         Store, StoreError,
         embedded::{Embedded, Settings},
         history_part,
+        primary::Primary,
         target::Target,
     },
 };
@@ -165,7 +166,7 @@ async fn a_database_is_believed_by_its_certificate_and_believes_that_of_its_clie
     let url = far.url("by_password:hunter2", "believed");
     let store = open(&url).await.unwrap();
     let is_encrypted = "SELECT ssl AND current_user = 'by_password' FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
-    assert!(sqlx::query_scalar::<_, bool>(is_encrypted).fetch_one(store.pool()).await.unwrap());
+    assert!(sqlx::query_scalar::<_, bool>(is_encrypted).fetch_one(&store.pool().await.unwrap()).await.unwrap());
     assert!(!format!("{store:?}").contains("hunter2"), "nothing shows a password");
     store.close().await;
 
@@ -184,7 +185,7 @@ async fn a_database_is_believed_by_its_certificate_and_believes_that_of_its_clie
         (certified(&wrong_cert, &wrong_key), Some("certificate authentication failed")),
         (far.url("by_certificate", "believed"), Some("client certificate")),
     ] {
-        let connected = linkis_rm::store::session::connect(&Target::parse(&url).unwrap().options()).await;
+        let connected = Primary::watch(Target::parse(&url).unwrap()).connect_with(|options| options).await;
         match (connected, why) {
             (Ok(_), None) => {}
             (Err(error), Some(why)) => assert!(told(&error).contains(why), "{url}: {}", told(&error)),
@@ -245,7 +246,7 @@ async fn a_role_that_may_not_change_the_schema_serves_with_what_is_documented() 
         far.run(statement).await.unwrap();
     }
     let (owner, service) = (far.url("linkis_rm_owner:one", "linkis_rm"), far.url("linkis_rm:another", "linkis_rm"));
-    let mut as_owner = Target::parse(&owner).unwrap().options().connect().await.unwrap();
+    let mut as_owner = Target::parse(&owner).unwrap().hosts().options[0].connect().await.unwrap();
     sqlx::raw_sql(grants).execute(&mut as_owner).await.unwrap();
 
     // Before anything was migrated: it says what to type.
@@ -276,7 +277,7 @@ async fn a_role_that_may_not_change_the_schema_serves_with_what_is_documented() 
     assert!(told > 10, "{told}");
 
     // The parts of its history are made and dropped all the same; and no more than that is.
-    let mut connection = Target::parse(&service).unwrap().options().connect().await.unwrap();
+    let mut connection = Target::parse(&service).unwrap().hosts().options[0].connect().await.unwrap();
     let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
     let count =
         async |connection: &mut PgConnection| sqlx::query_scalar::<_, i64>(parts).fetch_one(connection).await.unwrap();
@@ -284,6 +285,10 @@ async fn a_role_that_may_not_change_the_schema_serves_with_what_is_documented() 
     history_part::make(&mut connection, Duration::from_secs(300 * 24 * 3600)).await.unwrap();
     assert!(count(&mut connection).await > before);
     sqlx::raw_sql("SELECT linkis_rm_make_history_part(1577836800, 1577840400)").execute(&mut connection).await.unwrap();
+    for _ in 0..3 {
+        assert!(history_part::index_oldest(&mut connection).await.unwrap());
+    }
+    assert!(!history_part::index_oldest(&mut connection).await.unwrap());
     assert!(history_part::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
     assert!(!history_part::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
     for (sql, why) in [
@@ -296,6 +301,7 @@ async fn a_role_that_may_not_change_the_schema_serves_with_what_is_documented() 
             "no part of the history that is over",
         ),
         ("SELECT linkis_rm_make_history_part(1, 2)", "no part of the history can be"),
+        ("SELECT linkis_rm_index_history_part('linkis_em_drain', 'em')", "no part of the history that is over"),
     ] {
         let error = sqlx::raw_sql(sql).execute(&mut connection).await.unwrap_err().to_string();
         assert!(error.contains(why), "{sql}: {error}");

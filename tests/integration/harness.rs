@@ -34,7 +34,10 @@ use linkis_rm::{
     metrics::Metrics,
     server::{Ending, Options, Security, Server, listen, listen_http},
     service::heartbeat::LivenessTimeouts,
-    store::embedded::{Embedded, Settings},
+    store::{
+        embedded::{Embedded, Settings},
+        target::Target,
+    },
     transport::{
         edge::{Bounds, Listen},
         resource_manager::RequestTimeouts,
@@ -165,9 +168,20 @@ pub fn options() -> Options {
     let patience = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
-    let (shutdown_delay, bounds) = (Duration::ZERO, Bounds::DEFAULT);
+    let (shutdown_delay, committers, bounds) = (Duration::ZERO, 1, Bounds::DEFAULT);
     let migrates = true;
-    Options { times, patience, history, drain_timeout, shutdown_delay, bounds, security, external_hosts, migrates }
+    Options {
+        times,
+        patience,
+        history,
+        drain_timeout,
+        shutdown_delay,
+        committers,
+        bounds,
+        security,
+        external_hosts,
+        migrates,
+    }
 }
 
 /// Any free port of this machine.
@@ -183,12 +197,22 @@ impl Instance {
     }
 
     pub async fn start_at(database: &Database, options: Options, place: Listen) -> Self {
+        Self::start_on(database.options.clone(), options, place).await
+    }
+
+    /// The same on whatever a URL names.
+    pub async fn start_on(database: impl Into<Target>, options: Options, place: Listen) -> Self {
         Self::start_with_http(database, options, place, ANY_PORT).await
     }
 
-    pub async fn start_with_http(database: &Database, options: Options, place: Listen, http: SocketAddr) -> Self {
+    pub async fn start_with_http(
+        database: impl Into<Target>,
+        options: Options,
+        place: Listen,
+        http: SocketAddr,
+    ) -> Self {
         let (listener, http) = (listen(place).await.unwrap(), listen_http(&[http]).await.unwrap());
-        let server = Server::open(listener, Some(http), database.options.clone(), options).await.unwrap();
+        let server = Server::open(listener, Some(http), database, options).await.unwrap();
         let address = typed(&server.address().unwrap().to_string());
         let (http, metrics) = (server.http_address().unwrap(), server.metrics().clone());
         let (stop, stopped) = oneshot::channel();

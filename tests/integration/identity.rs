@@ -171,7 +171,8 @@ const MATRIX: &str = "
     DeleteProvider      ----a      ListProviders      ---oa      GetQueue            -mvoa
     ListQueues          -mvoa      ListApplications   -mvoa      GetOverview         -mvoa
     ListInstances       -mvoa      ListTasks          -mvoa      UsageService/Watch  -mvoa
-    ListRefusals        -mvoa      GetUsage           -mvoa
+    ListRefusals        -mvoa      GetUsage           -mvoa      FollowActions       -mvoa
+    GetScope            -mvoa
     ServerReflectionInfo emvoa     Check              *emvoa     Watch               *emvoa";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,7 +1,7 @@
 //! The ledger against a plain reference model: random operations, in batches of random size, through a store of maps.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -11,7 +11,9 @@ use linkis_rm::domain::{
     cap::Cap,
     drain::{Drain, DrainEm, ResumeEm},
     em::{Em, EmInstance},
-    external::{CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along},
+    external::{
+        CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along, place_of,
+    },
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
     limit::{Counting, LabelSet, Limits, Pattern, Rule},
     limit_mode::LimitMode,
@@ -998,6 +1000,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             request_id: ask
                 .request_id
                 .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask.body()) }),
+            return_counters: false,
         }),
         wait: position.map(|position| Wait {
             instance_id: Uuid::nil(),
@@ -1321,62 +1324,150 @@ fn time_of(seconds: u64) -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000 + i64::try_from(seconds).unwrap()).unwrap()
 }
 
-/// Who can be served after a batch, and could not before, is told of it where it is short.
-fn assert_woken(model: &Model, settled: &[usize], freed: &FreedSpots) {
+/// Who can be served after the batches, and could not before, is told of it where it is short.
+fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedSpots]) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
-        let told = w.stands().iter().any(|(spot, is_short)| *is_short && freed.contains(spot));
+        let is_told = |spot: &Spot| freed.iter().any(|freed| freed.contains(spot));
+        let told = w.stands().iter().any(|(spot, is_short)| *is_short && is_told(spot));
         assert!(told, "nobody wakes {w:?}, freed {freed:?}");
     }
 }
 
-fn run(steps: Vec<Step>) {
-    let (mut model, mut tables) = (Model::default(), Tables::default());
-    let mut ledger = Ledger::new(tables.snapshot(time_of(0)));
-    let mut settled = model.settled();
-    // The epochs of the batch.
-    let mut epochs = BTreeMap::new();
-    for (number, step) in steps.iter().chain([&Step::Commit { seconds: 0 }]).enumerate() {
+/// What batches of different committers may share, beside nothing: whoever comes second waits until the first is committed.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Shared {
+    Scope(Counter),
+    RequestId(Name),
+    /// Who adopts an engine may name a ticket of another EM.
+    Ticket(Uuid),
+    /// Of which somebody who waits for several EMs may have a place at each.
+    Line,
+    Cluster,
+}
+
+impl Shared {
+    /// What an operation may share with those on other EMs.
+    fn of(operation: &Operation, tables: &Tables, somebody_waits: bool) -> HashSet<Self> {
+        let named = operation.ticket_id().and_then(|id| tables.tickets.get(&id));
+        let of_em = tables.tickets.values().filter(|t| operation.steps_from().is_some() && t.em == *operation.em());
+        let tickets: Vec<&Ticket> = named.into_iter().chain(of_em).collect();
+        let held = tickets.iter().flat_map(|ticket| tables.limits.scopes(&ticket.ticket_labels()));
+        let adopted = operation.adopts().map(|adopt| tables.limits.scopes(&adopt.ticket_labels()));
+        let scopes = held.chain(adopted.into_iter().flatten()).map(|limited| limited.counter);
+        let asked = operation.request().map(|request| request.counters(&tables.limits));
+        let scopes = scopes.chain(asked.into_iter().flatten()).map(Self::Scope);
+        let id = operation.request_id().map(|request_id| Self::RequestId(request_id.id.clone()));
+        let id = id.into_iter().chain(operation.ticket_id().map(Self::Ticket));
+        let id = id.chain(operation.request().map(|request| Self::Ticket(request.ask.ticket_id)));
+        let waits = somebody_waits || operation.request().is_some_and(|request| request.wait.is_some());
+        let in_queue = tickets.iter().any(|ticket| place_of(ticket.resource()).is_some());
+        let in_queue = in_queue || operation.asks_queue().is_some();
+        scopes.chain(id).chain(waits.then_some(Self::Line)).chain(in_queue.then_some(Self::Cluster)).collect()
+    }
+}
+
+/// A batch that is not committed yet, and what it has locked beside its EMs.
+struct Batch {
+    ledger: Ledger,
+    shares: HashSet<Shared>,
+}
+
+/// The model, and what it is compared with.
+struct Comparison {
+    model: Model,
+    tables: Tables,
+    /// Of each committer, the batch that it is at.
+    batches: Vec<Option<Batch>>,
+    /// Who waits, and could not be served before these batches.
+    settled: Vec<usize>,
+    /// The epochs since then.
+    epochs: BTreeMap<usize, i64>,
+}
+
+impl Comparison {
+    fn new(committers: usize) -> Self {
+        let (model, batches) = (Model::default(), (0..committers).map(|_| None).collect());
+        Self { settled: model.settled(), model, tables: Tables::default(), batches, epochs: BTreeMap::new() }
+    }
+
+    /// Carries out what a step stands for; false if it stands for no operation.
+    fn apply(&mut self, number: usize, step: &Step) -> bool {
         let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
-        match model.operation(step, new_id) {
-            Some(operation) => {
-                let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
-                let expected = model.step(step, new_id);
-                let outcome = ledger.apply(&Principal::Anonymous.into(), &operation);
-                if let (Step::Register { em, .. }, Ok(Outcome::Registered(registered))) = (step, &outcome) {
-                    let before = epochs.insert(*em, registered.epoch);
-                    assert!(before.is_none_or(|before| before < registered.epoch), "an epoch never comes back");
-                    model.epochs.insert(*em, registered.epoch);
-                }
-                assert_eq!(answer(outcome), expected, "step {number}: {step:?}, left {held_before:?}");
-            }
-            None => {
-                epochs.clear();
-                let deltas = ledger.finish().0;
-                let freed = deltas.freed.clone();
-                tables.write(deltas, time_of(model.now));
-                tables.check(&model);
-                assert_woken(&model, &settled, &freed);
-                model.step(step, new_id);
-                if let Step::Leave { ago } = step
-                    && let Some(number) = model.waiter(*ago)
-                {
+        let Some(operation) = self.model.operation(step, new_id) else { return false };
+        let committer = (0..EMS).find(|em| instance(*em) == *operation.em()).unwrap() % self.batches.len();
+        let mut shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.in_line));
+        let others = self.batches.iter().enumerate().filter(|(other, _)| *other != committer);
+        let is_shared = others.into_iter().any(|(_, other)| other.iter().any(|b| !b.shares.is_disjoint(&shares)));
+        if is_shared {
+            self.commit();
+            shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.in_line));
+        }
+        // With what is known after the commit.
+        let operation = self.model.operation(step, new_id).unwrap();
+        let (model, tables) = (&mut self.model, &self.tables);
+        let begin = || Batch { ledger: Ledger::new(tables.snapshot(time_of(model.now))), shares: HashSet::new() };
+        let batch = self.batches[committer].get_or_insert_with(begin);
+        batch.shares.extend(shares);
+        let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
+        let expected = model.step(step, new_id);
+        let outcome = batch.ledger.apply(&Principal::Anonymous.into(), &operation);
+        if let (Step::Register { em, .. }, Ok(Outcome::Registered(registered))) = (step, &outcome) {
+            let before = self.epochs.insert(*em, registered.epoch);
+            assert!(before.is_none_or(|before| before < registered.epoch), "an epoch never comes back");
+            model.epochs.insert(*em, registered.epoch);
+        }
+        assert_eq!(answer(outcome), expected, "step {number}: {step:?}, left {held_before:?}");
+        true
+    }
+
+    /// Commits what every committer is at, and compares everything.
+    fn commit(&mut self) {
+        self.epochs.clear();
+        let mut freed = Vec::new();
+        for batch in self.batches.iter_mut().filter_map(Option::take) {
+            let deltas = batch.ledger.finish().0;
+            freed.push(deltas.freed.clone());
+            self.tables.write(deltas, time_of(self.model.now));
+        }
+        self.tables.check(&self.model);
+        assert_woken(&self.model, &self.settled, &freed);
+        self.begin();
+    }
+
+    /// The next batches begin.
+    fn begin(&mut self) {
+        self.model.registered.clear();
+        self.model.signs = self.tables.signs();
+        self.settled = self.model.settled();
+    }
+
+    /// What no operation does happens between batches.
+    fn between(&mut self, step: &Step) {
+        let (model, tables) = (&mut self.model, &mut self.tables);
+        model.step(step, Uuid::nil());
+        match step {
+            Step::Leave { ago } => {
+                if let Some(number) = model.waiter(*ago) {
                     tables.leave(model.waiting[number].id);
                 }
-                if matches!(step, Step::Limit { .. } | Step::QueueLimit { .. }) {
-                    tables.set_limits(model.rules());
-                }
-                if let Step::Report { em } = step {
-                    tables.report(instance(*em));
-                }
-                if let Step::Cluster { max, used } = step {
-                    tables.cluster.install(time_of(model.now), *max, *used);
-                }
-                model.registered.clear();
-                model.signs = tables.signs();
-                ledger = Ledger::new(tables.snapshot(time_of(model.now)));
-                settled = model.settled();
             }
+            Step::Limit { .. } | Step::QueueLimit { .. } => tables.set_limits(model.rules()),
+            Step::Report { em } => tables.report(instance(*em)),
+            Step::Cluster { max, used } => tables.cluster.install(time_of(model.now), *max, *used),
+            _ => {}
+        }
+        self.begin();
+    }
+}
+
+/// Operations go to so many committers by their EMs; batches of different ones are under way at once, unless they share something.
+fn run(steps: Vec<Step>, committers: usize) {
+    let mut comparison = Comparison::new(committers);
+    for (number, step) in steps.iter().chain([&Step::Commit { seconds: 0 }]).enumerate() {
+        if !comparison.apply(number, step) {
+            comparison.commit();
+            comparison.between(step);
         }
     }
 }
@@ -1391,7 +1482,16 @@ proptest! {
 
     #[test]
     fn the_ledger_answers_and_counts_as_the_model_does(steps in prop::collection::vec(step(), 1..80)) {
-        run(steps);
+        run(steps, 1);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases() / 4, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn ledgers_of_several_committers_together_do_too(steps in prop::collection::vec(step(), 1..80), committers in 2..=3usize) {
+        run(steps, committers);
     }
 }
 
@@ -1400,12 +1500,13 @@ proptest! {
 fn who_waits_for_a_cap_is_woken_where_no_limit_decides() {
     let request =
         |wait, cap| Step::Request { em: 0, user: 0, queue: None, amount: 5, ttl: 9, request_id: None, wait, cap };
-    run(vec![
+    let steps = vec![
         Step::Register { em: 0, total: 30, protected: 0 },
         Step::Limit { user: None, max: Some((0, LimitMode::Off)) },
         request(false, None),
         request(true, Some(9)),
         Step::Commit { seconds: 1 },
         Step::Released { ago: 0, user: 0 },
-    ]);
+    ];
+    run(steps, 1);
 }

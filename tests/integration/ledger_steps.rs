@@ -233,6 +233,7 @@ impl Tables {
                     caps: Default::default(),
                     lock_ttl: Duration::from_secs(1_000_000),
                     request_id: None,
+                    return_counters: false,
                 }),
                 wait: None,
                 scopes: Default::default(),

@@ -12,6 +12,8 @@ use linkis_rm::{
         report::{Health, Report},
         resource::Dimension,
     },
+    server::Options,
+    store::history_part,
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use tonic::{Code, transport::Channel};
@@ -402,4 +404,67 @@ async fn a_page_of_the_history_looks_through_no_more_than_it_may() {
         }
         assert_eq!((found, pages), (2, 3), "{newest_first}");
     }
+}
+
+/// What is over is found by an index, however long that is and however little of it is somebody's; and the present is looked through.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_over_of_the_history_is_found_by_an_index() {
+    let database = Database::fresh().await;
+    let history = Duration::from_secs(10 * 24 * 3600);
+    let rm = Instance::start_with(&database, Options { history, ..options() }).await;
+    let mut connection = database.connect().await;
+    let hour = "extract(epoch FROM date_trunc('hour', now()))::bigint";
+    for (days, others) in [(5, 60_000), (4, 60_000), (0, 1000)] {
+        let lines = format!(
+            r#"SELECT linkis_rm_make_history_part({hour} - {days} * 86400, {hour} - {days} * 86400 + 3600) WHERE {days} > 0;
+            INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor,
+                action_time)
+            SELECT 'registered', 'other', 'other', 'CPU', '{{"cores":1}}', 'somebody',
+                date_trunc('hour', now()) - interval '{days} days' FROM generate_series(1, {others});
+            INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
+                em_instance, resource_type, resource, actor, action_time)
+            VALUES ('granted', gen_random_uuid(), 'rare', 'IDE', '', '{{}}', 'ecm', 'rarely', 'CPU', '{{"cores":1}}', 'seldom',
+                date_trunc('hour', now()) - interval '{days} days')"#
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(lines)).execute(&mut connection).await.unwrap();
+    }
+    while history_part::index_oldest(&mut connection).await.unwrap() {}
+    let indexes = "SELECT count(*) FROM pg_indexes WHERE tablename ~ 'linkis_resource_action_record_[0-9]' AND indexname ~ '(user|em|actor)$'";
+    assert_eq!(database.count(indexes).await, 6, "of two parts that are over; the present and the next one have none");
+    let mut usage = usage(&rm).await;
+    let em = Some(proto::EmInstance { application_name: "ecm".into(), instance: "rarely".into() });
+    let all = proto::ListActionsRequest::default();
+    let of_user = proto::ListActionsRequest { user: "rare".into(), ..all.clone() };
+    for filter in [
+        of_user.clone(),
+        proto::ListActionsRequest { em, ..all.clone() },
+        proto::ListActionsRequest { actor: "seldom".into(), ..all },
+        proto::ListActionsRequest { actions: vec!["granted".into()], actor: "seldom".into(), ..of_user.clone() },
+    ] {
+        for newest_first in [false, true] {
+            let call = proto::ListActionsRequest { newest_first, ..filter.clone() };
+            let page = usage.list_actions(call.clone()).await.unwrap().into_inner();
+            let times: Vec<_> = page.actions.iter().map(|line| line.action_time.unwrap().seconds).collect();
+            assert!(times.len() == 3 && page.next_page_token.is_empty(), "{call:?}: {} {:?}", times.len(), page);
+            assert!(
+                if newest_first { times.is_sorted_by(|one, next| one > next) } else { times.is_sorted() },
+                "{times:?}"
+            );
+            // The same line by line: each once, and none skipped.
+            let (mut found, mut page_token) = (Vec::new(), String::new());
+            loop {
+                let one = proto::ListActionsRequest { page_size: 1, page_token, ..call.clone() };
+                let page = usage.list_actions(one).await.unwrap().into_inner();
+                found.extend(page.actions.iter().map(|line| line.action_time.unwrap().seconds));
+                page_token = page.next_page_token;
+                if page_token.is_empty() {
+                    break;
+                }
+            }
+            assert_eq!(found, times);
+        }
+    }
+    let other = proto::ListActionsRequest { actions: vec!["released".into()], newest_first: true, ..of_user };
+    let page = usage.list_actions(other).await.unwrap().into_inner();
+    assert!(page.actions.is_empty() && page.next_page_token.is_empty(), "{page:?}");
 }

@@ -27,7 +27,7 @@ use crate::{
 const LONG: Duration = Duration::from_secs(20);
 
 /// What is answered there: the status, and the body.
-async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+pub async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();

@@ -13,6 +13,11 @@ use linkis_rm::{
         resource::Dimension,
     },
     server::Options,
+    service::background::{
+        Step, Task as _,
+        lease::{Holder, Lease},
+        retention::Retention,
+    },
     store::{Store, history_part},
 };
 
@@ -90,6 +95,36 @@ async fn the_history_is_dropped_by_parts() {
     assert_eq!(database.count(old).await, 0);
     let young = "SELECT count(*) FROM linkis_resource_action_record WHERE em_instance = 'host1:9102'";
     assert_eq!(database.count(young).await, 1);
+}
+
+/// A part that somebody reads all the while cannot be dropped, and keeps nothing else from being forgotten.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_old_is_forgotten_beside_a_part_that_cannot_be_dropped() {
+    let (database, rm) = start().await;
+    rm.stop().await;
+    sqlx::raw_sql(
+        "SELECT linkis_rm_make_history_part(1577836800, 1577840400);
+        INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
+        SELECT n::text, sha256('x'), gen_random_uuid(), 'ecm', 'host1', '2020-01-01', '2020-01-01' FROM generate_series(1, 10) n",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let mut reader = database.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK linkis_resource_action_record_2020010100_2020010101 IN ACCESS SHARE MODE")
+        .execute(&mut reader)
+        .await
+        .unwrap();
+    let store = Store::open(database.options.clone(), options_of_tests().history).await.unwrap();
+    let (holder, mut session) = (Holder::default(), store.session());
+    Lease::new(holder.clone()).step(&mut session).await.unwrap();
+    let mut retention = Retention::new(options_of_tests().history, holder);
+    assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
+    assert_eq!(database.count("SELECT count(*) FROM linkis_request_id").await, 0);
+    sqlx::raw_sql("ROLLBACK").execute(&mut reader).await.unwrap();
+    // There may be another: it is looked again at once.
+    assert_eq!(retention.step(&mut session).await.unwrap(), Step::More);
+    assert_eq!(retention.step(&mut session).await.unwrap(), Step::Done);
 }
 
 /// What parts of the history kept that an earlier release made.

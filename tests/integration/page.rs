@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+    task::JoinSet,
 };
 
 use crate::{
@@ -275,6 +276,29 @@ async fn every_answer_forbids_what_is_not_from_here() {
     };
     println!("the page's files have {all} bytes");
     rm.stop().await;
+}
+
+/// Many have the same page open: what they ask for at the same time is worked out once for all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_many_ask_for_at_once_is_worked_out_for_all_of_them() {
+    const MANY: usize = 30;
+    let (_database, rm) = start_page().await;
+    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let list = "/api/v1/ListActions?newest_first=true&page_size=8";
+    let asking: JoinSet<Answer> = (0..MANY).map(|_| get(rm.http, list, "Cache-Control: max-age=1\r\n")).collect();
+    for answer in asking.join_all().await {
+        assert_eq!(answer.status, 200);
+        assert_eq!(answer.json()["actions"][0]["action"], "registered");
+    }
+    let metrics = get(rm.http, "/metrics", "").await;
+    let counts = metrics
+        .body
+        .lines()
+        .filter(|line| line.starts_with("grpc_server_handled_total") && line.contains("ListActions"));
+    let handled: f64 = counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    assert!(handled >= 1.0 && handled < MANY as f64 / 2.0, "{handled}");
+    // What is asked otherwise is answered by itself, as it is now.
+    assert_eq!(get(rm.http, "/api/v1/ListActions?page_size=7", "").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,8 +21,10 @@ use linkis_rm::{
         operation::LockKey,
         resource::Dimension,
     },
+    server::Options,
     store::{
         embedded::{Embedded, Settings},
+        history_part,
         overview::COUNTED_MAX,
     },
     transport::{
@@ -74,6 +76,9 @@ const ROUNDS: usize = 6;
 /// a page looks through which no index answers.
 const ROWS_PER_ROUND: i64 = 2500;
 
+/// How many times as many of the history: its pages look through some lines before they ask an index, and what has ended is summed beside.
+const HISTORY_PAGES: i64 = 6;
+
 /// What one instance asks for all every few seconds, and counts only up to a bound that even many rows do not reach.
 const BOUNDED: &str = "overview::totals";
 
@@ -104,8 +109,12 @@ fn due(rows: i64) -> i64 {
 
 /// Fills tables with what has nothing to do with the calls.
 async fn fill(database: &Database, rows: i64) {
+    // What happened is a day old: in a part of the history that is over.
     let fill = format!(
-        r#"INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+        r#"SELECT linkis_rm_make_history_part(hour - 86400, hour - 82800)
+            FROM (SELECT extract(epoch FROM date_trunc('hour', now()))::bigint AS hour) h;
+        UPDATE linkis_resource_action_record SET action_time = date_trunc('hour', now()) - interval '1 day';
+        INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time, version,
             counted_to)
         SELECT 'other', 'host' || n, resource_type, total_resource, protected_resource, used_resource, locked_resource,
@@ -137,7 +146,7 @@ async fn fill(database: &Database, rows: i64) {
         INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
             em_instance, resource_type, resource, actor, action_time)
         SELECT 'granted', ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
-            coalesce(user_locked_resource, user_used_resource), principal, locked_time
+            coalesce(user_locked_resource, user_used_resource), principal, date_trunc('hour', now()) - interval '1 day'
         FROM linkis_user_resource_meta_data;
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
         SELECT n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {rows}) n;
@@ -156,6 +165,7 @@ async fn fill(database: &Database, rows: i64) {
         FROM generate_series(1, {rows}) n;"#
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
+    while history_part::index_oldest(&mut database.connect().await).await.unwrap() {}
     sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
 }
 
@@ -290,6 +300,21 @@ async fn pages(rm: &Instance, ticket_id: &str) {
     let page = used_of_crowd(&mut usage, None, String::new()).await;
     assert!(page.tickets.is_empty() && !page.next_page_token.is_empty(), "{page:?}");
     filtered(&mut usage, ticket_id).await;
+    follow(rm, &mut usage).await;
+}
+
+/// One scope by its key, and what is new, with the counters that are told besides.
+async fn follow(rm: &Instance, usage: &mut UsageServiceClient<Channel>) {
+    let labels = [("user".to_owned(), "other7".to_owned())].into();
+    usage.get_scope(proto::GetScopeRequest { labels }).await.unwrap();
+    let mut stream = usage.follow_actions(proto::FollowActionsRequest::default()).await.unwrap().into_inner();
+    let position = stream.message().await.unwrap().unwrap().position;
+    let registration = registration(em("followed"), load(1, 1, 1));
+    rm.client.register(registration).await.unwrap();
+    let mut again = usage.follow_actions(proto::FollowActionsRequest { position }).await.unwrap().into_inner();
+    for stream in [&mut stream, &mut again] {
+        while stream.message().await.unwrap().unwrap().actions.is_empty() {}
+    }
 }
 
 /// The first page of what is filtered.
@@ -323,8 +348,20 @@ async fn filtered(usage: &mut UsageServiceClient<Channel>, ticket_id: &str) {
     assert_eq!(usage.list_actions(actions.clone()).await.unwrap().into_inner().actions.len(), 10);
     let of_ticket = proto::ListActionsRequest { ticket_id: ticket_id.into(), ..actions.clone() };
     assert!(!usage.list_actions(of_ticket).await.unwrap().into_inner().actions.is_empty());
-    let later = proto::ListActionsRequest { from_time: soon, ..actions };
+    let later = proto::ListActionsRequest { from_time: soon, ..actions.clone() };
     assert!(usage.list_actions(later).await.unwrap().into_inner().actions.is_empty());
+    // Of what is over an index finds it; the present is looked through.
+    let to_time = Some(prost_types::Timestamp { seconds: now - 3600, nanos: 0 });
+    for newest_first in [false, true] {
+        let actions = proto::ListActionsRequest { newest_first, to_time, ..actions.clone() };
+        for (filter, found) in [
+            (proto::ListActionsRequest { user: "user7".into(), ..actions.clone() }, 10),
+            (proto::ListActionsRequest { em: other.clone(), ..actions.clone() }, 10),
+            (proto::ListActionsRequest { actor: "nobody".into(), ..actions.clone() }, 0),
+        ] {
+            assert_eq!(usage.list_actions(filter).await.unwrap().into_inner().actions.len(), found);
+        }
+    }
     usage.list_instances(proto::ListInstancesRequest {}).await.unwrap();
     assert!(usage.list_tasks(proto::ListTasksRequest {}).await.unwrap().into_inner().jobs.is_empty());
 }
@@ -441,11 +478,17 @@ fn compare(what: &str, few: &Costs, many: &Costs, more: f64) {
     assert!(dear.is_empty(), "{what}: {dear:#?}");
 }
 
+/// An instance that does not forget what it finds.
+async fn with_history(database: &Database) -> Instance {
+    let history = Duration::from_secs(10 * 24 * 3600);
+    Instance::start_with(database, Options { history, ..options() }).await
+}
+
 /// A database with so many rows, and what it cost to catch up with all deadlines, and then to make all calls.
 async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs, Costs) {
     let start = Instant::now();
     let database = postgres.database(name).await;
-    let rm = Instance::start(&database).await;
+    let rm = with_history(&database).await;
     rm.client.register(registration(em("template"), load(10, 10_000, 10_000))).await.unwrap();
     let each_user = Pattern::new([("user".to_owned(), None)].into());
     rm.client
@@ -458,7 +501,7 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs
     sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
     let filled = start.elapsed();
     drop(postgres.costs(&database).await);
-    let rm = Instance::start(&database).await;
+    let rm = with_history(&database).await;
     let leaving = EmInstance::parse("em", em("any").application_name.as_str(), "leaving").unwrap();
     rm.client.unregister(&leaving).await.unwrap();
     let ending =
@@ -519,9 +562,11 @@ async fn rows_read(database: &Database, calls: &Costs) {
     database.pool.close().await;
     let mut connection = database.connect().await;
     let rows: Vec<(String, i64, i64)> = sqlx::query_as(
-        "SELECT relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce((
-            SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes i WHERE i.relid = t.relid), 0)
-        FROM pg_stat_user_tables t",
+        // The parts of the history together.
+        r"SELECT regexp_replace(relname, '(_action_record)_(\d.*|rest)$', '\1'), coalesce(sum(seq_scan), 0)::bigint,
+            sum(coalesce(seq_tup_read, 0) + coalesce((
+                SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes i WHERE i.relid = t.relid), 0))::bigint
+        FROM pg_stat_user_tables t GROUP BY 1",
     )
     .fetch_all(&mut connection)
     .await
@@ -551,14 +596,15 @@ async fn rows_read(database: &Database, calls: &Costs) {
             "linkis_label_resource" => continue,
             _ => 0,
         };
-        let most = ROWS_PER_ROUND * i64::try_from(ROUNDS).unwrap() + beside;
+        let pages = if table == "linkis_resource_action_record" { HISTORY_PAGES } else { 1 };
+        let most = pages * ROWS_PER_ROUND * i64::try_from(ROUNDS).unwrap() + beside;
         assert!(rows < most, "{table}: {rows} rows were read, at most {most} have to be");
     }
 }
 
 /// What a page looks through in vain, the next one does not look through again.
 async fn a_page_looks_through_no_more_than_it_has_to(database: &Database) {
-    let rm = Instance::start(database).await;
+    let rm = with_history(database).await;
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let crowded = proto::EmInstance { application_name: "other".into(), instance: "crowded".into() };
     for em in [None, Some(crowded)] {

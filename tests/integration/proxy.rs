@@ -32,6 +32,8 @@ pub enum Cut {
     BeforeCommit,
     /// The database commits, and nobody hears of it.
     AfterCommit,
+    /// The same, but the connection stays; nothing passes any more, on any, as in [`Weather::Hole`].
+    Silence,
 }
 
 /// What happens to bytes on their way.
@@ -201,6 +203,10 @@ async fn forward(
                 to.write_all(said).await?;
                 tokio::time::sleep(COMMIT_ARRIVES).await;
                 return Ok(());
+            }
+            Some(Cut::Silence) => {
+                way.weather.send_replace(Weather::Hole);
+                to.write_all(said).await?;
             }
         }
     }

@@ -27,6 +27,7 @@ use tonic_types::StatusExt as _;
 use crate::harness::*;
 
 mod cluster;
+mod installing;
 mod under_load;
 
 use cluster::{Cluster, QueueOf};

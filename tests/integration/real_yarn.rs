@@ -117,6 +117,12 @@ impl Yarn {
             ];
             properties.extend(ha.map(|(name, value)| (format!("yarn.resourcemanager.ha.{name}"), value)));
             properties.push(("yarn.resourcemanager.cluster-id".into(), "test".into()));
+            // A node that does not find the active one rests so long, give or take a half, before it tries the other: half a minute
+            // unless something else is said, and it may try the wrong one several times.
+            for whose in ["", "nodemanager."] {
+                let name = format!("yarn.{whose}resourcemanager.connect.retry-interval.ms");
+                properties.push((name, "500".into()));
+            }
         }
         fs::write(conf.join("yarn-site.xml"), xml(&properties)).unwrap();
         let core = [("fs.defaultFS", "file:///"), ("hadoop.tmp.dir", &dir("tmp"))];

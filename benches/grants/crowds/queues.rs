@@ -90,8 +90,21 @@ async fn away(
         findings.told(format!("in a queue, refused: {name}"), "", seen.failed as f64);
     }
     let meanwhile = stage.rate_of_grants().await?;
-    findings.at_least("without a queue, as fast as before: the cluster is away", "", meanwhile / before, AWAY_MIN);
     cluster.be_away(false);
+    served_again(stage, findings, granted).await?;
+    // A table grows all the while, and a machine is not the same for minutes: what was before counts as much as what comes after.
+    let around = f64::midpoint(before, stage.rate_of_grants().await?);
+    findings.at_least(
+        "without a queue, as fast as before and after: the cluster is away",
+        "",
+        meanwhile / around,
+        AWAY_MIN,
+    );
+    Ok(())
+}
+
+/// How soon its queues are served again.
+async fn served_again(stage: &Stage, findings: &mut Findings, granted: &Arc<AtomicU64>) -> Result<(), Failure> {
     let (client, begun) = (stage.callers.client(0), Instant::now());
     while begun.elapsed() < WINDOW * 2 {
         if let ResultResource::Available(_) = client.request_resource(&request(0)?).await? {

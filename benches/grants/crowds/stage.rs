@@ -164,7 +164,7 @@ impl Stage {
 
     /// Begins as many grants at once as the service can make.
     pub fn full_load(&self) -> crate::callers::Calls {
-        let job = Job { work: Work::Grants, workload: Workload::Spread, callers: ENOUGH, instances: 1 };
+        let job = Job { work: Work::Grants, workload: Workload::Spread, callers: ENOUGH, first: 0, instances: 1 };
         self.load.start(job)
     }
 

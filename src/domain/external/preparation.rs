@@ -54,6 +54,11 @@ impl Preparation {
         self.put(delta);
     }
 
+    /// The queues in which tickets have changed since; none any more: what is stored of them is read again.
+    pub fn take_touched(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.touched)
+    }
+
     /// What is unseen of all queues where that is not what was `stored`, or where it has changed since.
     pub fn differing(&self, stored: &BTreeMap<String, QueueAmounts>) -> Vec<(String, QueueAmounts)> {
         let all = stored.keys().chain(self.rooms.unseen.keys()).chain(&self.touched).collect::<BTreeSet<_>>();

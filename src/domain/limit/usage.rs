@@ -6,11 +6,11 @@ use super::{LimitedScope, Rule, RuleChanges, maxima};
 use crate::domain::{
     limit_mode::LimitMode,
     resource::Dimension,
-    scope::{Scope, Usage},
+    scope::{Scope, StoredUsage, Usage},
 };
 
 /// A scope, what it holds, and the rules that decide there.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ScopeUsage {
     /// Which.
     pub scope: Scope,
@@ -18,12 +18,15 @@ pub struct ScopeUsage {
     pub rules: Vec<Arc<Rule>>,
     /// What its live tickets hold together.
     pub usage: Usage,
+    /// Which state of its row that is: it grows with each change.
+    pub version: i64,
 }
 
 impl ScopeUsage {
     /// A counter and what it holds.
-    pub fn new(limited: LimitedScope, usage: Usage) -> Self {
-        Self { scope: limited.counter.scope, rules: limited.rules, usage }
+    pub fn new(limited: LimitedScope, stored: StoredUsage) -> Self {
+        let StoredUsage { usage, version } = stored;
+        Self { scope: limited.counter.scope, rules: limited.rules, usage, version }
     }
 
     /// The dimension of whose maximum it holds the largest share, of those that are enforced or watched, and that share: 1 is all of it. Of a

@@ -247,6 +247,14 @@ pub enum Rejection {
         /// How many may be.
         most: usize,
     },
+    /// Nothing is counted by these labels.
+    #[error(
+        "no limit in force is for the labels {keys}, so that nothing is counted by them; SetLimit with these labels as each and mode          LIMIT_MODE_OFF has them counted, and ListLimits tells whether one is still being counted"
+    )]
+    ScopeNotCounted {
+        /// Their names, for people.
+        keys: String,
+    },
     /// There is no such rule.
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),

@@ -122,6 +122,8 @@ pub struct RequestSpec {
     pub lock_ttl: Duration,
     /// Makes the request repeatable.
     pub request_id: Option<RequestId>,
+    /// Whether the counters are to be told with the grant.
+    pub return_counters: bool,
 }
 
 impl RequestSpec {

@@ -8,25 +8,29 @@ use crate::domain::{
 };
 
 use super::{
-    host::{Host, Rank, WHOLE, share_of},
+    host::{Host, Order, Rank, WHOLE, share_of},
     hosts::Hosts,
 };
 
 /// How many resources are remembered that fit nowhere.
 const REMEMBERED_MAX: usize = 16;
 
+/// How many orders are kept before nothing is spared any more: each change of an EM costs something in each.
+const ORDERS_MAX: usize = 16;
+
 /// The number of an EM within a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct HostId(pub u32);
 
-/// EMs of one type of resource, whose order is kept for each dimension that somebody has asked the most of.
+/// EMs of one type of resource, whose order is kept for each dimension that somebody has asked the most of; and for those who pack, who spare
+/// what they do not ask for.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     members: HashSet<HostId>,
     /// Of all members together, and of the largest that there ever was.
     capacity: BTreeMap<Dimension, Capacity>,
     /// The members that can be chosen.
-    orders: HashMap<Dimension, BTreeSet<Rank>>,
+    orders: HashMap<Order, BTreeSet<Rank>>,
     /// What fits on no member that can be chosen, and what would not even if nothing else were granted.
     full: Remembered,
     small: Remembered,
@@ -123,8 +127,8 @@ impl Group {
     /// Puts a member where it stands now.
     pub fn rank(&mut self, id: HostId, host: &Host) {
         if host.is_available() {
-            for (dimension, order) in &mut self.orders {
-                order.insert(host.rank(id, dimension));
+            for (order, ranks) in &mut self.orders {
+                ranks.insert(host.rank(id, order));
             }
             self.full.forget_what_fits(&host.left);
             self.small.forget_what_fits(&host.capacity);
@@ -133,8 +137,8 @@ impl Group {
 
     /// Takes a member, which stays one, from where it stands, before it changes.
     pub fn unrank(&mut self, id: HostId, host: &Host) {
-        for (dimension, order) in &mut self.orders {
-            order.remove(&host.rank(id, dimension));
+        for (order, ranks) in &mut self.orders {
+            ranks.remove(&host.rank(id, order));
         }
     }
 
@@ -161,10 +165,17 @@ impl Group {
         let has_room = |rank: &&Rank| {
             hosts.get(rank.host).is_some_and(|host| host.left.covers(wanted.share) && wanted.may_be(host))
         };
-        let order = self.order(dimension, hosts);
+        let spared = match wanted.placement {
+            Placement::Spread => Vec::new(),
+            Placement::Pack => self.not_asked(wanted.share),
+        };
+        let ranks = self.ranks(Order { dimension, spared }, hosts);
         let found = match wanted.placement {
-            Placement::Spread => order.iter().rev().take_while(|rank| rank.share >= needed).find(has_room),
-            Placement::Pack => order.range(Rank::lowest(needed)..).find(has_room),
+            Placement::Spread => ranks.iter().rev().take_while(|rank| rank.share >= needed).find(has_room),
+            Placement::Pack => {
+                let without = ranks.range(Rank::lowest(false, needed)..Rank::lowest(true, 0));
+                without.chain(ranks.range(Rank::lowest(true, needed)..)).find(has_room)
+            }
         };
         let found = found.copied();
         if found.is_none() && wanted.only.is_none() {
@@ -181,7 +192,12 @@ impl Group {
             let would_fit = |rank: &&Rank| {
                 hosts.get(rank.host).is_some_and(|host| host.capacity.covers(wanted.share) && wanted.may_be(host))
             };
-            if let Some(rank) = self.order(dimension.clone(), hosts).iter().rev().find(would_fit) {
+            if let Some(rank) = self
+                .ranks(Order { dimension: dimension.clone(), spared: Vec::new() }, hosts)
+                .iter()
+                .rev()
+                .find(would_fit)
+            {
                 return Some((true, *rank));
             }
             if wanted.only.is_none() {
@@ -189,7 +205,7 @@ impl Group {
             }
         }
         let may_be = |rank: &&Rank| hosts.get(rank.host).is_some_and(|host| wanted.may_be(host));
-        self.order(dimension, hosts).iter().rev().find(may_be).map(|rank| (false, *rank))
+        self.ranks(Order { dimension, spared: Vec::new() }, hosts).iter().rev().find(may_be).map(|rank| (false, *rank))
     }
 
     /// Any that can be chosen, whatever it provides.
@@ -198,11 +214,22 @@ impl Group {
         self.members().find(can_be)
     }
 
-    fn order(&mut self, dimension: Dimension, hosts: &Hosts) -> &BTreeSet<Rank> {
+    /// What some EM of the group has, and a request does not ask for.
+    fn not_asked(&self, share: &Resource) -> Vec<Dimension> {
+        let asked: BTreeSet<Dimension> =
+            share.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, _)| dimension).collect();
+        let there = self.capacity.iter().filter(|(_, capacity)| capacity.sum > 0).map(|(dimension, _)| dimension);
+        there.filter(|dimension| !asked.contains(dimension)).cloned().collect()
+    }
+
+    fn ranks(&mut self, mut order: Order, hosts: &Hosts) -> &BTreeSet<Rank> {
+        if self.orders.len() >= ORDERS_MAX && !self.orders.contains_key(&order) {
+            order.spared.clear();
+        }
         let members = &self.members;
-        self.orders.entry(dimension.clone()).or_insert_with(|| {
+        self.orders.entry(order).or_insert_with_key(|order| {
             let available = members.iter().filter_map(|id| Some((*id, hosts.get(*id)?)));
-            available.filter(|(_, host)| host.is_available()).map(|(id, host)| host.rank(id, &dimension)).collect()
+            available.filter(|(_, host)| host.is_available()).map(|(id, host)| host.rank(id, order)).collect()
         })
     }
 }

@@ -29,10 +29,21 @@ pub(super) struct Host {
     pub surveyed: u64,
 }
 
-/// Where an EM stands among others: the greatest has the largest free share of a dimension; of equal ones, its host is the least busy
-/// in tenths, where one that does not tell counts as idle; of these, it was touched the longest ago.
+/// What EMs are ordered by.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Order {
+    /// By the free share of this.
+    pub dimension: Dimension,
+    /// Those that have none of these left stand below all others.
+    pub spared: Vec<Dimension>,
+}
+
+/// Where an EM stands among others: the greatest has something left of what is spared, if anything is, and the largest free share of a
+/// dimension; of equal ones, its host is the least busy in tenths, where one that does not tell counts as idle; of these, it was touched the
+/// longest ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
+    pub spare: bool,
     pub share: u64,
     busy: Reverse<u8>,
     touched: Reverse<u64>,
@@ -41,8 +52,8 @@ pub(super) struct Rank {
 
 impl Rank {
     /// In front of all with this share.
-    pub fn lowest(share: u64) -> Self {
-        Self { share, busy: Reverse(u8::MAX), touched: Reverse(u64::MAX), host: HostId(0) }
+    pub fn lowest(spare: bool, share: u64) -> Self {
+        Self { spare, share, busy: Reverse(u8::MAX), touched: Reverse(u64::MAX), host: HostId(0) }
     }
 }
 
@@ -95,9 +106,10 @@ impl Host {
         self.em.label(&label.0) == Some(&label.1)
     }
 
-    pub fn rank(&self, host: HostId, dimension: &Dimension) -> Rank {
+    pub fn rank(&self, host: HostId, order: &Order) -> Rank {
         Rank {
-            share: share_of(self.left.get(dimension), self.capacity.get(dimension)),
+            spare: order.spared.iter().any(|dimension| self.left.get(dimension) > 0),
+            share: share_of(self.left.get(&order.dimension), self.capacity.get(&order.dimension)),
             busy: Reverse(self.condition.busy),
             touched: Reverse(self.touched),
             host,

@@ -304,16 +304,16 @@ impl View {
         let mut shares = Shares::of(ask);
         for preferred in preferences(ask) {
             let search = Search::new(ask, policies, preferred, except);
-            let mut best: Option<(u64, Rank, ResourceType)> = None;
-            let rank_of = |found: &(u64, Rank, ResourceType)| (found.0, found.1);
+            let mut best: Option<((bool, u64), Rank, ResourceType)> = None;
+            let rank_of = |found: &((bool, u64), Rank, ResourceType)| (found.0, found.1);
             for_each_group(self, &search, |(application_name, resource_type), group, hosts, only| {
                 let Some(share) = shares.on(*resource_type) else { return };
                 let placement = ask.selector.placement.or_else(|| Some(policies.get(application_name)?.placement()));
                 let placement = placement.unwrap_or_default();
                 let found = group.best(&Wanted { share, placement, only }, hosts).map(|rank| {
                     let score = match placement {
-                        Placement::Spread => rank.share,
-                        Placement::Pack => u64::MAX - rank.share,
+                        Placement::Spread => (true, rank.share),
+                        Placement::Pack => (!rank.spare, u64::MAX - rank.share),
                     };
                     (score, rank, *resource_type)
                 });

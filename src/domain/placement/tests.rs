@@ -57,6 +57,7 @@ fn ask(memory: i64, cores: i64) -> RequestSpec {
         caps: Default::default(),
         lock_ttl: Duration::from_secs(1),
         request_id: None,
+        return_counters: false,
     }
 }
 
@@ -112,6 +113,21 @@ fn the_freest_in_the_dimension_that_is_asked_the_most_of_comes_first_and_full_on
     let packed =
         RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(10, 1) };
     assert_eq!(in_order(&mut view, &packed), ["cores", "half", "memory"]);
+}
+
+#[test]
+fn who_packs_spares_what_is_not_asked_for() {
+    // Of memory, the fullest has cores left, the others have none.
+    let mut view = view([
+        em("cores left", (100, 100), (80, 40)),
+        em("none left", (100, 100), (30, 100)),
+        em("none at all", (100, 0), (50, 0)),
+    ]);
+    let packed =
+        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(10, 0) };
+    assert_eq!(in_order(&mut view, &packed), ["none at all", "none left", "cores left"]);
+    let with_cores = RequestSpec { selector: packed.selector.clone(), ..ask(10, 1) };
+    assert_eq!(in_order(&mut view, &with_cores), ["cores left"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! nothing, and whoever looks may see what the same token may see over gRPC.
 //!
 //! - `session`: who looks: a token that a browser shows as a cookie, or anybody as gRPC has it;
-//! - `api`: the calls that read;
+//! - `api`: the calls that read; [`shared`]: lists that many ask for at once;
 //! - `events`: the stream; [`picture`]: what is in it;
 //! - [`history`]: the last minutes.
 
@@ -35,6 +35,7 @@ mod events;
 pub mod history;
 pub mod picture;
 mod session;
+pub mod shared;
 
 /// Everything that the page needs of an instance that serves.
 #[derive(Debug)]
@@ -51,6 +52,8 @@ pub struct Site {
     pub overviews: Overviews,
     /// The same for all who look.
     pub pictures: picture::Pictures,
+    /// What many ask for at once.
+    pub answers: shared::Answers,
     /// The last minutes.
     pub history: history::History,
     /// What the page tells of the instance.

@@ -64,10 +64,15 @@ fn bearer(token: &str) -> Result<HeaderValue, Answer> {
 /// # Errors
 /// [`Error::Unauthenticated`], [`Error::Denied`].
 pub fn admit(site: &Site, shown: Option<HeaderValue>, visit: &Visit) -> Result<Admitted, Error> {
+    admit_to(site, WATCH, shown, visit)
+}
+
+/// The same of another call, which is named by its path.
+pub fn admit_to(site: &Site, path: &str, shown: Option<HeaderValue>, visit: &Visit) -> Result<Admitted, Error> {
     let mut headers = HeaderMap::new();
     shown.and_then(|shown| headers.insert(header::AUTHORIZATION, shown));
-    let call = Call { path: WATCH, headers: &headers, certified: None, address: Some(visit.peer.into()) };
-    site.identity.admit(&call)?.ok_or_else(|| Error::defect("nobody need be known who watches"))
+    let call = Call { path, headers: &headers, certified: None, address: Some(visit.peer.into()) };
+    site.identity.admit(&call)?.ok_or_else(|| Error::defect("nobody need be known who calls"))
 }
 
 /// What the page is told of who looks.

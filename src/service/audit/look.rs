@@ -15,7 +15,7 @@ use crate::{
         limit::{Limits, ScopeUsage},
         limit_mode::LimitMode,
         resource::ResourceError,
-        scope::{Counter, Usage},
+        scope::{Counter, Scope, StoredUsage, Usage},
     },
     store::{
         StoreError,
@@ -89,6 +89,17 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, 
     Ok(findings)
 }
 
+/// Whether one scope differs; likewise without a lock.
+pub(super) async fn differs(connection: &mut PgConnection, scope: &Scope) -> Result<bool, StoreError> {
+    let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    session::thorough(&mut transaction).await?;
+    let limits = limit::read_unfenced(&mut transaction).await?;
+    let mut differs = false;
+    let compared = compare_scopes(&mut transaction, &limits, |_| {}, |_, fix| differs |= fix.scope() == scope).await;
+    transaction.rollback().await?;
+    compared.map(|()| differs)
+}
+
 async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
     let mut current: Option<(Box<EmBooks>, EmSums)> = None;
     let mut strays: BTreeMap<EmInstance, Stray> = BTreeMap::new();
@@ -140,7 +151,8 @@ async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Resul
             if let Ok(usage) = &row.usage
                 && over.len() < AuditReport::NOTES_MAX
             {
-                let scope = ScopeUsage::new(limits.of_counter(row.counter.clone()), usage.clone());
+                let stored = StoredUsage { usage: usage.clone(), version: 0 };
+                let scope = ScopeUsage::new(limits.of_counter(row.counter.clone()), stored);
                 let is_short = scope.is_over_in(LimitMode::Enforced);
                 over.extend(scope.is_over().then_some((scope.scope, is_short)));
             }

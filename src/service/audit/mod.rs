@@ -4,21 +4,25 @@
 //! - `look`: one audit, in one snapshot;
 //! - `repair`: EMs one by one under their locks; scopes, and tickets on no EM, while nobody counts; external clusters under theirs.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 
 use crate::{
     domain::{
-        audit::{AuditReport, Difference, Repaired, Subject},
+        audit::{AuditReport, Difference, RepairTarget, Repaired, Subject},
+        em::EmInstance,
+        operation::Rejection,
         principal::Actor,
+        scope::Scope,
     },
     error::Error,
     metrics::cluster::{AuditFigures, json, seconds},
     store::{
         Store, StoreError,
         cluster_figure::{self, AUDIT, Figure},
+        em_resource, limit,
         session::{Session, answered_soon, answered_within},
     },
 };
@@ -81,16 +85,59 @@ impl AuditService {
     }
 
     /// Audits, and writes what the tickets say where something differs. What a caller that goes leaves undone, the next one does.
-    pub async fn repair(&self, by: &Actor) -> Result<Repaired, Error> {
-        let _turns = self.turn().await?;
+    ///
+    /// # Errors
+    /// [`Rejection::EmNotRegistered`], [`Rejection::ScopeNotCounted`], if it is for one alone.
+    pub async fn repair(&self, by: &Actor, only: Option<&RepairTarget>) -> Result<Repaired, Error> {
         let mut session = self.store.session();
-        let repaired = answered_within(TIMEOUT, repair_all(session.get().await?, by)).await?;
+        let repaired = match only {
+            // It reads no more than that EM's tickets: many may do that at once.
+            Some(RepairTarget::Em(em)) => {
+                let _admitted = self.store.operators().admit()?;
+                answered_within(TIMEOUT, repair_em(session.get().await?, em, by)).await?
+            }
+            Some(RepairTarget::Scope(scope)) => {
+                let _turns = self.turn().await?;
+                answered_within(TIMEOUT, repair_scope(session.get().await?, scope, by)).await?
+            }
+            None => {
+                let _turns = self.turn().await?;
+                answered_within(TIMEOUT, repair_all(session.get().await?, by)).await?
+            }
+        };
         // Whoever looks at the metrics wants to know whether it helped.
         if let Err(error) = answered_soon(cluster_figure::is_outdated(session.get().await?, AUDIT)).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "the metrics tell of a repair after an hour");
         }
         Ok(repaired)
     }
+}
+
+async fn repair_em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<Repaired, Error> {
+    if em_resource::read(&mut *connection, [em]).await?.is_empty() {
+        return Err(Rejection::EmNotRegistered(em.clone()).into());
+    }
+    let mut repaired = Repaired::default();
+    let done = repair::em(connection, em, by).await;
+    repaired.absorb(&Subject::Em(em.clone()).to_string(), done)?;
+    Ok(repaired)
+}
+
+async fn repair_scope(connection: &mut PgConnection, scope: &Scope, by: &Actor) -> Result<Repaired, Error> {
+    if limit::current(&mut *connection, &Arc::default()).await?.deciding_at(scope).is_none() {
+        return Err(Rejection::ScopeNotCounted { keys: scope.keys() }.into());
+    }
+    let mut repaired = Repaired::default();
+    let subject = Subject::Scope(scope.clone()).to_string();
+    match look::differs(connection, scope).await {
+        Ok(false) => {}
+        Ok(true) => {
+            let done = repair::scopes(connection, &BTreeSet::new(), Some(scope), by).await;
+            repaired.absorb(&subject, done)?;
+        }
+        Err(error) => repaired.absorb(&subject, Err(error))?,
+    }
+    Ok(repaired)
 }
 
 async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaired, Error> {
@@ -102,7 +149,7 @@ async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaire
         repaired.absorb(&Subject::Em(em.clone()).to_string(), done)?;
     }
     if found.scopes || !found.strays.is_empty() {
-        let done = repair::scopes(connection, &found.strays, by).await;
+        let done = repair::scopes(connection, &found.strays, None, by).await;
         repaired.absorb("scopes", done)?;
     }
     for cluster_id in &found.clusters {

@@ -17,7 +17,7 @@ use crate::{
         principal::Actor,
         queue::QueueAmounts,
         resource::{Resource, ResourceType},
-        scope::Usage,
+        scope::{Scope, Usage},
         ticket::End,
     },
     store::{
@@ -143,8 +143,8 @@ pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: 
     Ok(Done { repaired: differences, ..Done::default() })
 }
 
-/// Removes the tickets on `strays`, which are EMs that do not exist, and repairs all scopes, in a transaction like one that changes
-/// rules: nobody counts meanwhile, on whatever EM, so that nothing moves between what is read and what is written. Answers with what
+/// Removes the tickets on `strays`, which are EMs that do not exist, and repairs all scopes, or `only` one, in a transaction like one that
+/// changes rules: nobody counts meanwhile, on whatever EM, so that nothing moves between what is read and what is written. Answers with what
 /// differed.
 ///
 /// # Errors
@@ -152,6 +152,7 @@ pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: 
 pub(super) async fn scopes(
     connection: &mut PgConnection,
     strays: &BTreeSet<EmInstance>,
+    only: Option<&Scope>,
     by: &Actor,
 ) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
@@ -167,8 +168,10 @@ pub(super) async fn scopes(
         &limits,
         |_| {},
         |found, fix| {
-            differences.extend(found.iter().cloned());
-            fixes.push((found, fix));
+            if only.is_none_or(|only| fix.scope() == only) {
+                differences.extend(found.iter().cloned());
+                fixes.push((found, fix));
+            }
         },
     )
     .await?;

@@ -87,8 +87,8 @@ impl ClusterAsAWhole {
 
     /// By short reads: whoever does not work it out needs no connection of its own for that.
     async fn tell(&self) -> Result<(), StoreError> {
-        let figures = answered_soon(cluster_figure::read(self.store.pool(), CLUSTER)).await?;
-        let audit = answered_soon(cluster_figure::read(self.store.pool(), AUDIT)).await?;
+        let figures = answered_soon(cluster_figure::read(&self.store.pool().await?, CLUSTER)).await?;
+        let audit = answered_soon(cluster_figure::read(&self.store.pool().await?, AUDIT)).await?;
         self.metrics.publish(Cluster {
             // What another release writes otherwise is not told.
             figures: figures.and_then(|figure| Some((serde_json::from_str(&figure.json).ok()?, seconds(figure.at)))),
@@ -172,7 +172,7 @@ mod tests {
         let rule = Rule { pattern, mode: LimitMode::Enforced, max: BTreeMap::from(max) };
         let used = Tally::new([(Dimension::Cores, cores), (Dimension::Instances, 1)]);
         let scope = Scope::new([("user".to_owned(), user.to_owned())].into());
-        ScopeUsage { scope, rules: vec![Arc::new(rule)], usage: Usage { used, locked: Tally::default() } }
+        ScopeUsage { scope, rules: vec![Arc::new(rule)], usage: Usage { used, locked: Tally::default() }, version: 0 }
     }
 
     fn look(scopes: &[ScopeUsage]) -> Vec<(String, String, f64)> {

@@ -21,16 +21,17 @@ use crate::{
     },
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{
+    Step, Task,
+    lease::Holder,
+    steps::{self, STEP_TIMEOUT},
+};
 
 /// How many EMs are looked at in one step.
 const PAGE: i64 = 256;
 
 /// How many counters one statement removes.
 const BITE: i64 = 1000;
-
-/// How long one step may wait for its locks; the next one tries again.
-const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Counts label sets that are new, and removes the counters of those that count no more.
 #[derive(Debug)]
@@ -140,13 +141,13 @@ fn or_later(done: Result<(), Error>, why_not: &'static str) -> Step {
 
 /// Counts the tickets of an EM, step after step; false if it could not.
 async fn count_em(committer: Committer, step: CountTickets) -> bool {
+    let step = Operation::CountTickets(step);
     loop {
-        let operation = Operation::CountTickets(step.clone());
-        match committer.submit_in_background(operation, Instant::now() + STEP_TIMEOUT).await {
+        match steps::carry_out(&committer, &step).await {
             Ok(Outcome::Stepped { more: true, .. }) => {}
             Ok(_) => return true,
             Err(error) => {
-                let (em, error): (_, &dyn std::error::Error) = (&step.em, &error);
+                let (em, error): (_, &dyn std::error::Error) = (step.em(), &error);
                 tracing::warn!(%em, error, "the tickets of an EM cannot be counted yet");
                 return false;
             }

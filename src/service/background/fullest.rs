@@ -61,7 +61,11 @@ struct Look {
 }
 
 impl Look {
+    /// A scope that holds nothing is on its way out, and none of them.
     fn note(&mut self, scope: ScopeUsage) {
+        if scope.usage.is_nothing() {
+            return;
+        }
         self.list.scopes += 1;
         self.list.over_limit += i64::from(scope.is_over());
         if scope.fullness() > 0.0 {

@@ -60,6 +60,18 @@ impl Lease {
     }
 }
 
+impl Lease {
+    /// Takes it or renews it, if it is not another's.
+    async fn hold(&self, session: &mut Session) -> Result<(), StoreError> {
+        // Nobody holds its row for long.
+        let held = async { lease::hold(session.get().await?, BACKGROUND, self.instance_id).await };
+        let held = answered_soon(held).await;
+        // Who cannot renew it may have lost it.
+        self.holder.holds.store(matches!(held, Ok(true)), Ordering::Relaxed);
+        held.map(drop)
+    }
+}
+
 impl Task for Lease {
     const NAME: &'static str = "lease";
     const PERIOD: Duration = Duration::from_secs(1);
@@ -72,12 +84,13 @@ impl Task for Lease {
         if Instant::now() < self.leaves_it_until {
             return Ok(Step::Done);
         }
-        // Nobody holds its row for long.
-        let held = async { lease::hold(session.get().await?, BACKGROUND, self.instance_id).await };
-        let held = answered_soon(held).await;
-        // Who cannot renew it may have lost it.
-        self.holder.holds.store(matches!(held, Ok(true)), Ordering::Relaxed);
-        held.map(|_| Step::Done)
+        let mut held = self.hold(session).await;
+        if held.is_err() {
+            // A connection that broke meanwhile says nothing of the lease: with a new one, nothing that goes on need stop for long.
+            session.reset();
+            held = self.hold(session).await;
+        }
+        held.map(|()| Step::Done)
     }
 
     /// Another need not wait for the end of the lease.

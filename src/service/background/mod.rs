@@ -9,11 +9,13 @@
 //! - `counting`: the counters of label sets that are new, in steps, and of those that count no more;
 //! - `pruning`: counters of nothing;
 //! - `holds`: those that are over;
+//! - `indexing`: parts of the history that are over get indexes;
 //! - `announcing`: that the instance lives, and how its tasks fare;
 //! - `fullest`: the scopes that hold the largest share of a maximum;
 //! - `refusals`: what was refused on this instance, every few seconds;
 //! - `retention`: what is older than the history reaches;
 //! - `self_audit`: whether the books are in order, every hour;
+//! - `steps`: how a job's step is tried again that failed;
 //! - `usage`: use over time, summed from the ends in the history.
 
 use std::{
@@ -39,12 +41,14 @@ pub mod expiry;
 pub mod fullest;
 pub mod going;
 pub mod holds;
+pub mod indexing;
 pub mod lease;
 pub mod pruning;
 pub mod refusals;
 pub mod retention;
 pub mod self_audit;
 pub mod silence;
+mod steps;
 pub mod usage;
 
 /// The longest pause after steps that failed one after another.
@@ -161,7 +165,7 @@ async fn drive<T: Task>(
                 session.reset();
                 report.failed();
                 metrics.database.failed(&error);
-                if failures == 0 && !error.is_lock_timeout() {
+                if failures == 0 && !error.is_lock_timeout() && !error.is_told() {
                     tracing::warn!(
                         task = T::NAME,
                         error = &error as &dyn std::error::Error,

@@ -38,13 +38,38 @@ impl Task for Retention {
         if !self.holder.holds() {
             return Ok(Step::Done);
         }
-        answered(history_part::make(session.get().await?, self.history)).await?;
-        let mut more = answered(history_part::drop_oldest(session.get().await?, self.history)).await?;
-        more |= answered(action_record::forget_rest(session.get().await?, self.history, BITE)).await?;
-        more |= answered(request_id::delete_expired(session.get().await?, self.history, BITE)).await?;
-        more |= answered(refusal::delete_expired(session.get().await?, self.history, BITE)).await?;
-        let usage_kept = self.history.max(USAGE_KEPT);
-        more |= answered(usage_hour::delete_expired(session.get().await?, usage_kept, BITE)).await?;
-        Ok(if more { Step::More } else { Step::Done })
+        let (history, usage_kept) = (self.history, self.history.max(USAGE_KEPT));
+        let mut left = Left { more: false, failed: None };
+        left.note(answered(history_part::make(session.get().await?, history)).await.map(|()| false), session)?;
+        left.note(answered(history_part::drop_oldest(session.get().await?, history)).await, session)?;
+        left.note(answered(action_record::forget_rest(session.get().await?, history, BITE)).await, session)?;
+        left.note(answered(request_id::delete_expired(session.get().await?, history, BITE)).await, session)?;
+        left.note(answered(refusal::delete_expired(session.get().await?, history, BITE)).await, session)?;
+        left.note(answered(usage_hour::delete_expired(session.get().await?, usage_kept, BITE)).await, session)?;
+        match left.failed {
+            Some(error) => Err(error),
+            None => Ok(if left.more { Step::More } else { Step::Done }),
+        }
+    }
+}
+
+/// What a step leaves.
+struct Left {
+    more: bool,
+    failed: Option<StoreError>,
+}
+
+impl Left {
+    /// One kind could not be removed, because somebody holds it: that keeps no other. Without the database, nothing can.
+    fn note(&mut self, done: Result<bool, StoreError>, session: &mut Session) -> Result<(), StoreError> {
+        match done {
+            Ok(more) => self.more |= more,
+            Err(error) if error.is_unavailable() => return Err(error),
+            Err(error) => {
+                session.reset();
+                self.failed.get_or_insert(error);
+            }
+        }
+        Ok(())
     }
 }

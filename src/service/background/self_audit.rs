@@ -37,7 +37,7 @@ impl SelfAudit {
     }
 
     async fn is_due(&self) -> Result<bool, StoreError> {
-        let is_old = answered_soon(cluster_figure::is_older(self.store.pool(), AUDIT, INTERVAL)).await?;
+        let is_old = answered_soon(cluster_figure::is_older(&self.store.pool().await?, AUDIT, INTERVAL)).await?;
         Ok(is_old.unwrap_or_else(|| Instant::now() >= self.first_due))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use crate::{
@@ -44,32 +45,39 @@ impl RollUpUsage {
 
     /// Counts what ended by the next lines; true if there are more behind them.
     async fn roll_up(&self, session: &mut Session) -> Result<bool, StoreError> {
-        let connection = session.get().await?;
-        let now = clock(&mut *connection).await?;
-        let Some(settled) = answered(self.history.settled_number(&mut *connection)).await? else { return Ok(false) };
-        let from = answered(usage_hour::progress(&mut *connection)).await?;
-        let first = answered(ended_use::next_number(&mut *connection, from.last_number)).await?;
+        // How far the history is, is asked where it is noted: another host of the database, or the same one after a crash, may not know of
+        // the numbers that were given out last, and gives them to lines that would never be counted.
+        let counted = self.count_next(answered(session.begin()).await?).await?;
+        if counted.is_some() {
+            answered(session.commit()).await?;
+        }
+        session.rest().await;
+        Ok(counted.unwrap_or(false))
+    }
+
+    /// The same in a transaction; `None` if there is nothing to be told, or somebody else was faster.
+    async fn count_next(&self, transaction: &mut PgConnection) -> Result<Option<bool>, StoreError> {
+        let now = answered(clock(&mut *transaction)).await?;
+        let Some(settled) = answered(self.history.settled_number(&mut *transaction)).await? else { return Ok(None) };
+        let from = answered(usage_hour::progress(&mut *transaction)).await?;
+        let first = answered(ended_use::next_number(&mut *transaction, from.last_number)).await?;
         // What went before was given to lines that are gone, or to none.
         let first = first.map_or(settled, |first| first - 1).clamp(from.last_number, settled.max(from.last_number));
         let until = settled.min(first.saturating_add(NUMBERS));
         let complete_until = if until == settled { now - LINES_LATE } else { from.complete_until };
         if until <= from.last_number && complete_until - from.complete_until < TOLD_EVERY {
-            return Ok(false);
+            return Ok(None);
         }
-        let ended = answered(ended_use::list(&mut *connection, from.last_number, until)).await?;
+        let ended = answered(ended_use::list(&mut *transaction, from.last_number, until)).await?;
         let sums = UsageSums::of(&ended);
-        let transaction = session.begin().await?;
         let to = Progress { last_number: until, complete_until };
         if !answered(usage_hour::advance(&mut *transaction, from.last_number, to)).await? {
-            session.roll_back().await?;
-            return Ok(false);
+            return Ok(None);
         }
         let (known, names) = answered(usage_hour::known(&mut *transaction, &sums)).await?;
         let sums = sums.within_bounds(&known, names, NAMES_MAX);
         answered(usage_hour::add(transaction, &sums)).await?;
-        answered(session.commit()).await?;
-        session.rest().await;
-        Ok(until < settled)
+        Ok(Some(until < settled))
     }
 }
 

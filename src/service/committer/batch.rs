@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        counters::Counters,
         em::{Em, EmInstance},
         external::place_of,
         ledger::{Deltas, Ledger, LineView, PostCommitState, Snapshot},
@@ -35,13 +36,18 @@ use crate::{
     telemetry::traces,
 };
 
-use super::evidence::Evidence;
+use super::{
+    counters::{self, ScopeVersions},
+    evidence::Evidence,
+};
 
 /// What a batch that was committed did.
 #[derive(Debug)]
 pub(super) struct Committed {
     /// One answer per operation, in their order.
     pub answers: Vec<Result<Outcome, Rejection>>,
+    /// What those are told besides who want the counters; empty if nobody does.
+    pub counters: Vec<Option<Box<Counters>>>,
     /// How what it read or wrote stands.
     pub standing: PostCommitState,
     /// Where it made room.
@@ -89,7 +95,13 @@ impl From<sqlx::Error> for BatchError {
 }
 
 /// An operation, and who wants it.
-pub(super) type Wanted<'a> = (&'a Actor, &'a Operation);
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub by: &'a Actor,
+    pub operation: &'a Operation,
+    /// Whether the counters after it are wanted, too.
+    pub counters: bool,
+}
 
 /// All the locks that a batch takes under `limits`, in the one order.
 pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>, limits: &Limits) -> BTreeSet<LockKey> {
@@ -152,7 +164,7 @@ async fn prepare(
     metrics: &Metrics,
     trace: &traces::Batch,
 ) -> Result<Prepared, BatchError> {
-    let operations: Vec<&Operation> = wanted.iter().map(|(_, operation)| *operation).collect();
+    let operations: Vec<&Operation> = wanted.iter().map(|wanted| wanted.operation).collect();
     let keys = lock_keys(operations.iter().copied(), limits);
     let waiting = (Timed::in_histogram(&metrics.committer.lock_wait), trace.step("lock"));
     let taken = resource_lock::take(&mut *connection, &keys).await;
@@ -176,14 +188,17 @@ async fn prepare(
     if in_force.limits.locks_users() && !limits.locks_users() {
         return Err(BatchError::OtherLimits(in_force.limits));
     }
-    let snapshot = read(&mut *connection, &operations, in_force, ems, now).await?;
+    let tells_counters = wanted.iter().any(|wanted| wanted.counters);
+    let (snapshot, versions) = read(&mut *connection, &operations, in_force, ems, (now, tells_counters)).await?;
     drop(reading);
     let mut ledger = Ledger::new(snapshot);
-    let answers: Vec<_> = wanted.iter().map(|(by, operation)| ledger.apply(by, operation)).collect();
+    let answers: Vec<_> = wanted.iter().map(|wanted| ledger.apply(wanted.by, wanted.operation)).collect();
     let (deltas, standing) = ledger.finish();
+    let counters = counters::told(wanted, &answers, &deltas, &standing, &versions);
     if deltas.is_empty() {
         let committed = Committed {
             answers,
+            counters,
             standing,
             freed: FreedSpots::default(),
             others_wait: true,
@@ -202,18 +217,19 @@ async fn prepare(
     }
     let ended = deltas.ended.iter().map(|ended| ended.end).collect();
     let Deltas { freed, over_watched, .. } = deltas;
-    let committed = Committed { answers, standing, freed, others_wait, over_watched, ended };
+    let committed = Committed { answers, counters, standing, freed, others_wait, over_watched, ended };
     Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed })
 }
 
-/// Reads everything else that `operations` touch, and locks the scopes that their tickets count in.
+/// Reads everything else that `operations` touch, and locks the scopes that their tickets count in; with the versions of these, if
+/// somebody is told the counters.
 async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
     in_force: InForce,
     ems: HashMap<EmInstance, Em>,
-    now: OffsetDateTime,
-) -> Result<Snapshot, StoreError> {
+    (now, tells_counters): (OffsetDateTime, bool),
+) -> Result<(Snapshot, ScopeVersions), StoreError> {
     let limits = in_force.limits;
     let mut ticket_ids: Vec<_> = operations.iter().filter_map(|operation| operation.ticket_id()).collect();
     let (mut tickets, mut ended) = (HashMap::new(), HashMap::new());
@@ -248,15 +264,19 @@ async fn read(
     let (request_ids, over) = reading::request_ids(&mut *connection, &requests).await?;
     ended.extend(over);
     let scopes = scopes(&limits, operations, tickets.values());
-    let scopes =
-        if scopes.is_empty() { HashMap::new() } else { label_resource::lock(&mut *connection, &scopes).await? };
+    let mut versions = ScopeVersions::new();
+    let wanted = tells_counters.then_some(&mut versions);
+    let scopes = match scopes.is_empty() {
+        true => HashMap::new(),
+        false => label_resource::lock(&mut *connection, &scopes, wanted).await?,
+    };
     let clusters = reading::clusters(&mut *connection, &queue_use(operations, &tickets), true).await?;
     let any_in_line = requests.iter().any(|request| request.position().is_some());
     let line = match in_force.anybody_waits || any_in_line {
         true => reading::line(&mut *connection, &requests, &limits, &clusters).await?,
         false => LineView::default(),
     };
-    Ok(Snapshot {
+    let snapshot = Snapshot {
         now,
         ems,
         tickets,
@@ -271,7 +291,8 @@ async fn read(
         scopes,
         line,
         clusters,
-    })
+    };
+    Ok((snapshot, versions))
 }
 
 /// The parts of EMs' tickets that operations go through: one for each EM, for the first operation that does.

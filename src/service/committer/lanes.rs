@@ -17,7 +17,7 @@ use crate::{
     metrics::Metrics,
     service::tasks::Tasks,
     store::{
-        Store,
+        Store, StoreError,
         resource_lock::{self, Obstacle},
         session::answered,
     },
@@ -119,10 +119,7 @@ impl Lanes {
                 continue;
             };
             let mut pause = Duration::ZERO;
-            let obstacle = match self.store.pool().acquire().await {
-                Ok(mut connection) => answered(resource_lock::wait(&mut connection, &key, self.turn())).await,
-                Err(error) => Err(error.into()),
-            };
+            let obstacle = self.obstacle(&key).await;
             match obstacle {
                 Ok(Obstacle::None) => {
                     let batch = self.take(&key);
@@ -131,15 +128,24 @@ impl Lanes {
                 Ok(Obstacle::Transaction) => {}
                 Ok(Obstacle::Hold) => pause = HOLD_POLL,
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, ?key, "cannot wait for a resource lock");
+                    if !error.is_told() {
+                        let error = &error as &dyn std::error::Error;
+                        tracing::warn!(error, ?key, "cannot wait for a resource lock");
+                    }
                     pause = ERROR_PAUSE;
                 }
             }
             // Only lanes whose turn it is have a connection, however many there are.
-            worker.session().reset();
+            worker.session().close();
             drop(turn);
             tokio::time::sleep(pause).await;
         }
+    }
+
+    /// What stands in the way of a lane, when it has waited for it.
+    async fn obstacle(&self, key: &LockKey) -> Result<Obstacle, StoreError> {
+        let mut connection = self.store.pool().await?.acquire().await?;
+        answered(resource_lock::wait(&mut connection, key, self.turn())).await
     }
 
     /// How long a turn is: the shorter, the more lanes take turns.

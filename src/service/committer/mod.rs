@@ -5,14 +5,19 @@
 //! batch of one, and under load hundreds share the cost of a commit. The transaction runs in the committer's task, so a call
 //! that is cancelled cannot leave one half done.
 //!
+//! There may be several such tasks, each with a thread, a connection and EMs of its own: their batches share only limited scopes, users that
+//! rules count, and external clusters. Each of these is locked in the one order, as it is against other instances.
+//!
+//! - `dealt`: which of them an operation goes to;
 //! - `queue`: who is next;
 //! - `batch`: one transaction: lock, read, decide, write, unlock, commit;
+//! - `counters`: what stands after it, for those who want that told;
 //! - `evidence`: whether a batch was committed whose connection broke;
 //! - `worker`: carries a batch out whatever happens to the transaction;
 //! - `lanes`: where operations on keys that others hold wait, so that they stall nobody else.
 
 use std::{
-    io,
+    io, iter,
     sync::{
         Arc,
         atomic::{AtomicU8, Ordering},
@@ -28,6 +33,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        counters::Counters,
         name::Name,
         operation::{Operation, Outcome},
         principal::{Actor, Principal},
@@ -41,12 +47,16 @@ use crate::{
 use super::{admission::StateCache, tasks::Tasks, waiting::WaitingLine};
 
 mod batch;
+mod counters;
+mod dealt;
 mod evidence;
 mod lanes;
 mod queue;
 mod worker;
 
-use queue::{Doors, Place, Queues, Room};
+use batch::Wanted;
+use dealt::Dealt;
+use queue::{Called, Doors, Place, Queues, Room};
 
 /// A committer that has had nothing to do for so long waits outside a transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
@@ -57,9 +67,10 @@ const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 /// The way into the committer's queues.
 #[derive(Clone, Debug)]
 pub struct Committer {
-    doors: Doors,
+    doors: Dealt<Doors>,
     room: Room,
     line: WaitingLine,
+    undoing: Undoing,
     metrics: Metrics,
 }
 
@@ -77,22 +88,34 @@ pub struct AfterCommit {
 }
 
 impl Committer {
-    /// Starts the committer's task; it ends when all clones of the committer are gone and everything is answered.
+    /// Starts so many tasks, and at least one; they end when all clones of the committer are gone and everything is answered.
     ///
-    /// It has a thread of its own: on one that it shared with the calls, each of its statements would wait until the calls that
+    /// Each has a thread of its own: on one that it shared with the calls, each of its statements would wait until the calls that
     /// the last batch has woken have had their turn.
     ///
     /// # Errors
-    /// If there is no thread for it.
-    pub fn start(store: Store, after_commit: AfterCommit, metrics: Metrics, tasks: &Tasks) -> io::Result<Self> {
-        let (doors, queues) = Queues::new();
-        let undoing = Undoing { queue: doors.callers.downgrade(), metrics: metrics.clone() };
+    /// If there is no thread for one.
+    pub fn start(
+        store: Store,
+        committers: u16,
+        after_commit: AfterCommit,
+        metrics: Metrics,
+        tasks: &Tasks,
+    ) -> io::Result<Self> {
+        let called = Called::default();
+        let (first, queues) = Queues::new(called.clone());
+        let (others, of_others): (Vec<_>, Vec<_>) = (1..committers).map(|_| Queues::new(called.clone())).unzip();
+        let doors = Dealt::new(first, others);
+        let queues_of_callers = Arc::new(doors.map(|doors| doors.callers.downgrade()));
+        let undoing = Undoing { queues: queues_of_callers, metrics: metrics.clone() };
         let line = after_commit.line.clone();
-        let answers = worker::Answers::start(after_commit, undoing, tasks);
-        let lanes = lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone());
-        let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
-        tasks.spawn_apart("committer", run(queues, Arc::new(lanes), worker))?;
-        Ok(Self { doors, room: Room::default(), line, metrics })
+        let answers = worker::Answers::start(after_commit, undoing.clone(), committers > 1, tasks);
+        let lanes = Arc::new(lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone()));
+        for queues in iter::once(queues).chain(of_others) {
+            let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
+            tasks.spawn_apart("committer", run(queues, lanes.clone(), worker))?;
+        }
+        Ok(Self { doors, room: Room::default(), line, undoing, metrics })
     }
 
     /// Has an operation carried out that a caller waits for, and answers after its commit.
@@ -109,9 +132,29 @@ impl Committer {
         operation: Operation,
         deadline: Instant,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
-        // One that touches many tickets waits behind those that do not.
-        let queue = if operation.cost() == 1 { &self.doors.callers } else { &self.doors.large };
-        self.carry_out(queue, by, operation, deadline)
+        let queue = self.doors.of(operation.em()).called(&operation);
+        self.carry_out(queue, by, operation, deadline, None)
+    }
+
+    /// The same; if they are `wanted`, also tells the counters right after the commit, unless the operation was counted nowhere.
+    ///
+    /// # Errors
+    /// As of [`Committer::submit`].
+    pub fn submit_counted<'a>(
+        &'a self,
+        by: Actor,
+        operation: Operation,
+        deadline: Instant,
+        wanted: bool,
+    ) -> impl Future<Output = Result<(Outcome, Option<Box<Counters>>), Error>> + Send + use<'a> {
+        let queue = self.doors.of(operation.em()).called(&operation);
+        let (tell, told) = wanted.then(oneshot::channel).unzip();
+        let done = self.carry_out(queue, by, operation, deadline, tell);
+        async move {
+            let outcome = done.await?;
+            // They are told before the outcome is.
+            Ok((outcome, told.and_then(|mut told| told.try_recv().ok())))
+        }
     }
 
     /// Has an operation carried out that nobody waits for: whoever waits for others goes first.
@@ -123,12 +166,8 @@ impl Committer {
         operation: Operation,
         deadline: Instant,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
-        let queue = if operation.cost() == 1 { &self.doors.background } else { &self.doors.steps };
-        self.carry_out(queue, Principal::Service.into(), operation, deadline)
-    }
-
-    fn undoing(&self) -> Undoing {
-        Undoing { queue: self.doors.callers.downgrade(), metrics: self.metrics.clone() }
+        let queue = self.doors.of(operation.em()).uncalled(&operation);
+        self.carry_out(queue, Principal::Service.into(), operation, deadline, None)
     }
 
     fn carry_out<'a>(
@@ -137,9 +176,10 @@ impl Committer {
         by: Actor,
         operation: Operation,
         deadline: Instant,
+        counters: Option<TellCounters>,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let told = Told::of(&by.principal, &operation);
-        let mut queued = self.put(queue, by, operation, deadline);
+        let mut queued = self.put(queue, by, operation, deadline, counters);
         async move {
             // Where it is: what is moved here is kept twice.
             let done = match &mut queued {
@@ -158,15 +198,16 @@ impl Committer {
         by: Actor,
         operation: Operation,
         deadline: Instant,
+        counters: Option<TellCounters>,
     ) -> Result<Answer, Error> {
         let (reply, answer) = oneshot::channel();
         let (progress, place) = (Progress::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
         let undo = holder(&operation).map(|user| (by.principal.clone(), user));
-        let answer = Answer { answer, progress: progress.clone(), undo, undoing: self.undoing() };
+        let answer = Answer { answer, progress: progress.clone(), undo, undoing: self.undoing.clone() };
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.making_room(&operation);
         let trace = traces::operation(operation.kind());
-        let pending = Pending { by, operation, deadline, progress, reply, waits, trace, _room: Some(place) };
+        let pending = Pending { by, operation, deadline, progress, reply, counters, waits, trace, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -177,6 +218,9 @@ impl Committer {
         Ok(answer)
     }
 }
+
+/// Where the counters after a commit are told.
+type TellCounters = oneshot::Sender<Box<Counters>>;
 
 /// Whom a grant is taken back from if nobody hears of it; `None` if it can be asked for again by its request id.
 fn holder(operation: &Operation) -> Option<Name> {
@@ -223,19 +267,19 @@ impl Drop for Answer {
 /// Queues operations that undo what nobody has heard of.
 #[derive(Clone, Debug)]
 struct Undoing {
-    queue: mpsc::WeakSender<Pending>,
+    queues: Arc<Dealt<mpsc::WeakSender<Pending>>>,
     metrics: Metrics,
 }
 
 impl Undoing {
     fn submit(&self, by: Principal, operation: Operation) {
-        let by = by.into();
+        let (by, queue) = (by.into(), self.queues.of(operation.em()).upgrade());
         let (reply, answer) = oneshot::channel();
         let deadline = Instant::now() + DETACHED_TIMEOUT;
         let waits = Some(self.metrics.committer.queued());
         let (progress, trace) = (Progress::default(), traces::Operation::default());
-        let pending = Pending { by, operation, deadline, progress, reply, waits, trace, _room: None };
-        let queued = self.queue.upgrade().is_some_and(|queue| queue.try_send(pending).is_ok());
+        let pending = Pending { by, operation, deadline, progress, reply, counters: None, waits, trace, _room: None };
+        let queued = queue.is_some_and(|queue| queue.try_send(pending).is_ok());
         match Handle::try_current() {
             // Somebody has to want the answer, or the operation is not carried out.
             Ok(runtime) if queued => drop(runtime.spawn(async move {
@@ -282,6 +326,8 @@ struct Pending {
     deadline: Instant,
     progress: Progress,
     reply: oneshot::Sender<Result<Outcome, Error>>,
+    /// Whoever wants the counters, too: told before the answer.
+    counters: Option<TellCounters>,
     /// Where it counts as waiting.
     waits: Option<Held>,
     /// Ends with it.
@@ -321,6 +367,11 @@ impl Pending {
         self.progress.change(RUNNING, WAITING);
     }
 
+    /// For the batch.
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted { by: &self.by, operation: &self.operation, counters: self.counters.is_some() }
+    }
+
     /// Whether somebody still waits for it.
     fn is_wanted(&self) -> bool {
         !self.reply.is_closed() && self.progress.0.load(Ordering::Acquire) != ABANDONED
@@ -352,14 +403,14 @@ mod tests {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
         let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
-        let undoing = Undoing { queue: queue.downgrade(), metrics };
+        let undoing = Undoing { queues: Arc::new(Dealt::new(queue.downgrade(), [])), metrics };
         (reply, Answer { answer, progress: Progress::default(), undo, undoing }, queue, inbox)
     }
 
     fn granted() -> Result<Outcome, Error> {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
-        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None }))
+        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None, counters: None }))
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -66,7 +66,24 @@ pub(super) struct Queues {
     in_turn: [Queue; 3],
     /// Which of these comes first in the next batch.
     turn: usize,
-    last_called: Option<Instant>,
+    called: Called,
+}
+
+/// When a caller last wanted something, of whichever committer: what nobody waits for holds scopes and users, and the database's cores, that
+/// callers of the others need.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Called(Arc<Mutex<Option<Instant>>>);
+
+impl Called {
+    /// Whether somebody calls, or has just called.
+    fn is_recent(&self, calls: bool) -> bool {
+        let now = Instant::now();
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if calls {
+            *last = Some(now);
+        }
+        last.is_some_and(|last| now.saturating_duration_since(last) < CALLED_RECENTLY)
+    }
 }
 
 /// What waits, and what was taken over of it but not yet into a batch.
@@ -75,7 +92,7 @@ struct Queue {
     next: VecDeque<Pending>,
 }
 
-/// Where operations are put.
+/// Where operations are put that are one committer's.
 #[derive(Clone, Debug)]
 pub(super) struct Doors {
     /// What callers wait for, and touches one ticket.
@@ -89,13 +106,26 @@ pub(super) struct Doors {
     pub background: mpsc::Sender<Pending>,
 }
 
+impl Doors {
+    /// For what a caller waits for: one that touches many tickets waits behind those that do not.
+    pub fn called(&self, operation: &Operation) -> &mpsc::Sender<Pending> {
+        if operation.cost() == 1 { &self.callers } else { &self.large }
+    }
+
+    /// For what nobody waits for.
+    pub fn uncalled(&self, operation: &Operation) -> &mpsc::Sender<Pending> {
+        if operation.cost() == 1 { &self.background } else { &self.steps }
+    }
+}
+
 impl Queues {
-    pub fn new() -> (Doors, Self) {
-        let (callers, called) = Queue::new();
+    /// Those of one committer, who hears of the callers of all.
+    pub fn new(called: Called) -> (Doors, Self) {
+        let (callers, waited_for) = Queue::new();
         let (large, waiting) = Queue::new();
         let (steps, following) = Queue::new();
         let (background, rest) = Queue::new();
-        let queues = Self { callers: called, in_turn: [waiting, following, rest], turn: 0, last_called: None };
+        let queues = Self { callers: waited_for, in_turn: [waiting, following, rest], turn: 0, called };
         (Doors { callers, large, steps, background }, queues)
     }
 
@@ -122,11 +152,7 @@ impl Queues {
     pub fn next(&mut self) -> Vec<Pending> {
         self.callers.fill();
         self.in_turn.iter_mut().for_each(Queue::fill);
-        let now = Instant::now();
-        if !self.callers.next.is_empty() {
-            self.last_called = Some(now);
-        }
-        let is_called = self.last_called.is_some_and(|last| now.duration_since(last) < CALLED_RECENTLY);
+        let is_called = self.called.is_recent(!self.callers.next.is_empty());
         let mut batch = Vec::with_capacity(self.callers.next.len().min(BATCH_COST_MAX));
         self.callers.take(BATCH_COST_MAX, &mut batch);
         let mut left = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
@@ -186,7 +212,7 @@ mod tests {
         let (reply, _) = oneshot::channel();
         let (by, deadline) = (Principal::Anonymous.into(), Instant::now());
         let (progress, trace) = (Progress::default(), Default::default());
-        Pending { by, operation, deadline, progress, reply, waits: None, trace, _room: None }
+        Pending { by, operation, deadline, progress, reply, counters: None, waits: None, trace, _room: None }
     }
 
     fn em(host: &str) -> EmInstance {
@@ -203,7 +229,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_caller_waits_for_stands_behind_little_that_nobody_waits_for() {
-        let (doors, mut queues) = Queues::new();
+        let (doors, mut queues) = Queues::new(Called::default());
         for _ in 0..1000 {
             doors.background.try_send(goes("background")).unwrap();
         }
@@ -230,7 +256,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_step_does_not_stand_behind_what_touches_one_ticket() {
-        let (doors, mut queues) = Queues::new();
+        let (doors, mut queues) = Queues::new(Called::default());
         let user = crate::domain::name::Name::parse("user", "hadoop").unwrap();
         let of = |host: &str| Released { ticket_id: uuid::Uuid::nil(), user: user.clone(), em: em(host) };
         for _ in 0..2000 {

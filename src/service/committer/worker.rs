@@ -18,7 +18,7 @@ use crate::{
     service::{background::expiry, tasks::Tasks},
     store::{
         Store, StoreError, resource_lock,
-        session::{Session, answered},
+        session::{Session, answered, durable},
         user_resource::Due,
     },
     telemetry::traces,
@@ -147,7 +147,7 @@ impl Worker {
     }
 
     async fn run(&mut self, part: &[Pending], trace: &traces::Batch) -> Result<Committed, BatchError> {
-        let operations: Vec<_> = part.iter().map(|pending| (&pending.by, &pending.operation)).collect();
+        let operations: Vec<_> = part.iter().map(Pending::wanted).collect();
         let committed =
             batch::run(&mut self.session, &operations, &self.limits, self.own, &self.metrics, trace).await?;
         self.limits = committed.standing.limits.clone();
@@ -167,7 +167,14 @@ impl Worker {
     async fn was_committed(&mut self, transaction_id: &str, evidence: &Evidence) -> Option<bool> {
         self.session.reset();
         let connection = self.session.settled(transaction_id).await?;
-        let holds = answered(evidence.holds(connection)).await;
+        let holds = answered(async {
+            let holds = evidence.holds(&mut *connection).await?;
+            if holds {
+                durable(connection).await?;
+            }
+            Ok(holds)
+        });
+        let holds: Result<bool, StoreError> = holds.await;
         if let Err(error) = &holds {
             tracing::error!(error = error as &dyn std::error::Error, "cannot find out how a commit ended");
             self.session.reset();
@@ -281,14 +288,15 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    pub fn start(after_commit: AfterCommit, undoing: Undoing, tasks: &Tasks) -> Self {
+    /// Of one committer, or of `several`.
+    pub fn start(after_commit: AfterCommit, undoing: Undoing, several: bool, tasks: &Tasks) -> Self {
         #[expect(
             clippy::disallowed_methods,
             reason = "as many as the committer has answered, which are bounded by its queue"
         )]
         let (batches, mut committed) = mpsc::unbounded_channel();
         let own = after_commit.line.instance_id();
-        let responder = Responder { after_commit, undoing };
+        let responder = Responder { after_commit, undoing, several };
         tasks.spawn(async move {
             while let Some((part, committed)) = committed.recv().await {
                 responder.respond(part, committed);
@@ -307,6 +315,9 @@ impl Answers {
 struct Responder {
     after_commit: AfterCommit,
     undoing: Undoing,
+    /// Whether committers tell of their batches side by side: then a scope may have been told of last as it stood before another's batch,
+    /// and who waits there has to look as if others had committed elsewhere.
+    several: bool,
 }
 
 impl Responder {
@@ -315,8 +326,14 @@ impl Responder {
         let answers = part.iter().zip(&committed.answers);
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
         let granted = granted.filter_map(|(pending, _)| pending.operation.position());
-        self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
-        for (pending, answer) in part.into_iter().zip(committed.answers) {
+        let others_commit = committed.others_wait || self.several;
+        self.after_commit.line.committed(&committed.freed, granted, others_commit);
+        let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
+        for ((mut pending, answer), counters) in part.into_iter().zip(committed.answers).zip(counters) {
+            if let (Some(tell), Some(counters)) = (pending.counters.take(), counters) {
+                // A caller that is gone needs none.
+                let _ = tell.send(counters);
+            }
             let undo = match (&pending.operation, &answer) {
                 (Operation::Request(request), Ok(Outcome::Granted(grant))) => {
                     self.granted(&pending.by.principal, request, grant)

@@ -25,7 +25,7 @@ use crate::{
     service::{tasks::Tasks, waiting::WaitingLine},
     store::{
         StoreError, external_queue,
-        external_refresh::{self, Installed},
+        external_refresh::{self, Installed, Prepared},
         session::{Session, answered},
         waiting::{self, Freed},
     },
@@ -48,8 +48,12 @@ const REFRESH_TIMEOUT: Duration = external_refresh::LEASE;
 /// How long a cluster rests that failed several times, if it is not asked less often anyway.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often a snapshot is prepared anew because too much changed meanwhile.
+/// How often a snapshot is to come into force, if too much changes each time until it could.
 const INSTALL_TRIES_MAX: u32 = 5;
+
+/// How often what was prepared is brought up to date before that, and when it is: if so few tickets changed meanwhile.
+const CATCH_UPS_MAX: u32 = 20;
+const CAUGHT_UP: usize = 32;
 
 /// At how many queues waiters are woken at once; the others look from time to time.
 const WOKEN_QUEUES_MAX: i64 = 1000;
@@ -173,9 +177,12 @@ impl Refresh {
             Err(_) => return self.failed(session, &provider.name, None, interval).await,
         };
         let generation = answered(external_refresh::write(session.get().await?, cluster_id, &snapshot)).await?;
+        let prepared = external_refresh::prepare(session.get().await?, cluster_id, snapshot.clone()).await?;
+        let Some(mut prepared) = prepared else { return Ok(()) };
         for _ in 0..INSTALL_TRIES_MAX {
-            let prepared = external_refresh::prepare(session.get().await?, cluster_id, snapshot.clone()).await?;
-            let Some(mut prepared) = prepared else { return Ok(()) };
+            if !self.catch_up(session, &mut prepared).await? {
+                return Ok(());
+            }
             let connection = session.get().await?;
             match answered(external_refresh::install(connection, cluster_id, lease, generation, &mut prepared)).await? {
                 Installed::InForce => {
@@ -190,6 +197,19 @@ impl Refresh {
             }
         }
         Err(StoreError::inconsistent("linkis_external_ticket", "more changes than a snapshot can catch up with"))
+    }
+
+    /// Brings what was prepared up to date, while nobody waits for it; false if the cluster is gone.
+    async fn catch_up(&self, session: &mut Session, prepared: &mut Prepared) -> Result<bool, StoreError> {
+        for _ in 0..CATCH_UPS_MAX {
+            let connection = session.get().await?;
+            match answered(external_refresh::catch_up(connection, self.cluster_id, prepared)).await? {
+                None => return Ok(false),
+                Some(changed) if changed <= CAUGHT_UP => break,
+                Some(_) => {}
+            }
+        }
+        Ok(true)
     }
 
     /// What the cluster says: applications before and after its queues, so that nothing is taken to be included which is not.
@@ -256,8 +276,8 @@ impl Refresh {
 impl ExternalResourceService {
     /// Makes sure that there are clusters for all providers as they are now, and for no others: those of an earlier release had none.
     async fn reconcile(&self, session: &mut Session) -> Result<(), Error> {
-        let providers = answered(super::table::read(self.store.pool())).await?;
-        let known = answered(external_refresh::known(self.store.pool())).await?;
+        let providers = answered(super::table::read(&self.store.pool().await?)).await?;
+        let known = answered(external_refresh::known(&self.store.pool().await?)).await?;
         let is_known = providers.len() == known.len()
             && providers.iter().zip(&known).all(|(record, (resource_type, name, etag))| {
                 record.provider.resource_type.as_str() == resource_type

@@ -165,8 +165,10 @@ enum FencedError {
     Refused(StoreError),
     /// It was not to be.
     Rejected(Rejection),
-    /// The connection broke while it committed: it may have been.
-    Unknown(StoreError),
+    /// There was no time left for it.
+    Late,
+    /// It was being committed, and may have been: the connection broke, or there was no time left.
+    Unknown(Option<StoreError>),
 }
 
 impl From<StoreError> for FencedError {
@@ -186,8 +188,10 @@ impl From<FencedError> for Error {
         match error {
             FencedError::Refused(error) => error.into(),
             FencedError::Rejected(rejection) => rejection.into(),
+            FencedError::Late => Self::LockTimeout,
             FencedError::Unknown(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
+                let error = error.as_ref().map(|error| error as &dyn std::error::Error);
+                tracing::warn!(error, "a change of limits may have been committed or not");
                 Self::CommitUnknown
             }
         }
@@ -204,11 +208,7 @@ pub(super) async fn patiently(
 ) -> Result<Made, Error> {
     let mut patience = session::HURRY;
     loop {
-        let made = async {
-            let connection = session.get().await.map_err(Error::from)?;
-            fenced(connection, patience, change, by).await.map_err(Error::from)
-        };
-        match tokio::time::timeout_at(deadline, made).await.unwrap_or(Err(Error::LockTimeout)) {
+        match fenced(session, patience, deadline, change, by).await.map_err(Error::from) {
             Ok(made) => return Ok(made),
             Err(Error::LockTimeout) if Instant::now() + PAUSE < deadline => {
                 session.reset();
@@ -224,13 +224,15 @@ pub(super) async fn patiently(
 }
 
 /// Makes a change while nobody else changes the limits: most of it while others grant and give back; then the fence is closed, in
-/// which nobody does, for what has to be there and for the commit.
+/// which nobody does, for what has to be there and for the commit. What is late before that is not made; later, it may have been.
 async fn fenced(
-    connection: &mut PgConnection,
+    session: &mut Session,
     patience: Duration,
+    deadline: Instant,
     change: &Change,
     by: &Actor,
 ) -> Result<Made, FencedError> {
+    let connection = tokio::time::timeout_at(deadline, session.get()).await.map_err(|_| FencedError::Late)??;
     let prepared = answered(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
@@ -242,10 +244,13 @@ async fn fenced(
         made.finish(&mut transaction, by).await?;
         Ok::<_, FencedError>((transaction, made))
     });
-    let (transaction, made) = prepared.await?;
+    let prepared = tokio::time::timeout_at(deadline, prepared).await;
+    let (transaction, made) = prepared.map_err(|_| FencedError::Late)??;
     let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
-    committed.await.map_err(FencedError::Unknown)?;
-    Ok(made)
+    match tokio::time::timeout_at(deadline, committed).await {
+        Ok(committed) => committed.map(|()| made).map_err(|error| FencedError::Unknown(Some(error))),
+        Err(_) => Err(FencedError::Unknown(None)),
+    }
 }
 
 /// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any

@@ -8,7 +8,8 @@ use crate::{
     domain::{
         limit::{ScopeUsage, sort_fullest},
         name::Name,
-        scope::{Counter, Scope, Usage},
+        operation::Rejection,
+        scope::{Counter, Scope, StoredUsage},
     },
     error::Error,
     store::{
@@ -19,7 +20,7 @@ use crate::{
 
 use super::LimitService;
 
-/// How many scopes are looked at at once for those with certain labels, and how often for one page.
+/// How many scopes are looked at at once for those with certain labels, and how often, at most, for one page.
 const SCOPES_AT_ONCE: usize = 1000;
 const SCOPE_LOOKS_MAX: usize = 5;
 
@@ -44,7 +45,7 @@ impl ScopeFilter {
         connection: &mut PgConnection,
         after: &[u8],
         limit: i64,
-    ) -> Result<Vec<(Vec<u8>, Counter, Usage)>, Error> {
+    ) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, Error> {
         if let Some(users) = &self.users {
             return Ok(answered(label_resource::list_of(connection, users, after, limit)).await?);
         }
@@ -70,15 +71,27 @@ pub struct Scopes {
 }
 
 impl LimitService {
-    /// A page of up to `limit` scopes that are counted and match, from behind the place `after` (empty for the first). Where labels are asked
-    /// for it looks through so many scopes, and may find few.
+    /// One scope, by its labels; it holds nothing if nobody counts there.
+    ///
+    /// # Errors
+    /// [`Rejection::ScopeNotCounted`].
+    pub async fn scope(&self, scope: &Scope) -> Result<ScopeUsage, Error> {
+        let mut connection = self.store.pool().await?.acquire().await?;
+        let limits = answered(self.current(&mut connection)).await?;
+        let limited = limits.deciding_at(scope);
+        let limited = limited.ok_or_else(|| Rejection::ScopeNotCounted { keys: scope.keys() })?;
+        let stored = answered(label_resource::read_one(&mut *connection, &limited.counter)).await?;
+        Ok(ScopeUsage::new(limited, stored))
+    }
+
+    /// A page of up to `limit` scopes that hold something and match, from behind the place `after` (empty for the first). It looks through so
+    /// many scopes, and may find few.
     pub async fn scopes(&self, filter: &ScopeFilter, after: &[u8], limit: usize) -> Result<Scopes, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
-        let (at_once, looks) =
-            if filter.labels.is_empty() { (limit.saturating_add(1), 1) } else { (SCOPES_AT_ONCE, SCOPE_LOOKS_MAX) };
+        let at_once = if filter.labels.is_empty() { limit.saturating_add(1) } else { SCOPES_AT_ONCE };
         let (mut shown, mut last) = (Vec::new(), after.to_vec());
-        for _ in 0..looks {
+        for _ in 0..SCOPE_LOOKS_MAX {
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);
             let rows = filter.read(&mut connection, &last, read).await?;
             let is_end = rows.len() < at_once;
@@ -87,7 +100,7 @@ impl LimitService {
                     return Ok(Scopes { shown, next: Some(last) });
                 }
                 last = place;
-                if filter.matches(&counter.scope) {
+                if !usage.usage.is_nothing() && filter.matches(&counter.scope) {
                     shown.push(ScopeUsage::new(limits.of_counter(counter), usage));
                 }
             }

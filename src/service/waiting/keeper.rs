@@ -85,6 +85,7 @@ pub async fn live(line: WaitingLine) {
         }
         if line.index().callers > 0
             && let Err(error) = line.keep_alive(Instant::now() + RENEWAL).await
+            && !error.is_told()
         {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep those who wait in line");
         }
@@ -148,7 +149,9 @@ impl Keeper {
         if let Err(error) = kept {
             self.session.reset();
             self.answers_since = Instant::now();
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
+            if !error.is_told() {
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
+            }
         }
     }
 }
@@ -158,27 +161,45 @@ pub async fn listen(line: WaitingLine, admission: Admission) {
     loop {
         tokio::select! {
             () = line.stopping.cancelled() => return,
-            Err(error) = hear(&line, &admission) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "cannot hear of more room; looking from time to time");
+            heard = hear(&line, &admission) => match heard {
+                // The connection is lost: a new one, at once.
+                Ok(()) => continue,
+                Err(error) if error.is_told() => {}
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot hear of more room; looking from time to time");
+                }
             }
         }
-        tokio::time::sleep(RECONNECT_PAUSE).await;
+        tokio::select! {
+            () = line.stopping.cancelled() => return,
+            () = tokio::time::sleep(RECONNECT_PAUSE) => {}
+        }
     }
 }
 
 async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreError> {
-    let mut listener = PgListener::connect_with(&line.store.listening()).await?;
+    let primary = line.store.primary();
+    primary.awaited().await;
+    let moved = primary.moved();
+    tokio::pin!(moved);
+    let mut listener = PgListener::connect_with(&primary.listening().await?).await?;
+    // Here, where its host may be another by then.
+    listener.eager_reconnect(false);
     listener.listen(waiting::CHANNEL).await?;
     // What was told while nobody listened.
     line.index().wake_first();
     loop {
-        let Ok(heard) = tokio::time::timeout(SILENCE_MAX, listener.try_recv()).await else {
+        let heard = tokio::select! {
+            () = &mut moved => return Ok(()),
+            heard = tokio::time::timeout(SILENCE_MAX, listener.try_recv()) => heard,
+        };
+        let Ok(heard) = heard else {
             // A connection that is cut somewhere on its way is as silent as one on which nothing is told.
             answered(async { sqlx::query("SELECT 1").execute(&mut listener).await.map_err(StoreError::from) }).await?;
             continue;
         };
         match heard? {
-            None => line.index().wake_first(),
+            None => return Ok(()),
             Some(notification) => {
                 let freed = Freed::parse(notification.payload());
                 // What was committed here was told here, too, and sooner.

@@ -29,7 +29,7 @@ use crate::{
 };
 
 #[cfg(feature = "server")]
-use crate::error::Error;
+use crate::{domain::counters::Counters, error::Error};
 
 use super::{cap, limit, operator, request, resource};
 
@@ -111,6 +111,7 @@ pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResour
         unregistering: !em.is_registered(),
         reserved_labels: em.reserved.as_map().clone(),
         drain: em.drain.as_deref().map(operator::drain_message),
+        version: em.version,
     })
 }
 
@@ -207,7 +208,12 @@ pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
             (None, BTreeMap::new())
         }
     };
+    let detail = record.detail.as_deref();
     proto::Action {
+        creator: detail.map(|detail| detail.creator.clone()).unwrap_or_default(),
+        engine_type: detail.map(|detail| detail.engine_type.clone()).unwrap_or_default(),
+        engine: detail.and_then(|detail| detail.engine.as_ref()).map(engine_message),
+        labels: detail.map(|detail| detail.labels.as_map().clone()).unwrap_or_default(),
         action: record.action.as_str().into(),
         ticket_id,
         user,
@@ -226,7 +232,16 @@ pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
     }
 }
 
-/// A grant.
+/// Counters as they stood right after a commit.
+#[cfg(feature = "server")]
+pub fn counters(counters: &Counters) -> Result<proto::Counters, Error> {
+    Ok(proto::Counters {
+        em: counters.em.as_ref().map(|em| em_resource(em, None)).transpose()?,
+        scopes: counters.scopes.iter().map(limit::scope_usage).collect(),
+    })
+}
+
+/// A grant, but for its counters.
 pub fn available(grant: &Grant) -> proto::AvailableResource {
     proto::AvailableResource {
         ticket_id: grant.ticket_id.to_string(),
@@ -236,6 +251,7 @@ pub fn available(grant: &Grant) -> proto::AvailableResource {
         over_watched: grant.over_watched.iter().map(shortfall).collect(),
         queue_name: String::new(),
         queue_check: grant.queue.as_ref().map(queue_check),
+        counters: None,
     }
 }
 
@@ -301,7 +317,7 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
         reserved: Labels::parse("reserved_labels", message.reserved_labels)?,
         epoch: message.epoch,
         register_time: read_time("register_time", message.register_time)?,
-        version: 0,
+        version: message.version,
         going: message.unregistering.then_some(Going {
             epoch: message.epoch,
             end: End::Unregistered,
@@ -375,6 +391,7 @@ pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldE
         expires_at: message.expire_time.and_then(time).unwrap_or(OffsetDateTime::UNIX_EPOCH),
         over_watched: message.over_watched.into_iter().map(read_shortfall).collect(),
         queue: message.queue_check.and_then(read_queue_check),
+        counters: None,
     })
 }
 

@@ -6,7 +6,7 @@ use crate::{
     domain::{
         limit::{DIMENSIONS_MAX, Expected, LABELS_MAX, Pattern, Replaced, Rule, RuleRecord, ScopeUsage},
         limit_mode::LimitMode,
-        name::{FieldError, Name},
+        name::{FieldError, Name, check_text},
         policy::{Check, Policy, REQUIRED_MAX},
         resource::{Dimension, parse_size},
         scope::{Scope, Tally, Usage},
@@ -284,12 +284,35 @@ pub fn scope_usage(scope: &ScopeUsage) -> proto::ScopeUsage {
         limits: scope.rules.iter().map(|rule| limit(rule)).collect(),
         over_limit: scope.is_over(),
         fullness: scope.fullness(),
+        version: scope.version,
     }
 }
 
 fn read_tally(field: &str, amounts: BTreeMap<String, i64>) -> Result<Tally, FieldError> {
     let entries = amounts.iter().map(|(key, held)| Ok((dimension(field, key)?, amount(field, key, *held)?)));
     Ok(Tally::new(entries.collect::<Result<Vec<_>, FieldError>>()?))
+}
+
+/// The labels of scopes, which stand in `field`; their values may be empty.
+pub fn scope_labels(field: &str, labels: &BTreeMap<String, String>) -> Result<(), FieldError> {
+    if labels.len() > LABELS_MAX {
+        let problem = format!("has {} labels; at most {LABELS_MAX} are allowed", labels.len());
+        return Err(FieldError::new(field, problem));
+    }
+    for (key, value) in labels {
+        Name::parse(&format!("{field} (a key)"), key)?;
+        check_text(&format!("{field}[{key:?}]"), value)?;
+    }
+    Ok(())
+}
+
+/// Which one scope, by all labels that it has.
+pub fn scope(field: &str, labels: &BTreeMap<String, String>) -> Result<Scope, FieldError> {
+    if labels.is_empty() {
+        return Err(FieldError::new(field, "is required: all labels of the scope, with their values"));
+    }
+    scope_labels(field, labels)?;
+    Ok(Scope::new(labels.clone()))
 }
 
 /// A scope as the service told it.
@@ -300,5 +323,6 @@ pub fn read_scope_usage(message: proto::ScopeUsage) -> Result<ScopeUsage, FieldE
         scope: Scope::new(message.labels),
         rules,
         usage: Usage { used: read_tally("used", message.used)?, locked: read_tally("locked", message.locked)? },
+        version: message.version,
     })
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     domain::{
+        audit::RepairTarget,
         drain::{Drain, DrainEm, ResumeEm},
         hold::{HOLD_MAX, Hold, NewHold, TakenHold},
         name::{FieldError, Name},
@@ -11,7 +12,7 @@ use crate::{
     transport::proto,
 };
 
-use super::{answer, request};
+use super::{answer, limit, request};
 
 /// An EM that is to be drained.
 pub fn drain(message: proto::DrainRequest) -> Result<DrainEm, FieldError> {
@@ -25,6 +26,16 @@ pub fn resume(message: proto::ResumeRequest) -> Result<ResumeEm, FieldError> {
         reason => Some(Name::parse("reason", reason)?),
     };
     Ok(ResumeEm { em: request::em_instance("em", message.em)?, reason })
+}
+
+/// What alone is to be repaired; `None` for everything.
+pub fn repair(message: &proto::RepairRequest) -> Result<Option<RepairTarget>, FieldError> {
+    match (&message.em, message.scope.is_empty()) {
+        (None, true) => Ok(None),
+        (Some(em), true) => Ok(Some(RepairTarget::Em(request::em_instance("em", Some(em.clone()))?))),
+        (None, false) => Ok(Some(RepairTarget::Scope(limit::scope("scope", &message.scope)?))),
+        (Some(_), false) => Err(FieldError::new("scope", "must not be set besides em")),
+    }
 }
 
 /// A ticket that is to end, and why.

@@ -45,21 +45,43 @@ pub struct Calls(Arc<Shared>);
 struct Shared {
     routes: Routes<Received>,
     edge: Arc<Edge>,
-    identity: Arc<Identity>,
+    door: Door,
 }
+
+/// Who is let in.
+#[derive(Debug, Clone)]
+enum Door {
+    /// Those who show who they are.
+    Open(Arc<Identity>),
+    /// Nobody yet, because of this, but those who ask for health.
+    Closed(Error),
+}
+
+/// What is answered while nobody is let in.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 
 impl Calls {
     /// In front of `routes`, for those whom `identity` lets in.
     pub fn new(routes: Routes<Received>, edge: Arc<Edge>, identity: Arc<Identity>) -> Self {
-        Self(Arc::new(Shared { routes, edge, identity }))
+        Self(Arc::new(Shared { routes, edge, door: Door::Open(identity) }))
+    }
+
+    /// In front of `routes`, which serve health; other calls are answered with `error`.
+    pub fn closed(routes: Routes<Received>, edge: Arc<Edge>, error: Error) -> Self {
+        Self(Arc::new(Shared { routes, edge, door: Door::Closed(error) }))
     }
 }
 
 impl Shared {
     /// Finds out who makes a call; of its token, nobody behind is told.
     fn admit(&self, request: &mut http::Request<Body>) -> Result<Option<Admitted>, Error> {
+        let identity = match &self.door {
+            Door::Open(identity) => identity,
+            Door::Closed(_) if request.uri().path().starts_with(HEALTH) => return Ok(None),
+            Door::Closed(error) => return Err(error.clone()),
+        };
         let peer = request.extensions().get::<Arc<Peer>>();
-        let admitted = self.identity.admit(&identity::Call {
+        let admitted = identity.admit(&identity::Call {
             path: request.uri().path(),
             headers: request.headers(),
             certified: peer.and_then(|peer| peer.certified.as_ref()),
@@ -127,7 +149,8 @@ const ENCODING: &str = "grpc-encoding";
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 
 /// Beside reflection, the calls whose answers go on until somebody ends them.
-const ENDLESS: [&str; 2] = ["/grpc.health.v1.Health/Watch", "/linkis.rm.v1.UsageService/Watch"];
+const ENDLESS: [&str; 3] =
+    ["/grpc.health.v1.Health/Watch", "/linkis.rm.v1.UsageService/Watch", "/linkis.rm.v1.UsageService/FollowActions"];
 
 /// A call under way, and what it takes; gives it back at its end.
 #[derive(Debug)]

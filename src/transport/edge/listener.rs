@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections and hands them on to be served, until nobody serves any more. Those beyond the bound are closed at once. Each has
 /// its handshake by itself, if they are encrypted, and counts as a connection meanwhile.
-pub async fn accept(listener: Listener, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
+pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
     let mut handshakes = JoinSet::new();
     loop {
         match listener.accept().await {

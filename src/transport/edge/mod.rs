@@ -155,6 +155,11 @@ impl Edge {
         })
     }
 
+    /// What callers may take.
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
     /// How much is taken.
     pub fn gauges(&self) -> Arc<EdgeGauges> {
         self.gauges.clone()

@@ -24,6 +24,7 @@ pub fn of(error: &Error) -> Vec<Fact> {
         Error::Rejected(rejection) => of_rejection(rejection),
         Error::GrantUnknown { ticket_id } => vec![ticket(*ticket_id)],
         Error::External(external) => of_external(external),
+        Error::PositionTooOld { oldest } => vec![("oldest_position", oldest.clone())],
         Error::BodyTimeout(longest) => vec![("timeout", humantime::format_duration(*longest).to_string())],
         Error::Denied(denied) => vec![("role", denied.roles.clone()), ("needs", denied.needs.clone())],
         // Of a field, BadRequest says it; of the rest, there is nothing but the reason.
@@ -36,6 +37,8 @@ pub fn of(error: &Error) -> Vec<Fact> {
         | Error::Unavailable(_)
         | Error::CommitUnknown
         | Error::Outdated(_)
+        | Error::PositionUnknown
+        | Error::FollowerTooSlow
         | Error::ShuttingDown
         | Error::Internal(_) => vec![],
     }
@@ -113,6 +116,7 @@ fn of_rejection(rejection: &Rejection) -> Vec<Fact> {
         | Rejection::InitedOtherwise { ticket_id }
         | Rejection::NotInited { ticket_id } => vec![ticket(*ticket_id)],
         Rejection::NotEnough(refusal) | Rejection::NoMore(refusal) => shortfall(refusal),
+        Rejection::ScopeNotCounted { keys } => vec![("labels", keys.clone())],
         Rejection::NoSuchLimit(limit) => vec![("limit", limit.clone())],
         Rejection::TooManyLabelSets { most } | Rejection::TooManyHolds { most } => vec![("max", most.to_string())],
         Rejection::AlreadyHeld { taken, .. } => taken.as_ref().map_or_else(Vec::new, |taken| {

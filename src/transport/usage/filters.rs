@@ -1,14 +1,13 @@
 //! What callers of `UsageService` ask for: which of what is listed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::{
     domain::{
-        access::Reach,
+        access::{Denied, Reach},
         action::Action,
-        limit::LABELS_MAX,
         line::Spot,
-        name::{FieldError, Labels, Name, check_text},
+        name::{FieldError, Labels, Name},
         report::Health,
         scope::{Scope, USER},
     },
@@ -69,31 +68,31 @@ pub fn ems(message: &proto::ListEmsRequest) -> Result<(em_resource::Filter, u8),
     Ok((em_resource::Filter { application_name, labels, health, silent, draining }, percent))
 }
 
-/// The labels of scopes, which stand in `field`; their values may be empty.
-fn scope_labels(field: &str, labels: &BTreeMap<String, String>) -> Result<(), FieldError> {
-    if labels.len() > LABELS_MAX {
-        let problem = format!("has {} labels; at most {LABELS_MAX} are allowed", labels.len());
-        return Err(FieldError::new(field, problem));
-    }
-    for (key, value) in labels {
-        Name::parse(&format!("{field} (a key)"), key)?;
-        check_text(&format!("{field}[{key:?}]"), value)?;
-    }
-    Ok(())
-}
-
 /// Which scopes.
 pub fn scopes(message: &proto::ListScopesRequest, reach: &Reach) -> Result<ScopeFilter, FieldError> {
-    scope_labels("labels", &message.labels)?;
+    convert::limit::scope_labels("labels", &message.labels)?;
     let named = message.labels.get(USER).filter(|user| !user.is_empty());
     let users = users(named.map_or("", String::as_str), reach)?;
     Ok(ScopeFilter { users, labels: message.labels.clone() })
 }
 
+/// Whether the caller may be told of a scope: everybody of all, or of those of his users.
+///
+/// # Errors
+/// [`Denied`] if not.
+pub fn check_scope(scope: &Scope, reach: &Reach) -> Result<(), Denied> {
+    let user = scope.labels().get(USER).and_then(|user| Name::parse(USER, user).ok());
+    match user {
+        _ if reach.is_all() => Ok(()),
+        Some(user) if reach.has_user(&user) => Ok(()),
+        _ => Err(reach.denied(|| format!("a scope of one of its users, and not {scope}"))),
+    }
+}
+
 /// Which requests that wait.
 pub fn waiting(message: &proto::ListWaitingRequest, reach: &Reach) -> Result<waiting::Filter, FieldError> {
     let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
-    scope_labels("scope", &message.scope)?;
+    convert::limit::scope_labels("scope", &message.scope)?;
     let scope = Some(&message.scope).filter(|labels| !labels.is_empty());
     let scope = scope.map(|labels| Spot::Scope(Scope::new(labels.clone())));
     let spots = em.map(Spot::Em).into_iter().chain(scope).collect();

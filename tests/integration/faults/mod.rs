@@ -1,7 +1,7 @@
 //! Breaks things on purpose, under load, and checks afterwards that what callers were told is what the database says.
 //!
-//! Several instances of the real program serve several dozen callers, who make every call there is, from a PostgreSQL of their own.
-//! Meanwhile instances are killed and frozen, the database crashes, and the ways between them break in all the ways they can. A
+//! Several instances of the real program, each with one committer more than the one before, serve several dozen callers, who make every
+//! call there is, from a PostgreSQL of their own. Meanwhile instances are killed and frozen, the database crashes, and the ways between them break in all the ways they can. A
 //! fault is injected when all instances have recovered from the one before, so that each outage has one cause.
 //!
 //! - `LINKIS_RM_FAULTS`: for how long, e.g. `20m`; a quarter of a minute unless it is set;

@@ -23,8 +23,12 @@ async fn an_ecm_speaks_for_its_own_host_alone() {
         engine: Some(proto::EngineInstance { application_name: "e".into(), instance: format!("{host}:1") }),
         ..Default::default()
     };
-    let released =
-        |ticket: &str, em| proto::ResourceReleasedRequest { ticket_id: ticket.into(), user: "alice".into(), em };
+    let released = |ticket: &str, em| proto::ResourceReleasedRequest {
+        ticket_id: ticket.into(),
+        user: "alice".into(),
+        em,
+        ..Default::default()
+    };
     let beat =
         |host: &str| proto::HeartbeatRequest { em: em_message(host), epoch: 1, sequence: 1, ..Default::default() };
     let anywhere = proto::RequestResourceRequest { em: None, ..ask("host1", "alice", 1) };
@@ -215,6 +219,7 @@ async fn who_is_bound_to_users_asks_for_these_and_sees_nothing_of_others() {
         ticket_id: ticket.into(),
         user: user.into(),
         em: em_message("host1"),
+        ..Default::default()
     };
     let dry = proto::RequestResourceRequest { dry_run: true, ..ask("host1", "bob", 1) };
     for status in [

@@ -9,6 +9,9 @@ export class Refused extends Error {
 
 const LONGEST = 8000;
 
+// What others were told a moment ago will do.
+const OLDER = { "cache-control": "max-age=1" };
+
 async function answered(path, options) {
   const answer = await fetch(path, { signal: AbortSignal.timeout(LONGEST), cache: "no-store", ...options });
   if (answer.ok) return answer;
@@ -18,7 +21,7 @@ async function answered(path, options) {
 
 export async function ask(method, fields = {}) {
   const query = new URLSearchParams(Object.entries(fields).filter(([, value]) => value !== undefined));
-  return (await answered(`/api/v1/${method}?${query}`)).json();
+  return (await answered(`/api/v1/${method}?${query}`, { headers: OLDER })).json();
 }
 
 export const signIn = (token) => answered("/login", { method: "POST", body: new URLSearchParams({ token }) });

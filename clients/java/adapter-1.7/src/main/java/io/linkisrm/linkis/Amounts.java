@@ -119,6 +119,11 @@ final class Amounts {
         return amounts;
     }
 
+    /** Whether resources of this type are in a queue or a namespace. */
+    static boolean hasPlace(ResourceType type) {
+        return type.name().endsWith("Yarn") || type.name().endsWith("Kubernetes");
+    }
+
     /** The queue or namespace that a resource is in; null if it is of a type without one. */
     static String place(Resource resource) {
         if (resource instanceof YarnResource) {

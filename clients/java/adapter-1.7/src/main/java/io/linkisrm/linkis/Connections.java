@@ -6,6 +6,7 @@ import io.linkisrm.client.ServiceException;
 import java.io.IOException;
 import java.util.Arrays;
 import java.util.List;
+import javax.net.ssl.SSLException;
 
 /** The first words with the service: whether it is there, takes the token, and counts what Linkis counts. */
 final class Connections {
@@ -56,6 +57,12 @@ final class Connections {
         } else if (error.code() == Status.Code.PERMISSION_DENIED) {
             return new SettingException(Settings.TOKEN_FILE, "the token may not do what a manager of Linkis has to: "
                     + error.getMessage() + ". Put one with the role admin into the file; or have somebody who has one run MoveIn once", error);
+        }
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof SSLException) {
+                return new SettingException(Settings.CA_FILE, "the certificate of " + settings.address + " is not believed: "
+                        + cause.getMessage() + ". Have the line " + Settings.line(Settings.CA_FILE, "FILE") + " name whose are", error);
+            }
         }
         return new SettingException(Settings.ADDRESS, settings.address + " does not answer as linkis-rm does: " + error.getMessage()
                 + ". Start it, or change the line to " + Settings.line(Settings.ADDRESS, "HOST:50051"), error);

@@ -1,33 +1,30 @@
 package io.linkisrm.linkis;
 
-import com.google.protobuf.Timestamp;
-import io.linkisrm.client.ServiceException;
 import io.grpc.Status;
-import java.util.ArrayList;
+import io.linkisrm.client.Messages;
+import io.linkisrm.client.ServiceException;
+import java.sql.SQLException;
+import java.time.Duration;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashSet;
-import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Map;
 import java.util.Set;
 import linkis.rm.v1.Action;
-import linkis.rm.v1.ListActionsRequest;
-import linkis.rm.v1.ListActionsResponse;
-import linkis.rm.v1.UsageServiceGrpc;
+import linkis.rm.v1.FollowActionsResponse;
 import org.apache.linkis.common.ServiceInstance;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Follows what happens in the service, whoever did it: other managers, operators, time. The place is kept in memory alone: who begins
- * takes the place first and then looks at everything once, so nothing is missed; and hearing of something twice does no harm.
+ * Follows what happens in the service, whoever did it: other managers, operators, time. From the position that is kept, every change is
+ * heard of once or more and none is skipped. A position is kept when all before it is in the tables, not before. Where there is none to
+ * go on from, everything is looked at once.
  */
 final class Feed implements Background.Task {
     private static final Logger LOG = LoggerFactory.getLogger(Feed.class);
-    private static final int PAGE = 1000;
-    /** How far before the last line it begins: clocks are not asked. */
-    private static final int OVERLAP_SECONDS = 10;
+    /** After how long without a word the service is gone: it has one to say every five seconds. */
+    private static final Duration SILENT_MAX = Duration.ofSeconds(30);
 
     /** How tickets end without their engine's manager having said so. */
     private static final Set<String> ENDED =
@@ -37,14 +34,19 @@ final class Feed implements Background.Task {
     private final Tables tables;
     private final Mirror mirror;
     private final Engines engines;
-    /** From where, and the token to go on with; null before the first look. */
-    private ListActionsRequest next;
+    private final Own own;
+    private final Position position;
+    /** A position that is kept as soon as everything up to a mark of the mirror is shown; null if there is none. */
+    private String next;
+    private long mark;
 
-    Feed(Service service, Tables tables, Mirror mirror, Engines engines) {
+    Feed(Service service, Tables tables, Mirror mirror, Engines engines, Own own, Position position) {
         this.service = service;
         this.tables = tables;
         this.mirror = mirror;
         this.engines = engines;
+        this.own = own;
+        this.position = position;
     }
 
     @Override
@@ -52,93 +54,81 @@ final class Feed implements Background.Task {
         return "feed";
     }
 
+    /** Goes on until it breaks, and is then begun again. */
     @Override
     public void run() throws Exception {
-        if (next == null) {
-            ListActionsRequest first = beginning();
-            everything();
-            next = first;
-        }
-        ListActionsResponse page;
-        do {
-            try {
-                page = service.client().call(UsageServiceGrpc.getListActionsMethod(), next);
-            } catch (ServiceException e) {
-                if (e.code() == Status.Code.INVALID_ARGUMENT || e.code() == Status.Code.OUT_OF_RANGE) {
-                    LOG.warn("linkis-rm: the place in the history is lost, so everything is looked at again: {}", e.getMessage());
-                    next = null;
-                    return;
-                }
+        String from = position.kept();
+        next = null;
+        try (Messages<FollowActionsResponse> feed = service.follow(from)) {
+            FollowActionsResponse told = feed.next(SILENT_MAX);
+            if (from.isEmpty()) {
+                LOG.info("linkis-rm: there is no position to go on from, so everything is looked at");
+                mirror.changed(tables.mirrored());
+            }
+            while (true) {
+                heard(told.getActionsList());
+                keep(told.getPosition());
+                told = feed.next(SILENT_MAX);
+            }
+        } catch (InterruptedException e) {
+            // The manager stops.
+            Thread.currentThread().interrupt();
+        } catch (ServiceException e) {
+            if (e.code() != Status.Code.OUT_OF_RANGE) {
                 throw e;
             }
-            heard(page.getActionsList());
-            // Only now: what fails is heard again.
-            next = next.toBuilder().setPageToken(page.getFollowToken()).build();
-        } while (!page.getNextPageToken().isEmpty());
-    }
-
-    private ListActionsRequest beginning() {
-        ListActionsRequest newest = ListActionsRequest.newBuilder().setNewestFirst(true).setPageSize(1).build();
-        ListActionsRequest.Builder first = ListActionsRequest.newBuilder().setPageSize(PAGE);
-        List<Action> last = service.client().call(UsageServiceGrpc.getListActionsMethod(), newest).getActionsList();
-        if (!last.isEmpty()) {
-            first.setFromTime(Timestamp.newBuilder().setSeconds(last.get(0).getActionTime().getSeconds() - OVERLAP_SECONDS));
+            LOG.warn("linkis-rm: what happened behind {} is not known any more: {}", from, e.getMessage());
+            position.forget();
         }
-        return first.build();
     }
 
-    private void everything() throws Exception {
-        Set<Object> rows = new HashSet<>(tables.scopes(null));
-        for (Tables.Ecm ecm : tables.ecms(Heartbeats.application())) {
-            rows.add(Heartbeats.instance(ecm));
+    private void keep(String told) throws Exception {
+        if (next == null) {
+            next = told;
+            mark = mirror.lastMark();
         }
-        mirror.changed(rows);
+        if (mirror.hasShown(mark)) {
+            position.keep(next);
+            next = null;
+        }
     }
 
-    private void heard(List<Action> actions) throws Exception {
+    private void heard(List<Action> lines) throws Exception {
         Set<Object> rows = new HashSet<>();
-        Map<String, Action> tickets = new LinkedHashMap<>();
-        for (Action action : actions) {
-            if (action.hasEm() && !action.getEm().getInstance().isEmpty()) {
+        for (Action line : lines) {
+            if (own.take(line)) {
+                continue;
+            }
+            if (ENDED.contains(line.getAction())) {
+                ended(line);
+            }
+            if (!line.getEm().getInstance().isEmpty()) {
                 ServiceInstance ecm = new ServiceInstance();
-                ecm.setApplicationName(action.getEm().getApplicationName());
-                ecm.setInstance(action.getEm().getInstance());
+                ecm.setApplicationName(line.getEm().getApplicationName());
+                ecm.setInstance(line.getEm().getInstance());
                 rows.add(ecm);
             }
-            if (!action.getTicketId().isEmpty()) {
-                tickets.put(action.getTicketId(), action);
-            }
-            if (action.getScopeMap().keySet().containsAll(Caps.LABELS)) {
-                rows.add(new Scope(action.getScopeOrThrow("user"), action.getScopeOrThrow("creator"), action.getScopeOrThrow("engine_type")));
-            }
-        }
-        rows.addAll(scopesOf(tickets));
-        for (Action action : tickets.values()) {
-            if (ENDED.contains(action.getAction())) {
-                engines.ended(action.getTicketId(), action.getAction());
+            if (!line.getTicketId().isEmpty()) {
+                rows.addAll(scopesOf(line));
+            } else if (line.getScopeMap().keySet().containsAll(Caps.LABELS)) {
+                rows.add(new Scope(line.getScopeOrThrow("user"), line.getScopeOrThrow("creator"), line.getScopeOrThrow("engine_type")));
             }
         }
         mirror.changed(rows);
     }
 
-    /** What tickets are counted by: Linkis's record says it, also after their end; of what has none, all of its user's may be meant. */
-    private Set<Scope> scopesOf(Map<String, Action> tickets) throws Exception {
-        Set<Scope> scopes = new HashSet<>();
-        List<String> ids = new ArrayList<>(tickets.keySet());
-        Set<String> users = new HashSet<>();
-        for (int from = 0; from < ids.size(); from += Tables.CHUNK) {
-            List<String> some = ids.subList(from, Math.min(from + Tables.CHUNK, ids.size()));
-            Map<String, Scope> found = tables.scopesOf(some);
-            scopes.addAll(found.values());
-            for (String id : some) {
-                if (!found.containsKey(id)) {
-                    users.add(tickets.get(id).getUser());
-                }
-            }
+    /** Of what cannot be written now, the row stays, which Sweep finds: nothing else waits for it. */
+    private void ended(Action line) throws Exception {
+        try {
+            engines.ended(line.getTicketId(), line.getAction());
+        } catch (SQLException e) {
+            LOG.warn("linkis-rm: the rows of {} stay for now: {}", line.getTicketId(), e.toString());
         }
-        for (String user : users) {
-            scopes.addAll(tables.scopes(user));
-        }
-        return scopes;
+    }
+
+    /** What a ticket is counted by; where a line does not say all of that, as those of older releases, all of its user's may be meant. */
+    private Set<Scope> scopesOf(Action line) throws Exception {
+        return line.getCreator().isEmpty() ? tables.scopes(line.getUser())
+                : Collections.singleton(new Scope(line.getUser(), line.getCreator(), line.getEngineType()));
     }
 }

@@ -15,7 +15,11 @@ final class LinkisVersion {
 
     /** @throws SettingException if it is a Linkis that this adapter does not know */
     static void check() {
-        String version = of(ServiceInstance.class);
+        check(of(ServiceInstance.class));
+    }
+
+    /** The same of a version, as {@link #ofJar} tells it. */
+    static void check(String version) {
         if (!KNOWN.matcher(version).matches()) {
             throw new SettingException(Settings.ENABLED, "this is Linkis " + (version.isEmpty() ? "of an unknown version" : version)
                     + ", and the adapter is for 1.7 and 1.8. Take the jar out of LINKIS_EXTENDED_LIB, or set "

@@ -28,10 +28,15 @@ final class Mirror {
     private static final class State {
         /** The last mark. */
         private long marked;
-        /** The mark that the row shows, at least. */
+        /** All marks up to this one are shown, those of other rows apart. */
         private long shown;
         private boolean queued;
         private int waiting;
+
+        private State(long shown) {
+            this.marked = shown;
+            this.shown = shown;
+        }
     }
 
     private final Writer writer;
@@ -69,8 +74,22 @@ final class Mirror {
         }
     }
 
-    /** These have changed: waits until that is shown, for a few seconds at most; it will be in any case. */
-    synchronized void show(Object... rows) {
+    /** The last mark there is: {@link #hasShown} tells when all up to it are shown. */
+    synchronized long lastMark() {
+        return marks;
+    }
+
+    /** Whether every mark up to this one is shown by its row. */
+    synchronized boolean hasShown(long mark) {
+        return states.values().stream().allMatch(state -> state.shown >= mark || state.shown >= state.marked);
+    }
+
+    /**
+     * These have changed: waits until that is shown, for a few seconds at most; it will be in any case.
+     *
+     * @return whether it is shown by now
+     */
+    synchronized boolean show(Object... rows) {
         long[] own = new long[rows.length];
         for (int i = 0; i < rows.length; i++) {
             own[i] = mark(rows[i]);
@@ -84,13 +103,15 @@ final class Mirror {
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
-        if (!shown(own, rows)) {
+        boolean shown = shown(own, rows);
+        if (!shown) {
             LOG.warn("linkis-rm: the console will show later what became of {}", Arrays.toString(rows));
         }
         for (Object row : rows) {
             states.get(row).waiting--;
             forget(row);
         }
+        return shown;
     }
 
     private boolean shown(long[] own, Object... rows) {
@@ -103,7 +124,11 @@ final class Mirror {
     }
 
     private long mark(Object row) {
-        State state = states.computeIfAbsent(row, key -> new State());
+        State state = states.computeIfAbsent(row, key -> new State(marks));
+        if (state.shown >= state.marked) {
+            // There was nothing to show until now.
+            state.shown = marks;
+        }
         state.marked = ++marks;
         if (!state.queued) {
             state.queued = true;

@@ -3,7 +3,7 @@ package io.linkisrm.linkis;
 import io.linkisrm.client.ServiceException;
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.UUID;
@@ -77,6 +77,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
     private Requests requests;
     private Mirror mirror;
     private Holds holds;
+    private Own own;
     private Background background;
     private volatile boolean running;
 
@@ -91,9 +92,9 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         requests = new Requests(resources, labels, rows);
         mirror = new Mirror(rows);
         holds = new Holds(service);
-        background = new Background(
-                new Feed(service, tables, mirror, engines), new Heartbeats(service, tables, engines, this::registerAgain),
-                new Sweep(service, tables, engines));
+        own = new Own();
+        background = new Background(new Feed(service, tables, mirror, engines, own, new Position(database)),
+                new Heartbeats(service, tables, engines, this::registerAgain), new Sweep(service, tables, engines, mirror));
     }
 
     @Override
@@ -191,7 +192,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
                 giveBack(container, ticket);
             }
         }
-        mirror.show(container.getEMInstanceLabel().getServiceInstance(), scope);
+        show(container, ticket, "granted");
         return new AvailableResource(ticket);
     }
 
@@ -252,7 +253,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         if (row != null && held.getUsedResource() == null) {
             engines.used(container, row, granted, application);
         }
-        mirror.show(container.getEMInstanceLabel().getServiceInstance(), Scope.of(container));
+        show(container, ticket, "inited");
     }
 
     @Override
@@ -298,7 +299,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
             throw new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(), "released, but its rows stay for now: " + e, e);
         }
         if (known && container.getEMInstanceLabel() != null) {
-            mirror.show(container.getEMInstanceLabel().getServiceInstance(), Scope.of(container));
+            show(container, ticket, "released");
         }
     }
 
@@ -329,13 +330,23 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
 
     @Override
     public void resetResource(PersistenceLabel label, NodeResource resource) {
+        Object row = Holds.row(label);
+        if (row == null) {
+            // Nothing that the service counts.
+            super.resetResource(label, resource);
+            return;
+        }
         asked(() -> {
             // Linkis holds what it resets, and the service repairs nothing that somebody holds.
             holds.release(label);
-            service.repair();
+            if (row instanceof Scope) {
+                service.repair((Scope) row);
+            } else {
+                service.repair(Service.em((ServiceInstance) row));
+            }
             return null;
         });
-        mirror.changed(Arrays.asList(Holds.row(label)));
+        mirror.changed(Collections.singleton(row));
     }
 
     @Override
@@ -367,7 +378,14 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         NodeResource row = resources.getLabelResource(Rows.label(ecm));
         if (row != null) {
             service.register(requests.registration(ecm, row));
-            mirror.changed(Arrays.asList(ecm));
+            mirror.changed(Collections.singleton(ecm));
+        }
+    }
+
+    /** The rows that something has changed which happens to a ticket once. */
+    private void show(RMLabelContainer container, String ticket, String action) {
+        if (mirror.show(container.getEMInstanceLabel().getServiceInstance(), Scope.of(container))) {
+            own.shown(ticket, action);
         }
     }
 

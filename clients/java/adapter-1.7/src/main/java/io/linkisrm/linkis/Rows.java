@@ -1,5 +1,6 @@
 package io.linkisrm.linkis;
 
+import java.sql.SQLException;
 import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
@@ -91,10 +92,14 @@ final class Rows implements Mirror.Writer {
         });
     }
 
-    private void write(ServiceInstance ecm) {
-        EmResource em = service.em(Service.em(ecm));
+    private void write(ServiceInstance ecm) throws SQLException {
         EMInstanceLabel label = label(ecm);
         NodeResource row = resources.getLabelResource(label);
+        if (row == null && !tables.isNode(ecm.getInstance())) {
+            // Another Linkis's, or nobody's.
+            return;
+        }
+        EmResource em = service.em(Service.em(ecm));
         if (em == null) {
             if (row != null) {
                 // It is not there any more, without Linkis having taken it away: what it provides is needed if it comes back.
@@ -146,7 +151,7 @@ final class Rows implements Mirror.Writer {
         if (wanted != null && wanted.type != type) {
             max = Amounts.of(type, Amounts.dimensions(max), Amounts.place(max));
         }
-        Held held = Held.of(service.scopes(scope));
+        Held held = Held.of(service.scopes(scope, Amounts.hasPlace(type)));
         row.setMaxResource(max);
         row.setMinResource(Resource.initResource(type));
         row.setUsedResource(Amounts.of(type, held.used, held.place(held.usedIn, row.getUsedResource())));

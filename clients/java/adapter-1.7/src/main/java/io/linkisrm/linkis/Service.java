@@ -3,9 +3,11 @@ package io.linkisrm.linkis;
 import com.google.protobuf.ByteString;
 import com.google.protobuf.Duration;
 import io.linkisrm.client.LinkisRmClient;
+import io.linkisrm.client.Messages;
 import io.linkisrm.client.ServiceException;
 import java.util.ArrayList;
 import java.util.Collection;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -15,7 +17,10 @@ import linkis.rm.v1.BatchGetTicketsRequest;
 import linkis.rm.v1.EmInstance;
 import linkis.rm.v1.EmResource;
 import linkis.rm.v1.EngineInstance;
+import linkis.rm.v1.FollowActionsRequest;
+import linkis.rm.v1.FollowActionsResponse;
 import linkis.rm.v1.GetEmRequest;
+import linkis.rm.v1.GetScopeRequest;
 import linkis.rm.v1.GetServerInfoRequest;
 import linkis.rm.v1.GetServerInfoResponse;
 import linkis.rm.v1.GetTicketRequest;
@@ -32,7 +37,6 @@ import linkis.rm.v1.ListScopesResponse;
 import linkis.rm.v1.RegisterRequest;
 import linkis.rm.v1.ReleaseHoldRequest;
 import linkis.rm.v1.RepairRequest;
-import linkis.rm.v1.RepairResponse;
 import linkis.rm.v1.RequestResourceRequest;
 import linkis.rm.v1.RequestResourceResponse;
 import linkis.rm.v1.ResourceInitedRequest;
@@ -161,10 +165,36 @@ final class Service {
         return live;
     }
 
-    /** What is held under a user, creator and engine type, by whatever else it is counted besides. */
-    List<ScopeUsage> scopes(Scope scope) {
-        ListScopesRequest.Builder request = ListScopesRequest.newBuilder().setPageSize(PAGE)
-                .putLabels("user", scope.user).putLabels("creator", scope.creator).putLabels("engine_type", scope.engineType);
+    /**
+     * What is held under a user, creator and engine type; with places, also what of it is in which queue or namespace, and by whatever else
+     * it is counted besides.
+     */
+    List<ScopeUsage> scopes(Scope scope, boolean places) {
+        return places ? scopesWith(labels(scope)) : Collections.singletonList(scope(labels(scope)));
+    }
+
+    private static Map<String, String> labels(Scope scope) {
+        Map<String, String> labels = new HashMap<>();
+        labels.put("user", scope.user);
+        labels.put("creator", scope.creator);
+        labels.put("engine_type", scope.engineType);
+        return labels;
+    }
+
+    private ScopeUsage scope(Map<String, String> labels) {
+        try {
+            return client.call(UsageServiceGrpc.getGetScopeMethod(), GetScopeRequest.newBuilder().putAllLabels(labels).build()).getScope();
+        } catch (ServiceException e) {
+            if (e.is("SCOPE_NOT_COUNTED")) {
+                // Somebody took that limit away. Who asks, asks again.
+                count(Caps.LABELS);
+            }
+            throw e;
+        }
+    }
+
+    private List<ScopeUsage> scopesWith(Map<String, String> labels) {
+        ListScopesRequest.Builder request = ListScopesRequest.newBuilder().setPageSize(PAGE).putAllLabels(labels);
         List<ScopeUsage> found = new ArrayList<>();
         do {
             ListScopesResponse page = client.call(UsageServiceGrpc.getListScopesMethod(), request.build());
@@ -172,6 +202,11 @@ final class Service {
             request.setPageToken(page.getNextPageToken());
         } while (!request.getPageToken().isEmpty() && found.size() < SCOPES_MAX);
         return found;
+    }
+
+    /** What happens, from behind a position; from now on, if it is empty. */
+    Messages<FollowActionsResponse> follow(String position) {
+        return client.follow(UsageServiceGrpc.getFollowActionsMethod(), FollowActionsRequest.newBuilder().setPosition(position).build());
     }
 
     /** Whether what a set of labels holds is counted. */
@@ -205,8 +240,26 @@ final class Service {
         client.call(AdminServiceGrpc.getReleaseHoldMethod(), request);
     }
 
-    RepairResponse repair() {
-        return client.call(AdminServiceGrpc.getRepairMethod(), RepairRequest.getDefaultInstance());
+    /** Puts the counters of a host in order. That it is not registered is as good. */
+    void repair(EmInstance em) {
+        try {
+            repair(RepairRequest.newBuilder().setEm(em));
+        } catch (ServiceException e) {
+            if (!e.is("EM_NOT_REGISTERED")) {
+                throw e;
+            }
+        }
+    }
+
+    /** Puts the counters of a user, creator and engine type in order, in each place. */
+    void repair(Scope scope) {
+        for (ScopeUsage one : scopes(scope, true)) {
+            repair(RepairRequest.newBuilder().putAllScope(one.getLabelsMap()));
+        }
+    }
+
+    private void repair(RepairRequest.Builder request) {
+        client.call(AdminServiceGrpc.getRepairMethod(), request.build());
     }
 
     static Duration told(java.time.Duration duration) {

@@ -10,6 +10,15 @@ public final class SettingException extends BeanDefinitionStoreException {
         super("linkis-rm: " + Settings.PREFIX + key + ": " + problem);
     }
 
+    private SettingException(Throwable cause, String text) {
+        super(text, cause);
+    }
+
+    /** About the account that Linkis uses its database with. */
+    static SettingException ofDatabase(String problem, Throwable cause) {
+        return new SettingException(cause, "linkis-rm: wds.linkis.server.mybatis.datasource.username: " + problem);
+    }
+
     SettingException(String key, String problem, Throwable cause) {
         super("linkis-rm: " + Settings.PREFIX + key + ": " + problem, cause);
     }

@@ -1,5 +1,6 @@
 package io.linkisrm.linkis;
 
+import java.sql.SQLException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -7,23 +8,33 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import linkis.rm.v1.Ticket;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /**
  * The net under all else: finds engines that have a row in Linkis and should not. One whose node is gone has ended, and its ticket was not
  * given back, because the service was away then or the manager died; one whose ticket is over has been missed; of one that is in use by
  * the service alone, the manager died when it should have written that. What is found twice in a row is dealt with: once may be somebody
- * who is about to.
+ * who is about to. And once in a while, rows of hosts and users are compared that nothing has been heard of: what others write into them, as
+ * the console does when it resets users, is put right.
  */
 final class Sweep implements Background.Task {
+    private static final Logger LOG = LoggerFactory.getLogger(Sweep.class);
+    /** In how many runs the rows of hosts and users are compared once: ten minutes. */
+    private static final int RUNS_UNTIL_ALL = 40;
+
     private final Service service;
     private final Tables tables;
     private final Engines engines;
+    private final Mirror mirror;
     private Set<String> suspects = new HashSet<>();
+    private int runs;
 
-    Sweep(Service service, Tables tables, Engines engines) {
+    Sweep(Service service, Tables tables, Engines engines, Mirror mirror) {
         this.service = service;
         this.tables = tables;
         this.engines = engines;
+        this.mirror = mirror;
     }
 
     @Override
@@ -33,6 +44,9 @@ final class Sweep implements Background.Task {
 
     @Override
     public void run() throws Exception {
+        if (++runs % RUNS_UNTIL_ALL == 0) {
+            mirror.changed(tables.mirrored());
+        }
         Map<String, Ticket> found = new HashMap<>();
         long id = 0;
         for (List<Tables.Engine> some = tables.enginesBehind(id); !some.isEmpty(); some = tables.enginesBehind(id)) {
@@ -53,7 +67,11 @@ final class Sweep implements Background.Task {
         }
         for (Map.Entry<String, Ticket> one : found.entrySet()) {
             if (suspects.contains(one.getKey())) {
-                repair(one.getKey(), one.getValue());
+                try {
+                    repair(one.getKey(), one.getValue());
+                } catch (SQLException e) {
+                    LOG.warn("linkis-rm: the rows of {} stay for now: {}", one.getKey(), e.toString());
+                }
             }
         }
         suspects = new HashSet<>(found.keySet());

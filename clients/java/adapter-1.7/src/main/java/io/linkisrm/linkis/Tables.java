@@ -8,10 +8,8 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.Collections;
-import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
-import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Callable;
 import javax.sql.DataSource;
@@ -69,14 +67,23 @@ final class Tables {
     <T> T inTurn(String name, Callable<T> work) throws Exception {
         // At most 64 characters are allowed.
         String lock = "linkis-rm:" + Integer.toHexString(name.hashCode()) + ":" + (name.length() > 40 ? name.substring(name.length() - 40) : name);
-        try (Connection connection = database.getConnection()) {
-            if (number(connection, "SELECT GET_LOCK(?, " + TURN_SECONDS + ")", lock) != 1) {
-                throw new SQLException("another manager is busy with " + name + " for more than " + TURN_SECONDS + " s");
-            }
+        boolean interrupted = false;
+        Connection connection = database.getConnection();
+        try {
             try {
+                if (number(connection, "SELECT GET_LOCK(?, " + TURN_SECONDS + ")", lock) != 1) {
+                    throw new SQLException("another manager is busy with " + name + " for more than " + TURN_SECONDS + " s");
+                }
                 return work.call();
             } finally {
+                // Also if the turn came and that was not understood; and a thread that is interrupted gives it back like any other.
+                interrupted = Thread.interrupted();
                 number(connection, "SELECT RELEASE_LOCK(?)", lock);
+            }
+        } finally {
+            connection.close();
+            if (interrupted) {
+                Thread.currentThread().interrupt();
             }
         }
     }
@@ -116,20 +123,18 @@ final class Tables {
         return found.isEmpty() ? null : found.get(0);
     }
 
-    /** What tickets are counted by, of those that Linkis has a record of. */
-    Map<String, Scope> scopesOf(Collection<String> tickets) throws SQLException {
-        Map<String, Scope> scopes = new HashMap<>();
-        if (!tickets.isEmpty()) {
-            List<String[]> found = rows("SELECT ticket_id, label_value FROM linkis_cg_ec_resource_info_record WHERE ticket_id IN "
-                    + marks(tickets), row -> new String[] {row.getString(1), row.getString(2)}, tickets.toArray());
-            for (String[] record : found) {
-                Scope scope = Scope.parse(record[1]);
-                if (scope != null) {
-                    scopes.put(record[0], scope);
-                }
-            }
+    /** Whether Linkis has a host or an engine of this name. */
+    boolean isNode(String instance) throws SQLException {
+        return !rows("SELECT 1 FROM linkis_cg_manager_service_instance WHERE instance = ?", row -> row.getInt(1), instance).isEmpty();
+    }
+
+    /** All rows that the mirror keeps. */
+    Set<Object> mirrored() throws SQLException {
+        Set<Object> rows = new HashSet<>(scopes(null));
+        for (Ecm ecm : ecms(Heartbeats.application())) {
+            rows.add(Heartbeats.instance(ecm));
         }
-        return scopes;
+        return rows;
     }
 
     /** All that has a row of its own, by user, creator and engine type; of one user, or of all if it is null. */

@@ -93,6 +93,16 @@ public final class LinkisRmClient implements AutoCloseable {
         }
     }
 
+    /**
+     * Makes a call whose answer goes on. It begins at once, takes as long as it likes, and is not repeated: who follows something calls
+     * again from where he was, which is then asked of the next address.
+     */
+    public <Q, A> Messages<A> follow(MethodDescriptor<Q, A> method, Q request) {
+        int used = current;
+        channels.get(used).resetConnectBackoff();
+        return Messages.open(channels.get(used), method, request, () -> current = (used + 1) % channels.size());
+    }
+
     /** Ends the connections, and calls that are under way. */
     @Override
     public void close() {

@@ -30,14 +30,16 @@ final class Books {
         return java.util.Arrays.toString(amounts);
     }
 
-    /** From the tickets alone, not from any counter. */
-    static Map<String, String> byTickets(LinkisRmClient client) {
+    /** From the tickets alone, not from any counter: of the hosts whose names begin so. */
+    static Map<String, String> byTickets(LinkisRmClient client, String hosts) {
         Map<String, long[]> sums = new TreeMap<>();
         TreeSet<String> tickets = new TreeSet<>();
         for (EmResource em : client.call(UsageServiceGrpc.getListEmsMethod(), ListEmsRequest.newBuilder().setPageSize(1000).build()).getEmsList()) {
-            sums.put("host " + em.getEm().getInstance(), new long[10]);
+            if (em.getEm().getInstance().startsWith(hosts)) {
+                sums.put("host " + em.getEm().getInstance(), new long[10]);
+            }
         }
-        for (Ticket ticket : tickets(client)) {
+        for (Ticket ticket : tickets(client, hosts)) {
             boolean used = ticket.getState().equals("used");
             Resource held = used ? ticket.getUsed() : ticket.getLocked();
             LoadInstanceResource driver = held.hasDriverAndYarn() ? held.getDriverAndYarn().getLoadInstance() : held.getLoadInstance();
@@ -81,7 +83,8 @@ final class Books {
         return told(sums, tickets);
     }
 
-    static List<Ticket> tickets(LinkisRmClient client) {
+    /** The live tickets on hosts whose names begin so. */
+    static List<Ticket> tickets(LinkisRmClient client, String hosts) {
         List<Ticket> all = new ArrayList<>();
         ListTicketsRequest.Builder request = ListTicketsRequest.newBuilder().setPageSize(1000);
         do {
@@ -89,6 +92,7 @@ final class Books {
             all.addAll(page.getTicketsList());
             request.setPageToken(page.getNextPageToken());
         } while (!request.getPageToken().isEmpty());
+        all.removeIf(ticket -> !ticket.getEm().getInstance().startsWith(hosts));
         return all;
     }
 

@@ -14,7 +14,7 @@ import org.junit.jupiter.api.Test;
 
 /** 64 users ask one host with 10 instances at the same time. */
 class CrowdTest {
-    private static final String HOST = "host1:9102";
+    private static final String HOST = "crowd1:9102";
     private static final int USERS = 64;
     private static final int THREADS = 8;
     private static final int INSTANCES = 10;
@@ -22,15 +22,14 @@ class CrowdTest {
     @Test
     void a_crowd_gets_as_much_as_there_is() throws Exception {
         MariaDb database = MariaDb.get();
-        try (Server server = Server.start()) {
-            Configuration.set();
-            int ours = crowd(database, "crowd_ours", server.address());
-            int builtIn = crowd(database, "crowd_built_in", null);
-            assertEquals(INSTANCES, ours);
-            // What Linkis itself grants too much is why there is a service: how much it is depends on the moment.
-            assertTrue(builtIn >= INSTANCES, "the built-in manager granted " + builtIn);
-            assertEquals(0, server.audit().getDifferenceCount());
-        }
+        Server server = Server.shared();
+        Configuration.set();
+        int ours = crowd(database, "crowd_ours", server.address());
+        int builtIn = crowd(database, "crowd_built_in", null);
+        assertEquals(INSTANCES, ours);
+        // What Linkis itself grants too much is why there is a service: how much it is depends on the moment.
+        assertTrue(builtIn >= INSTANCES, "the built-in manager granted " + builtIn);
+        assertEquals(0, server.audit().getDifferenceCount());
     }
 
     private static int crowd(MariaDb database, String name, String address) throws Exception {
@@ -42,7 +41,7 @@ class CrowdTest {
             long[] worst = new long[1];
             long begin = System.nanoTime();
             for (int i = 0; i < USERS; i++) {
-                String user = "user" + i;
+                String user = "crowd" + i;
                 answers.add(threads.submit(() -> {
                     long asked = System.nanoTime();
                     var result = manager.request(Manager.labels(HOST, user, "hive", "3.1.3"), LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);

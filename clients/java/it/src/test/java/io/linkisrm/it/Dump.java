@@ -70,6 +70,6 @@ final class Dump {
             found.appendReplacement(named, tickets.computeIfAbsent(found.group(), id -> "T" + (tickets.size() + 1)));
         }
         return found.appendTail(named).toString().replaceAll("\\b20\\d{6}\\b", "DAY")
-                .replaceAll("\"(id|createTime|updateTime)\":(\\d+|null)", "\"$1\":0");
+                .replaceAll("\"(id|createTime|updateTime)\":(\\d+|null)", "\"$1\":0").replaceAll("\"startTime\":\"[^\"]*\"", "\"startTime\":0");
     }
 }

@@ -22,7 +22,7 @@ import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
 /** How grants end that Linkis cannot keep, engines that have lost theirs, and releases that nobody hears. */
 class EndTest {
-    private static final String HOST = "host1:9102";
+    private static final String HOST = "end1:9102";
 
     @Test
     void a_grant_that_linkis_cannot_write_is_given_back_and_an_engine_without_a_ticket_is_stopped() throws Exception {
@@ -30,22 +30,22 @@ class EndTest {
         database.create("end");
         DataSource source = database.source("end");
         Configuration.set();
-        try (Server server = Server.start(); LinkisRmClient client = server.client();
-                Manager manager = new Manager(database.source("end"), server.address())) {
+        try (LinkisRmClient client = Server.shared().client();
+                Manager manager = new Manager(database.source("end"), Server.shared().address())) {
             manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
             execute(source, "RENAME TABLE linkis_cg_manager_engine_em TO away");
-            List<Label<?>> labels = Manager.labels(HOST, "alice", "hive", "3.1.3");
+            List<Label<?>> labels = Manager.labels(HOST, "endalice", "hive", "3.1.3");
             assertThrows(RuntimeException.class, () -> manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
-            assertEquals(List.of(), Books.tickets(client));
+            assertEquals(List.of(), Books.tickets(client, HOST));
             execute(source, "RENAME TABLE away TO linkis_cg_manager_engine_em");
 
-            String ticket = Manager.ticket(manager.request(Manager.labels(HOST, "bob", "hive", "3.1.3"), LifeTest.driver(1, 1, 1),
+            String ticket = Manager.ticket(manager.request(Manager.labels(HOST, "endbob", "hive", "3.1.3"), LifeTest.driver(1, 1, 1),
                     ResourceType.LoadInstance));
-            manager.started(ticket, "host1:41001", "bob", Manager.labels(HOST, "bob", "hive", "3.1.3"));
+            manager.started(ticket, "end1:41001", "endbob", Manager.labels(HOST, "endbob", "hive", "3.1.3"));
             client.call(AdminServiceGrpc.getForceReleaseMethod(),
                     ForceReleaseRequest.newBuilder().setTicketId(ticket).setReason("a test").build());
             assertNotNull(node(manager));
-            manager.used("host1:41001", LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
+            manager.used("end1:41001", LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
             for (int tries = 0; tries < 300 && node(manager) != null; tries++) {
                 Thread.sleep(100);
             }
@@ -62,23 +62,23 @@ class EndTest {
         try (Server server = Server.start(); LinkisRmClient client = server.client(); Manager manager = new Manager(
                 database.source("unheard"), Map.of("linkis.rm.address", server.address(), "linkis.rm.timeout", "1s"))) {
             manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
-            List<Label<?>> labels = Manager.labels(HOST, "alice", "hive", "3.1.3");
+            List<Label<?>> labels = Manager.labels(HOST, "endalice", "hive", "3.1.3");
             String ticket = Manager.ticket(manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
-            manager.started(ticket, "host1:41001", "alice", labels);
-            manager.used("host1:41001", LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
+            manager.started(ticket, "end1:41001", "endalice", labels);
+            manager.used("end1:41001", LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
             server.kill();
-            manager.clear("host1:41001");
+            manager.clear("end1:41001");
             server.begin();
-            assertEquals(1, Books.tickets(client).size());
-            for (int tries = 0; tries < 900 && !Books.tickets(client).isEmpty(); tries++) {
+            assertEquals(1, Books.tickets(client, HOST).size());
+            for (int tries = 0; tries < 900 && !Books.tickets(client, HOST).isEmpty(); tries++) {
                 Thread.sleep(100);
             }
-            assertEquals(List.of(), Books.tickets(client));
+            assertEquals(List.of(), Books.tickets(client, HOST));
         }
     }
 
     private static Object node(Manager manager) {
-        return manager.context.getBean(DefaultEngineNodeManager.class).getEngineNode(Manager.instance(Manager.EC, "host1:41001"));
+        return manager.context.getBean(DefaultEngineNodeManager.class).getEngineNode(Manager.instance(Manager.EC, "end1:41001"));
     }
 
     private static void execute(DataSource source, String sql) throws SQLException {

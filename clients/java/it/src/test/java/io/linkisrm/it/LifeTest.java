@@ -22,18 +22,17 @@ import org.junit.jupiter.api.Test;
 /** One scenario with Linkis's own resource manager and with the adapter: after each step, tables and console say the same. */
 class LifeTest {
     private static final long GIB = 1L << 30;
-    private static final String HOST = "host1:9102";
+    private static final String HOST = "life1:9102";
 
     @Test
     void tables_and_console_are_the_same_as_with_the_built_in_manager() throws Exception {
         MariaDb database = MariaDb.get();
-        try (Server server = Server.start()) {
-            Configuration.set("wds.linkis.rm.client.core.max", "6");
-            List<String> ours = scenario(database, "life_ours", server.address());
-            List<String> builtIn = scenario(database, "life_built_in", null);
-            assertEquals(String.join("\n", builtIn), String.join("\n", ours));
-            assertEquals(0, server.audit().getDifferenceCount());
-        }
+        Server server = Server.shared();
+        Configuration.set("wds.linkis.rm.client.core.max", "6");
+        List<String> ours = scenario(database, "life_ours", server.address());
+        List<String> builtIn = scenario(database, "life_built_in", null);
+        assertEquals(String.join("\n", builtIn), String.join("\n", ours));
+        assertEquals(0, server.audit().getDifferenceCount());
     }
 
     private List<String> scenario(MariaDb database, String name, String address) throws Exception {
@@ -49,6 +48,9 @@ class LifeTest {
             live(manager, step);
         }
         assertTrue(story.size() > 100, "it says something");
+        for (String page : new String[] {"\"resources\":[{", "\"userResources\":[{", "\"engines\":[{", "\"applications\":[{"}) {
+            assertTrue(story.stream().anyMatch(line -> line.contains(page)), page + " in " + story);
+        }
         return story;
     }
 
@@ -73,10 +75,10 @@ class LifeTest {
         hive = Manager.labels(HOST, "hadoop", "hive", "3.1.3");
         String first = Manager.ticket(manager.request(hive, two, ResourceType.LoadInstance));
         step.done("granted", first + manager.console("hadoop", "hive"));
-        manager.started(first, "host1:41001", "hadoop", hive);
+        manager.started(first, "life1:41001", "hadoop", hive);
         step.done("started", "");
-        manager.used("host1:41001", two, ResourceType.LoadInstance);
-        step.done("used", manager.console("hadoop", "hive") + info(manager, "host1:41001"));
+        manager.used("life1:41001", two, ResourceType.LoadInstance);
+        step.done("used", manager.console("hadoop", "hive") + info(manager, "life1:41001"));
 
         step.done("over what is configured", refusal(manager, "hadoop", driver(1, 5, 1)));
         step.done("over what there is", refusal(manager, "bob", driver(17, 1, 1)));
@@ -85,21 +87,21 @@ class LifeTest {
         Resource both = new DriverAndYarnResource(driver(2, 1, 1), new YarnResource(8 * GIB, 4, 0, "etl"));
         String second = Manager.ticket(manager.request(spark, both, ResourceType.DriverAndYarn));
         step.done("granted on a queue", second + manager.console("hadoop", "spark"));
-        manager.started(second, "host1:41002", "hadoop", spark);
+        manager.started(second, "life1:41002", "hadoop", spark);
         Resource known = new DriverAndYarnResource(driver(2, 1, 1), new YarnResource(8 * GIB, 4, 0, "etl", "application_1"));
-        manager.used("host1:41002", known, ResourceType.DriverAndYarn);
-        step.done("used on a queue", manager.console("hadoop", "spark") + info(manager, "host1:41002"));
+        manager.used("life1:41002", known, ResourceType.DriverAndYarn);
+        step.done("used on a queue", manager.console("hadoop", "spark") + info(manager, "life1:41002"));
 
         hive = Manager.labels(HOST, "hadoop", "hive", "3.1.3");
         String third = Manager.ticket(manager.request(hive, driver(1, 1, 1), ResourceType.LoadInstance));
-        manager.started(third, "host1:41003", "hadoop", hive);
+        manager.started(third, "life1:41003", "hadoop", hive);
         step.done("granted and never used", third + manager.console("hadoop", "hive"));
-        manager.clear("host1:41003");
+        manager.clear("life1:41003");
         step.done("cancelled", manager.console("hadoop", "hive"));
 
-        manager.clear("host1:41001");
+        manager.clear("life1:41001");
         step.done("released", manager.console("hadoop", "hive"));
-        manager.clear("host1:41002");
+        manager.clear("life1:41002");
         step.done("released on a queue", manager.console("hadoop", "spark") + info(manager));
         manager.resources.unregister(Manager.ecm(HOST));
         step.done("unregistered", "");

@@ -17,6 +17,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.function.UnaryOperator;
 import org.apache.linkis.rpc.serializer.ProtostuffSerializeUtil;
 
 /**
@@ -24,7 +25,7 @@ import org.apache.linkis.rpc.serializer.ProtostuffSerializeUtil;
  * register with Eureka, has no engine plugins, and believes who asks to be its administrator.
  */
 final class LinkisManager implements AutoCloseable {
-    private static final int READY_SECONDS = 120;
+    private static final int READY_SECONDS = 300;
     private static final String ADMINISTRATOR = "hadoop";
     private static final HttpClient HTTP = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1)
             .cookieHandler(new CookieManager(null, CookiePolicy.ACCEPT_ALL)).build();
@@ -35,6 +36,11 @@ final class LinkisManager implements AutoCloseable {
 
     /** @param lines what an administrator writes into linkis-cg-linkismanager.properties for the adapter */
     LinkisManager(String databaseUrl, String... lines) throws Exception {
+        this(databaseUrl, classes -> classes, lines);
+    }
+
+    /** The same with other classes than those of the tests. */
+    LinkisManager(String databaseUrl, UnaryOperator<String> otherClasses, String... lines) throws Exception {
         directory = Files.createTempDirectory("linkis-rm-manager");
         try (ServerSocket socket = new ServerSocket(0)) {
             port = socket.getLocalPort();
@@ -56,9 +62,9 @@ final class LinkisManager implements AutoCloseable {
                 "spring.server.port=" + port));
         own.addAll(Arrays.asList(lines));
         Files.write(conf.resolve("linkis-cg-linkismanager.properties"), own);
-        String classes = System.getProperty("surefire.test.class.path", System.getProperty("java.class.path"));
-        process = new ProcessBuilder(new File(System.getProperty("java.home"), "bin/java").getPath(), "-Xmx512m",
-                "-DserviceName=linkis-cg-linkismanager", "-cp", conf + File.pathSeparator + classes,
+        String classes = otherClasses.apply(System.getProperty("surefire.test.class.path", System.getProperty("java.class.path")));
+        process = new ProcessBuilder(new File(System.getProperty("java.home"), "bin/java").getPath(), "-Xmx512m", "-XX:TieredStopAtLevel=1",
+                "-XX:+UseSerialGC", "-DserviceName=linkis-cg-linkismanager", "-cp", conf + File.pathSeparator + classes,
                 "org.apache.linkis.manager.LinkisManagerApplication")
                 .redirectErrorStream(true).redirectOutput(directory.resolve("log").toFile()).start();
     }
@@ -72,7 +78,9 @@ final class LinkisManager implements AutoCloseable {
                 return this;
             } catch (IOException e) {
                 if (System.nanoTime() > end || !process.isAlive()) {
-                    throw new IllegalStateException("Linkis's manager does not start: " + log(), e);
+                    IllegalStateException failure = new IllegalStateException("Linkis's manager does not start: " + log(), e);
+                    close();
+                    throw failure;
                 }
                 Thread.sleep(100);
             }

@@ -9,6 +9,9 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Callable;
+import javax.servlet.http.Cookie;
+import javax.servlet.http.HttpServletRequest;
 import javax.sql.DataSource;
 import org.apache.ibatis.session.SqlSessionFactory;
 import org.apache.linkis.common.ServiceInstance;
@@ -53,6 +56,8 @@ import org.apache.linkis.manager.rm.service.impl.DefaultResourceManager;
 import org.apache.linkis.manager.rm.service.impl.LabelResourceServiceImpl;
 import org.apache.linkis.manager.rm.service.impl.ResourceLogService;
 import org.apache.linkis.manager.rm.service.impl.UserResourceService;
+import org.apache.linkis.server.Message;
+import org.apache.linkis.server.security.SSOUtils;
 import org.mybatis.spring.SqlSessionFactoryBean;
 import org.mybatis.spring.annotation.MapperScan;
 import org.springframework.context.annotation.AnnotationConfigApplicationContext;
@@ -63,6 +68,7 @@ import org.springframework.core.io.support.PathMatchingResourcePatternResolver;
 import org.springframework.jdbc.datasource.DataSourceTransactionManager;
 import org.springframework.transaction.PlatformTransactionManager;
 import org.springframework.transaction.annotation.EnableTransactionManagement;
+import scala.runtime.BoxedUnit;
 
 /**
  * Linkis's resource manager with all that it works with, as Linkis has it: its classes, its Spring beans, its mappers. In the place of
@@ -256,10 +262,39 @@ final class Manager implements AutoCloseable {
         inSpiteOfDeadlocks(() -> context.getBean(DefaultEngineNodeManager.class).deleteEngineNode(node));
     }
 
-    /** What the console is answered about a user. */
+    /** What the console is answered about a user, page by page. */
     String console(String user, String engine) throws Exception {
-        return new ObjectMapper().registerModule(new DefaultScalaModule())
-                .writeValueAsString(context.getBean(RMMonitorRest.class).getUserResourceByLabel(null, user, "IDE", engine).getData());
+        RMMonitorRest rest = context.getBean(RMMonitorRest.class);
+        HttpServletRequest asked = asked();
+        Map<String, Object> which = new HashMap<>();
+        which.put("userCreator", "(" + user + ",IDE)");
+        List<Callable<Message>> pages = List.of(() -> rest.getUserResourceByLabel(asked, user, "IDE", engine),
+                () -> rest.getAllUserResource(asked, user, "IDE", engine, 1, 20), () -> rest.getUserResource(asked, new HashMap<>()),
+                () -> rest.getEngines(asked, new HashMap<>()), () -> rest.getApplicationList(asked, which));
+        ObjectMapper json = new ObjectMapper().registerModule(new DefaultScalaModule());
+        StringBuilder told = new StringBuilder();
+        for (Callable<Message> page : pages) {
+            String answer;
+            try {
+                answer = json.writeValueAsString(page.call().getData());
+            } catch (Exception e) {
+                // Linkis's pages do not know all resources that Linkis has.
+                answer = e.toString();
+            }
+            told.append('\n').append(answer);
+        }
+        return told.toString();
+    }
+
+    /** By Linkis's administrator, who has logged in. */
+    private static HttpServletRequest asked() {
+        List<Cookie> session = new ArrayList<>();
+        SSOUtils.setLoginUser(cookie -> {
+            session.add(cookie);
+            return BoxedUnit.UNIT;
+        }, "hadoop", true);
+        return (HttpServletRequest) Proxy.newProxyInstance(Manager.class.getClassLoader(), new Class<?>[] {HttpServletRequest.class},
+                (proxy, method, arguments) -> method.getName().equals("getCookies") ? session.toArray(new Cookie[0]) : null);
     }
 
     private EngineStopService stopper() {

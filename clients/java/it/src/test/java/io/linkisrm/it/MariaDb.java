@@ -56,6 +56,7 @@ final class MariaDb {
         ProcessBuilder builder = new ProcessBuilder(program.getPath(), "--no-defaults", "--datadir=" + data.resolve("data"),
                 "--socket=" + data.resolve("socket"), "--pid-file=" + data.resolve("pid"), "--port=" + port, "--bind-address=127.0.0.1",
                 "--skip-grant-tables", "--user=" + System.getProperty("user.name"), "--innodb-flush-log-at-trx-commit=0",
+                "--innodb-flush-method=nosync", "--innodb-doublewrite=0",
                 "--max-connections=500", "--lc-messages-dir=" + root + "/usr/share/mysql",
                 "--character-sets-dir=" + root + "/usr/share/mysql/charsets")
                 .redirectErrorStream(true).redirectOutput(data.resolve("log").toFile());

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.linkisrm.client.LinkisRmClient;
 import io.linkisrm.client.ServiceException;
+import java.lang.reflect.Field;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.sql.Statement;
@@ -22,6 +23,8 @@ import linkis.rm.v1.EmInstance;
 import linkis.rm.v1.ForceReleaseRequest;
 import linkis.rm.v1.RequestResourceRequest;
 import linkis.rm.v1.ResourceManagerServiceGrpc;
+import org.apache.linkis.common.conf.CommonVars;
+import org.apache.linkis.manager.common.conf.RMConfiguration;
 import org.apache.linkis.manager.common.entity.resource.DriverAndYarnResource;
 import org.apache.linkis.manager.common.entity.resource.Resource;
 import org.apache.linkis.manager.common.entity.resource.ResourceType;
@@ -37,7 +40,7 @@ class MirrorTest {
     private static final int THREADS = 8;
     private static final int HOSTS = 4;
     private static final int USERS = 6;
-    private static final String LOCK_MILLIS = "wds.linkis.rm.wait.event.time.out";
+    private static final long LOCK_MILLIS = 4000;
 
     private record Engine(String ticket, String name, List<Label<?>> labels, Resource resource, ResourceType type) {}
 
@@ -52,9 +55,10 @@ class MirrorTest {
 
     @Test
     void the_tables_end_as_the_service_says() throws Exception {
-        System.setProperty(LOCK_MILLIS, "4000");
+        Object lockMillis = grantsExpireAfter(LOCK_MILLIS);
         MariaDb database = MariaDb.get();
-        try (Server server = Server.start("--lock-ttl", "3s"); LinkisRmClient asking = server.client()) {
+        Server server = Server.shared();
+        try (LinkisRmClient asking = server.client()) {
             Configuration.set("wds.linkis.rm.instance", "40", "wds.linkis.rm.client.core.max", "60", "wds.linkis.rm.client.memory.max", "60g");
             database.create("mirror");
             source = database.source("mirror");
@@ -90,7 +94,7 @@ class MirrorTest {
             Map<String, String> tables = null;
             for (int tries = 0; tries < 500 && (tables == null || !tables.equals(tickets)); tries++) {
                 Thread.sleep(200);
-                tickets = Books.byTickets(client);
+                tickets = Books.byTickets(client, "em");
                 tables = Books.byTables(source);
             }
             assertEquals(String.join("\n", lines(tickets)), String.join("\n", lines(tables)));
@@ -102,8 +106,17 @@ class MirrorTest {
                 manager.close();
             }
         } finally {
-            System.clearProperty(LOCK_MILLIS);
+            grantsExpireAfter(lockMillis);
         }
+    }
+
+    /** What is configured as wds.linkis.rm.wait.event.time.out: Linkis reads it once, and others may have had it read. */
+    private static Object grantsExpireAfter(Object millis) throws ReflectiveOperationException {
+        Field value = CommonVars.class.getDeclaredField("getValue");
+        value.setAccessible(true);
+        Object before = value.get(RMConfiguration.RM_WAIT_EVENT_TIME_OUT);
+        value.set(RMConfiguration.RM_WAIT_EVENT_TIME_OUT, millis);
+        return before;
     }
 
     private static List<String> lines(Map<String, String> books) {
@@ -177,7 +190,7 @@ class MirrorTest {
     }
 
     private void request(Manager manager, Random random) {
-        String user = "user" + random.nextInt(USERS);
+        String user = "mirror" + random.nextInt(USERS);
         boolean spark = random.nextInt(3) == 0;
         List<Label<?>> labels = Manager.labels(host(random.nextInt(HOSTS)), user, spark ? "spark" : "hive", spark ? "3.2.1" : "3.1.3");
         Resource driver = LifeTest.driver(1 + random.nextInt(3), 1 + random.nextInt(2), 1);
@@ -237,7 +250,8 @@ class MirrorTest {
     private void die(Random random) {
         RequestResourceRequest request = RequestResourceRequest.newBuilder()
                 .setEm(EmInstance.newBuilder().setApplicationName(Manager.ECM).setInstance(host(random.nextInt(HOSTS))))
-                .setUser("user" + random.nextInt(USERS)).setCreator("IDE").setEngineType("hive-3.1.3")
+                .setUser("mirror" + random.nextInt(USERS)).setCreator("IDE").setEngineType("hive-3.1.3")
+                .setLockTtl(io.linkisrm.shaded.google.protobuf.Duration.newBuilder().setSeconds(3))
                 .setResource(linkis.rm.v1.Resource.newBuilder().setLoadInstance(
                         linkis.rm.v1.LoadInstanceResource.newBuilder().setMemory(1 << 20).setCores(1).setInstances(1))).build();
         client.call(ResourceManagerServiceGrpc.getRequestResourceMethod(), request, Duration.ofSeconds(20));

@@ -1,11 +1,13 @@
 package io.linkisrm.it;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.linkisrm.client.LinkisRmClient;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.AtomicReference;
@@ -15,6 +17,7 @@ import org.apache.linkis.manager.common.entity.resource.ResourceType;
 import org.apache.linkis.manager.label.entity.Label;
 import org.apache.linkis.manager.rm.AvailableResource;
 import org.apache.linkis.manager.rm.ResultResource;
+import org.apache.linkis.manager.rm.exception.RMErrorCode;
 import org.junit.jupiter.api.Test;
 
 /** The service is killed under load, is away for a while, and comes back: nothing is lost, and nothing is held by nobody. */
@@ -35,7 +38,9 @@ class RestartTest {
             Configuration.set("wds.linkis.rm.instance", "100");
             database.create("restart");
             DataSource source = database.source("restart");
-            try (Manager manager = new Manager(database.source("restart"), server.address())) {
+            try (Manager manager = new Manager(database.source("restart"), server.address());
+                    Manager impatient = new Manager(
+                            database.source("restart"), Map.of("linkis.rm.address", server.address(), "linkis.rm.timeout", "1s"))) {
                 manager.register(HOST, LifeTest.driver(1000, 1000, 1000), LifeTest.driver(0, 0, 0));
                 List<Thread> threads = new ArrayList<>();
                 for (int i = 0; i < THREADS; i++) {
@@ -48,7 +53,9 @@ class RestartTest {
                 }
                 long killed = System.nanoTime();
                 server.kill();
-                Thread.sleep(1000);
+                LinkisRetryException nobody = assertThrows(LinkisRetryException.class, () -> impatient.request(
+                        Manager.labels(HOST, "nobody", "hive", "3.1.3"), LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
+                assertEquals(RMErrorCode.LOCK_LABEL_FAILED.getErrorCode(), nobody.getErrCode(), "nothing is granted without the service");
                 server.begin();
                 double away = (System.nanoTime() - killed) / 1e9;
                 for (Thread thread : threads) {
@@ -58,11 +65,11 @@ class RestartTest {
                     throw new AssertionError(failed.get());
                 }
                 // One engine of each user runs on.
-                for (int tries = 0; tries < 300 && !Books.byTickets(client).equals(Books.byTables(source)); tries++) {
+                for (int tries = 0; tries < 300 && !Books.byTickets(client, HOST).equals(Books.byTables(source)); tries++) {
                     Thread.sleep(100);
                 }
-                assertEquals(String.join("\n", Books.byTickets(client).toString()), Books.byTables(source).toString());
-                assertEquals(THREADS, Books.tickets(client).size());
+                assertEquals(String.join("\n", Books.byTickets(client, HOST).toString()), Books.byTables(source).toString());
+                assertEquals(THREADS, Books.tickets(client, HOST).size());
                 assertEquals(0, server.audit().getDifferenceCount());
                 System.out.printf("restart: %d engines lived while the service was away for %.1f s; %d requests were told to try again,"
                         + " the longest took %.1f s%n", lives.get(), away, again.get(), worst.get() / 1e9);

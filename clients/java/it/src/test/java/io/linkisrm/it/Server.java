@@ -4,6 +4,7 @@ import io.linkisrm.client.ClientSettings;
 import io.linkisrm.client.LinkisRmClient;
 import java.io.File;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -17,8 +18,10 @@ import linkis.rm.v1.AuditResponse;
 
 /** A linkis-rm of the tests' own: the program that LINKIS_RM_SERVER names, with a database that stays when it is killed. */
 final class Server implements AutoCloseable {
-    private static final int READY_SECONDS = 120;
+    private static final int READY_SECONDS = 300;
     private static final Pattern ADDRESS = Pattern.compile("serving address=(\\S+)");
+
+    private static Server shared;
 
     private final Path directory;
     private final List<String> options;
@@ -28,6 +31,21 @@ final class Server implements AutoCloseable {
     private Server(Path directory, List<String> options) {
         this.directory = directory;
         this.options = options;
+    }
+
+    /** One for all who neither end it nor look at what others do there: started when it is first asked for, and ended with the tests. */
+    static synchronized Server shared() throws Exception {
+        if (shared == null) {
+            shared = start();
+            Runtime.getRuntime().addShutdownHook(new Thread(() -> {
+                try {
+                    shared.close();
+                } catch (Exception e) {
+                    System.err.println("linkis-rm stays behind: " + e);
+                }
+            }));
+        }
+        return shared;
     }
 
     static Server start(String... options) throws Exception {
@@ -55,14 +73,16 @@ final class Server implements AutoCloseable {
         }
     }
 
-    /** Makes a token for a role: from then on nobody gets in without one. */
-    void token(String role) throws Exception {
+    /** Makes a token for a role, and tells it: from then on nobody gets in without one. */
+    String token(String role) throws Exception {
         Process made = new ProcessBuilder(Environment.needed("LINKIS_RM_SERVER"), "tokens", "create", "--data-dir",
                 directory.resolve("data").toString(), "--name", "a-test", "--role", role, "--owner", "a-test")
-                .redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
+                .redirectError(ProcessBuilder.Redirect.DISCARD).start();
+        String told = new String(made.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
         if (made.waitFor() != 0) {
             throw new IllegalStateException("no token could be made");
         }
+        return told.trim();
     }
 
     /** Ends it as a power failure would. */

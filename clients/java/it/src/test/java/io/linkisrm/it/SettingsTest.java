@@ -1,12 +1,17 @@
 package io.linkisrm.it;
 
+import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import io.linkisrm.client.ClientSettings;
 import io.linkisrm.client.LinkisRmClient;
 import io.linkisrm.client.ServiceException;
+import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.security.KeyStore;
+import java.util.Base64;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -25,6 +30,8 @@ import org.springframework.jdbc.datasource.DriverManagerDataSource;
 
 /** What an administrator may write wrongly, and what Linkis may send that the service does not take. */
 class SettingsTest {
+    private static final String HOST = "settings1:9102";
+
     @TempDir
     Path directory;
 
@@ -48,21 +55,56 @@ class SettingsTest {
     }
 
     @Test
-    void a_token_that_is_not_taken_is_named() throws Exception {
-        Path token = Files.writeString(directory.resolve("token"), "not-a-token\n");
-        try (Server server = Server.start()) {
-            server.token("admin");
-            Map<String, String> lines = Map.of("linkis.rm.address", server.address(), "linkis.rm.token-file", token.toString());
-            waitUntilAsked(server);
-            String said = said(lines);
-            assertTrue(said.contains("does not take the token (TOKEN_UNKNOWN)"), said);
-            assertTrue(said.contains("spring.linkis.rm.token-file=FILE"), said);
+    void a_service_with_a_certificate_and_tokens_is_used_or_says_what_is_wrong() throws Exception {
+        Path[] pem = certificate();
+        try (Server server = Server.start("--tls-cert", pem[0].toString(), "--tls-key", pem[1].toString())) {
+            String good = server.token("admin");
+            Path token = Files.writeString(directory.resolve("token"), "not-a-token\n");
+            String address = "https://" + server.address();
+            waitUntilAsked(ClientSettings.at(address).authorities(pem[0].toFile()));
+
+            Map<String, String> lines = new HashMap<>(Map.of("linkis.rm.address", address, "linkis.rm.token-file", token.toString(),
+                    "linkis.rm.timeout", "2s"));
+            assertTrue(said(lines).contains("spring.linkis.rm.ca-file=FILE"), said(lines));
+            lines.put("linkis.rm.ca-file", pem[0].toString());
+            lines.remove("linkis.rm.timeout");
+            assertTrue(said(lines).contains("does not take the token (TOKEN_UNKNOWN)"), said(lines));
+            assertTrue(said(lines).contains("spring.linkis.rm.token-file=FILE"), said(lines));
+
+            Files.writeString(token, good + "\n");
+            Configuration.set();
+            MariaDb.get().create("secured");
+            try (Manager manager = new Manager(MariaDb.get().source("secured"), lines)) {
+                manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+                Manager.ticket(manager.request(
+                        Manager.labels(HOST, "setalice", "hive", "3.1.3"), LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
+            }
         }
     }
 
+    /** A certificate for this machine, and its key, as PEM. */
+    private Path[] certificate() throws Exception {
+        Path store = directory.resolve("store");
+        String secret = "changeit";
+        int made = new ProcessBuilder(Path.of(System.getProperty("java.home"), "bin", "keytool").toString(), "-genkeypair", "-alias", "one",
+                "-keyalg", "RSA", "-keysize", "2048", "-dname", "CN=localhost", "-ext", "san=ip:127.0.0.1", "-validity", "2",
+                "-storetype", "PKCS12", "-keystore", store.toString(), "-storepass", secret)
+                .redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start().waitFor();
+        assertEquals(0, made);
+        KeyStore keys = KeyStore.getInstance(store.toFile(), secret.toCharArray());
+        return new Path[] {pem("CERTIFICATE", keys.getCertificate("one").getEncoded()),
+            pem("PRIVATE KEY", keys.getKey("one", secret.toCharArray()).getEncoded())};
+    }
+
+    private Path pem(String what, byte[] bytes) throws IOException {
+        String text = Base64.getMimeEncoder(64, new byte[] {'\n'}).encodeToString(bytes);
+        return Files.writeString(directory.resolve(what.replace(' ', '-')),
+                "-----BEGIN " + what + "-----\n" + text + "\n-----END " + what + "-----\n");
+    }
+
     /** A server knows of a token that was just made after a few seconds. */
-    private static void waitUntilAsked(Server server) throws Exception {
-        try (LinkisRmClient anonymous = server.client()) {
+    private static void waitUntilAsked(ClientSettings without) throws Exception {
+        try (LinkisRmClient anonymous = new LinkisRmClient(without)) {
             for (int tries = 0; tries < 300; tries++) {
                 anonymous.call(UsageServiceGrpc.getGetServerInfoMethod(), GetServerInfoRequest.getDefaultInstance());
                 Thread.sleep(100);
@@ -86,23 +128,21 @@ class SettingsTest {
     @Test
     void a_label_and_a_host_that_the_service_does_not_take_are_named() throws Exception {
         MariaDb database = MariaDb.get();
-        try (Server server = Server.start()) {
-            Configuration.set();
-            database.create("settings");
-            try (Manager manager = new Manager(database.source("settings"), server.address())) {
-                manager.register("host1:9102", LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
-                List<Label<?>> labels = Manager.labels("host1:9102", "alice", "hive", "3.1.3");
-                TenantLabel tenant = LabelBuilderFactoryContext.getLabelBuilderFactory().createLabel(TenantLabel.class);
-                tenant.setTenant("a\tb");
-                labels.add(tenant);
-                RMErrorException error = assertThrows(RMErrorException.class,
-                        () -> manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
-                assertTrue(error.getMessage().contains("The label tenant is refused"), error.getMessage());
+        Configuration.set();
+        database.create("settings");
+        try (Manager manager = new Manager(database.source("settings"), Server.shared().address())) {
+            manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+            List<Label<?>> labels = Manager.labels(HOST, "setalice", "hive", "3.1.3");
+            TenantLabel tenant = LabelBuilderFactoryContext.getLabelBuilderFactory().createLabel(TenantLabel.class);
+            tenant.setTenant("a\tb");
+            labels.add(tenant);
+            RMErrorException error = assertThrows(RMErrorException.class,
+                    () -> manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
+            assertTrue(error.getMessage().contains("The label tenant is refused"), error.getMessage());
 
-                var nowhere = manager.request(Manager.labels("gone:9102", "alice", "hive", "3.1.3"), LifeTest.driver(1, 1, 1),
-                        ResourceType.LoadInstance);
-                assertTrue(((NotEnoughResource) nowhere).reason().contains("EM_NOT_REGISTERED"), nowhere.toString());
-            }
+            var nowhere = manager.request(Manager.labels("gone:9102", "setalice", "hive", "3.1.3"), LifeTest.driver(1, 1, 1),
+                    ResourceType.LoadInstance);
+            assertTrue(((NotEnoughResource) nowhere).reason().contains("EM_NOT_REGISTERED"), nowhere.toString());
         }
     }
 }

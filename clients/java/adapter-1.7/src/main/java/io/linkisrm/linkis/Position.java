@@ -1,0 +1,72 @@
+package io.linkisrm.linkis;
+
+import java.sql.Connection;
+import java.sql.PreparedStatement;
+import java.sql.ResultSet;
+import java.sql.SQLException;
+import java.sql.Statement;
+import javax.sql.DataSource;
+
+/**
+ * How far in the feed Linkis's tables are, kept beside them, in the one table that the adapter adds: so it survives managers, and goes
+ * with the tables if they are put back from a backup. All managers of a Linkis share it: what it says was shown by one of them.
+ */
+final class Position {
+    private static final String MADE = "CREATE TABLE IF NOT EXISTS linkis_rm_position (id INT NOT NULL PRIMARY KEY,"
+            + " position VARCHAR(64) NOT NULL, update_time DATETIME NOT NULL)";
+
+    private final DataSource database;
+    /** What was written last, by this manager. */
+    private String last = "";
+
+    /** @throws SettingException if there is no such table, and it may not be made */
+    Position(DataSource database) {
+        this.database = database;
+        try {
+            if (!exists()) {
+                change(MADE);
+            }
+        } catch (SQLException e) {
+            throw SettingException.ofDatabase("the table linkis_rm_position cannot be made: " + e.getMessage()
+                    + ". Have somebody make it who may: " + MADE, e);
+        }
+    }
+
+    /** The one to go on from; empty if there is none. */
+    String kept() throws SQLException {
+        try (Connection connection = database.getConnection(); Statement statement = connection.createStatement();
+                ResultSet row = statement.executeQuery("SELECT position FROM linkis_rm_position WHERE id = 1")) {
+            return row.next() ? row.getString(1) : "";
+        }
+    }
+
+    /** All before this one is in the tables. */
+    void keep(String position) throws SQLException {
+        if (!position.equals(last)) {
+            change("REPLACE INTO linkis_rm_position (id, position, update_time) VALUES (1, ?, NOW())", position);
+            last = position;
+        }
+    }
+
+    /** There is none to go on from. */
+    void forget() throws SQLException {
+        change("DELETE FROM linkis_rm_position");
+        last = "";
+    }
+
+    private boolean exists() throws SQLException {
+        try (Connection connection = database.getConnection();
+                ResultSet found = connection.getMetaData().getTables(connection.getCatalog(), null, "linkis_rm_position", null)) {
+            return found.next();
+        }
+    }
+
+    private void change(String sql, String... values) throws SQLException {
+        try (Connection connection = database.getConnection(); PreparedStatement statement = connection.prepareStatement(sql)) {
+            for (int i = 0; i < values.length; i++) {
+                statement.setString(i + 1, values[i]);
+            }
+            statement.executeUpdate();
+        }
+    }
+}

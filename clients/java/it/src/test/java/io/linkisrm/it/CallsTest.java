@@ -1,0 +1,135 @@
+package io.linkisrm.it;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.linkisrm.client.LinkisRmClient;
+import java.sql.Connection;
+import java.sql.SQLException;
+import java.sql.Statement;
+import java.util.List;
+import javax.sql.DataSource;
+import linkis.rm.v1.AdminServiceGrpc;
+import linkis.rm.v1.EmInstance;
+import linkis.rm.v1.EmResource;
+import linkis.rm.v1.GetEmRequest;
+import linkis.rm.v1.Health;
+import linkis.rm.v1.ListHoldsRequest;
+import linkis.rm.v1.Ticket;
+import linkis.rm.v1.UsageServiceGrpc;
+import org.apache.linkis.manager.common.entity.persistence.PersistenceLock;
+import org.apache.linkis.manager.common.entity.resource.NodeResource;
+import org.apache.linkis.manager.common.entity.resource.ResourceType;
+import org.apache.linkis.manager.label.LabelManagerUtils;
+import org.apache.linkis.manager.label.entity.Label;
+import org.apache.linkis.manager.label.service.NodeLabelService;
+import org.apache.linkis.manager.rm.domain.RMLabelContainer;
+import org.apache.linkis.manager.rm.service.LabelResourceService;
+import org.junit.jupiter.api.Test;
+
+/** What Linkis's own resource manager does nothing about, or only in its tables: each call, and what it does in the service. */
+class CallsTest {
+    private static final String HOST = "calls1:9102";
+    private static final String ENGINE = "calls1:41001";
+
+    private DataSource source;
+    private LinkisRmClient client;
+
+    @Test
+    void reports_heartbeats_locks_resets_and_releases_reach_the_service() throws Exception {
+        MariaDb database = MariaDb.get();
+        database.create("calls");
+        source = database.source("calls");
+        Configuration.set();
+        try (LinkisRmClient asking = Server.shared().client();
+                Manager manager = new Manager(database.source("calls"), Server.shared().address())) {
+            client = asking;
+            manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+            List<Label<?>> labels = Manager.labels(HOST, "callsalice", "hive", "3.1.3");
+            String ticket = Manager.ticket(manager.request(labels, LifeTest.driver(2, 2, 1), ResourceType.LoadInstance));
+            manager.started(ticket, ENGINE, "callsalice", labels);
+            manager.used(ENGINE, LifeTest.driver(2, 2, 1), ResourceType.LoadInstance);
+
+            report(manager);
+            heartbeat();
+            lock(manager);
+            reset(manager);
+            releaseWithoutRelation(manager);
+        }
+    }
+
+    /** It uses less than it was granted: that is what it holds from now on, here and there. */
+    private void report(Manager manager) throws Exception {
+        NodeResource less = Manager.amount(LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
+        less.setUsedResource(LifeTest.driver(1, 1, 1));
+        manager.resources.resourceReport(manager.context.getBean(NodeLabelService.class)
+                .getNodeLabels(Manager.instance(Manager.EC, ENGINE)), less);
+        Ticket ticket = Books.tickets(client, HOST).get(0);
+        assertEquals(1, ticket.getUsed().getLoadInstance().getCores(), ticket.toString());
+        assertEquals(Books.byTickets(client, HOST), Books.byTables(source));
+    }
+
+    /** What an ECM tells Linkis of its health and load is known in the service, under the second in which it came. */
+    private void heartbeat() throws Exception {
+        execute("INSERT INTO linkis_cg_manager_service_instance_metrics (instance, instance_status, healthy_status, overload, update_time)"
+                + " VALUES ('" + HOST + "', 5, '{\"nodeHealthy\":\"Healthy\"}', '{}', NOW() - INTERVAL 1 MINUTE)");
+        for (int tries = 0; host().getHealth() != Health.HEALTH_WARN; tries++) {
+            assertTrue(tries < 300, () -> host().toString());
+            // A heartbeat that was there before its manager began is no sign of life: another has to come.
+            execute("UPDATE linkis_cg_manager_service_instance_metrics SET update_time = NOW(), healthy_status = '{\"nodeHealthy\":\"WARN\"}',"
+                    + " overload = '{\"maxMemory\":100,\"usedMemory\":25,\"systemCPUUsed\":0.5}' WHERE instance = '" + HOST + "'");
+            Thread.sleep(100);
+        }
+        assertEquals(25, host().getLoad().getMemoryUsed(), host().toString());
+        assertEquals(500, host().getLoad().getCpuPermille(), host().toString());
+    }
+
+    /** What Linkis locks is held in the service, until it unlocks it. */
+    private void lock(Manager manager) {
+        PersistenceLock lock = manager.resources.tryLockOneLabel(Manager.label(HOST), 1000, "hadoop");
+        assertTrue(holds().contains(HOST), holds());
+        manager.resources.unLock(lock);
+        assertFalse(holds().contains(HOST), holds());
+    }
+
+    /** The reset button: rows are as the service says again, and nothing that lives is lost. */
+    private void reset(Manager manager) throws Exception {
+        execute("UPDATE linkis_cg_manager_linkis_resources SET used_resource = REPLACE(used_resource, '\"cores\":1', '\"cores\":5')"
+                + " WHERE ticketId IS NULL");
+        assertFalse(Books.byTickets(client, HOST).equals(Books.byTables(source)));
+        RMLabelContainer of = manager.context.getBean(LabelResourceService.class)
+                .enrichLabels(Manager.labels(HOST, "callsalice", "hive", "3.1.3"));
+        for (Label<?> label : new Label<?>[] {of.getEMInstanceLabel(), of.getCombinedResourceLabel()}) {
+            manager.resources.resetResource(LabelManagerUtils.convertPersistenceLabel(label), null);
+        }
+        for (int tries = 0; !Books.byTickets(client, HOST).equals(Books.byTables(source)); tries++) {
+            assertTrue(tries < 300, "the rows are written");
+            Thread.sleep(100);
+        }
+        assertEquals(1, Books.tickets(client, HOST).size());
+    }
+
+    /** Linkis has forgotten where an engine runs, and whose it is: by its ticket alone it is given back. */
+    private void releaseWithoutRelation(Manager manager) throws Exception {
+        execute("DELETE FROM linkis_cg_manager_engine_em WHERE engine_instance = '" + ENGINE + "'");
+        execute("DELETE FROM linkis_cg_manager_label_service_instance WHERE service_instance = '" + ENGINE + "'");
+        manager.clear(ENGINE);
+        assertEquals(List.of(), Books.tickets(client, HOST));
+    }
+
+    private EmResource host() {
+        EmInstance em = EmInstance.newBuilder().setApplicationName(Manager.ECM).setInstance(HOST).build();
+        return client.call(UsageServiceGrpc.getGetEmMethod(), GetEmRequest.newBuilder().setEm(em).build()).getEm();
+    }
+
+    private String holds() {
+        return client.call(AdminServiceGrpc.getListHoldsMethod(), ListHoldsRequest.getDefaultInstance()).toString();
+    }
+
+    private void execute(String sql) throws SQLException {
+        try (Connection connection = source.getConnection(); Statement statement = connection.createStatement()) {
+            statement.execute(sql);
+        }
+    }
+}

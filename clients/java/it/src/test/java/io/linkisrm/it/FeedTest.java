@@ -1,0 +1,126 @@
+package io.linkisrm.it;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+
+import io.linkisrm.client.LinkisRmClient;
+import io.linkisrm.client.Messages;
+import java.sql.Connection;
+import java.sql.ResultSet;
+import java.sql.Statement;
+import java.time.Duration;
+import java.util.Map;
+import java.util.concurrent.Callable;
+import javax.sql.DataSource;
+import linkis.rm.v1.AdminServiceGrpc;
+import linkis.rm.v1.FollowActionsRequest;
+import linkis.rm.v1.FollowActionsResponse;
+import linkis.rm.v1.ForceReleaseRequest;
+import linkis.rm.v1.UsageServiceGrpc;
+import org.apache.linkis.manager.common.entity.resource.ResourceType;
+import org.junit.jupiter.api.Test;
+
+/** Managers come and go, and what happens meanwhile is in the tables afterwards. */
+class FeedTest {
+    private static final String QUIET = "feed1:9102";
+    private static final String BUSY = "feed2:9102";
+    private static final Duration SOON = Duration.ofSeconds(30);
+
+    private DataSource source;
+    private LinkisRmClient client;
+
+    @Test
+    void a_manager_goes_on_from_where_the_last_one_was_and_looks_at_everything_where_that_is_not_known() throws Exception {
+        MariaDb database = MariaDb.get();
+        database.create("feed");
+        source = database.source("feed");
+        Configuration.set();
+        String address = Server.shared().address();
+        try (LinkisRmClient asking = Server.shared().client(); Messages<FollowActionsResponse> feed = follow(asking, "")) {
+            client = asking;
+            feed.next(SOON);
+            String forced;
+            try (Manager manager = new Manager(database.source("feed"), address)) {
+                manager.register(QUIET, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+                manager.register(BUSY, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+                engine(manager, QUIET, "feedalice", "feed1:41001");
+                String last = engine(manager, BUSY, "feedbob", "feed2:41001");
+                eventually("the last is told", () -> feed.next(SOON).getActionsList().stream()
+                        .anyMatch(line -> line.getTicketId().equals(last) && line.getAction().equals("inited")));
+                forced = last;
+                eventually("all that was told is in the tables", this::isBehindAll);
+            }
+            // While nobody listens, one engine loses its ticket, and somebody writes nonsense into the row of the other host.
+            client.call(AdminServiceGrpc.getForceReleaseMethod(),
+                    ForceReleaseRequest.newBuilder().setTicketId(forced).setReason("a test").build());
+            assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources r JOIN linkis_cg_manager_label_resource lr ON lr.resource_id = r.id"
+                    + " JOIN linkis_cg_manager_label l ON l.id = lr.label_id SET r.used_resource ="
+                    + " REPLACE(r.used_resource, '\"cores\":1', '\"cores\":7') WHERE l.label_key = 'emInstance' AND l.label_value LIKE '%" + QUIET
+                    + "%'"));
+            String nonsense = Books.byTables(source).get("host " + QUIET);
+            assertNotEquals(Books.byTickets(client, "feed").get("host " + QUIET), nonsense);
+
+            try (Manager manager = new Manager(database.source("feed"), address)) {
+                eventually("what happened meanwhile is heard of", () -> without(Books.byTables(source), QUIET)
+                        .equals(without(Books.byTickets(client, "feed"), QUIET)));
+                eventually("all that was told is in the tables", this::isBehindAll);
+                assertEquals(nonsense, Books.byTables(source).get("host " + QUIET), "it went on, and looked at nothing else");
+            }
+
+            // As of another database: what a history tells that has forgotten what came behind a position has the same code.
+            execute("UPDATE linkis_rm_position SET position = '00000000-1'");
+            try (Manager manager = new Manager(database.source("feed"), address)) {
+                eventually("everything is looked at", () -> Books.byTables(source).equals(Books.byTickets(client, "feed")));
+                eventually("all that was told is in the tables", this::isBehindAll);
+            }
+        }
+    }
+
+    /** Whether nothing is told behind the position that is kept. */
+    private boolean isBehindAll() throws Exception {
+        String position;
+        try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
+                ResultSet row = statement.executeQuery("SELECT position FROM linkis_rm_position")) {
+            if (!row.next()) {
+                return false;
+            }
+            position = row.getString(1);
+        }
+        try (Messages<FollowActionsResponse> feed = follow(client, position)) {
+            return feed.next(SOON).getActionsCount() == 0;
+        }
+    }
+
+    private static Messages<FollowActionsResponse> follow(LinkisRmClient client, String position) {
+        return client.follow(UsageServiceGrpc.getFollowActionsMethod(), FollowActionsRequest.newBuilder().setPosition(position).build());
+    }
+
+    private static Map<String, String> without(Map<String, String> books, String host) {
+        books.remove("host " + host);
+        return books;
+    }
+
+    private static String engine(Manager manager, String host, String user, String name) {
+        var labels = Manager.labels(host, user, "hive", "3.1.3");
+        String ticket = Manager.ticket(manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
+        manager.started(ticket, name, user, labels);
+        manager.used(name, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
+        return ticket;
+    }
+
+    private static void eventually(String what, Callable<Boolean> condition) throws Exception {
+        long end = System.nanoTime() + SOON.toNanos();
+        while (!condition.call()) {
+            if (System.nanoTime() > end) {
+                throw new AssertionError("not so after " + SOON + ": " + what);
+            }
+            Thread.sleep(50);
+        }
+    }
+
+    private int execute(String sql) throws Exception {
+        try (Connection connection = source.getConnection(); Statement statement = connection.createStatement()) {
+            return statement.executeUpdate(sql);
+        }
+    }
+}

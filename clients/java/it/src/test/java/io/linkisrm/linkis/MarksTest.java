@@ -1,0 +1,81 @@
+package io.linkisrm.linkis;
+
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Semaphore;
+import java.util.function.BooleanSupplier;
+import linkis.rm.v1.Action;
+import org.junit.jupiter.api.Test;
+
+/** When a position of the feed may be kept: not before all that came before it is in the tables. */
+class MarksTest {
+    @Test
+    void a_mark_is_shown_when_all_rows_that_were_marked_up_to_it_are() throws Exception {
+        Semaphore writes = new Semaphore(0);
+        Set<Object> written = ConcurrentHashMap.newKeySet();
+        Set<Object> failing = ConcurrentHashMap.newKeySet();
+        Mirror mirror = new Mirror(row -> {
+            writes.acquire();
+            if (failing.contains(row)) {
+                throw new IllegalStateException("it is tried again");
+            }
+            written.add(row);
+        });
+        mirror.start();
+        try {
+            assertTrue(mirror.hasShown(mirror.lastMark()), "there is none");
+            failing.add("one");
+            mirror.changed(List.of("one", "other"));
+            long both = mirror.lastMark();
+            assertFalse(mirror.hasShown(both));
+            writes.release(2);
+            eventually(() -> written.contains("other"));
+            assertFalse(mirror.hasShown(both), "one of them cannot be written");
+
+            mirror.changed(List.of("other"));
+            failing.clear();
+            writes.release(2);
+            eventually(() -> mirror.hasShown(mirror.lastMark()));
+
+            // Marked again while it is being written: what was marked before is shown, and what came after it is not.
+            mirror.changed(List.of("one"));
+            long before = mirror.lastMark();
+            eventually(() -> writes.hasQueuedThreads());
+            mirror.changed(List.of("one"));
+            writes.release(1);
+            eventually(() -> mirror.hasShown(before));
+            assertFalse(mirror.hasShown(mirror.lastMark()));
+            writes.release(1);
+            eventually(() -> mirror.hasShown(mirror.lastMark()));
+        } finally {
+            mirror.stop();
+        }
+    }
+
+    @Test
+    void what_a_manager_did_itself_is_passed_over_once() {
+        Own own = new Own();
+        Action granted = Action.newBuilder().setTicketId("t").setAction("granted").build();
+        assertFalse(own.take(granted));
+        own.shown("t", "granted");
+        assertFalse(own.take(granted.toBuilder().setAction("expired").build()));
+        assertTrue(own.take(granted));
+        assertFalse(own.take(granted), "what is told again is looked at");
+        own.shown("t", "granted");
+        for (int i = 0; i < 10_000; i++) {
+            own.shown("t" + i, "granted");
+        }
+        assertFalse(own.take(granted), "it is kept for a while alone");
+    }
+
+    private static void eventually(BooleanSupplier condition) throws InterruptedException {
+        for (int tries = 0; !condition.getAsBoolean(); tries++) {
+            assertTrue(tries < 3000, "it is so in time");
+            Thread.sleep(10);
+        }
+    }
+}

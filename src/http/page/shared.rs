@@ -1,0 +1,143 @@
+//! Answers that are worked out once for all who ask for the same at about the same time: many have the same page open, and it asks for the
+//! same lists every few seconds.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// How old an answer may be: less than the time after which a page asks again.
+const AGE_MAX: Duration = Duration::from_millis(900);
+
+/// How many are kept at once, and of how many bytes.
+const KEPT_MAX: usize = 64;
+const BYTES_MAX: usize = 1 << 16;
+
+/// What was asked, and whose answer it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Question {
+    /// Which call.
+    pub method: String,
+    /// With what.
+    pub query: String,
+    /// Whether it is answered as to one who runs the cluster, who is told more than others.
+    pub is_of_operator: bool,
+}
+
+/// When an answer was asked for, and what it is; whoever works it out holds the lock.
+type Kept = Arc<tokio::sync::Mutex<Option<(Instant, Arc<str>)>>>;
+
+/// The answers of a moment.
+#[derive(Debug, Default)]
+pub struct Answers(Mutex<HashMap<Question, Kept>>);
+
+impl Answers {
+    /// The answer to a question, as somebody was given it a moment ago, or as `ask` gives it. Who comes while it is worked out waits for that;
+    /// what fails is tried again by the next.
+    ///
+    /// # Errors
+    /// Those of `ask`.
+    pub async fn get<E>(
+        &self,
+        question: Question,
+        ask: impl Future<Output = Result<String, E>>,
+    ) -> Result<Arc<str>, E> {
+        let Some(kept) = self.kept(question) else { return ask.await.map(Arc::from) };
+        let mut kept = kept.lock().await;
+        if let Some((at, answer)) = &*kept
+            && at.elapsed() < AGE_MAX
+        {
+            return Ok(answer.clone());
+        }
+        let at = Instant::now();
+        *kept = None;
+        let answer: Arc<str> = ask.await?.into();
+        *kept = Some((at, answer.clone())).filter(|_| answer.len() <= BYTES_MAX);
+        Ok(answer)
+    }
+
+    /// Where its answer is kept; `None` if there is no room.
+    fn kept(&self, question: Question) -> Option<Kept> {
+        // A lock that is poisoned guards nothing that a panic could have left half done.
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= KEPT_MAX && !all.contains_key(&question) {
+            let is_old = |kept: &Kept| {
+                kept.try_lock().is_ok_and(|kept| kept.as_ref().is_none_or(|(at, _)| at.elapsed() >= AGE_MAX))
+            };
+            all.retain(|_, kept| !is_old(kept));
+        }
+        let has_room = all.len() < KEPT_MAX || all.contains_key(&question);
+        has_room.then(|| all.entry(question).or_default().clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    fn question(query: &str, is_of_operator: bool) -> Question {
+        Question { method: "ListTickets".into(), query: query.into(), is_of_operator }
+    }
+
+    /// Lets all of them be older than they may be; or young for long.
+    fn age(answers: &Answers, are_old: bool) {
+        for kept in answers.0.lock().unwrap().values() {
+            if let Some((at, _)) = &mut *kept.try_lock().unwrap() {
+                *at = if are_old { *at - AGE_MAX } else { *at + Duration::from_secs(3600) };
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn who_asks_the_same_in_the_same_moment_is_told_the_same() {
+        let (answers, asked) = (Answers::default(), AtomicUsize::new(0));
+        let ask = async || Ok::<_, Infallible>(asked.fetch_add(1, Ordering::Relaxed).to_string());
+        let get = async |query: &str, is_of_operator| {
+            let Ok(answer) = answers.get(question(query, is_of_operator), ask()).await;
+            answer.to_string()
+        };
+        assert_eq!(get("a", false).await, "0");
+        age(&answers, false);
+        assert_eq!(get("a", false).await, "0");
+        assert_eq!([get("b", false).await, get("a", true).await], ["1", "2"], "not what others are told");
+        answers.0.lock().unwrap().clear();
+        assert_eq!(get("b", false).await, "3");
+        age(&answers, true);
+        assert_eq!(get("b", false).await, "4", "that is too old");
+        let failed = answers.get(question("c", false), async { Err::<String, _>("no") }).await;
+        assert_eq!(failed.unwrap_err(), "no");
+        assert_eq!(get("c", false).await, "5", "what failed is not kept");
+    }
+
+    #[tokio::test]
+    async fn few_are_kept_and_none_that_is_large() {
+        let answers = Answers::default();
+        let get = async |query: String, text: String| {
+            let Ok(answer) = answers.get(question(&query, false), async { Ok::<_, Infallible>(text) }).await;
+            answer.to_string()
+        };
+        let large = "x".repeat(BYTES_MAX + 1);
+        assert_eq!(get("large".into(), large.clone()).await, large);
+        assert_eq!(get("large".into(), "small".into()).await, "small");
+        for n in 0..2 * KEPT_MAX {
+            assert_eq!(get(format!("{n}"), format!("{n}")).await, n.to_string());
+            age(&answers, false);
+        }
+        assert_eq!(answers.0.lock().unwrap().len(), KEPT_MAX);
+        answers.0.lock().unwrap().values().for_each(|kept| {
+            let long_ago = Instant::now() - AGE_MAX;
+            *kept.try_lock().unwrap() = Some((long_ago, "old".into()));
+        });
+        assert_eq!(get("one more".into(), "more".into()).await, "more");
+        assert_eq!(answers.0.lock().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,87 @@
+//! The counters after a batch, for those of its callers who want them told: by what it has in memory all the same.
+
+use std::collections::{HashMap, HashSet};
+
+use uuid::Uuid;
+
+use crate::domain::{
+    counters::Counters,
+    ledger::{Deltas, PostCommitState},
+    limit::{LimitedScope, ScopeUsage},
+    operation::{Operation, Outcome, Rejection},
+    scope::{Counter, StoredUsage, Usage},
+    ticket::Ticket,
+};
+
+use super::batch::Wanted;
+
+/// The versions of scopes' rows as they were read; none, where nobody wants them told.
+pub(super) type ScopeVersions = HashMap<Counter, i64>;
+
+/// The state after a batch, by its keys.
+struct After<'a> {
+    standing: &'a PostCommitState,
+    usages: HashMap<&'a Counter, &'a Usage>,
+    /// Those whose rows are written: each has the next version then.
+    changed: HashSet<&'a Counter>,
+    versions: &'a ScopeVersions,
+    ended: HashMap<Uuid, &'a Ticket>,
+}
+
+/// What each of the operations `wanted` is to be told that wants it, in their order; nothing at all if none does.
+pub(super) fn told(
+    wanted: &[Wanted<'_>],
+    answers: &[Result<Outcome, Rejection>],
+    deltas: &Deltas,
+    standing: &PostCommitState,
+    versions: &ScopeVersions,
+) -> Vec<Option<Box<Counters>>> {
+    if wanted.iter().all(|wanted| !wanted.counters) {
+        return vec![];
+    }
+    let after = After {
+        standing,
+        usages: standing.scopes.iter().map(|(counter, usage)| (counter, usage)).collect(),
+        changed: deltas.scopes.iter().map(|(counter, _)| counter).collect(),
+        versions,
+        ended: deltas.ended.iter().map(|ended| (ended.ticket.id, &ended.ticket)).collect(),
+    };
+    let of = |(wanted, answer): (&Wanted<'_>, &Result<Outcome, Rejection>)| match answer {
+        Ok(outcome) if wanted.counters => after.counters(wanted.operation, outcome),
+        _ => None,
+    };
+    wanted.iter().zip(answers).map(of).collect()
+}
+
+impl After<'_> {
+    /// `None` for what has none: a refusal, and a grant that was granted before, which may be of another EM.
+    fn counters(&self, operation: &Operation, outcome: &Outcome) -> Option<Box<Counters>> {
+        let of_ended = || self.ended.get(&operation.ticket_id()?).map(|ticket| self.scopes(ticket));
+        let scopes = match (outcome, operation.request()) {
+            (Outcome::Granted(grant), Some(request)) if grant.ticket_id == request.ask.ticket_id => {
+                self.usages_of(self.standing.limits.deciding(&request.ask.ticket_labels(&request.em)))
+            }
+            (Outcome::Adopted(ticket) | Outcome::Inited(ticket) | Outcome::Reported(ticket), _) => self.scopes(ticket),
+            (Outcome::Released | Outcome::Forced(_), _) => of_ended().unwrap_or_default(),
+            (Outcome::Registered(_), _) => vec![],
+            _ => return None,
+        };
+        let em = self.standing.ems.iter().find(|em| em.instance == *operation.em()).cloned();
+        Some(Box::new(Counters { em, scopes }))
+    }
+
+    fn scopes(&self, ticket: &Ticket) -> Vec<ScopeUsage> {
+        self.usages_of(self.standing.limits.deciding(&ticket.ticket_labels()))
+    }
+
+    fn usages_of(&self, scopes: Vec<LimitedScope>) -> Vec<ScopeUsage> {
+        let usage = |limited: LimitedScope| {
+            let counter = &limited.counter;
+            let usage = self.usages.get(counter).copied().cloned().unwrap_or_default();
+            let read = self.versions.get(counter).copied().unwrap_or_default();
+            let version = read + i64::from(self.changed.contains(counter));
+            ScopeUsage::new(limited, StoredUsage { usage, version })
+        };
+        scopes.into_iter().map(usage).collect()
+    }
+}

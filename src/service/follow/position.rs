@@ -1,0 +1,101 @@
+//! Positions in the history: the number of a line, and of which history it is.
+
+use std::fmt;
+
+use crate::{domain::name::FieldError, error::Error, store::history_horizon::Horizon};
+
+/// What stands between the two.
+const SEPARATOR: char = '-';
+
+/// The history up to a line, that line included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Which history, in short.
+    history: u32,
+    /// The number of the line.
+    pub number: i64,
+}
+
+impl Position {
+    /// In the history that has this horizon.
+    pub fn new(horizon: Horizon, number: i64) -> Self {
+        let (history, ..) = horizon.history_id.as_fields();
+        Self { history, number }
+    }
+
+    /// Of one of the same history.
+    pub fn at(self, number: i64) -> Self {
+        Self { number, ..self }
+    }
+
+    /// As it is written.
+    ///
+    /// # Errors
+    /// If it was written by nobody here.
+    pub fn parse(text: &str) -> Result<Self, FieldError> {
+        let wrong = || FieldError::new("position", "is none that FollowActions has told; give one as it is, or none");
+        let (history, number) = text.split_once(SEPARATOR).ok_or_else(wrong)?;
+        let history = u32::from_str_radix(history, 16).map_err(|_| wrong())?;
+        let position = Self { history, number: number.parse().map_err(|_| wrong())? };
+        // One way to write each.
+        if position.number < 0 || position.to_string() != text { Err(wrong()) } else { Ok(position) }
+    }
+
+    /// Whether all that follows it is there, where `last` is the last number that was given out.
+    ///
+    /// # Errors
+    /// [`Error::PositionUnknown`], [`Error::PositionTooOld`].
+    pub fn check(self, horizon: Horizon, last: i64) -> Result<(), Error> {
+        let here = Self::new(horizon, self.number);
+        if here != self || self.number > last {
+            return Err(Error::PositionUnknown);
+        }
+        match self.number < horizon.forgotten {
+            true => Err(Error::PositionTooOld { oldest: self.at(horizon.forgotten).to_string() }),
+            false => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}{SEPARATOR}{}", self.history, self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn horizon(forgotten: i64) -> Horizon {
+        Horizon { history_id: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef), forgotten }
+    }
+
+    #[test]
+    fn a_position_is_read_as_it_was_written_and_nothing_else_is() {
+        for number in [0, 1, i64::MAX] {
+            let position = Position::new(horizon(0), number);
+            assert_eq!(Position::parse(&position.to_string()), Ok(position), "{position}");
+        }
+        let wrong =
+            ["", "-", "1", "01234567-", "01234567--1", "01234567-01", "1234567-1", "01234567-+1", "0123456789-1"];
+        for text in wrong.into_iter().chain(["01234567-9223372036854775808", "ABCDEF01-1"]) {
+            assert_eq!(Position::parse(text).unwrap_err().field, "position", "{text}");
+        }
+    }
+
+    #[test]
+    fn a_position_is_good_as_long_as_nothing_behind_it_is_forgotten() {
+        let at = |number| Position::new(horizon(0), number);
+        let old = |number| match at(number).check(horizon(10), 20) {
+            Err(Error::PositionTooOld { oldest }) => Position::parse(&oldest).map(|oldest| oldest.number).ok(),
+            checked => checked.map(|()| None).unwrap(),
+        };
+        assert_eq!([0, 9, 10, 20].map(old), [Some(10), Some(10), None, None]);
+        assert!(matches!(at(21).check(horizon(10), 20), Err(Error::PositionUnknown)), "put back to an earlier state");
+        let other = Horizon { history_id: Uuid::from_u128(7), forgotten: 0 };
+        assert!(matches!(at(5).check(other, 20), Err(Error::PositionUnknown)), "another database");
+    }
+}

@@ -1,0 +1,107 @@
+//! Who reads what is new in the history, for all who follow it here.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    error::Error,
+    store::{
+        history_end,
+        session::{Session, answered},
+    },
+};
+
+use super::{FollowService, PAGE_LINES, Page, Progress};
+
+/// How often it looks for what is new.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// How often it tries again after the database has failed it.
+const FAILED_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long it may have been away, and go on where it was: much less than the history goes back.
+const AWAY_MAX: Duration = Duration::from_secs(60);
+
+impl FollowService {
+    /// Reads on as long as anybody follows, until the instance stops.
+    pub async fn read_on(self, stopping: CancellationToken) {
+        let reading = async {
+            let mut session = self.store.session();
+            loop {
+                self.wanted.notified().await;
+                self.read_for_all(&mut session).await;
+                self.progress.send_modify(|progress| progress.read_to = None);
+                self.recent.clear();
+                session.rest().await;
+            }
+        };
+        stopping.run_until_cancelled(reading).await;
+    }
+
+    /// Until nobody follows any more.
+    async fn read_for_all(&self, session: &mut Session) {
+        let (mut at, mut is_sure, mut last_read) = (None, true, Instant::now());
+        while self.places.count() > 0 {
+            if last_read.elapsed() > AWAY_MAX {
+                at = None;
+                self.recent.clear();
+            }
+            match self.read_new(session, at, is_sure).await {
+                Ok((now, is_full)) => {
+                    (at, is_sure, last_read) = (now, true, Instant::now());
+                    if !is_full {
+                        sleep(PERIOD).await;
+                    }
+                }
+                Err(error) => {
+                    session.reset();
+                    if is_sure {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::warn!(error, "the history cannot be read for those who follow it; trying again");
+                    }
+                    is_sure = false;
+                    sleep(FAILED_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Reads what is behind a number; answers how far everything was read, if that is known, and whether there may be more.
+    async fn read_new(
+        &self,
+        session: &mut Session,
+        at: Option<i64>,
+        is_sure: bool,
+    ) -> Result<(Option<i64>, bool), Error> {
+        let connection = session.get_durable().await?;
+        let Some(at) = at else {
+            let settled = self.settled(connection).await?;
+            self.has_read(settled);
+            return Ok((settled, false));
+        };
+        if !is_sure && answered(history_end::last_number(&mut *connection)).await? < at {
+            // Another database took over, and has lost what was committed last.
+            self.recent.clear();
+            *self.origin() = None;
+            self.progress.send_modify(|Progress { read_to, put_back }| (*read_to, *put_back) = (None, *put_back + 1));
+            tracing::warn!(at, "the history was put back to an earlier state; those who follow it begin anew");
+            return Ok((None, false));
+        }
+        let limit = i64::try_from(PAGE_LINES).unwrap_or(i64::MAX);
+        let lines = self.history.read(connection, None, at, limit).await?;
+        let (count, last) = (lines.len(), lines.last().map_or(at, |line| line.number));
+        self.metrics.follow.read.inc_by(u64::try_from(count).unwrap_or_default());
+        self.recent.keep(Page::of(at, lines));
+        self.has_read(Some(last));
+        Ok((Some(last), count == PAGE_LINES))
+    }
+
+    fn has_read(&self, number: Option<i64>) {
+        self.progress.send_if_modified(|progress| {
+            let before = std::mem::replace(&mut progress.read_to, number);
+            before != number
+        });
+    }
+}

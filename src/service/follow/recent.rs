@@ -1,0 +1,198 @@
+//! What was read of the history lately, for all who follow it.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::domain::action::ActionRecord;
+
+/// How many lines one message has at most.
+pub const PAGE_LINES: usize = 500;
+
+/// How many bytes one message has, about; a line more may be beyond it. Whoever does not read keeps one of them.
+const PAGE_BYTES: usize = 128 << 10;
+
+/// How much is kept, about.
+const KEPT_BYTES: usize = 16 << 20;
+
+/// In how many pages: few lines each, where little happens.
+const KEPT_PAGES: usize = 512;
+
+/// What a line takes beside its texts.
+const LINE_BYTES: usize = 512;
+
+/// All lines behind one number, up to another.
+#[derive(Debug)]
+pub struct Page {
+    /// Behind which.
+    after: i64,
+    /// Up to which.
+    pub last: i64,
+    lines: Vec<ActionRecord>,
+    bytes: usize,
+}
+
+impl Page {
+    /// Of all lines behind `after`, pages of the size of a message.
+    pub fn of(after: i64, lines: Vec<ActionRecord>) -> Vec<Self> {
+        let mut pages: Vec<Self> = Vec::new();
+        for line in lines {
+            let before = pages.last().map_or(after, |page| page.last);
+            match pages.last_mut() {
+                Some(page) if page.lines.len() < PAGE_LINES && page.bytes < PAGE_BYTES => page.push(line),
+                _ => {
+                    let mut page = Self { after: before, last: before, lines: Vec::new(), bytes: 0 };
+                    page.push(line);
+                    pages.push(page);
+                }
+            }
+        }
+        pages
+    }
+
+    fn push(&mut self, line: ActionRecord) {
+        self.last = line.number;
+        self.bytes += size(&line);
+        self.lines.push(line);
+    }
+
+    /// The lines behind a number.
+    pub fn behind(&self, number: i64) -> impl Iterator<Item = &ActionRecord> {
+        self.lines.iter().skip_while(move |line| line.number <= number)
+    }
+}
+
+/// How many bytes a line has, about.
+fn size(line: &ActionRecord) -> usize {
+    let texts = [&line.before, &line.after, &line.reason, &line.address].into_iter().flatten().map(String::len);
+    let of_ticket = line.detail.as_deref().map_or(0, |detail| {
+        let labels = detail.labels.as_map().iter().map(|(key, value)| key.len() + value.len());
+        detail.creator.len() + detail.engine_type.len() + labels.sum::<usize>()
+    });
+    LINE_BYTES + texts.sum::<usize>() + of_ticket
+}
+
+/// The pages that were read last.
+#[derive(Debug, Default)]
+pub struct Recent(Mutex<Kept>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    pages: VecDeque<Arc<Page>>,
+    bytes: usize,
+}
+
+impl Recent {
+    /// The page with what comes next behind a number, if it is here.
+    pub fn next(&self, number: i64) -> Option<Arc<Page>> {
+        let kept = self.kept();
+        kept.pages.iter().rev().find(|page| page.after <= number && number < page.last).cloned()
+    }
+
+    /// Keeps pages; those that were kept the longest go.
+    pub fn keep(&self, pages: impl IntoIterator<Item = Page>) {
+        let mut kept = self.kept();
+        for page in pages {
+            kept.bytes += page.bytes;
+            kept.pages.push_back(Arc::new(page));
+        }
+        while (kept.bytes > KEPT_BYTES || kept.pages.len() > KEPT_PAGES)
+            && let Some(oldest) = kept.pages.pop_front()
+        {
+            kept.bytes -= oldest.bytes;
+        }
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&self) {
+        *self.kept() = Kept::default();
+    }
+
+    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use time::OffsetDateTime;
+
+    use super::*;
+    use crate::domain::{
+        action::Action,
+        audit::Subject,
+        em::EmInstance,
+        resource::{Resource, ResourceType},
+    };
+
+    fn line(number: i64, bytes: usize) -> ActionRecord {
+        ActionRecord {
+            number,
+            action: Action::Registered,
+            ticket: None,
+            detail: None,
+            subject: Subject::Em(EmInstance::parse("em", "ecm", "host1").unwrap()),
+            resource: Resource::zero(ResourceType::Memory),
+            limit_mode: None,
+            reason: Some("x".repeat(bytes)),
+            actor: "linkis-rm".into(),
+            address: None,
+            before: None,
+            after: None,
+            at: OffsetDateTime::UNIX_EPOCH,
+        }
+    }
+
+    fn numbers(page: &Page, behind: i64) -> Vec<i64> {
+        page.behind(behind).map(|line| line.number).collect()
+    }
+
+    #[test]
+    fn a_page_is_found_for_whoever_stands_in_it_and_has_all_that_follows() {
+        let recent = Recent::default();
+        // Between 12 and 15, numbers were given out for nothing.
+        recent.keep(Page::of(10, vec![line(11, 0), line(12, 0), line(15, 0)]));
+        let found = |number| recent.next(number).map(|page| numbers(&page, number));
+        assert_eq!(found(9), None, "there may be lines between");
+        assert_eq!(found(10), Some(vec![11, 12, 15]));
+        assert_eq!(found(12), Some(vec![15]));
+        assert_eq!(found(13), Some(vec![15]));
+        assert_eq!(found(15), None, "nothing is there yet");
+        recent.clear();
+        assert_eq!(found(10), None);
+    }
+
+    #[test]
+    fn pages_follow_one_another_and_have_the_size_of_a_message() {
+        let pages = Page::of(0, (1..=1201).map(|number| line(number, 0)).collect());
+        let spans: Vec<_> = pages.iter().map(|page| (page.after, page.last, page.lines.len())).collect();
+        let most = i64::try_from(PAGE_BYTES.div_ceil(LINE_BYTES).min(PAGE_LINES)).unwrap();
+        assert!(spans.windows(2).all(|two| two[0].1 == two[1].0), "{spans:?}");
+        assert_eq!((spans[0].1, spans.last().unwrap().1), (most, 1201));
+        let large = Page::of(0, vec![line(1, PAGE_BYTES), line(2, 0), line(3, 0)]);
+        assert_eq!(large.iter().map(|page| page.lines.len()).collect::<Vec<_>>(), [1, 2]);
+        assert!(Page::of(7, vec![]).is_empty());
+    }
+
+    #[test]
+    fn what_is_kept_has_a_bound() {
+        let recent = Recent::default();
+        for number in 1..=200 {
+            recent.keep(Page::of(number - 1, vec![line(number, PAGE_BYTES)]));
+        }
+        assert!(recent.kept().bytes <= KEPT_BYTES && recent.next(199).is_some() && recent.next(0).is_none());
+        let kept = |recent: &Recent| {
+            let kept = recent.kept();
+            (kept.pages.len(), kept.bytes, kept.pages.iter().map(|page| page.bytes).sum::<usize>())
+        };
+        let (_, counted, held) = kept(&recent);
+        assert_eq!(counted, held);
+        for number in 201..=2000 {
+            recent.keep(Page::of(number - 1, vec![line(number, 0)]));
+        }
+        let (pages, counted, held) = kept(&recent);
+        assert!(pages <= KEPT_PAGES && counted == held && recent.next(1999).is_some(), "{pages} {counted} {held}");
+    }
+}

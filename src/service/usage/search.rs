@@ -1,0 +1,120 @@
+//! Searching the history: by time and by whose lines they are, as far as there are indexes; the rest is looked through, page by page.
+
+use sqlx::PgConnection;
+
+use crate::{
+    domain::action::ActionRecord,
+    error::Error,
+    store::{
+        action_record::{self, Key, Numbers},
+        history_part,
+        session::answered,
+    },
+};
+
+/// How many lines of the history are looked through for one page: at first, because what is asked for is mostly among these, and at most.
+const LINES_LOOKED_FIRST: i64 = 200;
+const LINES_LOOKED_MAX: i64 = 50_000;
+
+/// How much later a line may be written than its time says: from the moment at which a batch reads the clock to where it takes numbers.
+const LATE: time::Duration = time::Duration::seconds(5);
+
+/// The numbers that lines of the time may have which is asked for, within `numbers`.
+pub(super) async fn span(
+    connection: &mut PgConnection,
+    filter: &action_record::Filter,
+    numbers: Numbers,
+) -> Result<Numbers, Error> {
+    let Numbers { mut after, mut last } = numbers;
+    if let Some(from) = filter.from {
+        let first = answered(action_record::number_before(&mut *connection, from.saturating_sub(LATE))).await?;
+        after = after.max(first);
+    }
+    if let Some(to) = filter.to {
+        let end = answered(action_record::number_before(&mut *connection, to.saturating_add(LATE))).await?;
+        last = last.min(end);
+    }
+    Ok(Numbers { after, last: last.max(after) })
+}
+
+/// What a page of the history found.
+pub(super) struct Found {
+    /// In order.
+    pub lines: Vec<ActionRecord>,
+    /// Which numbers were looked at.
+    pub looked: Numbers,
+}
+
+/// Up to `limit` lines of `span` that match: what an index finds, or else what is found among so many as one page looks through.
+pub(super) async fn find(
+    connection: &mut PgConnection,
+    filter: &action_record::Filter,
+    span: Numbers,
+    newest_first: bool,
+    limit: i64,
+) -> Result<Found, Error> {
+    if filter.ticket_id.is_some() {
+        let lines = answered(action_record::list_matching(connection, filter, span, newest_first, limit)).await?;
+        return Ok(Found { lines, looked: span });
+    }
+    let few = limit.saturating_add(LINES_LOOKED_FIRST).min(LINES_LOOKED_MAX);
+    let found = look_through(connection, filter, span, newest_first, (limit, few)).await?;
+    if found.looked == span || count(&found.lines) >= limit {
+        return Ok(found);
+    }
+    let Some(key) = filter.key() else {
+        return look_through(connection, filter, span, newest_first, (limit, LINES_LOOKED_MAX)).await;
+    };
+    // What an index finds, and what has to be looked through.
+    let indexed_below = answered(history_part::indexed_below(connection)).await?;
+    let edge = indexed_below.saturating_sub(1).clamp(span.after, span.last);
+    let (indexed, rest) = (Numbers { last: edge, ..span }, Numbers { after: edge, ..span });
+    let mut found = Found { lines: Vec::new(), looked: span };
+    for part in if newest_first { [rest, indexed] } else { [indexed, rest] } {
+        let left = limit.saturating_sub(count(&found.lines));
+        let Found { lines, looked } = match part == indexed {
+            true => find_by_key(connection, (filter, &key), part, newest_first, left).await?,
+            false => look_through(connection, filter, part, newest_first, (left, LINES_LOOKED_MAX)).await?,
+        };
+        found.lines.extend(lines);
+        // What was before it was looked at as a whole.
+        found.looked = match newest_first {
+            true => Numbers { after: looked.after, ..span },
+            false => Numbers { last: looked.last, ..span },
+        };
+        if looked != part || count(&found.lines) >= limit {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+fn count(lines: &[ActionRecord]) -> i64 {
+    i64::try_from(lines.len()).unwrap_or(i64::MAX)
+}
+
+/// Up to `limit` lines of `span`, all of which an index finds, that match.
+async fn find_by_key(
+    connection: &mut PgConnection,
+    by: (&action_record::Filter, &Key),
+    span: Numbers,
+    newest_first: bool,
+    limit: i64,
+) -> Result<Found, Error> {
+    let found = action_record::list_by_key(connection, by, span, newest_first, (limit, LINES_LOOKED_MAX));
+    let (lines, looked) = answered(found).await?;
+    Ok(Found { lines, looked })
+}
+
+/// Up to `limit` lines that match among the first `many` of `span`.
+async fn look_through(
+    connection: &mut PgConnection,
+    filter: &action_record::Filter,
+    span: Numbers,
+    newest_first: bool,
+    (limit, many): (i64, i64),
+) -> Result<Found, Error> {
+    let looked = answered(action_record::cut(&mut *connection, span, newest_first, many)).await?;
+    let lines = answered(action_record::list_matching(connection, filter, looked, newest_first, limit)).await?;
+    Ok(Found { lines, looked })
+}

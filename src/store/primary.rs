@@ -1,0 +1,420 @@
+//! Which of the database's hosts takes writes. One task for each host looks, for all connections of an instance: however many want one,
+//! a host that is dead is tried by one at a time, and nobody is led to one that takes no writes.
+//!
+//! A host that stops taking writes is left at once: its pools are closed, and whoever keeps a connection to it gives that up
+//! ([`Primary::generation`], [`Primary::moved`]). Of several that take writes, as after a split, the one counts whose timeline is the
+//! latest: it was promoted after the others.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use arc_swap::ArcSwap;
+use sqlx::{
+    ConnectOptions as _, PgConnection,
+    postgres::{PgConnectOptions, PgPool, PgPoolOptions},
+};
+use tokio::{sync::watch, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    StoreError, operators,
+    session::{self, CONNECT_TIMEOUT},
+    target::{Target, place},
+    url::Hosts,
+};
+
+mod known;
+mod look;
+
+pub use known::Missing;
+use known::{Known, Seen, State, choose, missing};
+use look::{check, check_new, look_at_all, takes_writes};
+
+/// How many connections serve what EMs and managers call: short reads by key, and waiting for held keys.
+const POOL_CONNECTIONS_MAX: u32 = 10;
+
+/// A host that takes writes.
+#[derive(Debug)]
+pub struct Found {
+    index: usize,
+    /// Where it is, for people.
+    pub place: String,
+    generation: u64,
+    /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
+    pub pool: PgPool,
+    /// For what operators list.
+    pub(super) operators: PgPool,
+}
+
+struct Shared {
+    target: Target,
+    hosts: ArcSwap<Hosts>,
+    known: watch::Sender<Known>,
+    /// The number of the last question.
+    asked: watch::Sender<u64>,
+    /// The number of the host that is used, counted by how often another was found.
+    generation: AtomicU64,
+    /// The same, for those who wait for another.
+    moves: watch::Sender<u64>,
+}
+
+/// The host that takes writes; clones share what is known of it. While one of them lives, it is looked for.
+#[derive(Clone)]
+pub struct Primary {
+    shared: Arc<Shared>,
+    _looking: Arc<AbortOnDropHandle<()>>,
+}
+
+impl fmt::Debug for Primary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Primary({})", self.shared.target)
+    }
+}
+
+impl Primary {
+    /// Looks for it, as long as this or a clone lives.
+    pub fn watch(target: Target) -> Self {
+        let hosts = bounded(&target.hosts());
+        let shared = Arc::new(Shared {
+            known: watch::Sender::new(Known::of(hosts.options.len())),
+            asked: watch::Sender::new(0),
+            generation: AtomicU64::new(0),
+            moves: watch::Sender::new(0),
+            hosts: ArcSwap::from_pointee(hosts),
+            target,
+        });
+        let looking = AbortOnDropHandle::new(tokio::spawn(look_at_all(shared.clone())));
+        Self { shared, _looking: Arc::new(looking) }
+    }
+
+    /// Where it is looked for.
+    pub fn target(&self) -> &Target {
+        &self.shared.target
+    }
+
+    /// The one that takes writes now. If none is known, waits for one more look at each host, but for no longer than it takes to connect.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPrimary`].
+    pub async fn found(&self) -> Result<Arc<Found>, StoreError> {
+        if let Some(found) = self.shared.known.borrow().usable() {
+            return Ok(found);
+        }
+        let question = self.shared.ask();
+        let mut known = self.shared.known.subscribe();
+        let answered = known.wait_for(|known| known.is_answered(question));
+        let found = match timeout(CONNECT_TIMEOUT, answered).await {
+            Ok(Ok(known)) => known.usable(),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        found.ok_or_else(|| self.shared.no_primary())
+    }
+
+    /// The same, however long it takes.
+    pub async fn awaited(&self) -> Arc<Found> {
+        let mut known = self.shared.known.subscribe();
+        let found = known.wait_for(|known| known.usable().is_some()).await.ok().and_then(|known| known.usable());
+        match found {
+            Some(found) => found,
+            // It is looked for as long as this lives.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Whether one takes writes, as of the last look; why not.
+    ///
+    /// # Errors
+    /// [`Missing`].
+    pub fn standing(&self) -> Result<Arc<Found>, Missing> {
+        let known = self.shared.known.borrow();
+        known.found.clone().ok_or_else(|| missing(&known.states()))
+    }
+
+    /// Waits until that is not as it is now.
+    pub fn changed(&self) -> impl Future<Output = ()> + Send + use<> {
+        let stands = |known: &Known| match &known.found {
+            Some(found) => Ok(found.generation),
+            None => Err(missing(&known.states())),
+        };
+        let mut known = self.shared.known.subscribe();
+        let before = stands(&known.borrow());
+        async move {
+            // Its other end goes with the store, and so does whoever waits.
+            let _ = known.wait_for(|known| stands(known) != before).await;
+        }
+    }
+
+    /// The one there is when an instance starts, or whether it is worth waiting for one.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`] if nobody answers.
+    pub async fn at_start(&self) -> Result<Result<Arc<Found>, Missing>, StoreError> {
+        if let Ok(found) = self.found().await {
+            return Ok(Ok(found));
+        }
+        let known = self.shared.known.borrow();
+        let states = known.states();
+        match (known.usable(), missing(&states)) {
+            (Some(found), _) => Ok(Ok(found)),
+            (None, Missing::Away) => {
+                let why = states.into_iter().find_map(|state| match state {
+                    State::Away { error, .. } => Some(error),
+                    _ => None,
+                });
+                let source = why.unwrap_or_else(|| Arc::new(sqlx::Error::PoolTimedOut.into()));
+                Err(StoreError::Unreachable { address: self.shared.target.to_string(), source })
+            }
+            (None, why) => Ok(Err(why)),
+        }
+    }
+
+    /// A connection to it, with what `change` adds, which is known to take writes.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPrimary`]; those of the database.
+    pub async fn connect_with(
+        &self,
+        change: impl FnOnce(PgConnectOptions) -> PgConnectOptions,
+    ) -> Result<(PgConnection, u64), StoreError> {
+        let found = self.found().await?;
+        let hosts = self.shared.hosts.load_full();
+        let Some(options) = hosts.options.get(found.index) else { return Err(self.shared.no_primary()) };
+        let options = change(options.clone());
+        let opened = async {
+            let mut connection = options.connect().await?;
+            match takes_writes(&mut connection).await? {
+                true => Ok(connection),
+                false => Err(self.shared.no_primary()),
+            }
+        };
+        let opened = timeout(hosts.timeout, opened).await.unwrap_or(Err(sqlx::Error::PoolTimedOut.into()));
+        match opened {
+            Ok(connection) => Ok((connection, found.generation)),
+            Err(error) => {
+                self.shared.doubt(found.generation);
+                Err(error)
+            }
+        }
+    }
+
+    /// The number of the host that is used: whoever has a connection of another gives it up.
+    pub fn generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::Acquire)
+    }
+
+    /// Waits until the host that is used now is used no more.
+    pub fn moved(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (mut moves, now) = (self.shared.moves.subscribe(), self.generation());
+        async move {
+            if moves.wait_for(|generation| *generation != now).await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// Has every host looked at soon: a connection broke.
+    pub fn ask(&self) {
+        self.shared.ask();
+    }
+
+    /// One connection that is kept for listening, opened when it is first needed.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPrimary`].
+    pub async fn listening(&self) -> Result<PgPool, StoreError> {
+        let found = self.found().await?;
+        let hosts = self.shared.hosts.load();
+        let options = hosts.options.get(found.index).ok_or_else(|| self.shared.no_primary())?;
+        Ok(self.shared.pool_options(1).connect_lazy_with(options.clone()))
+    }
+
+    /// Takes other hosts, or another password for the same.
+    pub(super) fn show(&self, hosts: Hosts) {
+        self.shared.show(hosts);
+    }
+
+    /// Closes the pools; the host is not looked for any more.
+    pub(super) async fn close(&self) {
+        self._looking.abort();
+        let last = self.shared.known.borrow().last.clone();
+        if let Some(last) = last {
+            tokio::join!(last.pool.close(), last.operators.close());
+        }
+    }
+}
+
+impl Shared {
+    /// Has every host looked at soon; answers with the number of the question.
+    fn ask(&self) -> u64 {
+        let mut question = 0;
+        self.asked.send_modify(|asked| {
+            *asked += 1;
+            question = *asked;
+        });
+        question
+    }
+
+    /// Somebody could not use the host of this generation: nobody else is led there until it was looked at.
+    fn doubt(&self, generation: u64) {
+        self.known.send_if_modified(|known| {
+            known.is_doubted |= known.found.as_ref().is_some_and(|found| found.generation == generation);
+            false
+        });
+        self.ask();
+    }
+
+    /// A host has not answered for a while: if it is the one that is used, another may be about to take its place.
+    fn late(&self, index: usize) {
+        let is_news = self.known.send_if_modified(|known| {
+            let is_used = known.found.as_ref().is_some_and(|found| found.index == index);
+            let is_news = is_used && !known.is_late;
+            known.is_late |= is_used;
+            is_news
+        });
+        if is_news {
+            self.ask();
+        }
+    }
+
+    fn no_primary(&self) -> StoreError {
+        let (states, hosts) = (self.known.borrow().states(), self.hosts.load());
+        let told = |(options, state): (&PgConnectOptions, &State)| {
+            let place = place(options);
+            match state {
+                State::Unseen => format!("{place} has not been looked at"),
+                State::Writable(_) => format!("{place} is just being looked at again"),
+                State::InRecovery => format!("{place} is in recovery"),
+                State::ReadOnly => format!("{place} takes no writes"),
+                State::NotYet(error) | State::Away { error, .. } => {
+                    format!("{place}: {}", crate::telemetry::with_causes(&**error))
+                }
+            }
+        };
+        let hosts: Vec<_> = hosts.options.iter().zip(&states).map(told).collect();
+        StoreError::NoPrimary { why: missing(&states), hosts: hosts.join("; ") }
+    }
+
+    /// A host was looked at.
+    fn note(self: &Arc<Self>, index: usize, seen: Seen) {
+        let mut change = None;
+        self.known.send_modify(|known| {
+            let Some(place) = known.hosts.get_mut(index) else { return };
+            *place = seen;
+            if known.found.as_ref().is_some_and(|found| found.index == index) {
+                (known.is_doubted, known.is_late) = (false, false);
+            }
+            change = Some(self.decide(known));
+        });
+        match change {
+            Some(Change::Found(found)) => tracing::info!(host = found.place, "found the host that takes writes"),
+            Some(Change::Lost) => {
+                let error = self.no_primary();
+                tracing::warn!(error = &error as &dyn std::error::Error, "no host of the database takes writes");
+                // The others look at once.
+                self.ask();
+            }
+            Some(Change::None) | None => {}
+        }
+    }
+
+    /// Which host is to be used, by what is known now.
+    fn decide(self: &Arc<Self>, known: &mut Known) -> Change {
+        let states = known.states();
+        let before = known.found.as_ref().map(|found| found.index);
+        let now = choose(&states, known.last.as_ref().map(|last| last.index));
+        if now == before {
+            return Change::None;
+        }
+        let Some(index) = now else {
+            known.found = None;
+            // One that only fell silent may be the same again, and its connections, too.
+            let is_silent = before.and_then(|index| states.get(index)).is_none_or(|s| matches!(s, State::Away { .. }));
+            if !is_silent {
+                self.leave(known);
+            }
+            return Change::Lost;
+        };
+        if let Some(last) = known.last.clone().filter(|last| last.index == index) {
+            known.found = Some(last.clone());
+            return Change::Found(last);
+        }
+        self.leave(known);
+        let Some(found) = self.used(index) else { return Change::None };
+        known.found = Some(found.clone());
+        known.last = Some(found.clone());
+        Change::Found(found)
+    }
+
+    /// Nobody uses the host any more that was used.
+    fn leave(&self, known: &mut Known) {
+        known.found = None;
+        if let Some(left) = known.last.take() {
+            let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
+            self.moves.send_replace(generation);
+            tokio::spawn(async move { tokio::join!(left.pool.close(), left.operators.close()) });
+        }
+    }
+
+    fn used(self: &Arc<Self>, index: usize) -> Option<Arc<Found>> {
+        let hosts = self.hosts.load();
+        let options = hosts.options.get(index)?;
+        let pool = |connections| self.pool_options(connections).connect_lazy_with(options.clone());
+        Some(Arc::new(Found {
+            index,
+            place: place(options),
+            generation: self.generation.load(Ordering::Acquire),
+            pool: pool(POOL_CONNECTIONS_MAX),
+            operators: pool(operators::CONNECTIONS_MAX),
+        }))
+    }
+
+    /// How pools treat their connections. They have to answer in time when they are taken, and when they are given back: the pool's own
+    /// questions would wait on a connection that was lost without a word until the caller's time is over, or for ever.
+    fn pool_options(self: &Arc<Self>, connections_max: u32) -> PgPoolOptions {
+        let (before, after, made) = (Arc::downgrade(self), Arc::downgrade(self), Arc::downgrade(self));
+        PgPoolOptions::new()
+            .max_connections(connections_max)
+            .acquire_timeout(CONNECT_TIMEOUT)
+            .test_before_acquire(false)
+            .before_acquire(move |connection, _| Box::pin(check(before.clone(), connection)))
+            .after_release(move |connection, _| Box::pin(check(after.clone(), connection)))
+            .after_connect(move |connection, _| Box::pin(check_new(made.clone(), connection)))
+    }
+
+    fn show(self: &Arc<Self>, hosts: Hosts) {
+        let before = self.hosts.load_full();
+        let places = |hosts: &Hosts| hosts.options.iter().map(place).collect::<Vec<_>>();
+        let are_others = places(&before) != places(&hosts);
+        let hosts = Arc::new(bounded(&hosts));
+        self.hosts.store(hosts.clone());
+        if are_others {
+            self.known.send_modify(|known| {
+                self.leave(known);
+                *known = Known { round: known.round + 1, ..Known::of(hosts.options.len()) };
+            });
+            return;
+        }
+        let last = self.known.borrow().last.clone();
+        if let Some((last, options)) = last.and_then(|last| Some((last.clone(), hosts.options.get(last.index)?))) {
+            last.pool.set_connect_options(options.clone());
+            last.operators.set_connect_options(options.clone());
+        }
+    }
+}
+
+/// With what every connection of the service is bounded by.
+fn bounded(hosts: &Hosts) -> Hosts {
+    Hosts { options: hosts.options.iter().cloned().map(session::bounded).collect(), ..hosts.clone() }
+}
+
+/// What a look has changed.
+enum Change {
+    None,
+    Found(Arc<Found>),
+    Lost,
+}

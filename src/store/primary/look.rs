@@ -1,0 +1,140 @@
+//! Looking at hosts: each has its own task, and every connection is asked where it leads.
+
+use std::{
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptions};
+use tokio::{task::JoinSet, time::timeout};
+
+use super::{
+    super::session::{self, ALIVE_TIMEOUT, LATE_AFTER},
+    Shared,
+    known::{Seen, State},
+};
+
+/// How often each host is looked at while one takes writes, and while none does.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How much time there is between two looks at a host, however many ask for them.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Looks at every host, each by itself: whom one keeps waiting keeps nobody else. Begins anew when there are other hosts.
+pub(super) async fn look_at_all(shared: Arc<Shared>) {
+    let mut known = shared.known.subscribe();
+    loop {
+        let (round, hosts) = {
+            let known = known.borrow_and_update();
+            (known.round, known.hosts.len())
+        };
+        let mut looking = JoinSet::new();
+        (0..hosts).for_each(|index| drop(looking.spawn(look_at(shared.clone(), index))));
+        if known.wait_for(|known| known.round != round).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn look_at(shared: Arc<Shared>, index: usize) {
+    let (mut asked, mut connection, mut last) = (shared.asked.subscribe(), None, State::Unseen);
+    loop {
+        let question = *asked.borrow_and_update();
+        let hosts = shared.hosts.load_full();
+        let Some(options) = hosts.options.get(index) else { return };
+        let looking = look(&mut connection, options, hosts.timeout);
+        tokio::pin!(looking);
+        let state = match timeout(LATE_AFTER, &mut looking).await {
+            Ok(state) => state,
+            Err(_) => {
+                shared.late(index);
+                looking.await
+            }
+        };
+        // One that has no room for a connection more is as it was: those that there are go on.
+        if !state.is_full() || matches!(last, State::Unseen | State::NotYet(_) | State::Away { .. }) {
+            last = state;
+        }
+        shared.note(index, Seen { state: last.clone(), question });
+        tokio::time::sleep(LOOK_PAUSE).await;
+        let is_well = {
+            let known = shared.known.borrow();
+            known.usable().is_some() && !known.is_late
+        };
+        let rest = if is_well { LOOK_INTERVAL } else { SEARCH_INTERVAL };
+        // Its other end lives as long as this.
+        let _ = timeout(rest, asked.changed()).await;
+    }
+}
+
+/// Looks at a host, on the connection from last time if it still answers. One that fell silent, a new one may replace.
+async fn look(kept: &mut Option<PgConnection>, options: &PgConnectOptions, longest: Duration) -> State {
+    if let Some(mut connection) = kept.take()
+        && let Ok(Ok(state)) = timeout(ALIVE_TIMEOUT, ask(&mut connection)).await
+    {
+        *kept = Some(connection);
+        return state;
+    }
+    let opened = async {
+        let mut connection = options.connect().await?;
+        let state = ask(&mut connection).await?;
+        Ok::<_, sqlx::Error>((connection, state))
+    };
+    match timeout(longest, opened).await {
+        Ok(Ok((connection, state))) => {
+            *kept = Some(connection);
+            state
+        }
+        Ok(Err(error)) => {
+            let is_between = error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("57P03"));
+            let error = Arc::new(error.into());
+            if is_between { State::NotYet(error) } else { State::Away { error, is_silent: false } }
+        }
+        Err(_) => State::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true },
+    }
+}
+
+/// Asks a host what it is.
+async fn ask(connection: &mut PgConnection) -> Result<State, sqlx::Error> {
+    let row = sqlx::query(
+        "-- primary::ask
+        SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
+            CASE WHEN pg_is_in_recovery() THEN 0
+                ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END",
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(match (row.try_get(0)?, row.try_get(1)?) {
+        (true, _) => State::InRecovery,
+        (false, true) => State::ReadOnly,
+        (false, false) => State::Writable(row.try_get(2)?),
+    })
+}
+
+/// Whether the host of a connection takes writes.
+pub(super) async fn takes_writes(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let takes_none = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'";
+    sqlx::query_scalar(takes_none).fetch_one(connection).await.map(|takes_none: bool| !takes_none)
+}
+
+/// Whether a connection of a pool still answers; one that does not has the hosts looked at.
+pub(super) async fn check(shared: Weak<Shared>, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+    let checked = session::check(connection).await;
+    if let (Err(_), Some(shared)) = (&checked, shared.upgrade()) {
+        shared.ask();
+    }
+    checked.map(|()| true)
+}
+
+/// Waits for ever if a new connection of a pool leads to a host that takes no writes: an error would have the pool try the same host
+/// again and again, and log each time.
+pub(super) async fn check_new(shared: Weak<Shared>, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    if takes_writes(connection).await? {
+        return Ok(());
+    }
+    if let Some(shared) = shared.upgrade() {
+        shared.doubt(shared.generation.load(Ordering::Acquire));
+    }
+    std::future::pending().await
+}

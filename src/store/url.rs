@@ -1,0 +1,342 @@
+//! The URL of a database, with several hosts as libpq reads them: sqlx knows one host, and no `target_session_attrs`.
+
+use std::{fmt, str::FromStr as _, time::Duration};
+
+use sqlx::postgres::PgConnectOptions;
+
+use super::{session::CONNECT_TIMEOUT, target::UrlError};
+
+/// How many hosts a URL may name.
+pub const HOSTS_MAX: usize = 16;
+
+/// The shortest and the longest time that one host may have to let a connection in. As for libpq, one second is too short.
+const TIMEOUT_MIN: Duration = Duration::from_secs(2);
+const TIMEOUT_MAX: Duration = Duration::from_secs(10);
+
+/// Which of several hosts is wanted, as libpq names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionAttrs {
+    /// Any that lets a connection in; what holds if nothing is said.
+    Any,
+    /// One that takes writes.
+    ReadWrite,
+    /// One that takes none.
+    ReadOnly,
+    /// One that is not in recovery.
+    Primary,
+    /// One that is.
+    Standby,
+    /// One that is, or else any.
+    PreferStandby,
+}
+
+impl SessionAttrs {
+    const ALL: [(&'static str, Self); 6] = [
+        ("any", Self::Any),
+        ("read-write", Self::ReadWrite),
+        ("read-only", Self::ReadOnly),
+        ("primary", Self::Primary),
+        ("standby", Self::Standby),
+        ("prefer-standby", Self::PreferStandby),
+    ];
+
+    fn parse(text: &str) -> Result<Self, UrlError> {
+        let found = Self::ALL.iter().find(|(name, _)| *name == text);
+        found.map(|(_, attrs)| *attrs).ok_or_else(|| UrlError::SessionAttrs(text.to_owned()))
+    }
+
+    /// Whether a host that takes writes may be wanted by it.
+    pub fn may_write(self) -> bool {
+        matches!(self, Self::Any | Self::ReadWrite | Self::Primary)
+    }
+
+    /// Whether a host that takes none may be wanted by it.
+    pub fn may_read_only(self) -> bool {
+        !matches!(self, Self::ReadWrite | Self::Primary)
+    }
+}
+
+impl fmt::Display for SessionAttrs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::ALL.iter().find(|(_, attrs)| attrs == self).map_or("any", |(name, _)| name))
+    }
+}
+
+/// What a URL says. Not shown: it may hold a password.
+#[derive(Clone)]
+pub struct Hosts {
+    /// How to connect to each, in their order; at least one.
+    pub options: Vec<PgConnectOptions>,
+    /// How long each may take to let a connection in.
+    pub timeout: Duration,
+    /// Which is wanted.
+    pub attrs: SessionAttrs,
+}
+
+impl From<PgConnectOptions> for Hosts {
+    fn from(options: PgConnectOptions) -> Self {
+        Self { options: vec![options], timeout: CONNECT_TIMEOUT, attrs: SessionAttrs::Any }
+    }
+}
+
+/// The parts of a URL that sqlx does not know, and the rest.
+struct Parts<'a> {
+    userinfo: Option<&'a str>,
+    path: &'a str,
+    hosts: Vec<String>,
+    ports: Vec<String>,
+    timeout: Duration,
+    attrs: SessionAttrs,
+    /// The other parameters, as they stand.
+    others: Vec<&'a str>,
+    /// The parameters that say where, as they stand.
+    place: Vec<&'a str>,
+    authority: &'a str,
+}
+
+/// Reads a URL.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse(url: &str) -> Result<Hosts, UrlError> {
+    let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://")).ok_or(UrlError::Url)?;
+    let parts = Parts::of(rest)?;
+    let options = match parts.hosts.len() {
+        // A user without a host behind it is nothing that sqlx reads.
+        0 | 1 if !parts.authority.ends_with('@') => vec![parse_one(&parts.alone())?],
+        hosts if hosts > HOSTS_MAX => return Err(UrlError::TooManyHosts(hosts)),
+        _ => parts.each()?.iter().map(|url| parse_one(url)).collect::<Result<_, _>>()?,
+    };
+    Ok(Hosts { options, timeout: parts.timeout, attrs: parts.attrs })
+}
+
+fn parse_one(url: &str) -> Result<PgConnectOptions, UrlError> {
+    PgConnectOptions::from_str(url).map_err(|_| UrlError::Url)
+}
+
+impl<'a> Parts<'a> {
+    fn of(rest: &'a str) -> Result<Self, UrlError> {
+        let rest = rest.split('#').next().unwrap_or_default();
+        let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (userinfo, places) = match authority.rsplit_once('@') {
+            Some((userinfo, places)) => (Some(userinfo), places),
+            None => (None, authority),
+        };
+        let (hosts, ports) = split_places(places)?;
+        let mut parts = Self {
+            userinfo,
+            path,
+            hosts,
+            ports,
+            timeout: CONNECT_TIMEOUT,
+            attrs: SessionAttrs::Any,
+            others: vec![],
+            place: vec![],
+            authority,
+        };
+        let mut addresses = None;
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let list = || decode(value).map(|list| list.split(',').map(str::to_owned).collect::<Vec<_>>());
+            match key {
+                "host" => parts.hosts = list()?,
+                "hostaddr" => addresses = Some(list()?),
+                "port" => parts.ports = list()?,
+                "target_session_attrs" => parts.attrs = SessionAttrs::parse(&decode(value)?)?,
+                "connect_timeout" => parts.timeout = parse_timeout(&decode(value)?)?,
+                _ => parts.others.push(pair),
+            }
+            if ["host", "hostaddr", "port"].contains(&key) {
+                parts.place.push(pair);
+            }
+        }
+        if let Some(addresses) = addresses {
+            parts.connect_at(addresses)?;
+        }
+        Ok(parts)
+    }
+
+    /// Where hosts are given by address, no name has to be looked up.
+    fn connect_at(&mut self, addresses: Vec<String>) -> Result<(), UrlError> {
+        let named = self.hosts.iter().any(|host| !host.is_empty());
+        if named && self.hosts.len() != addresses.len() {
+            return Err(UrlError::Counts { hosts: self.hosts.len(), what: "addresses", count: addresses.len() });
+        }
+        let mut names = std::mem::take(&mut self.hosts).into_iter();
+        let or_name = |address: String| match names.next() {
+            Some(name) if address.is_empty() => name,
+            _ => address,
+        };
+        self.hosts = addresses.into_iter().map(or_name).collect();
+        Ok(())
+    }
+
+    /// For the one host there is: as it stands, without what sqlx does not know.
+    fn alone(&self) -> String {
+        let query: Vec<_> = self.place.iter().chain(&self.others).copied().collect();
+        format!("postgres://{}{}?{}", self.authority, self.path, query.join("&"))
+    }
+
+    /// For each of several hosts. User and password go where sqlx reads them although the host does not stand behind them.
+    fn each(&self) -> Result<Vec<String>, UrlError> {
+        let as_value = |text: &str| text.replace('&', "%26").replace('+', "%2B");
+        let mut common: Vec<String> = self.others.iter().map(|pair| (*pair).to_owned()).collect();
+        if let Some(userinfo) = self.userinfo {
+            let (user, password) = userinfo.split_once(':').map_or((userinfo, None), |(user, word)| (user, Some(word)));
+            let said = [("user", Some(user).filter(|user| !user.is_empty())), ("password", password)];
+            // Before the others, which have the last word.
+            let said = said.into_iter().filter_map(|(key, text)| Some(format!("{key}={}", as_value(text?))));
+            common.splice(0..0, said);
+        }
+        let ports = match self.ports.len() {
+            1 => self.ports.iter().cycle().take(self.hosts.len()).cloned().collect(),
+            ports if ports == self.hosts.len() => self.ports.clone(),
+            0 => vec![String::new(); self.hosts.len()],
+            count => return Err(UrlError::Counts { hosts: self.hosts.len(), what: "ports", count }),
+        };
+        let of_host = |(host, port): (&String, &String)| {
+            if host.is_empty() {
+                return Err(UrlError::NamelessHost);
+            }
+            let mut query = common.clone();
+            query.push(format!("host={}", encode(host)));
+            query.extend(Some(format!("port={}", encode(port))).filter(|_| !port.is_empty()));
+            Ok(format!("postgres:///{}?{}", self.path.trim_start_matches('/'), query.join("&")))
+        };
+        self.hosts.iter().zip(&ports).map(of_host).collect()
+    }
+}
+
+/// What stands before the path: `host:port,host:port`. Hosts and ports are two lists, as for libpq.
+fn split_places(places: &str) -> Result<(Vec<String>, Vec<String>), UrlError> {
+    let (mut hosts, mut ports) = (vec![], vec![]);
+    for place in places.split(',') {
+        let (host, port) = match place.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((host, port)) => (host, port.strip_prefix(':').unwrap_or(port)),
+            None => place.split_once(':').unwrap_or((place, "")),
+        };
+        hosts.push(decode(host)?);
+        ports.push(port.to_owned());
+    }
+    if ports.iter().all(String::is_empty) {
+        ports.clear();
+    }
+    Ok((hosts, ports))
+}
+
+/// In seconds; nothing, 0 and less are no bound for libpq, and here the longest there is.
+fn parse_timeout(text: &str) -> Result<Duration, UrlError> {
+    let seconds: i64 = text.trim().parse().map_err(|_| UrlError::Timeout(text.to_owned()))?;
+    let timeout = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs);
+    Ok(timeout.unwrap_or(TIMEOUT_MAX).clamp(TIMEOUT_MIN, TIMEOUT_MAX))
+}
+
+/// Without the percents of a URL.
+fn decode(text: &str) -> Result<String, UrlError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digits = [rest.next(), rest.next()].map(|digit| digit.and_then(|digit| char::from(digit).to_digit(16)));
+        let [Some(high), Some(low)] = digits else { return Err(UrlError::Url) };
+        bytes.push(u8::try_from(high * 16 + low).map_err(|_| UrlError::Url)?);
+    }
+    String::from_utf8(bytes).map_err(|_| UrlError::Url)
+}
+
+/// With them.
+fn encode(text: &str) -> String {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._".contains(byte);
+    let shown = |byte: u8| if is_plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where each host is, and how it is reached.
+    fn told(url: &str) -> Result<(Vec<String>, SessionAttrs), String> {
+        let hosts = parse(url).map_err(|error| error.to_string())?;
+        let place = |options: &PgConnectOptions| match options.get_socket() {
+            Some(socket) => format!("{}:{}", socket.display(), options.get_port()),
+            None => format!("{}:{}", options.get_host(), options.get_port()),
+        };
+        let shown = |options: &PgConnectOptions| {
+            let database = options.get_database().unwrap_or_default();
+            format!("{}@{}/{database}", options.get_username(), place(options))
+        };
+        Ok((hosts.options.iter().map(shown).collect(), hosts.attrs))
+    }
+
+    #[test]
+    fn several_hosts_are_read_as_libpq_reads_them() {
+        use SessionAttrs::{Any, Primary, ReadWrite, Standby};
+        for (url, hosts, attrs) in [
+            ("postgres://u@h1:1,h2:2/db?target_session_attrs=read-write", &["u@h1:1/db", "u@h2:2/db"][..], ReadWrite),
+            ("postgresql://u@/db?host=h1,h2&port=1,2&target_session_attrs=any", &["u@h1:1/db", "u@h2:2/db"], Any),
+            ("postgres:///db?user=u&host=h1,h2&port=7", &["u@h1:7/db", "u@h2:7/db"], Any),
+            ("postgres://u@h1,h2:2/db", &["u@h1:5432/db", "u@h2:2/db"], Any),
+            ("postgres://u@h1,h2/db", &["u@h1:5432/db", "u@h2:5432/db"], Any),
+            ("postgres://u:p@h1,h2/db?port=8", &["u@h1:8/db", "u@h2:8/db"], Any),
+            ("postgres://u@[::1]:1,[::2]/db", &["u@::1:1/db", "u@::2:5432/db"], Any),
+            (
+                "postgres://u@%2Frun%2Fa,h2/db?target_session_attrs=primary",
+                &["u@/run/a:5432/db", "u@h2:5432/db"],
+                Primary,
+            ),
+            ("postgres://u@/db?host=/run/a,/run/b&port=1,2", &["u@/run/a:1/db", "u@/run/b:2/db"], Any),
+            ("postgres://u@a,b/db?hostaddr=127.0.0.1,", &["u@127.0.0.1:5432/db", "u@b:5432/db"], Any),
+            ("postgres://a%20b%26c:x@h1,h2/db", &["a b&c@h1:5432/db", "a b&c@h2:5432/db"], Any),
+            ("postgres://u@one:3/db?target_session_attrs=standby", &["u@one:3/db"], Standby),
+            ("postgres://u@one/db?connect_timeout=5", &["u@one:5432/db"], Any),
+            ("postgres://u@x:1/db?host=/run/one", &["u@/run/one:1/db"], Any),
+            ("postgres://u@/db?host=/run/one", &["u@/run/one:5432/db"], Any),
+        ] {
+            let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+            assert_eq!(told(url), Ok((hosts, attrs)), "{url}");
+        }
+    }
+
+    #[test]
+    fn what_libpq_would_not_read_is_refused_by_name() {
+        let many = format!("postgres://{}/db", vec!["h"; HOSTS_MAX + 1].join(","));
+        for (url, why) in [
+            ("postgres://h1,h2,h3/db?port=1,2", "names 3 hosts and 2 ports"),
+            ("postgres://h1,h2/db?hostaddr=127.0.0.1", "names 2 hosts and 1 addresses"),
+            ("postgres://h1,/db", "without a name"),
+            ("postgres://h1,h2/db?target_session_attrs=master", "target_session_attrs=master"),
+            ("postgres://h1,h2/db?connect_timeout=soon", "connect_timeout=soon"),
+            ("postgres://h1:x,h2:2/db", "is not a PostgreSQL URL"),
+            ("postgres://h1,%zz/db", "is not a PostgreSQL URL"),
+            ("mysql://h1,h2/db", "is not a PostgreSQL URL"),
+            (&many, "17 hosts"),
+        ] {
+            let error = told(url).unwrap_err();
+            assert!(error.contains(why), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn each_host_has_a_bounded_time() {
+        for (seconds, timeout) in [("0", 10), ("-1", 10), ("1", 2), ("2", 2), ("7", 7), ("3600", 10)] {
+            let hosts = parse(&format!("postgres://h1,h2/db?connect_timeout={seconds}")).unwrap();
+            assert_eq!(hosts.timeout, Duration::from_secs(timeout), "{seconds}");
+        }
+        assert_eq!(parse("postgres://h1/db").unwrap().timeout, CONNECT_TIMEOUT);
+    }
+
+    #[test]
+    fn a_password_is_taken_whole() {
+        let hosts = parse("postgres://u:a%40b+c&d%25:e@h1,h2/db").unwrap();
+        for options in hosts.options {
+            use sqlx::ConnectOptions as _;
+            let url = options.to_url_lossy();
+            assert_eq!(url.password(), Some("a%40b%2Bc%26d%25%3Ae"), "{url}");
+        }
+    }
+}

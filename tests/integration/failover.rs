@@ -1,0 +1,397 @@
+//! A database with a standby: what an instance does while no host takes writes, and when another does.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, ClientSettings, Follower, ResultResource, RmClient, check_health},
+    server::{Options, Server, listen, listen_http},
+    store::{Store, target::Target},
+    transport::{edge::Bounds, proto::FollowActionsResponse, resource_manager::RequestTimeouts},
+};
+use sqlx::Row as _;
+use tokio::{net::UnixListener, sync::oneshot};
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::{
+    harness::*,
+    metrics::get,
+    pair::{LONG, Node, Pair},
+};
+
+/// What health says of an instance.
+async fn serves(address: &str, service: &str) -> bool {
+    let told = check_health(address, &ClientSettings::once(LONG), service).await.unwrap();
+    told.into_iter().all(|(_, serves)| serves.unwrap())
+}
+
+/// It is told that the database takes no writes, and when to come again.
+#[track_caller]
+fn assert_told<T: std::fmt::Debug>(answer: Result<T, ClientError>, why: &str) {
+    let error = answer.unwrap_err();
+    assert!(error.code() == Some(Code::Unavailable) && error.to_string().contains(why), "{error}");
+    assert!(error.retry_after().is_some() && error.reason().as_deref() == Some("DATABASE_UNAVAILABLE"), "{error:?}");
+}
+
+async fn instance(url: &str, options: Options) -> Instance {
+    Instance::start_on(Target::parse(url).unwrap(), options, ANY_PORT.into()).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_waits_on_a_standby_and_serves_when_that_is_promoted() {
+    let pair = Pair::start("waits", false).await;
+    let first = Instance::start(&pair.database(&pair.primary)).await;
+    first.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
+    first.stop().await;
+    let ems = "SELECT count(*) FROM linkis_em_resource_meta_data";
+    eventually("the standby has it", LONG, || async { pair.standby.count(ems).await == Some(1) }).await;
+
+    let (listener, http) = (listen(ANY_PORT).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
+    let (address, http_address) = (typed(&listener.address().unwrap().to_string()), http.local_addr().unwrap());
+    let (stop, stopped) = oneshot::channel::<()>();
+    let target = Target::parse(&pair.standby.url()).unwrap();
+    let runtime = tokio::runtime::Handle::current();
+    let serving = std::thread::spawn(move || {
+        runtime.block_on(async {
+            let server = Server::open(listener, Some(http), target, options()).await.unwrap();
+            server.serve(async { drop(stopped.await) }).await.unwrap()
+        })
+    });
+    let in_recovery = (503, "not ready: the database is in recovery, a standby\n".to_owned());
+    eventually("it says so", LONG, || async { get(http_address, "/readyz").await == in_recovery }).await;
+    let client = client(&address);
+    // However it is asked, and whether or not it is a read.
+    assert_told(client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await, "is in recovery");
+    assert_told(client.em(&em("host1")).await, "is in recovery");
+    assert_told(client.server_info().await, "is in recovery");
+    assert!(!serves(&address, "").await && serves(&address, "liveness").await);
+    assert_eq!(get(http_address, "/livez").await.0, 200);
+
+    pair.primary.kill().await;
+    pair.standby.promote().await;
+    eventually("it serves", LONG, || async { client.em(&em("host1")).await.is_ok() }).await;
+    client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
+    eventually("health says so", LONG, || async { serves(&address, "").await }).await;
+    assert_eq!(get(http_address, "/readyz").await, (200, "ready\n".to_owned()));
+
+    // A host that is set to take no writes is no better; and no connection has to break for that.
+    pair.standby.run("ALTER SYSTEM SET default_transaction_read_only = on").await;
+    pair.standby.run("SELECT pg_reload_conf()").await;
+    let takes_none = (503, "not ready: the database is set to take no writes\n".to_owned());
+    eventually("it says so", LONG, || async { get(http_address, "/readyz").await == takes_none }).await;
+    assert_told(client.em(&em("host1")).await, "is set to take no writes");
+    assert!(!serves(&address, "").await && serves(&address, "liveness").await);
+    pair.standby.run("ALTER SYSTEM RESET default_transaction_read_only").await;
+    pair.standby.run("SELECT pg_reload_conf()").await;
+    eventually("it serves", LONG, || async { client.em(&em("host1")).await.is_ok() }).await;
+    drop(stop);
+    tokio::task::spawn_blocking(|| serving.join().unwrap()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_host_in_the_file_of_the_url_is_looked_at_instead() {
+    let pair = Pair::start("named", false).await;
+    let file = scratch("named-url");
+    let name = |node: &Node| std::fs::write(&file, node.url()).unwrap();
+    name(&pair.primary);
+    let target = Target::in_file(file.clone()).unwrap();
+    let instance = Instance::start_on(target, options(), ANY_PORT.into()).await;
+    instance.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
+    let ems = "SELECT count(*) FROM linkis_em_resource_meta_data";
+    eventually("the standby has it", LONG, || async { pair.standby.count(ems).await == Some(1) }).await;
+    // As many hosts, and another one: what the one before says is of no account.
+    name(&pair.standby);
+    let in_recovery = (503, "not ready: the database is in recovery, a standby\n".to_owned());
+    eventually("it says so", LONG, || async { get(instance.http, "/readyz").await == in_recovery }).await;
+    assert_told(instance.client.em(&em("host1")).await, "is in recovery");
+    pair.standby.promote().await;
+    eventually("it serves", LONG, || async { instance.client.em(&em("host1")).await.is_ok() }).await;
+    let grant = instance.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
+    let tickets = "SELECT count(*) FROM linkis_user_resource_meta_data";
+    assert_eq!((pair.standby.count(tickets).await, pair.primary.count(tickets).await), (Some(1), Some(0)), "{grant:?}");
+    instance.stop().await;
+    std::fs::remove_file(file).unwrap();
+}
+
+/// The lines of a log that warn.
+type Warnings = Arc<Mutex<Vec<String>>>;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_takes_no_writes_is_one_warning() {
+    let pair = Pair::start("warns", false).await;
+    let log = Warnings::default();
+    let lines = log.clone();
+    let url = pair.primary.url();
+    let mut command = std::process::Command::new(PROGRAM);
+    let process = Process::start_command(command.args(["--database-url", &url]), move |line| {
+        lines.lock().unwrap().push(line);
+    });
+    process.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
+    pair.primary.run("ALTER SYSTEM SET default_transaction_read_only = on").await;
+    pair.primary.run("SELECT pg_reload_conf()").await;
+    let warned = || async {
+        let lines = log.lock().unwrap();
+        lines.iter().any(|line| line.contains("no host of the database takes writes"))
+    };
+    eventually("it warns", LONG, warned).await;
+    // The tasks come to it again and again.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let told = log.lock().unwrap().clone();
+    let warnings: Vec<_> = told.iter().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
+    // What was under way when it changed may have failed by itself.
+    let of_listening = warnings.iter().filter(|line| line.contains("cannot hear of more room")).count();
+    assert!(of_listening <= 1 && warnings.len() <= 6, "{warnings:#?}");
+    assert_eq!(warnings.iter().filter(|line| line.contains("takes writes")).count(), 1, "{warnings:#?}");
+    assert_eq!(process.terminate(), Some(0));
+}
+
+/// Who waits in line, by ticket, and where.
+async fn places(database: &Database) -> BTreeMap<Uuid, Vec<u8>> {
+    let rows = sqlx::query("SELECT ticket_id, position FROM linkis_resource_waiting").fetch_all(&database.pool).await;
+    rows.unwrap().iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn those_in_line_keep_their_places_when_a_replica_is_promoted() {
+    let count = crowd_of(200);
+    let (pair, amount) = (Pair::start("line", true).await, i64::try_from(count).unwrap());
+    // One caller has a share of the line, not all of it.
+    let bounds = Bounds { waiting: count * 2, ..options().bounds };
+    let instance = instance(&pair.url(), Options { bounds, ..options() }).await;
+    let host = em("host1");
+    instance.client.register(registration(host.clone(), load(amount, amount, amount))).await.unwrap();
+    let held = instance.client.request_resource(&request(&host, "alice", load(amount, amount, amount))).await.granted();
+    // One connection has no room for all of them.
+    let long = LONG * u32::try_from(1 + count / 200).unwrap();
+    let clients: Vec<_> = (0..=count / 500).map(|_| hurried(&instance.address, long * 2)).collect();
+    let waiting: Vec<_> = (0..count)
+        .map(|nth| {
+            let (client, mut ask) = (clients[nth / 500].clone(), request(&host, "bob", load(1, 1, 1)));
+            ask.wait_timeout = options().times.max_wait;
+            tokio::spawn(async move { client.request_resource(&ask).await })
+        })
+        .collect();
+    let (before, after) = (pair.database(&pair.primary), pair.database(&pair.standby));
+    eventually("all stand in line", long, || async { places(&before).await.len() == count }).await;
+    let stood = places(&before).await;
+
+    pair.primary.kill().await;
+    let promoted = Instant::now();
+    pair.standby.promote().await;
+    eventually("it serves", LONG, || async { instance.client.em(&host).await.is_ok() }).await;
+    println!("{count} in line: served again {:?} after the promotion was asked for", promoted.elapsed());
+    assert!(places(&after).await == stood, "nobody has lost his place");
+    instance.client.resource_released(&release(&held, "alice")).await.unwrap();
+    let mut granted = HashSet::new();
+    for answer in waiting {
+        granted.insert(answer.await.unwrap().granted().ticket_id);
+    }
+    assert_eq!(granted, stood.keys().copied().collect::<HashSet<_>>());
+    assert_invariants(&after, &instance.client).await;
+    instance.stop().await;
+}
+
+/// What callers were told while a database went.
+#[derive(Default)]
+struct Ledger {
+    granted: Mutex<Vec<(Uuid, Instant)>>,
+    unknown: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+/// Asks and gives nothing back, until it is told to stop.
+async fn ask_on(client: RmClient, user: String, ledger: Arc<Ledger>, stop: Arc<AtomicBool>) {
+    while !stop.load(Ordering::Relaxed) {
+        match client.request_resource(&request(&em("host1"), &user, load(0, 1, 1))).await {
+            Ok(ResultResource::Available(grant)) => {
+                ledger.granted.lock().unwrap().push((grant.ticket_id, Instant::now()));
+            }
+            Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
+            Err(error) => {
+                let is_unknown = error.reason().as_deref() == Some("COMMIT_UNKNOWN");
+                let count = if is_unknown { &ledger.unknown } else { &ledger.failed };
+                count.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+}
+
+/// How the primary goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    /// It is dead.
+    Killed,
+    /// It says nothing any more, and comes back as if nothing had happened.
+    Frozen,
+}
+
+/// The promise: whoever was told that something was granted has it, and what nobody was told of goes when its time is over.
+async fn lose_the_primary(name: &str, loss: Loss) {
+    let pair = Pair::start(name, true).await;
+    let lock_ttl = Duration::from_secs(3);
+    let times = RequestTimeouts { lock_ttl, ..options().times };
+    let instance = instance(&pair.url(), Options { times, ..options() }).await;
+    instance.client.register(registration(em("host1"), load(0, 1_000_000, 1_000_000))).await.unwrap();
+    let (ledger, stop) = (Arc::<Ledger>::default(), Arc::<AtomicBool>::default());
+    let asking: Vec<_> = (0..8)
+        .map(|user| tokio::spawn(ask_on(instance.client.clone(), format!("u{user}"), ledger.clone(), stop.clone())))
+        .collect();
+    let granted = |ledger: &Ledger| ledger.granted.lock().unwrap().len();
+    eventually("grants", LONG, || async { granted(&ledger) > 100 }).await;
+    match loss {
+        Loss::Killed => pair.primary.kill().await,
+        Loss::Frozen => pair.primary.freeze(true),
+    }
+    pair.standby.promote().await;
+    let writable = Instant::now();
+    let before = granted(&ledger);
+    let again = eventually("grants again", LONG, || async { granted(&ledger) > before + 100 }).await;
+    let first = ledger.granted.lock().unwrap()[before..].iter().map(|(_, at)| *at).find(|at| *at > writable).unwrap();
+    println!("{loss:?}: first grant {:?} after the promotion, 100 after {again:?}", first - writable);
+    if loss == Loss::Frozen {
+        // Two take writes now: the one that was promoted counts.
+        pair.primary.freeze(false);
+        let more = granted(&ledger);
+        eventually("grants again", LONG, || async { granted(&ledger) > more + 100 }).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for asked in asking {
+        asked.await.unwrap();
+    }
+    let database = pair.database(&pair.standby);
+    let told: HashSet<Uuid> = ledger.granted.lock().unwrap().iter().map(|(ticket_id, _)| *ticket_id).collect();
+    let stored: Vec<Uuid> =
+        sqlx::query_scalar("SELECT DISTINCT ticket_id FROM linkis_resource_action_record WHERE ticket_id IS NOT NULL")
+            .fetch_all(&database.pool)
+            .await
+            .unwrap();
+    let stored: HashSet<Uuid> = stored.into_iter().collect();
+    let lost = told.difference(&stored).count();
+    let unknown = ledger.unknown.load(Ordering::Relaxed);
+    println!("{loss:?}: {} told, {lost} lost, {unknown} unknown, {:?} failed", told.len(), ledger.failed);
+    assert_eq!(lost, 0, "of {} grants that were acknowledged", told.len());
+    let live = "SELECT count(*) FROM linkis_user_resource_meta_data";
+    eventually("all of it is over in time", LONG + lock_ttl, || async { database.count(live).await == 0 }).await;
+    assert_invariants(&database, &instance.client).await;
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_grant_that_was_acknowledged_is_lost_with_the_primary() {
+    lose_the_primary("killed", Loss::Killed).await;
+}
+
+/// Nobody waits for the answer of a host when another takes the writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_fell_silent_is_left_when_another_is_promoted() {
+    lose_the_primary("frozen", Loss::Frozen).await;
+}
+
+/// What comes next to somebody who follows the history, whatever is away meanwhile.
+async fn told_next(follower: &mut Follower) -> FollowActionsResponse {
+    loop {
+        match follower.next().await {
+            Ok(told) => return told,
+            Err(error) => assert_eq!(error.code(), Some(Code::Unavailable), "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Numbers that were given out for nothing, and of which no other host has heard, are given out again by the next primary: to lines
+/// that somebody would miss who was told that he has heard all up to there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_follows_the_history_misses_nothing_when_a_replica_is_promoted() {
+    let pair = Pair::start("positions", true).await;
+    let instance = instance(&pair.url(), options()).await;
+    instance.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    pair.separate().await;
+    let undone = "BEGIN; SELECT nextval('linkis_resource_action_record_id_seq') FROM generate_series(1, 200); ROLLBACK";
+    pair.primary.run(undone).await;
+    let mut follower = instance.client.follow_actions("");
+    let beginning = tokio::spawn(async move {
+        let begun = told_next(&mut follower).await;
+        (follower, begun)
+    });
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+        WHERE wait_event = 'SyncRep' AND query LIKE '-- session::durable%'";
+    let begins = || async { beginning.is_finished() || pair.primary.count(waiting).await > Some(0) };
+    eventually("somebody begins to follow", LONG, begins).await;
+
+    pair.primary.kill().await;
+    pair.standby.promote().await;
+    let (mut follower, begun) = tokio::time::timeout(LONG, beginning).await.unwrap().unwrap();
+    assert!(begun.actions.is_empty(), "{begun:?}");
+    let mut granted = HashSet::new();
+    while granted.len() < 50 {
+        let answer = instance.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await;
+        match answer {
+            Ok(ResultResource::Available(grant)) => {
+                granted.insert(grant.ticket_id.to_string());
+            }
+            Ok(refusal) => panic!("{refusal:?}"),
+            Err(error) => assert_eq!(error.code(), Some(Code::Unavailable), "{error:?}"),
+        }
+    }
+    while !granted.is_empty() {
+        let told = tokio::time::timeout(LONG, told_next(&mut follower)).await.expect("a message in time");
+        for line in &told.actions {
+            granted.remove(&line.ticket_id);
+        }
+        let position = told.position.rsplit('-').next().unwrap().parse::<i64>().unwrap();
+        let last = "SELECT coalesce(max(id), 0) FROM linkis_resource_action_record";
+        let is_behind = position >= pair.standby.count(last).await.unwrap();
+        assert!(granted.is_empty() || !is_behind, "{} lines were never told, at {position}", granted.len());
+    }
+    instance.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_is_dead_or_says_nothing_keeps_nobody_waiting() {
+    let database = Database::fresh().await;
+    let silent = scratch("silent-host");
+    std::fs::create_dir_all(&silent).unwrap();
+    let listener = UnixListener::bind(silent.join(".s.PGSQL.5432")).unwrap();
+    let knocked = Arc::<AtomicUsize>::default();
+    let count = knocked.clone();
+    let holding = tokio::spawn(async move {
+        let mut held = vec![];
+        loop {
+            held.push(listener.accept().await.unwrap());
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let hosts = [
+        "/nonexistent".into(),
+        silent.display().to_string(),
+        database.options.get_socket().unwrap().display().to_string(),
+    ];
+    let name = database.options.get_database().unwrap();
+    let url = format!("postgres://postgres@/{name}?host={}&target_session_attrs=primary", hosts.join(","));
+    let begun = Instant::now();
+    let instance = instance(&url, options()).await;
+    instance.client.register(registration(em("host1"), load(64, 64, 64))).await.unwrap();
+    for _ in 0..20 {
+        instance.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
+    }
+    println!("it served after {:?}", begun.elapsed());
+    // Whoever looks at it, one at a time; and there are dozens of connections.
+    let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
+    let knocks = knocked.load(Ordering::Relaxed);
+    assert!(knocks <= 1 + seconds, "{knocks} in {seconds} s");
+    instance.stop().await;
+    // A command finds it, too.
+    let store = Store::open(Target::parse(&url).unwrap(), options().history).await.unwrap();
+    sqlx::query("SELECT 1").execute(&store.pool().await.unwrap()).await.unwrap();
+    store.close().await;
+    holding.abort();
+    std::fs::remove_dir_all(silent).unwrap();
+}

@@ -1,0 +1,190 @@
+//! A primary and a standby that follows it, each a PostgreSQL of its own, at ports of this machine.
+
+use std::{fs, net::TcpListener, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
+
+use linkis_rm::store::embedded::{Embedded, Settings};
+use rustix::process::{Pid, Signal};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+
+use crate::harness::*;
+
+/// Who may connect.
+const ACCESS: &str = "local all postgres peer map=owner
+host all all 127.0.0.1/32 trust
+host replication all 127.0.0.1/32 trust
+";
+
+/// Small: several of them run beside each other.
+const SMALL: [(&str, &str); 6] = [
+    ("listen_addresses", "127.0.0.1"),
+    ("shared_buffers", "32MB"),
+    // What is killed here is a process, and not the machine with its memory.
+    ("fsync", "off"),
+    ("wal_receiver_timeout", "5s"),
+    ("wal_retrieve_retry_interval", "100ms"),
+    ("max_connections", "150"),
+];
+
+/// How long such a server may take for something.
+pub const LONG: Duration = Duration::from_secs(30);
+
+/// A PostgreSQL.
+pub struct Node {
+    postgres: Embedded,
+    folder: PathBuf,
+    pub port: u16,
+}
+
+/// Two of them.
+pub struct Pair {
+    pub primary: Node,
+    pub standby: Node,
+}
+
+impl Pair {
+    /// The primary commits only what the standby has, too, if it is `synchronous`.
+    pub async fn start(name: &str, synchronous: bool) -> Self {
+        let folders = ["a", "b"].map(|which| scratch(&format!("{name}-{which}")));
+        folders.iter().for_each(|folder| {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join("hba"), ACCESS).unwrap();
+        });
+        let [a, b] = folders;
+        let first = Embedded::start(Settings { data_dir: a.clone(), server_options: vec![] }).await.unwrap();
+        first.stop().await;
+        // A copy of one that stands still.
+        let copied = Command::new("cp").arg("-a").arg(a.join("data")).arg(b.join("data")).status().unwrap();
+        assert!(copied.success());
+        let owner = fs::metadata(a.join("data")).unwrap();
+        let signal = b.join("data/standby.signal");
+        fs::write(&signal, "").unwrap();
+        std::os::unix::fs::chown(&signal, Some(owner.uid()), Some(owner.gid())).unwrap();
+        let primary = Node::start(a, &[]).await;
+        let follows = format!("host=127.0.0.1 port={} user=postgres application_name=b", primary.port);
+        let standby = Node::start(b, &[("primary_conninfo", &follows)]).await;
+        let pair = Self { primary, standby };
+        eventually("the standby follows", LONG, || async { pair.primary.count(FOLLOWERS).await == Some(1) }).await;
+        if synchronous {
+            pair.primary.run("ALTER SYSTEM SET synchronous_standby_names = '*'").await;
+            pair.primary.run("SELECT pg_reload_conf()").await;
+            eventually("it is synchronous", LONG, || async { pair.primary.count(SYNCHRONOUS).await == Some(1) }).await;
+        }
+        pair
+    }
+
+    /// How a service reaches whichever is the primary.
+    pub fn url(&self) -> String {
+        let (a, b) = (self.primary.port, self.standby.port);
+        format!(
+            "postgres://postgres@127.0.0.1:{a},127.0.0.1:{b}/postgres?target_session_attrs=read-write&sslmode=disable"
+        )
+    }
+
+    /// The standby hears of nothing more.
+    pub async fn separate(&self) {
+        let others: Vec<_> = ACCESS.lines().filter(|line| !line.contains("replication")).collect();
+        fs::write(self.primary.folder.join("hba"), others.join("\n") + "\n").unwrap();
+        self.primary.run("SELECT pg_reload_conf()").await;
+        let nobody_follows = || async {
+            self.primary.run("SELECT pg_terminate_backend(pid) FROM pg_stat_replication").await;
+            self.primary.count("SELECT count(*) FROM pg_stat_replication").await == Some(0)
+        };
+        eventually("nobody follows", LONG, nobody_follows).await;
+        // One that was let in before the file was read again.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        eventually("nobody follows", LONG, nobody_follows).await;
+    }
+
+    /// As the database of a test, straight to the primary, or to the standby.
+    pub fn database(&self, node: &Node) -> Database {
+        let options = node.options();
+        Database { pool: sqlx::PgPool::connect_lazy_with(options.clone()), options }
+    }
+}
+
+const FOLLOWERS: &str = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
+const SYNCHRONOUS: &str = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+
+impl Node {
+    /// At a port that is free; somebody else may be quicker.
+    async fn start(folder: PathBuf, more: &[(&str, &str)]) -> Self {
+        remove_at_end(&folder);
+        let setting = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let mut failures = Vec::new();
+        for _ in 0..5 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let hba = folder.join("hba");
+            let own = [("port", port.to_string()), ("hba_file", hba.to_str().unwrap().to_owned())];
+            let own = own.iter().map(|(name, value)| (*name, value.as_str()));
+            let server_options = SMALL.into_iter().chain(own).chain(more.iter().copied()).map(setting).collect();
+            match Embedded::start(Settings { data_dir: folder.clone(), server_options }).await {
+                Ok(postgres) => return Self { postgres, folder, port },
+                Err(error) => failures.push(error),
+            }
+        }
+        panic!("no PostgreSQL: {failures:?}");
+    }
+
+    pub fn options(&self) -> PgConnectOptions {
+        let url = format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", self.port);
+        url.parse().unwrap()
+    }
+
+    /// The same, for a process of its own.
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+    }
+
+    pub async fn connect(&self) -> PgConnection {
+        self.options().connect().await.unwrap()
+    }
+
+    pub async fn run(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut self.connect().await).await.unwrap();
+    }
+
+    /// `None` if it cannot say.
+    pub async fn count(&self, sql: &'static str) -> Option<i64> {
+        let mut connection = self.options().connect().await.ok()?;
+        sqlx::query_scalar(sql).fetch_one(&mut connection).await.ok()
+    }
+
+    /// Makes it the primary.
+    pub async fn promote(&self) {
+        let promoted: bool =
+            sqlx::query_scalar("SELECT pg_promote()").fetch_one(&mut self.connect().await).await.unwrap();
+        assert!(promoted);
+    }
+
+    /// Sends a signal to all of its processes.
+    fn signal(&self, signal: Signal) {
+        let data = fs::canonicalize(self.folder.join("data")).unwrap();
+        let processes = fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter(|process| fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd == data));
+        for process in processes {
+            let pid = process.file_name().to_str().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+            // It may have ended.
+            let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
+        }
+    }
+
+    /// Its machine is gone (SIGKILL).
+    pub async fn kill(&self) {
+        self.signal(Signal::KILL);
+        self.postgres.died().await;
+    }
+
+    /// Nobody can reach it any more, and it reaches nobody (SIGSTOP); or everybody can again.
+    pub fn freeze(&self, frozen: bool) {
+        self.signal(if frozen { Signal::STOP } else { Signal::CONT });
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // One that stands still does not stop.
+        self.freeze(false);
+    }
+}

@@ -1,0 +1,369 @@
+//! Under Patroni, where it, etcd and HAProxy are installed (`tests/patroni/cluster install`, `LINKIS_RM_PATRONI=1`): the primary goes in
+//! every way it can, while two instances grant, one by a URL that names all hosts and one through HAProxy.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fs,
+    path::PathBuf,
+    process::Command,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ResultResource, RmClient},
+    server::Options,
+    store::target::Target,
+    transport::resource_manager::RequestTimeouts,
+};
+use rustix::process::{Pid, Signal};
+use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::harness::*;
+
+/// HAProxy's; the others follow it.
+const PORT: u16 = 21_440;
+
+/// Longer than Patroni takes for anything, after its ttl of 20 s.
+const LONG: Duration = Duration::from_secs(90);
+
+/// How much of an outage may be ours.
+const OURS_MAX: Duration = Duration::from_millis(500);
+
+/// How many ask through each instance.
+const CALLERS: usize = 8;
+
+struct Cluster {
+    folder: PathBuf,
+}
+
+impl Cluster {
+    fn start() -> Self {
+        let cluster = Self { folder: std::env::temp_dir().join(format!("linkis-rm-patroni-{}", std::process::id())) };
+        cluster.script("up", &[&PORT.to_string()]);
+        cluster
+    }
+
+    fn script(&self, what: &str, more: &[&str]) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/patroni/cluster");
+        let status = Command::new(script).arg(what).arg(&self.folder).args(more).status().unwrap();
+        assert!(status.success(), "{what}");
+    }
+
+    /// Node 1 or 2.
+    fn options(node: u16) -> PgConnectOptions {
+        format!("postgres://postgres:secret@127.0.0.1:{}/postgres?sslmode=disable", PORT + node).parse().unwrap()
+    }
+
+    async fn ask(node: u16, sql: &'static str) -> Option<bool> {
+        let asked = async {
+            let mut connection = Self::options(node).connect().await.ok()?;
+            sqlx::query_scalar::<_, bool>(sql).fetch_one(&mut connection).await.ok()
+        };
+        tokio::time::timeout(Duration::from_secs(1), asked).await.ok().flatten()
+    }
+
+    /// The node that takes writes and has a synchronous standby.
+    async fn primary(&self) -> u16 {
+        let found = Mutex::new(0);
+        let is_whole = || async {
+            for node in [1, 2] {
+                let has_standby =
+                    "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))
+                    AND NOT pg_is_in_recovery()";
+                if Self::ask(node, has_standby).await == Some(true) {
+                    *found.lock().unwrap() = node;
+                    return true;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            false
+        };
+        eventually("a primary with a synchronous standby", LONG, is_whole).await;
+        found.into_inner().unwrap()
+    }
+
+    fn signal(&self, file: &str, signal: Signal) {
+        // What did not begin has none.
+        let Ok(text) = fs::read_to_string(self.folder.join(file)) else { return };
+        let pid = Pid::from_raw(text.lines().next().unwrap().trim().parse().unwrap()).unwrap();
+        // It may have ended.
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+
+    /// Sends a signal to all processes of a node's PostgreSQL.
+    fn signal_postgres(&self, node: u16, signal: Signal) {
+        let Ok(data) = fs::canonicalize(self.folder.join(format!("data{node}"))) else { return };
+        let is_of_it = |process: &fs::DirEntry| fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd == data);
+        for process in fs::read_dir("/proc").unwrap().flatten().filter(is_of_it) {
+            let pid = process.file_name().to_str().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+            // It may have ended.
+            let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
+        }
+    }
+
+    fn signal_patroni(&self, node: u16, signal: Signal) {
+        self.signal(&format!("patroni{node}.pid"), signal);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for node in [1, 2] {
+            self.signal_postgres(node, Signal::CONT);
+            self.signal_patroni(node, Signal::CONT);
+        }
+        self.script("down", &[]);
+        // What went wrong is in its logs.
+        if !std::thread::panicking() {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// What befalls a cluster.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    MachineKilled,
+    PostmasterKilled,
+    Switchover,
+    StandbyKilled,
+    Partition,
+}
+
+impl Fault {
+    const ALL: [Self; 5] =
+        [Self::Switchover, Self::StandbyKilled, Self::PostmasterKilled, Self::MachineKilled, Self::Partition];
+
+    /// Whether another takes the writes then.
+    fn moves_the_primary(self) -> bool {
+        !matches!(self, Self::StandbyKilled)
+    }
+
+    fn begin(self, cluster: &Cluster, primary: u16) {
+        let standby = 3 - primary;
+        match self {
+            Self::MachineKilled => {
+                cluster.signal_patroni(primary, Signal::KILL);
+                cluster.signal_postgres(primary, Signal::KILL);
+            }
+            Self::PostmasterKilled => cluster.signal(&format!("data{primary}/postmaster.pid"), Signal::KILL),
+            Self::Switchover => {
+                let rest = format!("http://127.0.0.1:{}/switchover", PORT + 10 + primary);
+                let body = format!(r#"{{"leader":"n{primary}","candidate":"n{standby}"}}"#);
+                // It answers when it is done.
+                let ask = ["-s", "-o", "/dev/null", "-XPOST", "-d", &body, &rest];
+                let mut asked = Command::new("curl").args(ask).spawn().unwrap();
+                std::thread::spawn(move || asked.wait());
+            }
+            Self::StandbyKilled => {
+                cluster.signal_patroni(standby, Signal::KILL);
+                cluster.signal_postgres(standby, Signal::KILL);
+            }
+            // Nobody hears of it, and it hears of nobody; it does not know that.
+            Self::Partition => {
+                cluster.signal_patroni(primary, Signal::STOP);
+                cluster.signal_postgres(primary, Signal::STOP);
+            }
+        }
+    }
+
+    fn end(self, cluster: &Cluster, primary: u16) {
+        match self {
+            Self::MachineKilled => cluster.script("node", &[&primary.to_string()]),
+            Self::StandbyKilled => cluster.script("node", &[&(3 - primary).to_string()]),
+            Self::Partition => {
+                cluster.signal_postgres(primary, Signal::CONT);
+                cluster.signal_patroni(primary, Signal::CONT);
+            }
+            Self::PostmasterKilled | Self::Switchover => {}
+        }
+    }
+}
+
+/// What the callers of one instance were told.
+#[derive(Default)]
+struct Told {
+    granted: Mutex<Vec<(Uuid, Instant)>>,
+    unknown: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+impl Told {
+    /// The longest time without a grant since `from`, and the first grant after `at`.
+    fn outage(&self, from: Instant, at: Instant) -> (Duration, Option<Duration>) {
+        let mut granted: Vec<Instant> = self.granted.lock().unwrap().iter().map(|(_, at)| *at).collect();
+        granted.sort();
+        let gaps = granted.windows(2).filter(|pair| pair[1] > from).map(|pair| pair[1] - pair[0]);
+        (gaps.max().unwrap_or_default(), granted.iter().find(|grant| **grant > at).map(|grant| *grant - at))
+    }
+}
+
+/// Asks, and gives back most of what it gets.
+async fn ask_on(client: RmClient, user: String, told: Arc<Told>, stop: Arc<AtomicBool>) {
+    while !stop.load(Ordering::Relaxed) {
+        match client.request_resource(&request(&em("host1"), &user, load(0, 1, 1))).await {
+            Ok(ResultResource::Available(grant)) => {
+                told.granted.lock().unwrap().push((grant.ticket_id, Instant::now()));
+                // What is not given back now expires.
+                let _ = client.resource_released(&release(&grant, &user)).await;
+            }
+            Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
+            Err(error) => {
+                let is_unknown = error.reason().as_deref() == Some("COMMIT_UNKNOWN");
+                let count = if is_unknown { &told.unknown } else { &told.failed };
+                count.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+}
+
+/// Waits until one of the hosts takes writes that did not before, each by a connection of its own: one that is silent keeps no other waiting.
+async fn writable(hosts: Vec<PgConnectOptions>, is_new: impl Fn(i64) -> bool + Copy + Send + 'static) -> Instant {
+    const TIMELINE: &str = "SELECT CASE WHEN pg_is_in_recovery() THEN 0
+        ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END";
+    let mut asking = JoinSet::new();
+    for options in hosts {
+        asking.spawn(async move {
+            let mut kept: Option<PgConnection> = None;
+            loop {
+                let asked = async {
+                    if kept.is_none() {
+                        kept = Some(options.connect().await.ok()?);
+                    }
+                    sqlx::query_scalar::<_, i64>(TIMELINE).fetch_one(kept.as_mut()?).await.ok()
+                };
+                match tokio::time::timeout(Duration::from_secs(2), asked).await.ok().flatten() {
+                    Some(timeline) if is_new(timeline) => return Instant::now(),
+                    Some(_) => {}
+                    None => kept = None,
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+    }
+    let first = tokio::time::timeout(LONG, asking.join_next()).await.expect("no host takes writes");
+    first.unwrap().unwrap()
+}
+
+async fn timeline(node: u16) -> i64 {
+    let mut connection = Cluster::options(node).connect().await.unwrap();
+    let sql = "SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint";
+    sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
+    if std::env::var_os("LINKIS_RM_PATRONI").is_none() {
+        eprintln!("skipped: no LINKIS_RM_PATRONI; tests/patroni/cluster install gets what it needs");
+        return;
+    }
+    let cluster = Cluster::start();
+    let first = cluster.primary().await;
+    let all = format!(
+        "postgres://postgres:secret@127.0.0.1:{},127.0.0.1:{}/postgres?target_session_attrs=read-write&sslmode=disable",
+        PORT + 1,
+        PORT + 2
+    );
+    let proxied = format!("postgres://postgres:secret@127.0.0.1:{PORT}/postgres?sslmode=disable");
+    let leads = || async { proxied.parse::<PgConnectOptions>().unwrap().connect().await.is_ok() };
+    eventually("HAProxy leads to it", LONG, leads).await;
+    let lock_ttl = Duration::from_secs(60);
+    let times = RequestTimeouts { lock_ttl, ..options().times };
+    let mut instances = vec![];
+    for url in [&all, &proxied] {
+        let options = Options { times, ..options() };
+        instances.push(Instance::start_on(Target::parse(url).unwrap(), options, ANY_PORT.into()).await);
+    }
+    instances[0].client.register(registration(em("host1"), load(0, 1_000_000, 1_000_000))).await.unwrap();
+    println!("the first primary is node {first}");
+    println!("| fault | no grants for: all hosts, HAProxy | of it ours | granted | lost | unknown | failed |");
+    let (mut all_told, mut late) = (HashSet::new(), vec![]);
+    for fault in Fault::ALL {
+        let primary = cluster.primary().await;
+        let before = timeline(primary).await;
+        let stop = Arc::<AtomicBool>::default();
+        let told = [Arc::<Told>::default(), Arc::default()];
+        let mut asking = vec![];
+        for (n, (instance, told)) in instances.iter().zip(&told).enumerate() {
+            for user in 0..CALLERS {
+                let user = format!("u{n}-{user}");
+                asking.push(tokio::spawn(ask_on(instance.client.clone(), user, told.clone(), stop.clone())));
+            }
+        }
+        let enough = || async { told.iter().all(|told| told.granted.lock().unwrap().len() > 100) };
+        eventually("grants", LONG, enough).await;
+        let begun = Instant::now();
+        fault.begin(&cluster, primary);
+        let nodes = vec![Cluster::options(1), Cluster::options(2)];
+        let proxy = vec![proxied.parse::<PgConnectOptions>().unwrap()];
+        let is_new = move |timeline| !fault.moves_the_primary() || timeline > before;
+        let (at_all, at_proxy) = tokio::join!(writable(nodes, is_new), writable(proxy, is_new));
+        let granted =
+            || async { told.iter().zip([at_all, at_proxy]).all(|(told, at)| told.outage(begun, at).1.is_some()) };
+        eventually("grants again", LONG, granted).await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        fault.end(&cluster, primary);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        stop.store(true, Ordering::Relaxed);
+        for asked in asking {
+            asked.await.unwrap();
+        }
+        let outages: Vec<_> = told.iter().zip([at_all, at_proxy]).map(|(told, at)| told.outage(begun, at)).collect();
+        let acknowledged: BTreeSet<Uuid> = told
+            .iter()
+            .flat_map(|told| told.granted.lock().unwrap().iter().map(|(id, _)| *id).collect::<Vec<_>>())
+            .collect();
+        let now = cluster.primary().await;
+        let lost = lost(now, &acknowledged).await;
+        let sum =
+            |of: fn(&Told) -> &AtomicUsize| told.iter().map(|told| of(told).load(Ordering::Relaxed)).sum::<usize>();
+        let ours: Vec<_> = outages.iter().map(|(_, ours)| ours.unwrap()).collect();
+        println!(
+            "| {fault:?} | {:.1?}, {:.1?} | {:.0?}, {:.0?} | {} | {lost} | {} | {} |",
+            outages[0].0,
+            outages[1].0,
+            ours[0],
+            ours[1],
+            acknowledged.len(),
+            sum(|told| &told.unknown),
+            sum(|told| &told.failed)
+        );
+        assert_eq!(lost, 0, "{fault:?}");
+        // Without its standby, a primary that takes writes commits none until Patroni has let go of it.
+        if fault.moves_the_primary() && ours.iter().any(|ours| *ours >= OURS_MAX) {
+            late.push((fault, ours));
+        }
+        assert_eq!(now == primary, !fault.moves_the_primary(), "{fault:?}");
+        all_told.extend(acknowledged);
+    }
+    let now = cluster.primary().await;
+    let database =
+        Database { options: Cluster::options(now), pool: sqlx::PgPool::connect_lazy_with(Cluster::options(now)) };
+    let live = "SELECT count(*) FROM linkis_user_resource_meta_data";
+    eventually("what nobody was told of is over in time", LONG + lock_ttl, || async {
+        database.count(live).await == 0
+    })
+    .await;
+    assert_invariants(&database, &instances[0].client).await;
+    println!("{} grants, and none is lost", all_told.len());
+    assert!(late.is_empty(), "more than {OURS_MAX:?} of the outage was ours: {late:?}");
+    for instance in instances {
+        instance.stop().await;
+    }
+}
+
+/// How many of these tickets the history knows nothing of.
+async fn lost(node: u16, acknowledged: &BTreeSet<Uuid>) -> i64 {
+    let mut connection = Cluster::options(node).connect().await.unwrap();
+    let told: Vec<Uuid> = acknowledged.iter().copied().collect();
+    let sql = "SELECT count(*) FROM unnest($1::uuid[]) AS told (ticket_id)
+        WHERE NOT EXISTS (SELECT FROM linkis_resource_action_record WHERE ticket_id = told.ticket_id)";
+    sqlx::query_scalar(sql).bind(&told).fetch_one(&mut connection).await.unwrap()
+}
