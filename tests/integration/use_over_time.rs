@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use linkis_rm::{
     client::ResourceRequest,
+    server::Options,
     transport::proto::{self, UsageBy, usage_service_client::UsageServiceClient},
 };
 use sqlx::Connection as _;
@@ -125,8 +126,10 @@ async fn what_an_earlier_release_ended_is_summed_by_its_grants() {
         UPDATE linkis_resource_action_record SET action_time = action_time - interval '2 hours' WHERE action = 'granted';
         UPDATE linkis_resource_usage_progress SET last_number = 0; DELETE FROM linkis_resource_usage_hour";
     sqlx::raw_sql(again).execute(&database.pool).await.unwrap();
-    // And by two at once.
-    let instances = [Instance::start(&database).await, Instance::start(&database).await];
+    // And by two at once, which do not forget meanwhile what was granted so long ago.
+    let options = Options { history: Duration::from_secs(24 * 3600), ..options() };
+    let start = || Instance::start_with(&database, options.clone());
+    let instances = [start().await, start().await];
     let sums = eventually_used(&connect(&instances[0]).await, 1).await;
     about(sums[0].core_seconds, 4.0 * 2.0 * HOUR);
     for rm in instances {

@@ -1,0 +1,299 @@
+//! The tables, as maps that take what the ledger writes as the SQL does.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use linkis_rm::domain::{
+    drain::Drain,
+    em::{Em, EmInstance},
+    external::{CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along},
+    ledger::{Deltas, LineView, Snapshot, TicketPage},
+    limit::Limits,
+    line::{Line, QueuePosition, Spots, WaitEntry},
+    name::Name,
+    operation::RequestRecord,
+    queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
+    report::{LastSign, ReportNumber},
+    resource::{Dimension, Resource},
+    scope::{Counter, Scope, Usage},
+    ticket::{End, EndedTicket, Ticket, TicketState},
+    ticket_digest::TicketDigest,
+};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::harness::name;
+
+use super::{named::*, state::*};
+
+/// What is stored of the cluster.
+#[derive(Default)]
+pub(super) struct StoredCluster {
+    pub(super) snapshot: Option<Arc<ClusterSnapshot>>,
+    pub(super) changes: i64,
+    pub(super) unseen: BTreeMap<String, QueueAmounts>,
+    pub(super) tickets: HashMap<Uuid, ClusterTicket>,
+}
+
+impl StoredCluster {
+    pub(super) fn read(&self) -> Clusters {
+        let Some(snapshot) = &self.snapshot else { return Clusters::default() };
+        let long = time::Duration::days(3650);
+        let rules = CheckRules {
+            max_age: long,
+            when_away: WhenAway::Refuse,
+            last_known_for: long,
+            refresh_interval: time::Duration::seconds(5),
+        };
+        let rooms = Rooms::stored(snapshot.clone(), self.unseen.clone());
+        let changes = self.changes;
+        let cluster = Cluster { id: CLUSTER_ID, provider: provider(), rules, is_known: true, changes, rooms };
+        Clusters::new(vec![(CLUSTER_ID, provider())], [cluster], self.tickets.clone())
+    }
+
+    /// A later snapshot comes into force.
+    pub(super) fn install(&mut self, now: OffsetDateTime, max: [i64; PLACES], used: [i64; PLACES]) {
+        let amounts = |cores| QueueAmounts { memory: 0, cores };
+        let path = |place: usize| if place == 0 { "root".to_owned() } else { path_of(place - 1) };
+        let queue = |place: usize| Queue {
+            path: path(place),
+            max: amounts(max[place]),
+            used: amounts(used[place]),
+            state: QueueState::Running,
+            running_applications: None,
+            pending_applications: None,
+        };
+        let queues = Queues::new(Naming::Fair, (0..PLACES).map(queue)).unwrap();
+        let snapshot = Arc::new(ClusterSnapshot::stored(now, queues, HashMap::new()));
+        let live = self.tickets.values().map(|ticket| (ticket.path.as_str(), &ticket.held));
+        self.unseen = Rooms::new(snapshot.clone(), live).all_unseen().clone();
+        self.snapshot = Some(snapshot);
+    }
+
+    pub(super) fn check(&self, model: &Model) {
+        for (place, path) in ["root".to_owned()].into_iter().chain((0..QUEUES).map(path_of)).enumerate() {
+            let unseen = self.unseen.get(&path).copied().unwrap_or_default();
+            assert_eq!((unseen.cores, unseen.memory), (model.unseen(place), 0), "{path}");
+        }
+        let counted = model.tickets.iter().filter(|t| t.alive && t.counted).count();
+        assert_eq!(self.tickets.len(), counted);
+        assert!(self.tickets.values().all(|ticket| along(&ticket.path).next() == Some("root")));
+    }
+}
+
+/// The tables, as maps that take what the ledger writes as the SQL does.
+#[derive(Default)]
+pub(super) struct Tables {
+    pub(super) ems: HashMap<EmInstance, Em>,
+    pub(super) drains: HashMap<EmInstance, Arc<Drain>>,
+    pub(super) tickets: HashMap<Uuid, Ticket>,
+    pub(super) ended: HashMap<Uuid, EndedTicket>,
+    pub(super) request_ids: HashMap<Name, RequestRecord>,
+    pub(super) limits: Arc<Limits>,
+    pub(super) scopes: HashMap<Counter, Usage>,
+    pub(super) waiting: HashMap<QueuePosition, (Resource, Spots)>,
+    pub(super) reports: HashMap<EmInstance, ReportNumber>,
+    pub(super) adopted: HashMap<Uuid, Resource>,
+    pub(super) cluster: StoredCluster,
+}
+
+impl Tables {
+    pub(super) fn snapshot(&self, now: OffsetDateTime) -> Snapshot {
+        let of_em = |em: &Em| Em { drain: self.drains.get(&em.instance).cloned(), ..em.clone() };
+        Snapshot {
+            now,
+            ems: self.ems.iter().map(|(instance, em)| (instance.clone(), of_em(em))).collect(),
+            drains: self.drains.clone(),
+            tickets: self.tickets.clone(),
+            // All of them at once.
+            pages: self.ems.keys().map(|em| (em.clone(), TicketPage { after: Uuid::nil(), last: None })).collect(),
+            ended: self.ended.clone(),
+            inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
+            reports: self.reports.clone(),
+            adopted: self.adopted.clone(),
+            request_ids: self.request_ids.clone(),
+            limits: self.limits.clone(),
+            scopes: self.scopes.clone(),
+            line: self.line(),
+            clusters: self.cluster.read(),
+        }
+    }
+
+    pub(super) fn line(&self) -> LineView {
+        let mut line = Line::default();
+        for (position, (resource, spots)) in &self.waiting {
+            for (spot, is_short) in spots {
+                line.insert(spot.clone(), *position, WaitEntry { resource: resource.clone(), is_short: *is_short });
+            }
+        }
+        LineView { line, spots: None }
+    }
+
+    pub(super) fn leave(&mut self, ticket_id: Uuid) {
+        self.waiting.retain(|position, _| position.ticket_id() != ticket_id);
+    }
+
+    /// The next report of an EM, if it is registered.
+    pub(super) fn report(&mut self, instance: EmInstance) {
+        if let Some(em) = self.ems.get(&instance) {
+            let sequence = self.reports.get(&instance).map_or(1, |last| last.sequence + 1);
+            self.reports.insert(instance, ReportNumber { epoch: em.epoch, sequence });
+        }
+    }
+
+    /// The last signs of life of the EMs that have reported.
+    pub(super) fn signs(&self) -> BTreeMap<usize, LastSign> {
+        let sign = |number: usize| {
+            let (em, reported) = (self.ems.get(&instance(number))?, self.reports.get(&instance(number))?);
+            Some((number, LastSign { registered: em.epoch, reported: *reported }))
+        };
+        (0..EMS).filter_map(sign).collect()
+    }
+
+    /// Other rules: counters of a label set that is new start from the true sums, those of one that is gone go.
+    pub(super) fn set_limits(&mut self, limits: Limits) {
+        if limits.is_empty() {
+            self.scopes.clear();
+        } else if self.limits.is_empty() {
+            for ticket in self.tickets.values() {
+                for limited in limits.scopes(&ticket.ticket_labels()) {
+                    let usage = self.scopes.entry(limited.counter.clone()).or_default();
+                    let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
+                    held.add(limited.share(ticket.resource()), 1).unwrap();
+                }
+            }
+        }
+        for em in self.ems.values_mut() {
+            em.counted.to = em.counted.to.max(limits.newest_label_set());
+        }
+        self.limits = Arc::new(limits);
+    }
+
+    pub(super) fn remember(&mut self, ticket: &Ticket, end: End, at: OffsetDateTime) {
+        let ended = EndedTicket { id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone(), end, at };
+        assert!(self.ended.insert(ticket.id, ended).is_none(), "a ticket ends once");
+    }
+
+    pub(super) fn write(&mut self, deltas: Deltas, now: OffsetDateTime) {
+        let ems = deltas.ems_counted.into_iter().chain(deltas.ems_updated).chain(deltas.ems_resized);
+        for mut em in ems.chain(deltas.ems_stepped) {
+            em.version += 1;
+            let before = self.ems.insert(em.instance.clone(), em.clone()).expect("updated rows exist");
+            assert_eq!(before.version + 1, em.version, "the version that was read");
+        }
+        for em in deltas.ems_inserted {
+            assert!(self.ems.insert(em.instance.clone(), em).is_none(), "inserted rows are new");
+        }
+        for em in deltas.ems_deleted {
+            assert_eq!(self.ems.remove(&em.instance).unwrap().version, em.version);
+        }
+        for (em, drain) in deltas.drains {
+            match drain {
+                Some(drain) => drop(self.drains.insert(em, drain)),
+                None => drop(self.drains.remove(&em)),
+            }
+        }
+        for em in deltas.reports_ended {
+            self.reports.remove(&em);
+        }
+        for ticket in deltas.in_use {
+            assert!(self.tickets.insert(ticket.id, ticket).is_some(), "updated rows exist");
+        }
+        for ended in deltas.ended {
+            assert_eq!(self.tickets.remove(&ended.ticket.id).is_some(), ended.stored);
+            self.remember(&ended.ticket, ended.end, now);
+        }
+        self.scopes.extend(deltas.scopes);
+        self.adopted.extend(deltas.adopted.into_iter().map(|(ticket, _)| (ticket.id, ticket.resource().clone())));
+        for ticket in deltas.granted.into_iter().chain(deltas.new_in_use) {
+            assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
+        }
+        for new in deltas.waiting {
+            let before = self.waiting.insert(new.position, (new.request.ask.resource.clone(), new.spots));
+            assert_eq!(before, None, "inserted rows are new");
+        }
+        for moved in deltas.moved {
+            self.waiting.get_mut(&moved.position).expect("updated rows exist").1 = moved.spots;
+        }
+        for ticket_id in deltas.left_line {
+            assert!(self.waiting.keys().any(|position| position.ticket_id() == ticket_id), "deleted rows exist");
+            self.leave(ticket_id);
+        }
+        for delta in deltas.clusters {
+            assert_eq!(
+                (delta.cluster_id, delta.changes_before),
+                (CLUSTER_ID, self.cluster.changes),
+                "the version that was read"
+            );
+            self.cluster.changes = delta.changes;
+            self.cluster.unseen.extend(delta.unseen);
+        }
+        for delta in deltas.cluster_tickets {
+            match delta.ended {
+                true => drop(self.cluster.tickets.remove(&delta.ticket_id)),
+                false => drop(self.cluster.tickets.insert(delta.ticket_id, delta.ticket)),
+            }
+        }
+        for record in deltas.request_ids {
+            assert!(self.request_ids.insert(record.request_id.id.clone(), record).is_none());
+        }
+    }
+
+    /// Counters equal the model's sums over its tickets, and the tickets are the model's.
+    pub(super) fn check(&self, model: &Model) {
+        assert_eq!(self.ems.len(), model.ems.len());
+        assert_eq!(self.reports.len(), model.reported.len());
+        assert!(model.reported.iter().all(|number| self.reports.contains_key(&instance(*number))));
+        for (number, (total, protected)) in &model.ems {
+            let em = &self.ems[&instance(*number)];
+            let counted = [&em.total, &em.protected, &em.used, &em.locked].map(|r| r.get(&Dimension::Cores));
+            assert_eq!(counted, [*total, *protected, model.sum(*number, true), model.sum(*number, false)]);
+            let used = model.tickets.iter().filter(|t| t.alive && t.em == *number && t.used);
+            assert_eq!(em.used_tickets, TicketDigest::of(used.map(|ticket| &ticket.id)));
+        }
+        let reason = |(number, reason): (&usize, &bool)| (instance(*number), *reason);
+        let drained: HashMap<_, _> = model.drained.iter().map(reason).collect();
+        let stored = self.drains.iter().map(|(em, drain)| (em.clone(), drain.reason == name("a disk")));
+        assert_eq!(stored.collect::<HashMap<_, _>>(), drained);
+        let mut alive = 0;
+        for expected in model.tickets.iter().filter(|t| t.alive) {
+            let ticket = &self.tickets[&expected.id];
+            assert_eq!(ticket.resource().get(&Dimension::Cores), expected.held);
+            assert_eq!(matches!(ticket.state, TicketState::Used { .. }), expected.used);
+            alive += 1;
+        }
+        let is_unlimited = model.is_unlimited();
+        let check = |label_set_id, scope, dimension, expected: [i64; 2]| {
+            let usage = self.scopes.get(&Counter { label_set_id, scope }).cloned().unwrap_or_default();
+            let counted = [&usage.used, &usage.locked].map(|tally| tally.get(&dimension));
+            assert_eq!(counted, if is_unlimited { [0, 0] } else { expected });
+            usage
+        };
+        for number in 0..USERS {
+            let expected = [model.sum_of_user(number, true), model.sum_of_user(number, false)];
+            let usage = check(USER_SET, scope_of(number), Dimension::Cores, expected);
+            let of_queues = [&usage.used, &usage.locked].map(|tally| tally.get(&Dimension::QueueCores));
+            assert_eq!(of_queues, [0, 0], "what is in two queues is never one sum");
+        }
+        for number in 0..QUEUES {
+            let expected = [model.sum_of_queue(number, true), model.sum_of_queue(number, false)];
+            check(QUEUE_SET, scope_of_queue(number), Dimension::QueueCores, expected);
+        }
+        let queues: BTreeSet<Scope> = (0..QUEUES).map(scope_of_queue).collect();
+        let in_queues = self.scopes.keys().filter(|counter| counter.label_set_id == QUEUE_SET);
+        assert!(in_queues.into_iter().all(|counter| queues.contains(&counter.scope)), "nothing counts in no queue");
+        assert_eq!(self.tickets.len(), alive);
+        let in_line = model.waiting.iter().filter(|w| w.in_line);
+        let mut stands = 0;
+        for w in in_line {
+            let spots = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].1;
+            assert_eq!(*spots, w.stands());
+            stands += 1;
+        }
+        assert_eq!(self.waiting.len(), stands);
+        assert_eq!(self.ended.len(), model.tickets.len() - alive);
+        self.cluster.check(model);
+    }
+}
