@@ -6,6 +6,7 @@ use crate::{
     floors::{CLIENTS, Floor},
     load::{Job, Work},
     service::Site,
+    watchers::Audience,
 };
 
 /// How many calls are in flight.
@@ -33,7 +34,7 @@ pub(crate) enum Subject {
     /// The instance of the service with so many committers, asked for grants in a closed loop.
     Committers(Sharing, usize),
     /// The service, asked for grants in a closed loop while pages and `top`s are open.
-    Watched,
+    Watched(Audience),
     /// The service, asked for half as many grants as it can make, in an open loop.
     HalfLoad,
 }
@@ -63,7 +64,7 @@ impl Subject {
             Self::Service(at, Work::Refusals) => format!("refusals{}", site(at)),
             Self::Instances(instances) => format!("grants, {instances} instances"),
             Self::Committers(sharing, committers) => format!("by {committers} committers{}", sharing.name()),
-            Self::Watched => "grants, watched".to_owned(),
+            Self::Watched(audience) => format!("grants, {}", audience.name()),
             Self::HalfLoad => "grants, half load".to_owned(),
         }
     }
@@ -83,7 +84,7 @@ impl Step {
                 let number = COMMITTERS.iter().position(|number| *number == committers)?;
                 (Site::Committers(sharing), Work::Grants, number..number + 1)
             }
-            Subject::Empty | Subject::Watched => (Site::Plain, Work::Grants, 0..1),
+            Subject::Empty | Subject::Watched(_) => (Site::Plain, Work::Grants, 0..1),
             _ => return None,
         };
         let (first, instances) = (instances.start, instances.len());
@@ -127,7 +128,9 @@ pub(crate) const SECURED: [usize; 3] = [1, SOME, ENOUGH];
 
 /// What a round consists of where only pages and `top`s are looked at.
 pub(crate) fn watched_round(workloads: &[Workload]) -> Vec<Step> {
-    let subjects = [Subject::Service(Site::Plain, Work::Grants), Subject::Watched];
+    let [few, many] = Audience::ALL.map(Subject::Watched);
+    // Whoever looks beside nobody.
+    let subjects = [few, Subject::Service(Site::Plain, Work::Grants), many];
     let of = |workload: &Workload| subjects.map(|subject| Step::new(subject, *workload, ENOUGH));
     workloads.iter().flat_map(of).collect()
 }

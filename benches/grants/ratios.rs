@@ -9,7 +9,7 @@ use crate::{
     plan::{ENOUGH, MANY, PRELOADED, SECURED, SOME, Subject},
     results::{Results, Series},
     service::Site,
-    watchers::{PAGES, TOPS},
+    watchers::Audience,
 };
 
 /// A ratio, and what is wanted of it.
@@ -149,17 +149,16 @@ impl Of<'_> {
     }
 
     fn watched(&self) -> Vec<Ratio> {
-        let (Some(watched), Some(plain)) = (self.find(Subject::Watched, ENOUGH), self.find(GRANTS, ENOUGH)) else {
-            return Vec::new();
+        let of = |audience: Audience| {
+            let watched = self.find(Subject::Watched(audience), ENOUGH)?;
+            let plain = self.find(GRANTS, ENOUGH)?;
+            let ratio = |whose, cost: fn(&Cost) -> f64| {
+                let name = self.name(&format!("{whose} time, {} / nobody", audience.name()));
+                Some(Ratio { name, value: watched.cost_part_of(plain, cost)?, wanted: Some(Wanted::AtMost(1.05)) })
+            };
+            Some([ratio("server's", |cost| cost.server), ratio("PostgreSQL's", |cost| cost.postgresql)])
         };
-        let ratio = |whose, cost: fn(&Cost) -> f64| {
-            let name = self.name(&format!("{whose} time, {PAGES} pages and {TOPS} tops open / none"));
-            Some(Ratio { name, value: watched.cost_part_of(plain, cost)?, wanted: Some(Wanted::AtMost(1.05)) })
-        };
-        [ratio("server's", |cost| cost.server), ratio("PostgreSQL's", |cost| cost.postgresql)]
-            .into_iter()
-            .flatten()
-            .collect()
+        Audience::ALL.into_iter().filter_map(of).flatten().flatten().collect()
     }
 
     fn committers(&self, sharing: Sharing) -> Vec<Ratio> {

@@ -143,9 +143,9 @@ impl Bench {
             return self.empty.measure(job, window, &mut self.meter).await;
         }
         let service = find(&self.services, site)?;
-        if subject == Subject::Watched {
+        if let Subject::Watched(audience) = subject {
             // Closed as soon as that is over: what they cost counts in everything else that is measured, too.
-            let watchers = Watchers::open(service.server()?).await?;
+            let watchers = Watchers::open(service.server()?, audience).await?;
             let sample = service.load().measure(job, window, &mut self.meter).await?;
             watchers.close()?;
             return Ok(sample);

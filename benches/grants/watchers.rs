@@ -18,9 +18,42 @@ use crate::{
     process::{self, Running, Server},
 };
 
-/// So many of each are open.
-pub(crate) const PAGES: usize = 10;
-pub(crate) const TOPS: usize = 10;
+/// Who looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// One page, and who scrapes metrics.
+    Few,
+    /// Ten pages and ten `top`s.
+    Many,
+}
+
+impl Audience {
+    pub const ALL: [Self; 2] = [Self::Few, Self::Many];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Few => "a page and a scrape each second",
+            Self::Many => "10 pages and 10 tops",
+        }
+    }
+
+    fn pages(self) -> usize {
+        match self {
+            Self::Few => 1,
+            Self::Many => 10,
+        }
+    }
+
+    fn tops(self) -> usize {
+        match self {
+            Self::Few => 0,
+            Self::Many => 10,
+        }
+    }
+}
+
+/// How often metrics are scraped.
+const SCRAPE: Duration = Duration::from_secs(1);
 
 /// How often a page asks for its lists, and for refusals, as `lists.js` says.
 const SOON: Duration = Duration::from_secs(2);
@@ -41,25 +74,29 @@ pub(crate) struct Watchers {
 
 impl Watchers {
     /// Opens them, and waits until all pages have a picture.
-    pub async fn open(server: &Server) -> Result<Self, Failure> {
+    pub async fn open(server: &Server, audience: Audience) -> Result<Self, Failure> {
         let (mut pages, mut tops) = (JoinSet::new(), Vec::new());
-        let (seen, mut ready) = tokio::sync::mpsc::channel(PAGES);
-        for _ in 0..PAGES {
+        let (seen, mut ready) = tokio::sync::mpsc::channel(audience.pages());
+        if audience == Audience::Few {
+            let address = server.http_address().to_owned();
+            pages.spawn(async move { ask(&address, "/metrics", SCRAPE).await });
+        }
+        for _ in 0..audience.pages() {
             let (address, seen) = (server.http_address().to_owned(), seen.clone());
             pages.spawn(async move {
                 tokio::select! {
                     failure = follow(&address, seen) => failure,
-                    failure = ask(&address, "ListTickets?state=locked&page_size=8", SOON) => failure,
-                    failure = ask(&address, "ListActions?newest_first=true&page_size=8", SOON) => failure,
-                    failure = ask(&address, "ListRefusals?page_size=1000", LATER) => failure,
+                    failure = ask(&address, "/api/v1/ListTickets?state=locked&page_size=8", SOON) => failure,
+                    failure = ask(&address, "/api/v1/ListActions?newest_first=true&page_size=8", SOON) => failure,
+                    failure = ask(&address, "/api/v1/ListRefusals?page_size=1000", LATER) => failure,
                 }
             });
         }
-        for _ in 0..TOPS {
+        for _ in 0..audience.tops() {
             tops.push(top(&server.url())?);
         }
         let all_ready = async {
-            for _ in 0..PAGES {
+            for _ in 0..audience.pages() {
                 tokio::select! {
                     Some(()) = ready.recv() => {}
                     Some(failure) = pages.join_next() => return Err(failure?),
@@ -87,7 +124,7 @@ impl Watchers {
 /// Takes the stream, and tells when the first picture was there.
 async fn follow(address: &str, seen: tokio::sync::mpsc::Sender<()>) -> Failure {
     let following = async {
-        let mut stream = send(address, "events").await?;
+        let mut stream = send(address, "/api/v1/events").await?;
         let (mut buffer, mut text) = (vec![0; 1 << 16], Some(String::new()));
         loop {
             let read = stream.read(&mut buffer).await?;
@@ -106,14 +143,14 @@ async fn follow(address: &str, seen: tokio::sync::mpsc::Sender<()>) -> Failure {
 }
 
 /// Asks again and again, each time so long after the answer before.
-async fn ask(address: &str, call: &str, pause: Duration) -> Failure {
+async fn ask(address: &str, path: &str, pause: Duration) -> Failure {
     loop {
         let asked = async {
             let mut answer = Vec::new();
-            send(address, call).await?.read_to_end(&mut answer).await?;
+            send(address, path).await?.read_to_end(&mut answer).await?;
             let is_answered = answer.starts_with(b"HTTP/1.1 200 ");
             let begin = String::from_utf8_lossy(&answer[..answer.len().min(200)]).into_owned();
-            if is_answered { Ok::<_, Failure>(()) } else { Err(format!("{call}: {begin}").into()) }
+            if is_answered { Ok::<_, Failure>(()) } else { Err(format!("{path}: {begin}").into()) }
         };
         if let Err(failure) = asked.await {
             return failure;
@@ -122,9 +159,9 @@ async fn ask(address: &str, call: &str, pause: Duration) -> Failure {
     }
 }
 
-async fn send(address: &str, call: &str) -> Result<TcpStream, Failure> {
+async fn send(address: &str, path: &str) -> Result<TcpStream, Failure> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET /api/v1/{call} HTTP/1.1\r\nHost: {address}\r\nCache-Control: max-age=1\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nCache-Control: max-age=1\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     Ok(stream)
 }
