@@ -97,7 +97,7 @@ struct Arguments {
     #[arg(long, conflicts_with_all = ["preload", "only"])]
     secured: bool,
 
-    /// Measure only what it costs that ten pages and ten `top`s are open: grants beside them, and without.
+    /// Measure only what it costs that people look: grants beside few and many pages and `top`s, and beside none.
     #[arg(long, conflicts_with_all = ["preload", "secured"])]
     watched: bool,
 
