@@ -47,6 +47,11 @@ impl QueueAmounts {
         Self { memory: self.memory.saturating_sub(other.memory), cores: self.cores.saturating_sub(other.cores) }
     }
 
+    /// What is granted less what is shown of it: nothing where more is shown.
+    pub fn unseen(self, shown: Self) -> Self {
+        self.minus(shown).most(Self::default())
+    }
+
     /// In each dimension this where `decides` says so, and otherwise `other`.
     fn where_decided(self, decides: Decides, other: Self) -> Self {
         Self {

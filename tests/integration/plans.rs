@@ -649,10 +649,10 @@ async fn a_page_of_the_present_touches_few_pages(postgres: &Counting, database: 
         ("actor", proto::ListActionsRequest { actor: "nobody".into(), ..all.clone() }),
         ("user", proto::ListActionsRequest { user: "nobody".into(), ..all.clone() }),
         ("EM", proto::ListActionsRequest { em, ..all.clone() }),
-        ("action", proto::ListActionsRequest { actions: vec!["forced".into()], ..all.clone() }),
+        ("action", proto::ListActionsRequest { actions: vec!["lost".into()], ..all.clone() }),
         (
             "actor and action",
-            proto::ListActionsRequest { actor: "manager".into(), actions: vec!["forced".into()], ..all.clone() },
+            proto::ListActionsRequest { actor: "manager".into(), actions: vec!["lost".into()], ..all.clone() },
         ),
     ] {
         for newest_first in [false, true] {
