@@ -29,6 +29,7 @@ fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> Queues {
         state: QueueState::Running,
         running_applications: None,
         pending_applications: None,
+        custom: Default::default(),
     };
     Queues::new(Naming::Fair, PATHS.into_iter().zip(max).map(queue)).unwrap()
 }

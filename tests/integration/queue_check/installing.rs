@@ -70,6 +70,7 @@ async fn a_snapshot_that_comes_into_force_writes_only_what_changed_last() {
         state: QueueState::Running,
         running_applications: None,
         pending_applications: None,
+        custom: Default::default(),
     };
     let paths = (0..QUEUES).map(|n| format!("root.q{n}")).chain(["root".to_owned()]);
     let queues = Queues::new(Naming::Fair, paths.map(queue)).unwrap();
