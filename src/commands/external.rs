@@ -82,6 +82,7 @@ const QUEUE_COLUMNS: &[Column] = &[
     Column::number("CORES LEFT"),
     Column::number("RUNNING"),
     Column::number("PENDING"),
+    Column::text("OTHERS").wide(),
 ];
 
 const APPLICATION_COLUMNS: &[Column] = &[
@@ -161,6 +162,8 @@ fn queue_row(queue: &Queue) -> Row {
     let unit = if is_kubernetes { "m" } else { "" };
     let full = [percent(used.memory, max.memory), percent(of_cores(used), of_cores(max))].into_iter().flatten().max();
     let nothing = || text::NOTHING.to_owned();
+    let others: Vec<String> =
+        queue.custom.iter().map(|(name, amounts)| format!("{name}={}/{}", amounts.used, amounts.max)).collect();
     vec![
         queue.path.clone(),
         state.to_owned(),
@@ -171,6 +174,7 @@ fn queue_row(queue: &Queue) -> Row {
         format!("{}{unit}", of_cores(left)),
         queue.running_applications.map_or_else(nothing, |count| count.to_string()),
         queue.pending_applications.map_or_else(nothing, |count| count.to_string()),
+        text::or_nothing(&others.join(",")),
     ]
 }
 

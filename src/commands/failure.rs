@@ -62,6 +62,14 @@ pub enum Failure {
     /// Somebody was asked, and did not want it.
     #[error("nothing was done")]
     Declined,
+    /// It was looked for far enough.
+    #[error(
+        "{pages} pages after another had nothing of it, and there is more to look through.\nSay more of it: since and until when (--since, --until), or which ticket."
+    )]
+    NotFound {
+        /// How many.
+        pages: u64,
+    },
     /// What was answered cannot be printed.
     #[error("the answer cannot be written")]
     Output(#[from] io::Error),
@@ -82,7 +90,7 @@ impl Failure {
         ExitCode::from(match self {
             Self::Declined => EXIT_NO,
             Self::Usage(_) => EXIT_USAGE,
-            Self::Output(_) | Self::Schema(_) => EXIT_NO_ANSWER,
+            Self::Output(_) | Self::Schema(_) | Self::NotFound { .. } => EXIT_NO_ANSWER,
             Self::Service { error, .. } => match error.code() {
                 Some(Code::NotFound | Code::AlreadyExists | Code::FailedPrecondition) => EXIT_NO,
                 Some(Code::Aborted) if error.reason().as_deref() == Some("LIMIT_CHANGED") => EXIT_NO,

@@ -1,5 +1,7 @@
 //! Lists, a page at a time: however long they are, little of them is held.
 
+use std::cell::Cell;
+
 use clap::Args;
 use prost::Message;
 
@@ -9,7 +11,7 @@ use super::{
     asking::Watching,
     failure::{Answer, Failure},
     output::{
-        Format, Printer, json,
+        Format, Printer, json, progress,
         table::{Column, Row},
     },
     service::{Asked, TIMEOUT},
@@ -17,6 +19,9 @@ use super::{
 
 /// How many elements a page has.
 const PAGE: u64 = 1000;
+
+/// How many pages one after another may have nothing in them: of the history, six million lines of others.
+const EMPTY_PAGES_MAX: u64 = 2000;
 
 /// A call that lists, as commands need it.
 pub trait Listed: Message + Default + Clone + 'static {
@@ -164,16 +169,13 @@ async fn pages<Q: Listed>(
     limit: u64,
     mut print: impl FnMut(&mut Printer, &[Q::Item]) -> Result<(), Failure>,
 ) -> Result<Q::Answer, Failure> {
-    let mut left = limit;
-    let mut token = String::new();
+    let (mut left, mut token) = (limit, String::new());
     loop {
-        question.turn(i32::try_from(left.min(PAGE)).unwrap_or(i32::MAX), std::mem::take(&mut token));
-        let mut answer = service.make(&Q::CALL, &question).await?;
-        let (mut items, next) = Q::take(&mut answer);
+        let size = i32::try_from(left.min(PAGE)).unwrap_or(i32::MAX);
+        let (answer, mut items, next) = next_page(service, &mut question, size, token).await?;
         // Of what is told all at once.
         items.truncate(usize::try_from(left).unwrap_or(usize::MAX));
         left -= u64::try_from(items.len()).unwrap_or(left).min(left);
-        // A page may be empty although more follow.
         if !items.is_empty() {
             print(printer, &items)?;
         }
@@ -182,4 +184,34 @@ async fn pages<Q: Listed>(
         }
         token = next;
     }
+}
+
+/// A page: the answer without its elements, these, and the token of the next.
+type Paged<Q> = (<Q as Listed>::Answer, Vec<<Q as Listed>::Item>, String);
+
+/// The next page that has something, or the last one: a page may be empty although more follow. How many were is said on a terminal.
+async fn next_page<Q: Listed>(
+    service: &Asked,
+    question: &mut Q,
+    size: i32,
+    mut token: String,
+) -> Result<Paged<Q>, Failure> {
+    let empty = Cell::new(0_u64);
+    let pages = async {
+        loop {
+            question.turn(size, token);
+            let mut answer = service.make(&Q::CALL, question).await?;
+            let (items, next) = Q::take(&mut answer);
+            if !items.is_empty() || next.is_empty() {
+                return Ok((answer, items, next));
+            }
+            empty.set(empty.get() + 1);
+            if empty.get() >= EMPTY_PAGES_MAX {
+                return Err(Failure::NotFound { pages: EMPTY_PAGES_MAX });
+            }
+            token = next;
+        }
+    };
+    let so_far = || (empty.get() > 0).then(|| format!("{} pages looked through without any", empty.get()));
+    progress::told(so_far, pages).await
 }

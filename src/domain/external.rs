@@ -97,12 +97,15 @@ impl Snapshot {
         let shown = match &held.phase {
             Phase::Locked => QueueAmounts::default(),
             Phase::Used { application_id: Some(id), .. } => self.shown.get(id).copied().unwrap_or_default(),
-            Phase::Used { since, application_id: None } if self.begun.saturating_sub(SETTLE) < *since => {
-                QueueAmounts::default()
-            }
+            Phase::Used { since, application_id: None } if !self.is_settled(*since) => QueueAmounts::default(),
             Phase::Used { application_id: None, .. } => held.amounts,
         };
-        held.amounts.minus(shown).most(QueueAmounts::default())
+        held.amounts.unseen(shown)
+    }
+
+    /// Whether what came into use then without an application is taken to be shown.
+    fn is_settled(&self, since: OffsetDateTime) -> bool {
+        since <= self.begun.saturating_sub(SETTLE)
     }
 }
 

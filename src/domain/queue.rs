@@ -1,7 +1,10 @@
 //! Queues that live elsewhere: what a cluster's scheduler says of them, and which one a name means. A namespace of Kubernetes is one, too, in
 //! the cluster's nodes.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    sync::Arc,
+};
 
 /// The name of the queue that all others are in.
 pub const ROOT: &str = "root";
@@ -45,6 +48,11 @@ impl QueueAmounts {
     /// What is left of it; below zero where `other` is more.
     pub fn minus(self, other: Self) -> Self {
         Self { memory: self.memory.saturating_sub(other.memory), cores: self.cores.saturating_sub(other.cores) }
+    }
+
+    /// What is granted less what is shown of it: nothing where more is shown.
+    pub fn unseen(self, shown: Self) -> Self {
+        self.minus(shown).most(Self::default())
     }
 
     /// In each dimension this where `decides` says so, and otherwise `other`.
@@ -110,6 +118,18 @@ impl QueueState {
     }
 }
 
+/// How much there may be of something else than memory and cores, and how much of that is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CustomAmounts {
+    /// How much there may be.
+    pub max: i64,
+    /// How much is used.
+    pub used: i64,
+}
+
+/// The same of all that there is, by the names of custom dimensions.
+pub type Custom = BTreeMap<Arc<str>, CustomAmounts>;
+
 /// A queue, as its scheduler says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queue {
@@ -125,6 +145,8 @@ pub struct Queue {
     pub running_applications: Option<i64>,
     /// How many wait to run; likewise.
     pub pending_applications: Option<i64>,
+    /// What else there is: it is told, and nothing is judged by it.
+    pub custom: Custom,
 }
 
 /// Which names a scheduler knows its queues by, beside their paths.
@@ -260,6 +282,13 @@ impl Queues {
         (is_known.then_some(max), used)
     }
 
+    /// What there is of other resources: of a namespace by its quotas, and by the nodes where these do not name it.
+    pub fn custom<'a>(&'a self, queue: &'a Queue) -> BTreeMap<&'a str, CustomAmounts> {
+        let nodes = self.by_path.get(ROOT).filter(|_| self.naming == Naming::Namespaces);
+        let all = nodes.into_iter().chain([queue]).flat_map(|queue| &queue.custom);
+        all.map(|(name, amounts)| (&**name, *amounts)).collect()
+    }
+
     /// Whether applications get into the queue: all that it is in have to take them, too.
     pub fn state(&self, queue: &Queue) -> QueueState {
         self.along(queue).map(|queue| queue.state).max().unwrap_or(queue.state)
@@ -309,6 +338,7 @@ mod tests {
             state: QueueState::Running,
             running_applications: None,
             pending_applications: None,
+            custom: Default::default(),
         }
     }
 

@@ -18,11 +18,23 @@ struct Outcome {
     result: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct By {
+    by: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Read {
+    read: &'static str,
+}
+
 /// Fetches from clusters.
 #[derive(Debug)]
 pub struct External {
     fetches: Family<Outcome, Counter>,
     refreshes: Family<Outcome, Counter>,
+    preparations: Family<By, Counter>,
+    tickets: Family<Read, Counter>,
     seconds: Histogram,
 }
 
@@ -35,6 +47,18 @@ impl External {
                 "external_refreshes_total",
                 "Snapshots by which requests are judged in queues of external clusters, by how they ended: ok, superseded, store, or why the cluster was not read",
                 refreshes,
+            ),
+            preparations: add(
+                registry,
+                "external_preparations_total",
+                "What was counted for such snapshots: by what was kept of the last one, or by all live tickets, because nothing was kept (new), it was another's turn or something was changed by hand (superseded), too much has changed since (outdated), or changes are numbered otherwise (renumbered)",
+                Family::default(),
+            ),
+            tickets: add(
+                registry,
+                "external_tickets_read_total",
+                "Tickets that were read for such snapshots: those that have changed since the last one, or all that live",
+                Family::default(),
             ),
             fetches: add(
                 registry,
@@ -54,6 +78,16 @@ impl External {
     /// A snapshot was made, and is in force, or why it is not.
     pub fn refreshed(&self, result: &'static str) {
         self.refreshes.get_or_create(&Outcome { result }).inc();
+    }
+
+    /// What a snapshot leaves was counted by what was kept, or by all live tickets, and why.
+    pub fn prepared(&self, by: &'static str) {
+        self.preparations.get_or_create(&By { by }).inc();
+    }
+
+    /// So many tickets were read for that: those that have changed, or all.
+    pub fn read(&self, read: &'static str, tickets: usize) {
+        self.tickets.get_or_create(&Read { read }).inc_by(tickets.try_into().unwrap_or(u64::MAX));
     }
 
     /// Something was fetched, or failed in a way of this class.

@@ -42,6 +42,7 @@ use crate::{
     },
 };
 
+mod kept;
 mod refresh;
 
 pub use refresh::run as refresh;

@@ -12,7 +12,7 @@ use time::{Duration, OffsetDateTime};
 use crate::domain::{
     external::{CheckRules, Cluster, ClusterDelta, KUBERNETES, Rooms, Snapshot, WhenAway, along},
     provider::Provider,
-    queue::{Naming, Queue, QueueAmounts, QueueState, Queues, ROOT},
+    queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT},
 };
 
 use super::{StoreError, rows::Table};
@@ -196,7 +196,8 @@ impl QueueRow {
         };
         let state = QueueState::parse(state).ok_or_else(|| StoreError::inconsistent(SNAPSHOT, state))?;
         let path = self.path.clone();
-        Ok(Some(Queue { path, max, used, state, running_applications: None, pending_applications: None }))
+        let (running_applications, pending_applications, custom) = (None, None, Custom::new());
+        Ok(Some(Queue { path, max, used, state, running_applications, pending_applications, custom }))
     }
 }
 

@@ -1,42 +1,23 @@
-//! `linkis_external_refresh`, `linkis_external_snapshot` and `linkis_external_application`: who asks a cluster, and what it shows; and how a
-//! snapshot comes into force.
+//! `linkis_external_refresh`: who asks a cluster, and when; and what is removed while he has the lease.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::time::Duration;
 
-use sqlx::{Connection as _, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
-use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
-use crate::domain::{
-    external::{CheckRules, Preparation, Snapshot},
-    provider::Provider,
-    queue::{Naming, Queue, QueueAmounts, Queues},
-};
+use crate::domain::{external::CheckRules, provider::Provider};
 
-use super::{
-    StoreError,
-    external_queue::{self, ClusterRow, QueueColumns},
-    external_ticket,
-    rows::labels_json,
-    session,
-};
+use super::{StoreError, rows::labels_json, session};
 
 /// For how long one instance asks: longer than all that it does takes, and how long it takes to notice that it died.
 pub const LEASE: Duration = Duration::from_secs(20);
 
 /// How long a snapshot that comes into force waits for those who count.
-const INSTALL_WAIT: Duration = Duration::from_secs(2);
+pub(super) const INSTALL_WAIT: Duration = Duration::from_secs(2);
 
-/// How many tickets may have changed between the last look and the lock: what two batches change. Of more, it is looked again.
-const CAUGHT_UP_MAX: i64 = 1024;
-
-/// How many tickets that have changed one look reads.
-const CATCH_UP_PAGE: i64 = 2000;
+/// For how long a cluster that is due is left to the instance that keeps what it counted for the last snapshot: it has to read less.
+const KEEPERS_FIRST: Duration = Duration::from_secs(1);
 
 /// How many rows one statement removes.
 const REMOVED_MAX: i64 = 5000;
@@ -107,30 +88,53 @@ pub async fn known(executor: impl PgExecutor<'_>) -> Result<Vec<(String, String,
     .await?)
 }
 
-/// The clusters that are to be asked now.
-pub async fn due(executor: impl PgExecutor<'_>) -> Result<Vec<i64>, StoreError> {
-    Ok(sqlx::query_scalar(
-        "-- external_refresh::due
-        SELECT cluster_id FROM linkis_external_refresh
-        WHERE next_refresh <= clock_timestamp() AND (leased_until IS NULL OR leased_until < clock_timestamp())",
+/// A cluster, and who asks it.
+#[derive(Debug, Clone, Copy, sqlx::FromRow)]
+pub struct RefreshRow {
+    /// Which.
+    pub cluster_id: i64,
+    /// The lease by which it was asked last, or is asked now; `None` if something has changed since that is not told by changes of tickets.
+    pub lease: Option<Uuid>,
+    /// Whether it is to be asked now, by this instance.
+    pub is_due: bool,
+}
+
+/// All clusters. Those that are due are first left to whoever asked them last: by the `kept` leases an instance knows that it is him.
+pub async fn all(executor: impl PgExecutor<'_>, kept: &[Uuid]) -> Result<Vec<RefreshRow>, StoreError> {
+    Ok(sqlx::query_as(
+        "-- external_refresh::all
+        SELECT cluster_id, lease, next_refresh <= clock_timestamp()
+            AND (lease IS NULL OR leased_until < clock_timestamp())
+            AND (lease IS NULL OR leased_until > '-infinity' OR lease = ANY ($1)
+                OR next_refresh <= clock_timestamp() - make_interval(secs => $2)) AS is_due
+        FROM linkis_external_refresh",
     )
+    .bind(kept)
+    .bind(KEEPERS_FIRST.as_secs_f64())
     .fetch_all(executor)
     .await?)
 }
 
-/// Takes the lease on asking a cluster; answers with the database's clock, and whether it is gone; `None` if another has the lease, or it is
-/// not due.
-pub async fn take(
-    executor: impl PgExecutor<'_>,
-    cluster_id: i64,
-    lease: Uuid,
-) -> Result<Option<(OffsetDateTime, bool)>, StoreError> {
+/// The lease on asking a cluster.
+#[derive(Debug, Clone, Copy, sqlx::FromRow)]
+pub struct Taken {
+    /// The database's clock then.
+    pub begun: OffsetDateTime,
+    /// Whether its provider is gone.
+    pub is_gone: bool,
+    /// The lease before it.
+    pub before: Option<Uuid>,
+}
+
+/// Takes the lease on asking a cluster; `None` if another has it, or it is not due.
+pub async fn take(executor: impl PgExecutor<'_>, cluster_id: i64, lease: Uuid) -> Result<Option<Taken>, StoreError> {
     Ok(sqlx::query_as(
         "-- external_refresh::take
-        UPDATE linkis_external_refresh SET lease = $2, leased_until = clock_timestamp() + make_interval(secs => $3)
-        WHERE cluster_id = $1 AND next_refresh <= clock_timestamp()
-            AND (leased_until IS NULL OR leased_until < clock_timestamp())
-        RETURNING clock_timestamp(), gone",
+        UPDATE linkis_external_refresh r SET lease = $2, leased_until = clock_timestamp() + make_interval(secs => $3)
+        FROM (SELECT cluster_id, lease FROM linkis_external_refresh WHERE cluster_id = $1 FOR UPDATE) before
+        WHERE r.cluster_id = before.cluster_id AND r.next_refresh <= clock_timestamp()
+            AND (r.leased_until IS NULL OR r.leased_until < clock_timestamp())
+        RETURNING clock_timestamp() AS begun, r.gone AS is_gone, before.lease AS before",
     )
     .bind(cluster_id)
     .bind(lease)
@@ -140,17 +144,18 @@ pub async fn take(
 }
 
 /// It was asked in vain; answers how often that was so, one after another. Asked again after `pause`, or `long` once that was so three
-/// times.
+/// times. The lease is over; it stays as a sign if something is kept by it.
 pub async fn failed(
     executor: impl PgExecutor<'_>,
     cluster_id: i64,
     lease: Uuid,
-    pause: Duration,
-    long: Duration,
+    [pause, long]: [Duration; 2],
+    keeps: bool,
 ) -> Result<Option<i32>, StoreError> {
     Ok(sqlx::query_scalar(
         "-- external_refresh::failed
-        UPDATE linkis_external_refresh SET lease = NULL, leased_until = NULL, failures = failures + 1,
+        UPDATE linkis_external_refresh SET lease = CASE WHEN $5 THEN lease END,
+            leased_until = CASE WHEN $5 THEN '-infinity'::timestamptz END, failures = failures + 1,
             next_refresh = clock_timestamp() + make_interval(secs => CASE WHEN failures < 2 THEN $3 ELSE $4 END)
         WHERE cluster_id = $1 AND lease = $2 RETURNING failures",
     )
@@ -158,171 +163,12 @@ pub async fn failed(
     .bind(lease)
     .bind(pause.as_secs_f64())
     .bind(long.as_secs_f64())
+    .bind(keeps)
     .fetch_optional(executor)
     .await?)
 }
 
-/// Writes what a snapshot says, by which nobody judges yet; answers its number.
-pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Snapshot) -> Result<i64, StoreError> {
-    let mut transaction = connection.begin().await?;
-    let generation: i64 = sqlx::query_scalar(
-        "-- external_refresh::write, its number
-        SELECT nextval('linkis_external_generation')",
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
-    let queues: Vec<&Queue> = snapshot.queues.behind(None).collect();
-    sqlx::query(
-        "-- external_refresh::write
-        INSERT INTO linkis_external_snapshot (cluster_id, generation, path, last_name, max_memory, max_cores, used_memory,
-            used_cores, state)
-        SELECT $1, $2, * FROM unnest($3::text[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::text[])",
-    )
-    .bind(cluster_id)
-    .bind(generation)
-    .bind(queues.iter().map(|queue| queue.path.as_str()).collect::<Vec<_>>())
-    .bind(queues.iter().map(|queue| queue.path.rsplit('.').next().unwrap_or_default()).collect::<Vec<_>>())
-    .bind(queues.iter().map(|queue| queue.max.memory).collect::<Vec<_>>())
-    .bind(queues.iter().map(|queue| queue.max.cores).collect::<Vec<_>>())
-    .bind(queues.iter().map(|queue| queue.used.memory).collect::<Vec<_>>())
-    .bind(queues.iter().map(|queue| queue.used.cores).collect::<Vec<_>>())
-    .bind(queues.iter().map(|queue| queue.state.as_str()).collect::<Vec<_>>())
-    .execute(&mut *transaction)
-    .await?;
-    let shown: Vec<(&String, &QueueAmounts)> =
-        snapshot.shown().iter().filter(|(_, amounts)| **amounts != QueueAmounts::default()).collect();
-    if !shown.is_empty() {
-        sqlx::query(
-            "-- external_refresh::write, the applications
-            INSERT INTO linkis_external_application (cluster_id, generation, application_id, memory, cores)
-            SELECT $1, $2, * FROM unnest($3::text[], $4::bigint[], $5::bigint[])",
-        )
-        .bind(cluster_id)
-        .bind(generation)
-        .bind(shown.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>())
-        .bind(shown.iter().map(|(_, amounts)| amounts.memory).collect::<Vec<_>>())
-        .bind(shown.iter().map(|(_, amounts)| amounts.cores).collect::<Vec<_>>())
-        .execute(&mut *transaction)
-        .await?;
-    }
-    transaction.commit().await?;
-    Ok(generation)
-}
-
-/// What is counted of a cluster at one moment, and what a snapshot would leave unseen then.
-#[derive(Debug)]
-pub struct Prepared {
-    /// How many changes there were.
-    changes: i64,
-    /// What is stored, by path: as it was then or later.
-    stored: BTreeMap<String, QueueAmounts>,
-    /// What a snapshot leaves.
-    pub preparation: Preparation,
-}
-
-/// Looks at all live tickets of a cluster, in no lock that anybody waits for; `None` if it is gone.
-pub async fn prepare(
-    connection: &mut PgConnection,
-    cluster_id: i64,
-    snapshot: Arc<Snapshot>,
-) -> Result<Option<Prepared>, StoreError> {
-    let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-    session::thorough(&mut transaction).await?;
-    let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), false).await?;
-    let Some(changes) = rows.first().map(ClusterRow::changes) else { return Ok(None) };
-    let stored = stored(&mut transaction, cluster_id).await?;
-    let mut preparation = Preparation::new(snapshot);
-    let mut tickets = external_ticket::live(&mut transaction, cluster_id);
-    while let Some(ticket) = tickets.next().await {
-        preparation.put(&ticket?);
-    }
-    drop(tickets);
-    transaction.rollback().await?;
-    Ok(Some(Prepared { changes, stored, preparation }))
-}
-
-/// Brings what was prepared up to date, in no lock that anybody waits for, so that under the lock there is little left to do: some of the
-/// tickets that have changed since. Answers how many those were; `None` if the cluster is gone.
-pub async fn catch_up(
-    connection: &mut PgConnection,
-    cluster_id: i64,
-    prepared: &mut Prepared,
-) -> Result<Option<usize>, StoreError> {
-    let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-    let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), false).await?;
-    let Some(changes) = rows.first().map(ClusterRow::changes) else { return Ok(None) };
-    let changed = external_ticket::changed(&mut *transaction, cluster_id, prepared.changes, CATCH_UP_PAGE).await?;
-    changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
-    let is_page = i64::try_from(changed.len()).is_ok_and(|changed| changed == CATCH_UP_PAGE);
-    prepared.changes = changed.last().filter(|_| is_page).map_or(changes, |last| last.change);
-    // Whatever changes them from here on changes tickets that are yet to be caught up with.
-    let touched = prepared.preparation.take_touched();
-    if !touched.is_empty() {
-        let now = stored_of(&mut transaction, cluster_id, &touched).await?;
-        prepared.stored.retain(|path, _| !touched.contains(path));
-        prepared.stored.extend(now);
-    }
-    transaction.rollback().await?;
-    Ok(Some(changed.len()))
-}
-
-/// What is stored to be unseen of these queues, by path.
-async fn stored_of(
-    connection: &mut PgConnection,
-    cluster_id: i64,
-    paths: &BTreeSet<String>,
-) -> Result<BTreeMap<String, QueueAmounts>, StoreError> {
-    let rows: Vec<(String, i64, i64)> = sqlx::query_as(
-        "-- external_refresh::stored_of
-        SELECT path, unseen_memory, unseen_cores FROM linkis_external_queue WHERE cluster_id = $1 AND path = ANY ($2)",
-    )
-    .bind(cluster_id)
-    .bind(paths.iter().map(String::as_str).collect::<Vec<_>>())
-    .fetch_all(connection)
-    .await?;
-    Ok(by_path(rows))
-}
-
-fn by_path(rows: Vec<(String, i64, i64)>) -> BTreeMap<String, QueueAmounts> {
-    rows.into_iter().map(|(path, memory, cores)| (path, QueueAmounts { memory, cores })).collect()
-}
-
-/// What is stored to be unseen in a cluster, by path.
-pub async fn stored(
-    connection: &mut PgConnection,
-    cluster_id: i64,
-) -> Result<BTreeMap<String, QueueAmounts>, StoreError> {
-    let rows: Vec<(String, i64, i64)> = sqlx::query_as(
-        "-- external_refresh::stored
-        SELECT path, unseen_memory, unseen_cores FROM linkis_external_queue WHERE cluster_id = $1",
-    )
-    .bind(cluster_id)
-    .fetch_all(connection)
-    .await?;
-    Ok(by_path(rows))
-}
-
-/// What the live tickets of a cluster leave unseen by the snapshot in force, or without any.
-pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Result<Preparation, StoreError> {
-    let shown: Vec<(String, i64, i64)> = sqlx::query_as(
-        "-- external_refresh::from_tickets
-        SELECT application_id, memory, cores FROM linkis_external_application WHERE cluster_id = $1 AND generation = $2",
-    )
-    .bind(row.id())
-    .bind(row.generation())
-    .fetch_all(&mut *connection)
-    .await?;
-    let shown = shown.into_iter().map(|(id, memory, cores)| (id, QueueAmounts { memory, cores })).collect();
-    let begun = row.begun().unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let mut preparation = Preparation::new(Arc::new(Snapshot::stored(begun, Queues::default(), shown)));
-    let mut tickets = external_ticket::live(connection, row.id());
-    while let Some(ticket) = tickets.next().await {
-        preparation.put(&ticket?);
-    }
-    Ok(preparation)
-}
-
-/// Takes the lease on a cluster from whoever has it.
+/// Takes the lease on a cluster from whoever has it: nothing that was counted before holds.
 pub async fn take_back(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result<(), StoreError> {
     sqlx::query(
         "-- external_refresh::take_back
@@ -334,109 +180,9 @@ pub async fn take_back(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result
     Ok(())
 }
 
-/// How it ended that a snapshot was to come into force.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Installed {
-    /// It is in force.
-    InForce,
-    /// Too much has changed since it was prepared.
-    Outrun,
-    /// A later one is, or the lease was lost, or the cluster is gone.
-    Superseded,
-}
-
-/// Brings a snapshot into force that was prepared, and gives the lease back: under the lock of the cluster, for which all wait who ask for
-/// its queues. So it is held for two short statements, whose size is that of what has changed since the last look, or is shown otherwise.
-pub async fn install(
-    connection: &mut PgConnection,
-    cluster_id: i64,
-    lease: Uuid,
-    generation: i64,
-    prepared: &mut Prepared,
-) -> Result<Installed, StoreError> {
-    let mut transaction = connection.begin().await?;
-    // Nor for the disk: if it is lost, so is all that was judged by it, because that is committed behind it.
-    sqlx::query(
-        "-- external_refresh::install, without waiting
-        SELECT set_config('lock_timeout', $1, true), set_config('synchronous_commit', 'off', true)",
-    )
-    .bind(format!("{}ms", INSTALL_WAIT.as_millis()))
-    .execute(&mut *transaction)
-    .await?;
-    let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), true).await?;
-    let snapshot = prepared.preparation.rooms().snapshot();
-    let (begun, by_last_name) = (snapshot.begun, snapshot.queues.naming() == Naming::Capacity);
-    if rows.first().is_none_or(|row| row.begun().is_some_and(|in_force| in_force >= begun)) {
-        return Ok(Installed::Superseded);
-    }
-    let changed = external_ticket::changed(&mut *transaction, cluster_id, prepared.changes, CAUGHT_UP_MAX + 1).await?;
-    if i64::try_from(changed.len()).is_ok_and(|changed| changed > CAUGHT_UP_MAX) {
-        return Ok(Installed::Outrun);
-    }
-    changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
-    let differing = prepared.preparation.differing(&prepared.stored);
-    let mut queues = QueueColumns::default();
-    differing.iter().for_each(|(path, unseen)| queues.push(cluster_id, path, *unseen));
-    let installed = sqlx::query(
-        "-- external_refresh::install
-        WITH unseen AS (
-            INSERT INTO linkis_external_queue (cluster_id, path, unseen_memory, unseen_cores)
-            SELECT * FROM unnest($6::bigint[], $7::text[], $8::bigint[], $9::bigint[])
-            ON CONFLICT (cluster_id, path) DO UPDATE
-                SET unseen_memory = excluded.unseen_memory, unseen_cores = excluded.unseen_cores),
-        in_force AS (
-            UPDATE linkis_external_cluster SET generation = $2, begun = $3, by_last_name = $4 WHERE cluster_id = $1
-            RETURNING refresh_interval)
-        UPDATE linkis_external_refresh SET lease = NULL, leased_until = NULL, failures = 0,
-            next_refresh = clock_timestamp() + make_interval(secs => in_force.refresh_interval / 1000.0)
-        FROM in_force WHERE cluster_id = $1 AND lease = $5",
-    )
-    .bind(cluster_id)
-    .bind(generation)
-    .bind(begun)
-    .bind(by_last_name)
-    .bind(lease)
-    .bind(queues.cluster_id)
-    .bind(queues.path)
-    .bind(queues.memory)
-    .bind(queues.cores)
-    .execute(&mut *transaction)
-    .await?;
-    if installed.rows_affected() != 1 {
-        // The lease is another's: nothing of this stays.
-        return Ok(Installed::Superseded);
-    }
-    transaction.commit().await?;
-    Ok(Installed::InForce)
-}
-
-/// Writes what is unseen of queues, under the lock of their cluster.
-pub async fn write_unseen(
-    connection: &mut PgConnection,
-    cluster_id: i64,
-    unseen: &[(String, QueueAmounts)],
-) -> Result<(), StoreError> {
-    let mut queues = QueueColumns::default();
-    unseen.iter().for_each(|(path, unseen)| queues.push(cluster_id, path, *unseen));
-    sqlx::query(
-        "-- external_refresh::write_unseen
-        INSERT INTO linkis_external_queue (cluster_id, path, unseen_memory, unseen_cores)
-        SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[])
-        ON CONFLICT (cluster_id, path) DO UPDATE
-            SET unseen_memory = excluded.unseen_memory, unseen_cores = excluded.unseen_cores",
-    )
-    .bind(queues.cluster_id)
-    .bind(queues.path)
-    .bind(queues.memory)
-    .bind(queues.cores)
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
 /// Removes some of what nobody needs any more of a cluster while its lease is held: what snapshots before the last two said, tickets that
-/// ended, and queues without any. True if there may be more.
-pub async fn clean(connection: &mut PgConnection, cluster_id: i64) -> Result<bool, StoreError> {
+/// ended no later than with the change `known`, and queues without any. True if there may be more.
+pub async fn clean(connection: &mut PgConnection, cluster_id: i64, known: i64) -> Result<bool, StoreError> {
     // Whoever looked at the last one may still be reading it.
     let removed: i64 = sqlx::query_scalar(
         "-- external_refresh::clean
@@ -451,11 +197,12 @@ pub async fn clean(connection: &mut PgConnection, cluster_id: i64) -> Result<boo
                 FROM linkis_external_application s WHERE s.cluster_id = $1 AND s.generation < (SELECT generation FROM old) LIMIT $2))
                 RETURNING 1),
             tickets AS (DELETE FROM linkis_external_ticket WHERE ticket_id = ANY (ARRAY (SELECT ticket_id
-                FROM linkis_external_ticket WHERE cluster_id = $1 AND ended LIMIT $2)) AND ended RETURNING 1)
+                FROM linkis_external_ticket WHERE cluster_id = $1 AND ended AND change <= $3 LIMIT $2)) AND ended RETURNING 1)
         SELECT greatest((SELECT count(*) FROM queues), (SELECT count(*) FROM applications), (SELECT count(*) FROM tickets))",
     )
     .bind(cluster_id)
     .bind(REMOVED_MAX)
+    .bind(known)
     .fetch_one(&mut *connection)
     .await?;
     // By themselves, and few: whoever is granted something in one of them just now waits for this.

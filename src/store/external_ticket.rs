@@ -60,7 +60,7 @@ pub async fn changed(
     executor: impl PgExecutor<'_>,
     cluster_id: i64,
     change: i64,
-    limit: i64,
+    limit: usize,
 ) -> Result<Vec<ClusterTicketDelta>, StoreError> {
     let rows: Vec<TicketRow> = sqlx::query_as(
         "-- external_ticket::changed
@@ -69,7 +69,7 @@ pub async fn changed(
     )
     .bind(cluster_id)
     .bind(change)
-    .bind(limit)
+    .bind(i64::try_from(limit).unwrap_or(i64::MAX))
     .fetch_all(executor)
     .await?;
     Ok(rows.into_iter().map(ClusterTicketDelta::from).collect())

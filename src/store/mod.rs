@@ -2,7 +2,8 @@
 //!
 //! - [`em_resource`], [`em_report`], [`em_observed`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
 //!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`], [`token`],
-//!   [`external_resource_provider`], [`external_queue`], [`external_ticket`], [`external_refresh`]: the tables;
+//!   [`external_resource_provider`], [`external_queue`], [`external_ticket`], [`external_refresh`],
+//!   [`external_snapshot`]: the tables;
 //! - [`server_instance`]: which instances live; [`overview`]: what the whole cluster has together;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`target`], [`url`]: where the database is; [`primary`]: which of its hosts takes writes; [`session`]: connections, and what bounds
@@ -30,6 +31,7 @@ pub mod ended_use;
 pub mod external_queue;
 pub mod external_refresh;
 pub mod external_resource_provider;
+pub mod external_snapshot;
 pub mod external_ticket;
 pub mod history_end;
 pub mod history_horizon;

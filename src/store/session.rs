@@ -137,6 +137,11 @@ pub async fn for_as_long_as(connection: &mut PgConnection, longest: Duration) ->
     Ok(())
 }
 
+/// When the database's server was started: another one than before tells another moment.
+pub async fn server_start(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
+    Ok(sqlx::query_scalar("SELECT pg_postmaster_start_time()").fetch_one(connection).await?)
+}
+
 /// The database's clock.
 pub async fn clock(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
     Ok(sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(connection).await?)

@@ -57,7 +57,9 @@ struct Cluster {
 type Shared = (Arc<Mutex<Shown>>, Arc<AtomicUsize>);
 
 fn amounts([cpu, gb]: [i64; 2], prefix: &str) -> Value {
-    json!({format!("{prefix}cpu"): format!("{cpu}m"), format!("{prefix}memory"): format!("{gb}Gi"), "pods": "10"})
+    let (cpu_name, memory_name, gpu_name) =
+        (format!("{prefix}cpu"), format!("{prefix}memory"), format!("{prefix}nvidia.com/gpu"));
+    json!({cpu_name: format!("{cpu}m"), memory_name: format!("{gb}Gi"), gpu_name: (gb / 4).to_string(), "pods": "10"})
 }
 
 impl Shown {
@@ -223,6 +225,9 @@ async fn namespaces_are_told_with_what_their_quotas_or_the_nodes_leave() {
     let etl = get("etl").await.unwrap();
     assert_eq!((etl.path.as_str(), etl.state()), ("root.etl", proto::QueueState::Running));
     assert_eq!((etl.max, etl.used, etl.left), (amounts(100, 8_000), amounts(4, 1_000), amounts(96, 7_000)));
+    // For a GPU there are four GB: of the quotas one leaves least, and of the nodes three have all of theirs.
+    let gpus = |queue: &proto::Queue| queue.custom.get("nvidia.com/gpu").map(|gpus| (gpus.max, gpus.used, gpus.left));
+    assert_eq!((gpus(&etl), etl.custom.len()), (Some((25, 1, 24)), 1));
     for name in ["free", "root.default", "root"] {
         let free = get(name).await.unwrap();
         assert_eq!(
@@ -230,6 +235,7 @@ async fn namespaces_are_told_with_what_their_quotas_or_the_nodes_leave() {
             (amounts(48, 12_000), amounts(4, 2_000), amounts(44, 10_000)),
             "{name}"
         );
+        assert_eq!(gpus(&free), Some((12, 0, 12)), "{name}");
     }
     let call = proto::ListQueuesRequest { provider: selector(), ..Default::default() };
     let paths = client.clone().list_queues(call).await.unwrap().into_inner().queues;

@@ -72,6 +72,10 @@ const LAST_OF_CROWD: &str = "3fffffff-ffff-4fff-bfff-ffffffffffff";
 /// How many times each call is made: after a few, connections keep their plans.
 const ROUNDS: usize = 6;
 
+/// How many pages of the database one page of the history may touch, whatever is looked for in it: each line that is looked through may stand on
+/// one of its own.
+const HISTORY_PAGES_TOUCHED_MAX: i64 = 4000;
+
 /// How many rows may be read for all that is called in one round: some pages, what the calls are about, and the thousand tickets that
 /// a page looks through which no index answers.
 const ROWS_PER_ROUND: i64 = 2500;
@@ -551,6 +555,7 @@ async fn no_call_reads_a_large_table_from_end_to_end() {
     compare("calls", &few_calls, &many_calls, MORE_PAGES);
     rows_read(&database, &many_calls).await;
     a_page_looks_through_no_more_than_it_has_to(&database).await;
+    a_page_of_the_present_touches_few_pages(&postgres, &database, many).await;
     if let Some(postgres) = postgres.0 {
         postgres.stop().await;
     }
@@ -619,6 +624,59 @@ async fn a_page_looks_through_no_more_than_it_has_to(database: &Database) {
         }
         assert_eq!((found.len(), pages), (1, 6));
         assert_eq!(found[0].ticket_id, LAST_OF_CROWD);
+    }
+    rm.stop().await;
+}
+
+/// However many lines of the part that is being written are of others, a page of what is rare among them touches few pages of the database, and
+/// pages go on until there is nothing more to look through.
+async fn a_page_of_the_present_touches_few_pages(postgres: &Counting, database: &Database, rows: i64) {
+    // As busy instances write them: neighbours are of different batches.
+    let present = format!(
+        r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
+            em_instance, resource_type, resource, actor, action_time)
+        SELECT 'granted', gen_random_uuid(), 'user' || n % 100, 'IDE', '', '{{}}', 'other', 'host' || n % 100, 'LoadInstance',
+            '{{"memory":1,"cores":1,"instances":1,"instance":1}}', 'manager', now()
+        FROM generate_series(1, {rows}) n"#
+    );
+    let mut connection = database.connect().await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(present)).execute(&mut connection).await.unwrap();
+    let rm = with_history(database).await;
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let em = Some(proto::EmInstance { application_name: "other".into(), instance: "nowhere".into() });
+    let all = proto::ListActionsRequest::default();
+    for (what, filter) in [
+        ("actor", proto::ListActionsRequest { actor: "nobody".into(), ..all.clone() }),
+        ("user", proto::ListActionsRequest { user: "nobody".into(), ..all.clone() }),
+        ("EM", proto::ListActionsRequest { em, ..all.clone() }),
+        ("action", proto::ListActionsRequest { actions: vec!["lost".into()], ..all.clone() }),
+        (
+            "actor and action",
+            proto::ListActionsRequest { actor: "manager".into(), actions: vec!["lost".into()], ..all.clone() },
+        ),
+    ] {
+        for newest_first in [false, true] {
+            let (mut most, mut pages, mut page_token) = (0, 0, String::new());
+            while pages < 8 {
+                drop(postgres.costs(database).await);
+                let call = proto::ListActionsRequest { newest_first, page_token, ..filter.clone() };
+                let page = usage.list_actions(call).await.unwrap().into_inner();
+                assert!(page.actions.is_empty(), "{page:?}");
+                let costs = postgres.costs(database).await;
+                let of_call =
+                    |statement: &str| ["action_record::", "history_part::"].iter().any(|of| statement.starts_with(of));
+                let touched =
+                    costs.iter().filter(|(statement, _)| of_call(statement)).map(|(_, cost)| cost.pages).sum();
+                (most, pages, page_token) = (i64::max(most, touched), pages + 1, page.next_page_token);
+                if page_token.is_empty() {
+                    break;
+                }
+            }
+            println!(
+                "the history by {what}, newest first: {newest_first}: up to {most} pages touched by each of {pages}"
+            );
+            assert!(most <= HISTORY_PAGES_TOUCHED_MAX, "{what}: {most}");
+        }
     }
     rm.stop().await;
 }

@@ -28,6 +28,7 @@ use crate::harness::*;
 
 mod cluster;
 mod installing;
+mod kept;
 mod under_load;
 
 use cluster::{Cluster, QueueOf};
@@ -209,7 +210,8 @@ async fn engines_without_an_application_count_until_they_have_settled() {
     assert!(counted(&database, "root.a").await >= 60);
     assert!(burst([&one, &two], 4, &in_queue("a.x", 1)).await.is_empty());
     // A minute later.
-    let later = "UPDATE linkis_external_ticket SET used_since = used_since - interval '61 s'";
+    let later = "WITH changed AS (UPDATE linkis_external_cluster SET changes = changes + 1 RETURNING changes)
+        UPDATE linkis_external_ticket SET used_since = used_since - interval '61 s', change = changes FROM changed";
     sqlx::raw_sql(later).execute(&database.pool).await.unwrap();
     refreshed(&database).await;
     assert_eq!(counted(&database, "root.a").await, 60);

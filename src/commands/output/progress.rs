@@ -15,6 +15,11 @@ const ERASE: &str = "\r\x1b[K";
 
 /// Waits for something, and says on a terminal how long it has taken.
 pub async fn shown<T>(what: &str, task: impl Future<Output = T>) -> T {
+    told(|| Some(what.to_owned()), task).await
+}
+
+/// The same, and how far it has come, if that is to be said.
+pub async fn told<T>(so_far: impl Fn() -> Option<String>, task: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return task.await;
     }
@@ -31,6 +36,7 @@ pub async fn shown<T>(what: &str, task: impl Future<Output = T>) -> T {
                 return done;
             }
             _ = ticks.tick() => {
+                let Some(what) = so_far() else { continue };
                 is_shown = true;
                 say(&format!("{ERASE}{what} … {} s", start.elapsed().as_secs()));
             }

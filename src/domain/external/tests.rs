@@ -1,6 +1,7 @@
 //! A cluster that is only imagined, with applications of ours and of others, against what is counted of it.
 
 use proptest::prelude::*;
+use uuid::Uuid;
 
 use super::*;
 use crate::domain::queue::Naming;
@@ -28,6 +29,7 @@ fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> Queues {
         state: QueueState::Running,
         running_applications: None,
         pending_applications: None,
+        custom: Default::default(),
     };
     Queues::new(Naming::Fair, PATHS.into_iter().zip(max).map(queue)).unwrap()
 }
@@ -51,6 +53,8 @@ struct World {
     rooms: Rooms,
     /// A snapshot that has been prepared, and what has become of tickets since.
     prepared: Option<(Rooms, Vec<Change>)>,
+    /// What is kept from one snapshot that is prepared to the next, whether these come into force or not.
+    kept: Preparation,
 }
 
 impl World {
@@ -58,8 +62,9 @@ impl World {
         let used =
             |path: &str| LEAVES.into_iter().zip(others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n).sum();
         let snapshot = Snapshot::new(at(0), &[], queues(max, used), &[]);
-        let rooms = Rooms::new(Arc::new(snapshot), []);
-        Self { now: 0, others, engines: vec![], rooms, prepared: None }
+        let snapshot = Arc::new(snapshot);
+        let (rooms, kept) = (Rooms::new(snapshot.clone(), []), Preparation::new(snapshot));
+        Self { now: 0, others, engines: vec![], rooms, prepared: None, kept }
     }
 
     /// What the applications of a queue, and of those in it, have.
@@ -88,11 +93,14 @@ impl World {
         let change = Change { path: engine.path.into(), from, to: to.clone() };
         engine.live = to.is_some();
         engine.held = to.unwrap_or_else(|| engine.held.clone());
-        self.told(change);
+        self.told(n, change);
     }
 
-    fn told(&mut self, change: Change) {
+    fn told(&mut self, n: usize, change: Change) {
         self.rooms.apply(&change);
+        let Engine { path, held, live, .. } = self.engines[n].clone();
+        let ticket = ClusterTicket { cluster_id: 1, path: path.into(), held };
+        self.kept.put(&ClusterTicketDelta { ticket_id: Uuid::from_u128(n as u128), ticket, change: 0, ended: !live });
         if let Some((_, since)) = &mut self.prepared {
             since.push(change);
         }
@@ -104,7 +112,7 @@ impl World {
         }
         let held = Held { amounts: amounts(n), phase: Phase::Locked };
         self.engines.push(Engine { path, held: held.clone(), allocated: 0, live: true });
-        self.told(Change { path: path.into(), from: None, to: Some(held) });
+        self.told(self.engines.len() - 1, Change { path: path.into(), from: None, to: Some(held) });
         true
     }
 
@@ -202,8 +210,9 @@ impl World {
                 if !early {
                     self.allocate(n, to);
                 }
-                let snapshot = Snapshot::new(begun, &before, told, &self.applications());
-                let rooms = Rooms::new(Arc::new(snapshot), self.live());
+                let snapshot = Arc::new(Snapshot::new(begun, &before, told, &self.applications()));
+                self.kept.renew(snapshot.clone()).unwrap();
+                let rooms = Rooms::new(snapshot, self.live());
                 self.prepared = Some((rooms, vec![]));
             }
             Step::Install => {
@@ -233,6 +242,9 @@ proptest! {
             world.step(step, max);
             let fresh = Rooms::new(world.rooms.snapshot.clone(), world.live());
             prop_assert_eq!(&fresh.unseen, &world.rooms.unseen, "after {:?}", step);
+            let fresh = Rooms::new(world.kept.rooms().snapshot.clone(), world.live());
+            prop_assert_eq!(&fresh.unseen, &world.kept.rooms().unseen, "what is kept, after {:?}", step);
+            prop_assert_eq!(world.kept.tickets(), world.live().count());
             for (path, max) in PATHS.into_iter().zip(max) {
                 let of_others: i64 = LEAVES.into_iter().zip(others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n).sum();
                 let held: i64 = world.live().filter(|(leaf, _)| is_in(leaf, path)).map(|(_, held)| held.amounts.memory).sum();

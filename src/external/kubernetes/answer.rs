@@ -1,8 +1,11 @@
 //! Pages of lists, and of what is listed no more than is looked at. Each kind is read into as little as is kept of it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+};
 use serde_json::Value;
 
 use crate::domain::queue::QueueAmounts;
@@ -102,11 +105,61 @@ fn bytes(value: &Value, rounds: Rounds) -> Result<i64, ParseError> {
     Ok(quantity(value)?.parts(1, rounds))
 }
 
-/// What is asked for, or there to be had; of other resources, nothing is kept.
-#[derive(Deserialize, Default)]
+/// How long the name of an extended resource may be that is kept, in bytes: as long as that of a custom dimension.
+const EXTENDED_BYTES_MAX: usize = 255;
+
+/// How many extended resources of something are kept: as many as a resource may have custom dimensions, the first by name.
+pub(super) const EXTENDED_MAX: usize = 64;
+
+/// Whether it is what Kubernetes calls an extended resource: one that a domain names, and not its own.
+fn is_extended(name: &str) -> bool {
+    name.contains('/')
+        && !name.contains("kubernetes.io/")
+        && !name.starts_with("requests.")
+        && name.len() <= EXTENDED_BYTES_MAX
+        && !name.contains(char::is_control)
+}
+
+/// So much of each extended resource.
+pub(super) type Extended = BTreeMap<Arc<str>, i64>;
+
+/// What is asked for, or there to be had; of other resources than these, nothing is kept.
+#[derive(Default)]
 struct Amounts {
     cpu: Option<Value>,
     memory: Option<Value>,
+    extended: Vec<(Arc<str>, Value)>,
+}
+
+impl<'de> Deserialize<'de> for Amounts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(AmountsVisitor)
+    }
+}
+
+struct AmountsVisitor;
+
+impl<'de> Visitor<'de> for AmountsVisitor {
+    type Value = Amounts;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("amounts by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Amounts, A::Error> {
+        let mut amounts = Amounts::default();
+        while let Some(name) = map.next_key::<String>()? {
+            match name.as_str() {
+                "cpu" => amounts.cpu = map.next_value()?,
+                "memory" => amounts.memory = map.next_value()?,
+                _ if is_extended(&name) && amounts.extended.len() < EXTENDED_MAX => {
+                    amounts.extended.push((name.into(), map.next_value()?));
+                }
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(amounts)
+    }
 }
 
 impl Amounts {
@@ -116,9 +169,54 @@ impl Amounts {
         Ok([memory, cpu])
     }
 
-    fn or_nothing(&self, rounds: Rounds) -> Result<QueueAmounts, ParseError> {
+    fn or_nothing(&self, rounds: Rounds) -> Result<Requested, ParseError> {
         let [memory, cores] = self.read(rounds)?.map(Option::unwrap_or_default);
-        Ok(QueueAmounts { memory, cores })
+        Ok(Requested { amounts: QueueAmounts { memory, cores }, extended: self.extended(rounds)? })
+    }
+
+    /// Extended resources are counted in whole ones.
+    fn extended(&self, rounds: Rounds) -> Result<Extended, ParseError> {
+        self.extended.iter().map(|(name, value)| Ok((name.clone(), bytes(value, rounds)?))).collect()
+    }
+}
+
+/// Leaves out what is too much.
+pub(super) fn keep_first<T>(extended: &mut BTreeMap<Arc<str>, T>) {
+    while extended.len() > EXTENDED_MAX {
+        extended.pop_last();
+    }
+}
+
+/// So much of everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Requested {
+    pub amounts: QueueAmounts,
+    pub extended: Extended,
+}
+
+impl Requested {
+    fn plus(mut self, other: &Self) -> Self {
+        self.add(other);
+        self
+    }
+
+    /// Adds as much, as far as numbers go.
+    pub fn add(&mut self, other: &Self) {
+        self.amounts = self.amounts.plus(other.amounts);
+        for (name, more) in &other.extended {
+            let amount = self.extended.entry(name.clone()).or_default();
+            *amount = amount.saturating_add(*more);
+        }
+        keep_first(&mut self.extended);
+    }
+
+    fn most(mut self, other: &Self) -> Self {
+        self.amounts = self.amounts.most(other.amounts);
+        for (name, other) in &other.extended {
+            let amount = self.extended.entry(name.clone()).or_default();
+            *amount = (*amount).max(*other);
+        }
+        self
     }
 }
 
@@ -159,6 +257,8 @@ pub(super) struct Quota {
     pub namespace: String,
     pub memory: Option<Limit>,
     pub cores: Option<Limit>,
+    /// Of extended resources, by name.
+    pub extended: BTreeMap<Arc<str>, Limit>,
 }
 
 /// A quota as it is listed.
@@ -237,8 +337,18 @@ impl Listed for ResourceQuota {
         };
         let memory = limit(["requests.memory", "memory"], bytes)?;
         let cores = limit(["requests.cpu", "cpu"], millicores)?;
+        let named = [&status.hard, &spec.hard].into_iter().flatten().flat_map(BTreeMap::keys);
+        let named = named.map(|key| key.strip_prefix("requests.").unwrap_or(key)).filter(|name| is_extended(name));
+        let mut extended = BTreeMap::new();
+        for name in named {
+            if let Some(limit) = limit([&format!("requests.{name}"), name], bytes)? {
+                extended.insert(name.into(), limit);
+            }
+        }
+        keep_first(&mut extended);
         let namespace = name(self.metadata.namespace)?;
-        Ok((memory.is_some() || cores.is_some()).then_some(Quota { namespace, memory, cores }))
+        let says_something = memory.is_some() || cores.is_some() || !extended.is_empty();
+        Ok(says_something.then_some(Quota { namespace, memory, cores, extended }))
     }
 }
 
@@ -268,7 +378,7 @@ struct NodeStatus {
 
 impl Listed for Node {
     /// Its name, and what there is to be had of it.
-    type Kept = (String, QueueAmounts);
+    type Kept = (String, Requested);
 
     const KIND: &'static str = "NodeList";
 
@@ -313,39 +423,42 @@ struct Resources {
     requests: Option<Amounts>,
 }
 
-fn requested(resources: Option<&Resources>) -> Result<QueueAmounts, ParseError> {
+fn requested(resources: Option<&Resources>) -> Result<Requested, ParseError> {
     let requests = resources.and_then(|resources| resources.requests.as_ref());
-    requests.map_or(Ok(QueueAmounts::default()), |requests| requests.or_nothing(Rounds::Up))
+    requests.map_or(Ok(Requested::default()), |requests| requests.or_nothing(Rounds::Up))
 }
 
 impl PodSpec {
     /// What the scheduler counts for it: its containers together, or what it takes to begin if that is more, unless it says so as a whole.
-    fn requested(&self) -> Result<QueueAmounts, ParseError> {
-        let (mut runs, mut sidecars, mut begins) = <(QueueAmounts, QueueAmounts, QueueAmounts)>::default();
+    fn requested(&self) -> Result<Requested, ParseError> {
+        let (mut runs, mut sidecars, mut begins) = <(Requested, Requested, Requested)>::default();
         for container in self.containers.iter().flatten() {
-            runs = runs.plus(requested(container.resources.as_ref())?);
+            runs.add(&requested(container.resources.as_ref())?);
         }
         for container in self.init_containers.iter().flatten() {
-            let with = sidecars.plus(requested(container.resources.as_ref())?);
-            begins = begins.most(with);
+            let with = requested(container.resources.as_ref())?.plus(&sidecars);
+            begins = begins.most(&with);
             if container.restart_policy.as_deref() == Some("Always") {
                 sidecars = with;
             }
         }
-        let mut all = runs.plus(sidecars).most(begins);
+        let mut all = runs.plus(&sidecars).most(&begins);
         if let Some(requests) = self.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
             let [memory, cores] = requests.read(Rounds::Up)?;
-            all = QueueAmounts { memory: memory.unwrap_or(all.memory), cores: cores.unwrap_or(all.cores) };
+            let QueueAmounts { memory: of_memory, cores: of_cores } = all.amounts;
+            all.amounts = QueueAmounts { memory: memory.unwrap_or(of_memory), cores: cores.unwrap_or(of_cores) };
+            all.extended.extend(requests.extended(Rounds::Up)?);
         }
-        let overhead =
-            self.overhead.as_ref().map_or(Ok(QueueAmounts::default()), |some| some.or_nothing(Rounds::Up))?;
-        Ok(all.plus(overhead))
+        if let Some(overhead) = &self.overhead {
+            all.add(&overhead.or_nothing(Rounds::Up)?);
+        }
+        Ok(all)
     }
 }
 
 impl Listed for Pod {
     /// Its node, and what it asked for.
-    type Kept = (String, QueueAmounts);
+    type Kept = (String, Requested);
 
     const KIND: &'static str = "PodList";
 

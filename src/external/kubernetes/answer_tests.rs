@@ -123,8 +123,10 @@ fn nodes_that_take_no_pods_are_left_out() {
         node("n2", json!({"taints": [{"key": "x", "effect": "PreferNoSchedule"}], "unschedulable": false})),
     ]);
     let each = amounts(62 << 30, 7910);
-    assert_eq!(kept::<Node>(all).unwrap(), [("n1".into(), each), ("n2".into(), each)]);
-    assert_eq!(kept::<Node>(json!([{"metadata": {"name": "new"}}])).unwrap(), [("new".into(), amounts(0, 0))]);
+    let each = Requested { amounts: each, ..Requested::default() };
+    assert_eq!(kept::<Node>(all).unwrap(), [("n1".into(), each.clone()), ("n2".into(), each)]);
+    let new = kept::<Node>(json!([{"metadata": {"name": "new"}}])).unwrap();
+    assert_eq!(new, [("new".into(), Requested::default())]);
 }
 
 #[test]
@@ -135,7 +137,7 @@ fn a_pod_asks_for_what_the_scheduler_counts() {
         all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
         kept::<Pod>(json!([{"metadata": {"name": "p"}, "spec": all, "status": {"phase": "Running"}}])).unwrap().pop()
     };
-    let asks = |spec: Value| pod(spec).unwrap().1;
+    let asks = |spec: Value| pod(spec).unwrap().1.amounts;
     let two = json!([{"resources": of("1", "1Ki")}, {"resources": of("500m", "1Ki")}, {}]);
     assert_eq!(asks(json!({"containers": two})), amounts(2048, 1500));
     let begins = json!([{"resources": of("4", "1Ki")}, {"resources": of("1", "100")}]);
@@ -147,4 +149,41 @@ fn a_pod_asks_for_what_the_scheduler_counts() {
     assert_eq!(asks(json!({"containers": [{}]})), amounts(0, 0));
     let waits = kept::<Pod>(json!([{"spec": {"containers": two}}, {}])).unwrap();
     assert!(waits.is_empty(), "it is on no node yet");
+}
+
+/// What is named with a domain, and is not Kubernetes's own.
+#[test]
+fn extended_resources_are_read_of_quotas_nodes_and_pods() {
+    let of = |amounts: &Extended| amounts.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>();
+    let hard = json!({"requests.nvidia.com/gpu": "4", "nvidia.com/gpu": "9", "example.com/fpga": "2", "limits.cpu": "1",
+        "requests.storage": "1Gi", "gold.storageclass.storage.k8s.io/requests.storage": "1Gi", "count/pods": "3", "hugepages-2Mi": "1Gi"});
+    let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": {"requests.nvidia.com/gpu": "1"}})).unwrap();
+    let told = |name: &str| read.extended.get(name).map(|limit| (limit.max, limit.used));
+    assert_eq!((told("nvidia.com/gpu"), told("example.com/fpga")), (Some((4, 1)), Some((2, 2))), "{read:?}");
+    assert_eq!((read.memory, read.cores), (None, None));
+    let allocatable =
+        json!({"cpu": "8", "nvidia.com/gpu": "8", "kubernetes.io/batch-cpu": "1", "hugepages-1Gi": "0", "pods": "110"});
+    let node = json!([{"metadata": {"name": "n1"}, "status": {"allocatable": allocatable}}]);
+    assert_eq!(of(&kept::<Node>(node).unwrap()[0].1.extended), ["nvidia.com/gpu=8"]);
+    let gpus = |count: &str| json!({"resources": {"requests": {"nvidia.com/gpu": count}, "limits": {"nvidia.com/gpu": count}}});
+    let pod = |begins: &str| {
+        let spec =
+            json!({"nodeName": "n1", "containers": [gpus("1"), gpus("2"), {}], "initContainers": [gpus(begins)]});
+        kept::<Pod>(json!([{"spec": spec}]))
+    };
+    assert_eq!(of(&pod("1").unwrap()[0].1.extended), ["nvidia.com/gpu=3"]);
+    assert_eq!(of(&pod("5").unwrap()[0].1.extended), ["nvidia.com/gpu=5"]);
+    for wrong in ["some", "", "1Q"] {
+        assert_eq!(pod(wrong).unwrap_err(), ParseError::Malformed { what: "an amount" }, "told, and not guessed");
+    }
+    // Of very many, the first by name; what has no name that a custom dimension may have is left out.
+    let many = |from: usize| {
+        (from..from + 80).map(|n| (format!("example.com/{n}"), json!("1"))).collect::<serde_json::Map<_, _>>()
+    };
+    let mut hard = many(10);
+    hard.insert(format!("example.com/{}", "0".repeat(255)), json!("1"));
+    let names: Vec<_> = quota(json!({"hard": hard}), json!({})).unwrap().extended.into_keys().collect();
+    assert_eq!((names.len(), &*names[0], &*names[63]), (64, "example.com/10", "example.com/73"));
+    let node = json!([{"metadata": {"name": "n1"}, "status": {"allocatable": many(10)}}]);
+    assert_eq!(kept::<Node>(node).unwrap()[0].1.extended.len(), 64);
 }

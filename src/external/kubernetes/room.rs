@@ -1,12 +1,17 @@
 //! What quotas, nodes and pods leave each namespace.
 
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::Arc,
+};
 
-use crate::domain::queue::{NO_MAXIMUM, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT, SamePath};
+use crate::domain::queue::{
+    Custom, CustomAmounts, NO_MAXIMUM, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT, SamePath,
+};
 
 use super::{
     ParseError,
-    answer::{Limit, Quota},
+    answer::{Limit, Quota, Requested, keep_first},
 };
 
 /// What all quotas of a namespace leave in a dimension: what the one leaves that leaves least.
@@ -32,6 +37,19 @@ impl Quotas {
         [least(quotas, |quota| quota.memory), least(quotas, |quota| quota.cores)]
     }
 
+    /// What they say of extended resources in a namespace.
+    fn custom(&self, namespace: &str) -> Custom {
+        let quotas = self.0.get(namespace).map(Vec::as_slice).unwrap_or_default();
+        let names: BTreeSet<&Arc<str>> = quotas.iter().flat_map(|quota| quota.extended.keys()).collect();
+        let limit = |name: &Arc<str>| {
+            let Limit { max, used } = least(quotas, |quota| quota.extended.get(name).copied())?;
+            Some((name.clone(), CustomAmounts { max, used }))
+        };
+        let mut all: Custom = names.into_iter().filter_map(limit).collect();
+        keep_first(&mut all);
+        all
+    }
+
     /// Whether they say everything of a namespace.
     pub fn decide_alone(&self, namespace: &str) -> bool {
         self.of(namespace).iter().all(Option::is_some)
@@ -47,12 +65,13 @@ impl Quotas {
             state: if goes { QueueState::Draining } else { QueueState::Running },
             running_applications: None,
             pending_applications: None,
+            custom: self.custom(namespace),
         }
     }
 }
 
 /// So much of a node, by its name.
-type OnNode = (String, QueueAmounts);
+type OnNode = (String, Requested);
 
 /// All namespaces, in the nodes that take pods if these were asked for, with what the pods on them asked for.
 pub(super) fn queues(
@@ -60,17 +79,15 @@ pub(super) fn queues(
     quotas: &Quotas,
     nodes: Option<(&[OnNode], &[OnNode])>,
 ) -> Result<Queues, ParseError> {
-    let sum =
-        |amounts: &mut dyn Iterator<Item = QueueAmounts>| amounts.fold(QueueAmounts::default(), QueueAmounts::plus);
-    let (max, used) = match nodes {
-        None => (QueueAmounts { memory: NO_MAXIMUM, cores: NO_MAXIMUM }, QueueAmounts::default()),
+    let (max, used, custom) = match nodes {
+        None => (QueueAmounts { memory: NO_MAXIMUM, cores: NO_MAXIMUM }, QueueAmounts::default(), Custom::new()),
         Some((nodes, pods)) => {
             let names: HashSet<&str> = nodes.iter().map(|(name, _)| name.as_str()).collect();
             let there = pods.iter().filter(|(node, _)| names.contains(node.as_str()));
+            let (max, used) = (sum(nodes.iter()), sum(there));
             // The largest number is what there is no maximum by.
             let most = QueueAmounts { memory: NO_MAXIMUM - 1, cores: NO_MAXIMUM - 1 };
-            let max = sum(&mut nodes.iter().map(|(_, amounts)| *amounts)).least(most);
-            (max, sum(&mut there.map(|(_, amounts)| *amounts)))
+            (max.amounts.least(most), used.amounts, custom(&max, &used))
         }
     };
     let root = Queue {
@@ -80,10 +97,28 @@ pub(super) fn queues(
         state: QueueState::Running,
         running_applications: None,
         pending_applications: None,
+        custom,
     };
     let all = namespaces.iter().map(|(name, goes)| quotas.queue(name, *goes));
     Queues::new(Naming::Namespaces, std::iter::once(root).chain(all))
         .map_err(|SamePath(_)| ParseError::Malformed { what: "a namespace that is there twice, and so one" })
+}
+
+/// All together.
+fn sum<'a>(all: impl Iterator<Item = &'a OnNode>) -> Requested {
+    let mut sum = Requested::default();
+    all.for_each(|(_, requested)| sum.add(requested));
+    sum
+}
+
+/// What there is on nodes of extended resources, and what pods there have of it: also of what no node offers any more.
+fn custom(max: &Requested, used: &Requested) -> Custom {
+    let of = |amounts: &Requested, name| amounts.extended.get(name).copied().unwrap_or_default();
+    let names = max.extended.keys().chain(used.extended.keys());
+    let all = names.map(|name| (name.clone(), CustomAmounts { max: of(max, name), used: of(used, name) }));
+    let mut all: Custom = all.collect();
+    keep_first(&mut all);
+    all
 }
 
 #[cfg(test)]
@@ -92,11 +127,16 @@ mod tests {
 
     fn quota(namespace: &str, memory: Option<(i64, i64)>, cores: Option<(i64, i64)>) -> Quota {
         let limit = |(max, used)| Limit { max, used };
-        Quota { namespace: namespace.into(), memory: memory.map(limit), cores: cores.map(limit) }
+        let extended = BTreeMap::new();
+        Quota { namespace: namespace.into(), memory: memory.map(limit), cores: cores.map(limit), extended }
     }
 
     fn amounts(memory: i64, cores: i64) -> QueueAmounts {
         QueueAmounts { memory, cores }
+    }
+
+    fn requested(memory: i64, cores: i64) -> Requested {
+        Requested { amounts: amounts(memory, cores), ..Requested::default() }
     }
 
     #[test]
@@ -109,7 +149,7 @@ mod tests {
         ]);
         assert!(quotas.decide_alone("a") && !quotas.decide_alone("b") && !quotas.decide_alone("c"));
         let namespaces = [("a", false), ("b", true), ("c", false)].map(|(name, goes)| (name.to_owned(), goes));
-        let node = |name: &str, memory, cores| (name.to_owned(), amounts(memory, cores));
+        let node = |name: &str, memory, cores| (name.to_owned(), requested(memory, cores));
         let (nodes, pods) =
             ([node("n1", 1000, 100), node("n2", 10, 1)], [node("n1", 900, 30), node("cordoned", 500, 50)]);
         let queues = queues(&namespaces, &quotas, Some((&nodes, &pods))).unwrap();
@@ -127,8 +167,43 @@ mod tests {
     fn what_is_there_twice_is_refused_and_sums_do_not_overflow() {
         let twice = [("a".to_owned(), false), ("a".to_owned(), false)];
         assert!(queues(&twice, &Quotas::default(), None).is_err());
-        let vast = [("n1".to_owned(), amounts(i64::MAX - 1, 1)), ("n2".to_owned(), amounts(i64::MAX - 1, 1))];
+        let vast = ["n1", "n2"].map(|name| (name.to_owned(), requested(i64::MAX - 1, 1)));
         let queues = queues(&[("a".to_owned(), false)], &Quotas::default(), Some((&vast, &vast))).unwrap();
         assert_eq!(queues.told(queues.find("a").unwrap()).0, Some(amounts(i64::MAX - 1, 2)));
+    }
+
+    #[test]
+    fn extended_resources_are_those_of_quotas_and_elsewhere_those_of_nodes() {
+        let of = |amounts: &[(&str, i64)]| Requested {
+            extended: amounts.iter().map(|(name, amount)| (Arc::from(*name), *amount)).collect(),
+            ..Requested::default()
+        };
+        let gpus = |max, used| {
+            let extended = [(Arc::from("nvidia.com/gpu"), Limit { max, used })].into();
+            Quota { extended, ..quota("a", Some((100, 0)), None) }
+        };
+        let quotas = Quotas::new(vec![gpus(8, 1), gpus(4, 2), quota("b", None, Some((1, 0)))]);
+        let namespaces = ["a", "b"].map(|name| (name.to_owned(), false));
+        let nodes = [
+            ("n1".to_owned(), of(&[("nvidia.com/gpu", 4), ("example.com/fpga", 1)])),
+            ("n2".to_owned(), of(&[("nvidia.com/gpu", 4)])),
+        ];
+        let pods = [("n2", 3), ("cordoned", 2)].map(|(node, gpus)| (node.to_owned(), of(&[("nvidia.com/gpu", gpus)])));
+        let all = queues(&namespaces, &quotas, Some((&nodes, &pods))).unwrap();
+        let of = |name: &str| {
+            let custom = all.custom(all.find(name).unwrap());
+            custom.into_iter().map(|(name, CustomAmounts { max, used })| (name, max, used)).collect::<Vec<_>>()
+        };
+        assert_eq!(of("a"), [("example.com/fpga", 1, 0), ("nvidia.com/gpu", 4, 2)], "the quota that leaves least");
+        assert_eq!(of("b"), [("example.com/fpga", 1, 0), ("nvidia.com/gpu", 8, 3)]);
+        assert_eq!(of("root"), of("b"));
+        let many: Vec<OnNode> = (10..90).map(|n| (format!("n{n}"), of_one(&format!("example.com/{n}")))).collect();
+        let all = queues(&[], &quotas, Some((&many, &[]))).unwrap();
+        let names: Vec<_> = all.custom(all.find("root").unwrap()).into_keys().collect();
+        assert_eq!((names.len(), names[0], names[63]), (64, "example.com/10", "example.com/73"));
+    }
+
+    fn of_one(name: &str) -> Requested {
+        Requested { extended: [(Arc::from(name), 1)].into(), ..Requested::default() }
     }
 }

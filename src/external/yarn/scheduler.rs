@@ -1,6 +1,6 @@
 //! `/ws/v1/cluster/scheduler`: all queues, of the fair and of the capacity scheduler.
 
-use crate::domain::queue::{Naming, Queue, QueueAmounts, QueueState, Queues, ROOT};
+use crate::domain::queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT};
 
 use super::{
     Capacity, MIB, ParseError,
@@ -145,6 +145,7 @@ impl Scheduler {
             state: found.state,
             running_applications: found.running_applications,
             pending_applications: found.pending_applications,
+            custom: Custom::new(),
         });
         Queues::new(self.naming, queues).map_err(|same| ParseError::SamePath { path: same.0 })
     }

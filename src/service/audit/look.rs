@@ -21,7 +21,7 @@ use crate::{
         StoreError,
         books::{self, Told},
         external_queue::{self, ClusterRow},
-        external_refresh, external_ticket, label_resource, label_set, limit, resource_hold, session,
+        external_snapshot, external_ticket, label_resource, label_set, limit, resource_hold, session,
         user_resource::{self, EmGroup, Group},
     },
 };
@@ -202,8 +202,8 @@ pub(super) async fn compare_cluster(
     row: &ClusterRow,
 ) -> Result<Vec<Difference>, StoreError> {
     let provider = row.provider()?.name;
-    let stored = external_refresh::stored(connection, row.id()).await?;
-    let from_tickets = external_refresh::from_tickets(connection, row).await?;
+    let stored = external_snapshot::stored(connection, row.id()).await?;
+    let from_tickets = external_snapshot::from_tickets(connection, row).await?;
     let mut differences = queue_differences(&provider, &stored, from_tickets.rooms().all_unseen());
     for (ticket_id, path) in external_ticket::strays(&mut *connection, row.id()).await? {
         let problem = format!("the ticket {ticket_id} counts there, and does not live");

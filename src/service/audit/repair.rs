@@ -23,8 +23,8 @@ use crate::{
     store::{
         StoreError,
         action_record::{self, Repair},
-        em_resource, external_queue, external_refresh, external_ticket, label_resource, limit, resource_hold,
-        resource_lock, session, settlement, user_resource,
+        em_resource, external_queue, external_refresh, external_snapshot, external_ticket, label_resource, limit,
+        resource_hold, resource_lock, session, settlement, user_resource,
         waiting::{self, Freed},
     },
 };
@@ -117,10 +117,10 @@ pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: 
     let strays: Vec<_> = external_ticket::strays(&mut *transaction, cluster_id).await?.into_keys().collect();
     external_ticket::delete(&mut *transaction, &strays).await?;
     let provider = row.provider()?.name;
-    let stored = external_refresh::stored(&mut transaction, cluster_id).await?;
-    let from_tickets = external_refresh::from_tickets(&mut transaction, row).await?;
+    let stored = external_snapshot::stored(&mut transaction, cluster_id).await?;
+    let from_tickets = external_snapshot::from_tickets(&mut transaction, row).await?;
     let unseen = from_tickets.differing(&stored);
-    external_refresh::write_unseen(&mut transaction, cluster_id, &unseen).await?;
+    external_snapshot::write_unseen(&mut transaction, cluster_id, &unseen).await?;
     // A snapshot that was prepared by what was stored before is none any more.
     external_refresh::take_back(&mut *transaction, cluster_id).await?;
     let mut found: HashMap<&str, Vec<Difference>> = HashMap::new();

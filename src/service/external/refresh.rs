@@ -25,13 +25,14 @@ use crate::{
     service::{tasks::Tasks, waiting::WaitingLine},
     store::{
         StoreError, external_queue,
-        external_refresh::{self, Installed, Prepared},
+        external_refresh::{self, Taken},
+        external_snapshot::{self, Installed, Prepared},
         session::{Session, answered},
         waiting::{self, Freed},
     },
 };
 
-use super::{ExternalResourceService, SelectBy, Selector, Source, begin, commit};
+use super::{ExternalResourceService, SelectBy, Selector, Source, begin, commit, kept::Kept};
 
 /// How often to look which clusters are to be asked.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -55,6 +56,10 @@ const INSTALL_TRIES_MAX: u32 = 5;
 const CATCH_UPS_MAX: u32 = 20;
 const CAUGHT_UP: usize = 32;
 
+/// How many changes what is kept is always brought up to date by. If it is behind by more than these and by more than its tickets, all of them
+/// are read instead.
+const BEHIND_MAX: usize = 20_000;
+
 /// At how many queues waiters are woken at once; the others look from time to time.
 const WOKEN_QUEUES_MAX: i64 = 1000;
 
@@ -69,7 +74,7 @@ pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tas
     let mut session = service.store.session();
     let mut looks = interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (under_way, mut count, mut failed) = (UnderWay::default(), 0_u32, false);
+    let (under_way, kept, mut count, mut failed) = (UnderWay::default(), Kept::default(), 0_u32, false);
     loop {
         tokio::select! {
             () = stopping.cancelled() => return,
@@ -78,11 +83,13 @@ pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tas
         }
         let reconciles = count.is_multiple_of(LOOKS_PER_RECONCILIATION);
         count = count.wrapping_add(1);
-        match look(&service, &mut session, reconciles).await {
+        match look(&service, &mut session, &kept, reconciles).await {
             Ok(due) => {
                 failed = false;
                 for cluster_id in due {
-                    start(cluster_id, &service, &line, &under_way, &tasks, &stopping);
+                    let (service, line, kept) = (service.clone(), line.clone(), kept.clone());
+                    let refresh = Refresh { service, line, kept, cluster_id, lease: Uuid::new_v4() };
+                    start(refresh, &under_way, &tasks, &stopping);
                 }
             }
             Err(error) => {
@@ -99,27 +106,30 @@ pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tas
     }
 }
 
-async fn look(service: &ExternalResourceService, session: &mut Session, reconciles: bool) -> Result<Vec<i64>, Error> {
+/// The clusters that are due.
+async fn look(
+    service: &ExternalResourceService,
+    session: &mut Session,
+    kept: &Kept,
+    reconciles: bool,
+) -> Result<Vec<i64>, Error> {
     if reconciles {
         service.reconcile(session).await?;
     }
-    Ok(answered(external_refresh::due(session.get().await?)).await?)
+    let leases = kept.leases();
+    let own: Vec<Uuid> = leases.iter().map(|(_, lease)| *lease).collect();
+    let rows = answered(external_refresh::all(session.get().await?, &own)).await?;
+    kept.retain(&leases, &rows);
+    Ok(rows.into_iter().filter(|row| row.is_due).map(|row| row.cluster_id).collect())
 }
 
 /// Has a cluster asked, unless this instance does so already.
-fn start(
-    cluster_id: i64,
-    service: &ExternalResourceService,
-    line: &WaitingLine,
-    under_way: &UnderWay,
-    tasks: &Tasks,
-    stopping: &CancellationToken,
-) {
+fn start(refresh: Refresh, under_way: &UnderWay, tasks: &Tasks, stopping: &CancellationToken) {
+    let cluster_id = refresh.cluster_id;
     let is_new = under_way.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster_id);
     if !is_new {
         return;
     }
-    let refresh = Refresh { service: service.clone(), line: line.clone(), cluster_id, lease: Uuid::new_v4() };
     let (under_way, stopping) = (under_way.clone(), stopping.clone());
     tasks.spawn(async move {
         let mut session = refresh.service.store.session();
@@ -131,9 +141,10 @@ fn start(
             }
             // Another may try at once; without the database, when the lease is over.
             session.reset();
-            let pause = if done.is_none() { Duration::ZERO } else { PROBE_INTERVAL };
+            let pauses = [if done.is_none() { Duration::ZERO } else { PROBE_INTERVAL }; 2];
             if let Ok(connection) = session.get().await {
-                let _ = answered(external_refresh::failed(connection, cluster_id, refresh.lease, pause, pause)).await;
+                let (id, lease) = (cluster_id, refresh.lease);
+                let _ = answered(external_refresh::failed(connection, id, lease, pauses, false)).await;
             }
         }
         under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&cluster_id);
@@ -144,6 +155,7 @@ fn start(
 struct Refresh {
     service: ExternalResourceService,
     line: WaitingLine,
+    kept: Kept,
     cluster_id: i64,
     lease: Uuid,
 }
@@ -152,8 +164,8 @@ impl Refresh {
     async fn run(&self, session: &mut Session) -> Result<(), StoreError> {
         let (cluster_id, lease) = (self.cluster_id, self.lease);
         let taken = answered(external_refresh::take(session.get().await?, cluster_id, lease)).await?;
-        let Some((begun, is_gone)) = taken else { return Ok(()) };
-        if is_gone {
+        let Some(taken) = taken else { return Ok(()) };
+        if taken.is_gone {
             for _ in 0..CLEAN_STEPS_MAX {
                 if !answered(external_refresh::clean_gone(session.get().await?, cluster_id, lease)).await? {
                     break;
@@ -161,7 +173,9 @@ impl Refresh {
             }
             return Ok(());
         }
-        self.clean(session).await?;
+        let kept = self.still_good(session, &taken).await?;
+        // What is kept has to be told of those that ended behind it.
+        self.clean(session, kept.as_ref().map_or(i64::MAX, Prepared::changes)).await?;
         let rows = external_queue::clusters(session.get().await?, &[cluster_id].into(), false).await?;
         let Some(row) = rows.first() else { return Ok(()) };
         let (provider, rules) = (row.provider()?, row.rules()?);
@@ -169,25 +183,95 @@ impl Refresh {
             Selector { resource_type: provider.resource_type.clone(), by: SelectBy::Name(provider.name.clone()) };
         // Gone just now, or written by a later release.
         let Ok(source) = self.service.source(&selector).await else { return Ok(()) };
-        let asked = timeout(ASK_TIMEOUT, self.ask(&source, begun)).await;
+        let asked = timeout(ASK_TIMEOUT, self.ask(&source, taken.begun)).await;
         let interval = Duration::try_from(rules.refresh_interval).unwrap_or(PROBE_INTERVAL);
         let snapshot = match asked {
             Ok(Ok(snapshot)) => Arc::new(snapshot),
-            Ok(Err(error)) => return self.failed(session, &provider.name, Some(&error), interval).await,
-            Err(_) => return self.failed(session, &provider.name, None, interval).await,
+            Ok(Err(error)) => return self.failed(session, &provider.name, Some(&error), interval, kept.ok()).await,
+            Err(_) => return self.failed(session, &provider.name, None, interval, kept.ok()).await,
         };
-        let generation = answered(external_refresh::write(session.get().await?, cluster_id, &snapshot)).await?;
-        let prepared = external_refresh::prepare(session.get().await?, cluster_id, snapshot.clone()).await?;
-        let Some(mut prepared) = prepared else { return Ok(()) };
+        let generation = answered(external_snapshot::write(session.get().await?, cluster_id, &snapshot)).await?;
+        match self.prepare(session, snapshot, kept).await? {
+            Some(prepared) => self.install(session, &provider.name, generation, prepared).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What is kept of the cluster, up to date; or why there is nothing that holds.
+    async fn still_good(
+        &self,
+        session: &mut Session,
+        taken: &Taken,
+    ) -> Result<Result<Prepared, &'static str>, StoreError> {
+        let Some((lease, mut kept)) = self.kept.take(self.cluster_id) else { return Ok(Err("new")) };
+        if taken.before != Some(lease) {
+            return Ok(Err("superseded"));
+        }
+        let connection = session.get().await?;
+        let Some(behind) = answered(external_snapshot::behind(connection, self.cluster_id, &kept)).await? else {
+            return Ok(Err("renumbered"));
+        };
+        if usize::try_from(behind).is_ok_and(|behind| behind <= kept.preparation.tickets().max(BEHIND_MAX)) {
+            let is_there = self.catch_up(session, &mut kept).await?;
+            return Ok(if is_there { Ok(kept) } else { Err("new") });
+        }
+        Ok(Err("outdated"))
+    }
+
+    /// Counts what a snapshot leaves unseen: by what is kept, or by all live tickets. `None` if the cluster is gone.
+    async fn prepare(
+        &self,
+        session: &mut Session,
+        snapshot: Arc<Snapshot>,
+        kept: Result<Prepared, &'static str>,
+    ) -> Result<Option<Prepared>, StoreError> {
+        let external = &self.service.metrics.external;
+        let why = match kept {
+            Err(why) => why,
+            Ok(mut kept) => {
+                let connection = session.get().await?;
+                let renewed = external_snapshot::renew(connection, self.cluster_id, &mut kept, snapshot.clone());
+                if answered(renewed).await? {
+                    external.prepared("kept");
+                    return Ok(Some(kept));
+                }
+                // The database's clock was put back.
+                "renumbered"
+            }
+        };
+        let prepared = external_snapshot::prepare(session.get().await?, self.cluster_id, snapshot).await?;
+        if let Some(prepared) = &prepared {
+            external.prepared(why);
+            external.read("all", prepared.preparation.tickets());
+        }
+        Ok(prepared)
+    }
+
+    /// Brings what was prepared into force, and keeps it for the next snapshot.
+    async fn install(
+        &self,
+        session: &mut Session,
+        provider: &Name,
+        generation: i64,
+        mut prepared: Prepared,
+    ) -> Result<(), StoreError> {
+        let (cluster_id, lease) = (self.cluster_id, self.lease);
+        let keeps = self.kept.has_room(prepared.preparation.tickets());
         for _ in 0..INSTALL_TRIES_MAX {
             if !self.catch_up(session, &mut prepared).await? {
                 return Ok(());
             }
-            let connection = session.get().await?;
-            match answered(external_refresh::install(connection, cluster_id, lease, generation, &mut prepared)).await? {
-                Installed::InForce => {
+            let (connection, lease) = (session.get().await?, (lease, keeps));
+            let installed = external_snapshot::install(connection, cluster_id, lease, generation, &mut prepared);
+            match answered(installed).await? {
+                Installed::InForce(changed) => {
                     self.service.metrics.external.refreshed("ok");
-                    return self.wake(session, &provider.name, prepared.preparation.rooms()).await;
+                    self.service.metrics.external.read("changed", changed);
+                    self.wake(session, provider, prepared.preparation.rooms()).await?;
+                    if keeps {
+                        self.kept.put(cluster_id, self.lease, prepared);
+                    }
+                    return Ok(());
                 }
                 Installed::Outrun => {}
                 Installed::Superseded => {
@@ -201,13 +285,17 @@ impl Refresh {
 
     /// Brings what was prepared up to date, while nobody waits for it; false if the cluster is gone.
     async fn catch_up(&self, session: &mut Session, prepared: &mut Prepared) -> Result<bool, StoreError> {
-        for _ in 0..CATCH_UPS_MAX {
+        let mut looks = 0;
+        while looks < CATCH_UPS_MAX {
             let connection = session.get().await?;
-            match answered(external_refresh::catch_up(connection, self.cluster_id, prepared)).await? {
-                None => return Ok(false),
-                Some(changed) if changed <= CAUGHT_UP => break,
-                Some(_) => {}
+            let caught_up = answered(external_snapshot::catch_up(connection, self.cluster_id, prepared)).await?;
+            let Some(changed) = caught_up else { return Ok(false) };
+            self.service.metrics.external.read("changed", changed);
+            if changed <= CAUGHT_UP {
+                break;
             }
+            // Whole pages are what had changed before, and come to an end.
+            looks += u32::from(changed < external_snapshot::CATCH_UP_PAGE);
         }
         Ok(true)
     }
@@ -227,11 +315,15 @@ impl Refresh {
         provider: &Name,
         error: Option<&FetchError>,
         interval: Duration,
+        kept: Option<Prepared>,
     ) -> Result<(), StoreError> {
         self.service.metrics.external.refreshed(error.map_or("timeout", FetchError::class));
-        let (connection, long) = (session.get().await?, interval.max(PROBE_INTERVAL));
-        let failures =
-            answered(external_refresh::failed(connection, self.cluster_id, self.lease, interval, long)).await?;
+        let (connection, pauses) = (session.get().await?, [interval, interval.max(PROBE_INTERVAL)]);
+        let (cluster_id, lease, keeps) = (self.cluster_id, self.lease, kept.is_some());
+        let failures = answered(external_refresh::failed(connection, cluster_id, lease, pauses, keeps)).await?;
+        if let Some(kept) = kept.filter(|_| failures.is_some()) {
+            self.kept.put(cluster_id, lease, kept);
+        }
         // Once, and not each time.
         if failures == Some(1) {
             let why = error.map_or_else(|| "it did not answer in time".to_owned(), ToString::to_string);
@@ -263,9 +355,9 @@ impl Refresh {
         Ok(())
     }
 
-    async fn clean(&self, session: &mut Session) -> Result<(), StoreError> {
+    async fn clean(&self, session: &mut Session, known: i64) -> Result<(), StoreError> {
         for _ in 0..CLEAN_STEPS_MAX {
-            if !answered(external_refresh::clean(session.get().await?, self.cluster_id)).await? {
+            if !answered(external_refresh::clean(session.get().await?, self.cluster_id, known)).await? {
                 break;
             }
         }

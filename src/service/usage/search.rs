@@ -12,9 +12,10 @@ use crate::{
     },
 };
 
-/// How many lines of the history are looked through for one page: at first, because what is asked for is mostly among these, and at most.
+/// How many lines of the history are looked through for one page: at first, because what is asked for is mostly among these, and at most. Each may
+/// stand on a page of the database of its own.
 const LINES_LOOKED_FIRST: i64 = 200;
-const LINES_LOOKED_MAX: i64 = 50_000;
+const LINES_LOOKED_MAX: i64 = 3000;
 
 /// How much later a line may be written than its time says: from the moment at which a batch reads the clock to where it takes numbers.
 const LATE: time::Duration = time::Duration::seconds(5);

@@ -90,6 +90,10 @@ pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
         Naming::Fair | Naming::Capacity => amounts(of),
     };
     let (max, used) = queues.told(queue);
+    let custom = |(name, amounts): (&str, queue::CustomAmounts)| {
+        let queue::CustomAmounts { max, used } = amounts;
+        (name.to_owned(), proto::CustomAmounts { max, used, left: max.saturating_sub(used) })
+    };
     proto::Queue {
         path: queue.path.clone(),
         state: state.into(),
@@ -98,6 +102,7 @@ pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
         left: max.map(|_| amounts(queues.left(queue))),
         running_applications: queue.running_applications,
         pending_applications: queue.pending_applications,
+        custom: queues.custom(queue).into_iter().map(custom).collect(),
     }
 }
 

@@ -64,6 +64,7 @@ impl StoredCluster {
             state: QueueState::Running,
             running_applications: None,
             pending_applications: None,
+            custom: Default::default(),
         };
         let queues = Queues::new(Naming::Fair, (0..PLACES).map(queue)).unwrap();
         let snapshot = Arc::new(ClusterSnapshot::stored(now, queues, HashMap::new()));

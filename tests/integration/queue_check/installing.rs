@@ -5,7 +5,7 @@ use linkis_rm::{
         external::Snapshot,
         queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
     },
-    store::external_refresh::{self, Installed},
+    store::external_snapshot::{self, Installed},
 };
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -70,19 +70,21 @@ async fn a_snapshot_that_comes_into_force_writes_only_what_changed_last() {
         state: QueueState::Running,
         running_applications: None,
         pending_applications: None,
+        custom: Default::default(),
     };
     let paths = (0..QUEUES).map(|n| format!("root.q{n}")).chain(["root".to_owned()]);
     let queues = Queues::new(Naming::Fair, paths.map(queue)).unwrap();
     let snapshot = Arc::new(Snapshot::new(OffsetDateTime::UNIX_EPOCH, &[], queues, &[]));
     grant(&mut other, 1..=500).await;
-    let generation = external_refresh::write(&mut connection, cluster_id, &snapshot).await.unwrap();
-    let mut prepared = external_refresh::prepare(&mut connection, cluster_id, snapshot).await.unwrap().unwrap();
+    let generation = external_snapshot::write(&mut connection, cluster_id, &snapshot).await.unwrap();
+    let mut prepared = external_snapshot::prepare(&mut connection, cluster_id, snapshot).await.unwrap().unwrap();
     grant(&mut other, 501..=3500).await;
-    let installed = external_refresh::install(&mut connection, cluster_id, LEASE, generation, &mut prepared).await;
+    let installed =
+        external_snapshot::install(&mut connection, cluster_id, (LEASE, true), generation, &mut prepared).await;
     assert_eq!(installed.unwrap(), Installed::Outrun, "that would be too much while others wait");
     let (mut caught_up, mut looks) = (0, 0);
     loop {
-        let changed = external_refresh::catch_up(&mut connection, cluster_id, &mut prepared).await.unwrap().unwrap();
+        let changed = external_snapshot::catch_up(&mut connection, cluster_id, &mut prepared).await.unwrap().unwrap();
         (caught_up, looks) = (caught_up + changed, looks + 1);
         if changed == 0 {
             break;
@@ -90,14 +92,15 @@ async fn a_snapshot_that_comes_into_force_writes_only_what_changed_last() {
     }
     assert_eq!((caught_up, looks), (3000, 3), "page by page");
     grant(&mut other, 3501..=3501).await;
-    let installed = external_refresh::install(&mut connection, cluster_id, LEASE, generation, &mut prepared).await;
-    assert_eq!(installed.unwrap(), Installed::InForce);
+    let installed =
+        external_snapshot::install(&mut connection, cluster_id, (LEASE, true), generation, &mut prepared).await;
+    assert_eq!(installed.unwrap(), Installed::InForce(1));
     let written = "SELECT count(*) FROM linkis_external_queue q JOIN linkis_external_cluster c USING (cluster_id) WHERE q.xmin = c.xmin";
     assert_eq!(database.count(written).await, 2, "the queue of the last ticket, and the root");
     assert_eq!(database.count("SELECT unseen_memory FROM linkis_external_queue WHERE path = 'root'").await, 3501);
     assert_eq!(prepared.preparation.tickets(), 3501);
     assert!(
-        prepared.preparation.differing(&external_refresh::stored(&mut connection, cluster_id).await.unwrap()).len()
+        prepared.preparation.differing(&external_snapshot::stored(&mut connection, cluster_id).await.unwrap()).len()
             <= 2
     );
 }
