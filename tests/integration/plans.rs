@@ -72,9 +72,9 @@ const LAST_OF_CROWD: &str = "3fffffff-ffff-4fff-bfff-ffffffffffff";
 /// How many times each call is made: after a few, connections keep their plans.
 const ROUNDS: usize = 6;
 
-/// How many pages of the database one page of the history may touch, whatever is looked for in it: each line that is looked through may stand on
-/// one of its own.
-const HISTORY_PAGES_TOUCHED_MAX: i64 = 4000;
+/// How many pages of the database one page of the history may touch, whatever is looked for in it: half as many as the lines that are looked
+/// through, of which neighbours mostly share one.
+const HISTORY_PAGES_TOUCHED_MAX: i64 = 1500;
 
 /// How many rows may be read for all that is called in one round: some pages, what the calls are about, and the thousand tickets that
 /// a page looks through which no index answers.
