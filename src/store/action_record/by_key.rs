@@ -56,7 +56,7 @@ macro_rules! of_names {
             $name,
             "
         SELECT l.* FROM unnest($4::text[]) AS k (name) CROSS JOIN LATERAL (",
-            $crate::store::action_record::select_matching!($is_of, $order),
+            $crate::store::action_record::matching::select_matching!($is_of, $order),
             ") l ORDER BY l.id ",
             $order,
             " LIMIT $3"

@@ -1,0 +1,222 @@
+//! What is done outside of batches, as lines of the history: changes of limits, repairs, tokens and providers.
+
+use std::collections::BTreeSet;
+
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+
+use crate::domain::{
+    action::Action,
+    audit::{Difference, Subject},
+    limit::{Pattern, Rule},
+    name::Name,
+    policy::Policy,
+    principal::{Actor, Principal},
+    resource::{Resource, ResourceType},
+    state::State,
+};
+
+use crate::store::{StoreError, expect_rows, limit};
+
+use super::TABLE;
+
+/// A change of what limits there are.
+#[derive(Debug, Clone)]
+pub enum LimitLine {
+    /// A rule is new, or has another maximum; with the one before it, if there was one.
+    Set(Rule, Option<Rule>),
+    /// A rule is gone.
+    Deleted(Rule),
+    /// A kind of EMs, by its application name, has another policy; with the one before it, if there was one.
+    Policy(Name, Policy, Option<Policy>),
+    /// All tickets of a label set are counted: its rules decide from here on.
+    InForce(BTreeSet<String>),
+}
+
+impl LimitLine {
+    fn action(&self) -> Action {
+        match self {
+            Self::Set(..) => Action::LimitSet,
+            Self::Deleted(_) => Action::LimitDeleted,
+            Self::Policy(..) => Action::PolicySet,
+            Self::InForce(_) => Action::LimitsInForce,
+        }
+    }
+
+    fn em_kind(&self) -> Option<&str> {
+        match self {
+            Self::Policy(kind, ..) => Some(kind.as_str()),
+            Self::Set(..) | Self::Deleted(_) | Self::InForce(_) => None,
+        }
+    }
+
+    /// The service itself has label sets decide, whoever wanted it.
+    fn actor<'a>(&self, by: &'a Actor) -> (&'a str, Option<&'a str>) {
+        match self {
+            Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => (by.as_str(), by.address()),
+            Self::InForce(_) => (Principal::Service.as_str(), None),
+        }
+    }
+
+    fn states(&self) -> (Option<String>, Option<String>) {
+        let (before, after) = match self {
+            Self::Set(rule, before) => (before.as_ref().map(State::of_rule), Some(State::of_rule(rule))),
+            Self::Deleted(rule) => (Some(State::of_rule(rule)), None),
+            Self::Policy(_, policy, before) => (before.as_ref().map(State::of_policy), Some(State::of_policy(policy))),
+            Self::InForce(_) => (None, None),
+        };
+        (before.map(State::into_string), after.map(State::into_string))
+    }
+
+    /// The pattern of a rule, or of each label of a label set; what a policy checks.
+    fn scope(&self) -> String {
+        match self {
+            Self::Set(rule, _) | Self::Deleted(rule) => limit::pattern_json(&rule.pattern),
+            Self::Policy(_, policy, _) => {
+                serde_json::json!(policy.to_string().split(',').collect::<Vec<_>>()).to_string()
+            }
+            Self::InForce(keys) => {
+                limit::pattern_json(&Pattern::new(keys.iter().map(|key| (key.clone(), None)).collect()))
+            }
+        }
+    }
+
+    /// What a rule does.
+    fn mode(&self) -> Option<&'static str> {
+        match self {
+            Self::Set(rule, _) | Self::Deleted(rule) => Some(rule.mode.as_str()),
+            Self::Policy(..) | Self::InForce(_) => None,
+        }
+    }
+
+    /// The maximum of a rule: nothing, if it is more than a resource may have.
+    fn max(&self) -> String {
+        let max = match self {
+            Self::Set(rule, _) | Self::Deleted(rule) => {
+                Resource::special(rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect()).ok()
+            }
+            Self::Policy(..) | Self::InForce(_) => None,
+        };
+        max.unwrap_or_else(|| Resource::zero(ResourceType::Special)).to_json()
+    }
+}
+
+/// Remembers what limits have changed, and who changed them; inside the fence, so that the numbers of the lines tell who was judged by
+/// them.
+pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], by: &Actor) -> Result<(), StoreError> {
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let (actors, addresses): (Vec<_>, Vec<_>) = lines.iter().map(|line| line.actor(by)).unzip();
+    let (before, after): (Vec<_>, Vec<_>) = lines.iter().map(LimitLine::states).unzip();
+    let done = sqlx::query(
+        "-- action_record::insert_limits
+        INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
+            action_time, limit_mode, address, before, after)
+        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp(), mode, address, before, after
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $7::text[], $8::text[], $9::text[], $10::text[])
+            AS d (action, em_kind, scope, max, actor, mode, address, before, after)",
+    )
+    .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitLine::em_kind).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitLine::scope).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitLine::max).collect::<Vec<_>>())
+    .bind(actors)
+    .bind(ResourceType::Special.as_str())
+    .bind(lines.iter().map(LimitLine::mode).collect::<Vec<_>>())
+    .bind(addresses)
+    .bind(before)
+    .bind(after)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, lines.len(), done.rows_affected())
+}
+
+/// That the counters of an EM or a scope were repaired.
+#[derive(Debug)]
+pub struct Repair {
+    /// Whose.
+    pub subject: Subject,
+    /// What its tickets hold together.
+    pub held: Resource,
+    /// What differed.
+    pub differences: Vec<Difference>,
+}
+
+/// Remembers what was repaired at `now`, and by whom.
+pub async fn insert_repairs(
+    connection: &mut PgConnection,
+    repairs: &[Repair],
+    now: OffsetDateTime,
+    by: &Actor,
+) -> Result<(), StoreError> {
+    let ems = repairs.iter().map(|repair| match &repair.subject {
+        Subject::Em(em) => Some((em.application_name.as_str(), em.instance.as_str())),
+        Subject::Scope(_) | Subject::Rule(_) | Subject::Policy(_) | Subject::Other(_) => None,
+    });
+    let (application_names, instances): (Vec<_>, Vec<_>) = ems.map(Option::unzip).unzip();
+    let scopes = repairs.iter().map(|repair| match &repair.subject {
+        Subject::Em(_) | Subject::Rule(_) | Subject::Policy(_) | Subject::Other(_) => None,
+        Subject::Scope(scope) => Some(serde_json::json!(scope.labels()).to_string()),
+    });
+    let states = repairs.iter().map(|repair| State::of_repair(&repair.differences));
+    let states = states.map(|(before, after)| (before.into_string(), after.into_string()));
+    let (before, after): (Vec<_>, Vec<_>) = states.unzip();
+    let done = sqlx::query(
+        "-- action_record::insert_repairs
+        INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type,
+            resource, actor, action_time, address, before, after)
+        SELECT $1, em_application_name, em_instance, scope::jsonb, resource_type, resource::jsonb, $8, $7, $9, before, after
+        FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $10::text[], $11::text[])
+            AS d (em_application_name, em_instance, scope, resource_type, resource, before, after)",
+    )
+    .bind(Action::Repaired.as_str())
+    .bind(application_names)
+    .bind(instances)
+    .bind(scopes.collect::<Vec<_>>())
+    .bind(repairs.iter().map(|repair| repair.held.resource_type().as_str()).collect::<Vec<_>>())
+    .bind(repairs.iter().map(|repair| repair.held.to_json()).collect::<Vec<_>>())
+    .bind(now)
+    .bind(by.as_str())
+    .bind(by.address())
+    .bind(before)
+    .bind(after)
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, repairs.len(), done.rows_affected())
+}
+
+/// Something that was done to what no other column names: a token, or a provider.
+#[derive(Debug)]
+pub struct OtherLine {
+    /// What was done.
+    pub action: Action,
+    /// To what, for people.
+    pub object: String,
+    /// How it stood before.
+    pub before: Option<State>,
+    /// How it stands now.
+    pub after: Option<State>,
+}
+
+/// Remembers what was done to such things, and by whom: in the transaction in which it is done.
+pub async fn insert_others(connection: &mut PgConnection, lines: &[OtherLine], by: &Actor) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- action_record::insert_others
+        INSERT INTO linkis_resource_action_record (action, object, before, after, resource_type, resource, actor, address,
+            action_time)
+        SELECT action, object, before, after, $5, $6::jsonb, $7, $8, clock_timestamp()
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS d (action, object, before, after)",
+    )
+    .bind(lines.iter().map(|line| line.action.as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.object.as_str()).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.before.as_ref().map(State::as_str)).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.after.as_ref().map(State::as_str)).collect::<Vec<_>>())
+    .bind(ResourceType::Special.as_str())
+    .bind(Resource::zero(ResourceType::Special).to_json())
+    .bind(by.as_str())
+    .bind(by.address())
+    .execute(connection)
+    .await?;
+    expect_rows(TABLE.0, lines.len(), done.rows_affected())
+}

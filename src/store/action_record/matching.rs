@@ -1,0 +1,180 @@
+//! Lines of the history that match: looked through among their numbers, in parts.
+
+use std::collections::BTreeSet;
+
+use sqlx::{PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::domain::{action::ActionRecord, em::EmInstance, name::Name};
+
+use crate::store::StoreError;
+
+use super::row::ActionRow;
+
+/// Which lines of the history to list.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Only the life of this ticket.
+    pub ticket_id: Option<Uuid>,
+    /// Only what was done to tickets of these users.
+    pub users: Option<BTreeSet<Name>>,
+    /// Only what was done to this EM, or to tickets on it.
+    pub em: Option<EmInstance>,
+    /// Only these actions; none for all.
+    pub actions: BTreeSet<&'static str>,
+    /// Only what this one did.
+    pub actor: Option<Name>,
+    /// Only what was done at this time or later.
+    pub from: Option<OffsetDateTime>,
+    /// Only what was done before this time.
+    pub to: Option<OffsetDateTime>,
+    /// Also what was done to tokens and providers, of which only those know who run the cluster.
+    pub objects: bool,
+}
+
+impl Filter {
+    /// Whether it leaves nothing out but by the ticket.
+    pub fn is_of_ticket_alone(&self) -> bool {
+        let Self { ticket_id, users, em, actions, actor, from, to, objects } = self;
+        let leaves_out = !objects && ticket_id.is_none();
+        !leaves_out
+            && users.is_none()
+            && em.is_none()
+            && actions.is_empty()
+            && actor.is_none()
+            && from.is_none()
+            && to.is_none()
+    }
+}
+
+/// Numbers of lines: behind the first, up to the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers {
+    /// Behind which.
+    pub after: i64,
+    /// Up to which.
+    pub last: i64,
+}
+
+/// Lines that are `$of` somebody and match, among these numbers, `$order` by number.
+macro_rules! select_matching {
+    ($of:literal, $order:literal) => {
+        concat!(
+            r#"SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
+            actor, action_time, limit_mode, reason, object, address, before, after, creator, engine_type, labels::text,
+            engine_application_name, engine_instance
+        FROM linkis_resource_action_record WHERE "#,
+            $of,
+            r#" AND id > $1 AND id <= $2 AND ($5::text[] IS NULL OR "user" = ANY ($5))
+            AND ($6::text IS NULL OR (em_application_name = $6 AND em_instance = $7))
+            AND (cardinality($8::text[]) = 0 OR action = ANY ($8)) AND ($9::text IS NULL OR actor = $9)
+            AND ($10::timestamptz IS NULL OR action_time >= $10) AND ($11::timestamptz IS NULL OR action_time < $11)
+            AND ($12 OR object IS NULL)
+        ORDER BY id "#,
+            $order,
+            " LIMIT $3"
+        )
+    };
+}
+pub(super) use select_matching;
+
+macro_rules! matching {
+    ($name:literal, $of:literal, $order:literal) => {
+        concat!("-- action_record::list_matching, ", $name, "\n        ", select_matching!($of, $order))
+    };
+}
+
+impl Filter {
+    /// Binds what matches, from the fifth parameter on.
+    pub(super) fn bind<'q, O>(
+        &'q self,
+        query: QueryAs<'q, Postgres, O, PgArguments>,
+    ) -> QueryAs<'q, Postgres, O, PgArguments> {
+        let em = self.em.as_ref();
+        query
+            .bind(self.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
+            .bind(em.map(|em| em.application_name.as_str()))
+            .bind(em.map(|em| em.instance.as_str()))
+            .bind(self.actions.iter().copied().collect::<Vec<_>>())
+            .bind(self.actor.as_ref().map(Name::as_str))
+            .bind(self.from)
+            .bind(self.to)
+            .bind(self.objects)
+    }
+}
+
+/// Up to `limit` records among these numbers that match, oldest first or newest first. It looks through all of them but for those of a
+/// ticket, which it finds.
+pub async fn list_matching(
+    executor: impl PgExecutor<'_>,
+    filter: &Filter,
+    numbers: Numbers,
+    newest_first: bool,
+    limit: i64,
+) -> Result<Vec<ActionRecord>, StoreError> {
+    // One text each, so that each is planned for its own index.
+    let sql = match (filter.ticket_id.is_some(), newest_first) {
+        (true, false) => matching!("of a ticket", "ticket_id = $4", "ASC"),
+        (true, true) => matching!("of a ticket, newest first", "ticket_id = $4", "DESC"),
+        (false, false) => matching!("all", "$4::uuid IS NULL", "ASC"),
+        (false, true) => matching!("all, newest first", "$4::uuid IS NULL", "DESC"),
+    };
+    let rows = sqlx::query_as(sql).bind(numbers.after).bind(numbers.last).bind(limit).bind(filter.ticket_id);
+    let rows: Vec<ActionRow> = filter.bind(rows).fetch_all(executor).await?;
+    rows.into_iter().map(ActionRecord::try_from).collect()
+}
+
+impl Numbers {
+    /// Those up to `edge`, from the beginning or from the end; all of them, if it is not there.
+    pub(super) fn cut_at(self, edge: Option<i64>, newest_first: bool) -> Self {
+        match (edge, newest_first) {
+            (None, _) => self,
+            (Some(edge), false) => Self { last: edge, ..self },
+            (Some(edge), true) => Self { after: edge - 1, ..self },
+        }
+    }
+}
+
+/// The first so many of these numbers that lines have, from their beginning or from their end; all of them if there are not so many.
+pub async fn cut(
+    executor: impl PgExecutor<'_>,
+    numbers: Numbers,
+    newest_first: bool,
+    many: i64,
+) -> Result<Numbers, StoreError> {
+    let sql = if newest_first {
+        "-- action_record::cut, newest first
+        SELECT id FROM linkis_resource_action_record WHERE id > $1 AND id <= $2 ORDER BY id DESC OFFSET $3 - 1 LIMIT 1"
+    } else {
+        "-- action_record::cut
+        SELECT id FROM linkis_resource_action_record WHERE id > $1 AND id <= $2 ORDER BY id OFFSET $3 - 1 LIMIT 1"
+    };
+    let edge: Option<i64> =
+        sqlx::query_scalar(sql).bind(numbers.after).bind(numbers.last).bind(many).fetch_optional(executor).await?;
+    Ok(numbers.cut_at(edge, newest_first))
+}
+
+/// The number before the first line that was written at `time` or later, give or take what was written at nearly the same time: lines take
+/// their numbers in the order of time, so that it is found by halves.
+pub async fn number_before(executor: impl PgExecutor<'_>, time: OffsetDateTime) -> Result<i64, StoreError> {
+    let number = sqlx::query_scalar(
+        "-- action_record::number_before
+        WITH RECURSIVE search (low, high) AS (
+            SELECT coalesce((SELECT id FROM linkis_resource_action_record ORDER BY id LIMIT 1), 1),
+                coalesce((SELECT id FROM linkis_resource_action_record ORDER BY id DESC LIMIT 1), 0) + 1
+            UNION ALL
+            SELECT CASE WHEN f.id IS NOT NULL THEN f.id + 1 ELSE s.low END,
+                CASE WHEN f.id IS NOT NULL THEN s.high ELSE s.middle END
+            FROM (SELECT low, high, (low + high) / 2 AS middle FROM search WHERE low < high) s
+            LEFT JOIN LATERAL (
+                SELECT id FROM (
+                    SELECT id, action_time FROM linkis_resource_action_record WHERE id >= s.middle ORDER BY id LIMIT 1) first
+                WHERE first.action_time < $1) f ON true)
+        SELECT min(low) - 1 FROM search WHERE low >= high",
+    )
+    .bind(time)
+    .fetch_one(executor)
+    .await?;
+    Ok(number)
+}
