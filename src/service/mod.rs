@@ -38,6 +38,7 @@ mod reading;
 pub mod refusals;
 pub mod request_resource;
 pub mod shared_try;
+pub mod standby;
 pub mod tasks;
 pub mod ticket_lookup;
 pub mod tokens;
