@@ -260,7 +260,8 @@ impl Usage {
     ) -> Result<Lines, Error> {
         // One more than are shown tells whether there is more.
         let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
-        if filter.is_of_ticket_alone() {
+        // Which numbers may still come, a standby cannot tell by itself; among those of one ticket none does.
+        if filter.is_of_ticket_alone() && (mark.is_none() || filter.ticket_id.is_some()) {
             let mut shown = self.history.read(connection, filter.ticket_id, after, read).await?;
             let more = shown.len() > limit;
             shown.truncate(limit);
