@@ -208,7 +208,7 @@ pub struct Watching {
 impl Watching {
     /// Looks until the server stops.
     pub async fn run(mut self, stopping: CancellationToken) {
-        let mut session = self.store.session();
+        let mut session = self.store.background_session();
         let watched = async {
             let (mut was_well, mut file_read) = (false, Instant::now());
             loop {

@@ -160,6 +160,11 @@ impl Store {
         session::Session::new(self.primary.clone())
     }
 
+    /// The same, for a task that nobody waits for.
+    pub fn background_session(&self) -> session::Session {
+        self.session().in_background()
+    }
+
     /// Takes up what its file says when that changes, until the server stops: connections that are made from then on show it. What is no
     /// URL leaves things as they are.
     pub async fn follow(self, stopping: CancellationToken) {
