@@ -27,8 +27,8 @@ mod parse;
 use listen::{HTTP_LISTEN, http_default, parse_addresses, parse_listen};
 use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 
-pub use database::{Database, DatabaseArguments};
 use database::StandbyArguments;
+pub use database::{Database, DatabaseArguments};
 pub use parse::{parse_duration, read_limits};
 
 /// More connections that commit would only wait for each other, and for the disk.

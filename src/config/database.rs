@@ -72,14 +72,12 @@ impl StandbyArguments {
                 let problem = "LINKIS_RM_STANDBY_URL is set, too; set only one of them";
                 return Err(format!("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE): {problem}"));
             }
-            (Some(url), None) => (
-                "--standby-url (LINKIS_RM_STANDBY_URL)",
-                Target::parse_for(Purpose::OldReads, url.expose_secret()),
-            ),
-            (None, Some(file)) => (
-                "--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)",
-                Target::in_file_for(Purpose::OldReads, file),
-            ),
+            (Some(url), None) => {
+                ("--standby-url (LINKIS_RM_STANDBY_URL)", Target::parse_for(Purpose::OldReads, url.expose_secret()))
+            }
+            (None, Some(file)) => {
+                ("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)", Target::in_file_for(Purpose::OldReads, file))
+            }
         };
         match is_named {
             true => target.map(Some).map_err(|error| format!("{name}: {error}")),

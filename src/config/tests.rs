@@ -24,7 +24,8 @@ fn all_mistakes_are_reported_at_once() {
 
 #[test]
 fn a_standby_belongs_to_a_database_that_is_named() {
-    let (database, url) = (["--database-url", "postgres://h1,h2/rm"], "postgres://h1,h2/rm?target_session_attrs=standby");
+    let (database, url) =
+        (["--database-url", "postgres://h1,h2/rm"], "postgres://h1,h2/rm?target_session_attrs=standby");
     let with = |more: &[&str]| check(&[&database[..], more].concat());
     assert!(with(&[]).unwrap().standby.is_none() && with(&["--standby-url", url]).unwrap().standby.is_some());
     for (error, told) in [

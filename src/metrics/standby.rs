@@ -1,9 +1,6 @@
 //! A standby of the database, and who answers reads that may be a little old.
 
-use std::{
-    sync::atomic::AtomicU64,
-    time::Duration,
-};
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

@@ -4,11 +4,7 @@
 //! it lives, and at which moment that was. A standby that knows of it knows everything that was committed before. One that has not heard
 //! for [`LAG_MAX`], does not answer, or follows nobody any more is not asked: the primary is.
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use sqlx::{Postgres, pool::PoolConnection};
 use time::OffsetDateTime;

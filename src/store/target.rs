@@ -66,7 +66,9 @@ pub enum UrlError {
     #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
     NoWriter(SessionAttrs),
     /// Likewise.
-    #[error("target_session_attrs={0} asks for a host that takes writes, and this is where to read from a standby: say standby")]
+    #[error(
+        "target_session_attrs={0} asks for a host that takes writes, and this is where to read from a standby: say standby"
+    )]
     NoStandby(SessionAttrs),
     /// Not a number of seconds.
     #[error("connect_timeout={0} is not a number of seconds")]

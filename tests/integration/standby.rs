@@ -67,7 +67,8 @@ async fn what_may_be_old_is_told_by_a_standby_which_says_how_old() {
 
     // It stands still: what it does not know yet was done after the moment that it names, and soon it is not asked any more.
     pair.standby.run("SELECT pg_wal_replay_pause()").await;
-    let paused = || async { pair.standby.count("SELECT (pg_get_wal_replay_pause_state() = 'paused')::int::bigint").await };
+    let paused =
+        || async { pair.standby.count("SELECT (pg_get_wal_replay_pause_state() = 'paused')::int::bigint").await };
     eventually("it stands still", LONG, || async { paused().await == Some(1) }).await;
     let second = client.request_resource(&request(&host, "bob", load(1, 1, 1))).await.granted();
     for newest_first in [false, true] {
@@ -180,7 +181,8 @@ async fn the_hourly_audit_is_of_the_standby() {
     let before = answered_by(&instance, "standby").await;
     let old = "UPDATE linkis_rm_cluster_figure SET work_time = work_time - interval '2 hours' WHERE name = 'audit'";
     pair.primary.run(old).await;
-    let renewed = "SELECT count(*) FROM linkis_rm_cluster_figure WHERE name = 'audit' AND work_time > now() - interval '1 hour'";
+    let renewed =
+        "SELECT count(*) FROM linkis_rm_cluster_figure WHERE name = 'audit' AND work_time > now() - interval '1 hour'";
     eventually("it is audited", LONG, || async { pair.primary.count(renewed).await == Some(1) }).await;
     assert!(answered_by(&instance, "standby").await > before);
     instance.stop().await;
