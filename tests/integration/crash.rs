@@ -268,29 +268,3 @@ async fn a_lease_whose_connection_ends_stays_where_it_is() {
     assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);
     assert!(holder.holds());
 }
-
-/// Where all connections are gone, dozens of tasks want new ones: what nobody waits for opens them one at a time, so that whoever serves
-/// callers is not one of dozens.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_waits_for_connects_one_at_a_time() {
-    let database = Database::fresh().await;
-    let (proxy, proxied) = database.behind_proxy("turns");
-    let rm = Instance::start(&proxied).await;
-    let connections = "SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND application_name = 'linkis-rm'";
-    eventually("most tasks have had their turn", Duration::from_secs(30), || async {
-        database.count(connections).await >= 15
-    })
-    .await;
-    // Every new connection waits until its time is over.
-    proxy.set_weather(Weather::Hole);
-    proxy.cut_all();
-    let before = proxy.accepted();
-    let is_given_up = || async { rm.metrics.text().unwrap().contains("linkis_rm_database_up 0\n") };
-    eventually("it is known to be away", Duration::from_secs(30), is_given_up).await;
-    let tried = proxy.accepted() - before;
-    println!("{tried} tried to connect");
-    assert!(tried < 9, "{tried} tried to connect at once");
-    proxy.set_weather(Weather::Fair);
-    rm.stop().await;
-}

@@ -3,10 +3,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -74,7 +71,6 @@ struct Way {
     weather: watch::Sender<Weather>,
     generations: watch::Sender<Generations>,
     cuts: Mutex<Option<(Cut, u32)>>,
-    accepted: AtomicUsize,
 }
 
 impl Proxy {
@@ -88,7 +84,6 @@ impl Proxy {
             weather: watch::Sender::new(Weather::Fair),
             generations: watch::Sender::default(),
             cuts: Mutex::default(),
-            accepted: AtomicUsize::default(),
         });
         let accepting = AbortOnDropHandle::new(tokio::spawn(accept(listener, way.clone())));
         Self { folder, way, _accepting: accepting }
@@ -97,11 +92,6 @@ impl Proxy {
     /// The folder of its socket.
     pub fn folder(&self) -> &Path {
         &self.folder
-    }
-
-    /// How many connections were taken so far.
-    pub fn accepted(&self) -> usize {
-        self.way.accepted.load(Ordering::Relaxed)
     }
 
     /// Cuts the next `count` connections that commit.
@@ -156,7 +146,6 @@ impl Drop for Proxy {
 async fn accept(listener: UnixListener, way: Arc<Way>) {
     loop {
         let (client, _) = listener.accept().await.unwrap();
-        way.accepted.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(serve(client, way.clone()));
     }
 }
