@@ -241,13 +241,13 @@ impl Usage {
         limit: usize,
     ) -> Result<Dated<Lines>, Error> {
         if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
-            let read = self.actions_on(&mut connection, Some(guard.mark), filter, (after, limit));
+            let read = Box::pin(self.actions_on(&mut connection, Some(guard.mark), filter, (after, limit)));
             if let Some(lines) = guard.answered(read).await? {
                 return Ok(Dated { told: lines, as_of: Some(guard.mark.at) });
             }
         }
         let mut connection = self.store.operators().acquire().await?;
-        let lines = self.actions_on(&mut connection, None, filter, (after, limit)).await?;
+        let lines = Box::pin(self.actions_on(&mut connection, None, filter, (after, limit))).await?;
         Ok(Dated { told: lines, as_of: None })
     }
 
@@ -291,13 +291,14 @@ impl Usage {
         limit: usize,
     ) -> Result<Dated<Lines>, Error> {
         if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
-            let read = newest_actions_on(&mut connection, filter, before, limit);
+            let read = Box::pin(newest_actions_on(&mut connection, filter, before, limit));
             if let Some(lines) = guard.answered(read).await? {
                 return Ok(Dated { told: lines, as_of: Some(guard.mark.at) });
             }
         }
         let mut connection = self.store.operators().acquire().await?;
-        Ok(Dated { told: newest_actions_on(&mut connection, filter, before, limit).await?, as_of: None })
+        let lines = Box::pin(newest_actions_on(&mut connection, filter, before, limit)).await?;
+        Ok(Dated { told: lines, as_of: None })
     }
 
     /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first), and what is observed of

@@ -74,7 +74,7 @@ impl AuditService {
     pub async fn audit_of_standby(&self) -> Result<AuditReport, Error> {
         let turns = self.turn().await?;
         if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
-            let read = async { Ok(answered_within(TIMEOUT, look::snapshot(&mut connection)).await?.report) };
+            let read = Box::pin(async { Ok(answered_within(TIMEOUT, look::snapshot(&mut connection)).await?.report) });
             if let Some(mut report) = guard.answered(read).await? {
                 report.at = guard.mark.at;
                 self.note(&mut self.store.session(), &report).await;
@@ -82,7 +82,7 @@ impl AuditService {
             }
         }
         drop(turns);
-        self.audit().await
+        Box::pin(self.audit()).await
     }
 
     /// Has the metrics of all instances tell what was found.

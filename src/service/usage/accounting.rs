@@ -155,13 +155,14 @@ impl Usage {
         limit: i64,
     ) -> Result<Dated<UsedPage>, Error> {
         if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
-            let read = used_on(&mut connection, query, after, limit);
+            let read = Box::pin(used_on(&mut connection, query, after, limit));
             if let Some(page) = guard.answered(read).await? {
                 return Ok(Dated { told: page, as_of: Some(guard.mark.at) });
             }
         }
         let mut connection = self.store.operators().acquire().await?;
-        Ok(Dated { told: used_on(&mut connection, query, after, limit).await?, as_of: None })
+        let page = Box::pin(used_on(&mut connection, query, after, limit)).await?;
+        Ok(Dated { told: page, as_of: None })
     }
 }
 
