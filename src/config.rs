@@ -10,6 +10,7 @@ use crate::{
     external::allowed::AllowedHosts,
     server::Security,
     service::heartbeat::LivenessTimeouts,
+    store::target::Target,
     telemetry::{
         LogSettings,
         settings::{self, LogFormat},
@@ -26,6 +27,7 @@ mod parse;
 use listen::{HTTP_LISTEN, http_default, parse_addresses, parse_listen};
 use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 
+use database::StandbyArguments;
 pub use database::{Database, DatabaseArguments};
 pub use parse::{parse_duration, read_limits};
 
@@ -88,6 +90,9 @@ struct Arguments {
 
     #[command(flatten)]
     database: DatabaseArguments,
+
+    #[command(flatten)]
+    standby: StandbyArguments,
 
     /// Leave the schema of the database as it is, for a role that may not change it: linkis-rm migrate brings it up to date.
     #[arg(long, env = "LINKIS_RM_NO_MIGRATE", value_parser = clap::builder::FalseyValueParser::new())]
@@ -237,6 +242,8 @@ pub struct Config {
     pub http_listen: Option<Vec<SocketAddr>>,
     /// Which PostgreSQL to use.
     pub database: Database,
+    /// Where a standby of it is, if one is named.
+    pub standby: Option<Target>,
     /// Whether the database's schema is brought up to date.
     pub migrates: bool,
     /// All limits to start with; `None` to leave them as they are.
@@ -294,6 +301,8 @@ impl Arguments {
             Some(text) => ok_or_record(&mut mistakes, parse_addresses(HTTP_LISTEN, text, may_leave)).map(Some),
         };
         let database = ok_or_record(&mut mistakes, self.database.choose());
+        let is_named = database.as_ref().is_none_or(|database| matches!(database, Database::External(_)));
+        let standby = ok_or_record(&mut mistakes, self.standby.choose(is_named));
         let limits = self.limits.as_deref().map(|file| read_limits("--limits (LINKIS_RM_LIMITS)", file)).transpose();
         let limits = ok_or_record(&mut mistakes, limits);
         let mut duration = |name: &str, text: &str, least: &str, most: &str| {
@@ -322,6 +331,7 @@ impl Arguments {
                 listen,
                 http_listen: http_listen?,
                 database: database?,
+                standby: standby?,
                 limits: limits?,
                 lock_ttl: lock_ttl?,
                 request_timeout: request_timeout?,

@@ -52,13 +52,13 @@ pub enum Error {
     /// The database is away.
     #[error("{}; try again", away(.0))]
     Unavailable(#[source] Arc<StoreError>),
-    /// The database went away while it committed: it is not known whether something was changed.
-    #[error("the database went away while it committed, and has not said how that ended; repeat the call to learn it")]
+    /// The database went away while it committed, or takes long for it: it is not known whether something was changed.
+    #[error("the database has not said in time whether it committed; repeat the call to learn it")]
     CommitUnknown,
     /// The same, of a request that nobody can repeat without being granted twice.
     #[error(
-        "the database went away while it committed, and has not said whether the ticket {ticket_id} was granted: GetTicket tells; a \
-         request with a request_id may be repeated"
+        "the database has not said in time whether the ticket {ticket_id} was granted: GetTicket tells; a request with a request_id may \
+         be repeated"
     )]
     GrantUnknown {
         /// The ticket that it was granted, if it was.

@@ -62,6 +62,7 @@ use crate::{
         overview::Overviews,
         refusals::Refusals,
         request_resource::RequestResourceService,
+        standby::{Standby, Watching},
         tasks::Tasks,
         ticket_lookup::TicketLookup,
         tokens::{ReadTokens, Tokens},
@@ -131,6 +132,8 @@ pub struct Options {
     pub security: Security,
     /// Which hosts external clusters may be asked at.
     pub external_hosts: AllowedHosts,
+    /// Where a standby of its database is, for reads that may be a little old; `None` if the primary answers them, too.
+    pub standby: Option<Target>,
     /// Whether it brings the schema of its database up to date, or expects to find it so.
     pub migrates: bool,
 }
@@ -563,7 +566,10 @@ fn assemble(
     let refusals = Refusals::new(metrics.clone());
     driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
     driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
-    let (audit, silent_after) = (AuditService::new(store.clone()), options.patience.silent_after);
+    let watch = |watching: Watching| tasks.spawn(watching.run(stopping.clone()));
+    let standby = Standby::start(options.standby.clone(), store, instance_id, metrics, watch);
+    let audit = AuditService::new(store.clone(), standby.clone());
+    let silent_after = options.patience.silent_after;
     driver.start(CountLabelSets::new(committer.clone(), holder.clone(), metrics.jobs("label_sets")), counting.clone());
 
     tasks.spawn(waiting::run(line.clone(), leaving));
@@ -586,7 +592,7 @@ fn assemble(
     );
     let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
     let limits = LimitService::new(store.clone(), counting);
-    let usage = Usage::new(store.clone(), silent_after);
+    let usage = Usage::new(store.clone(), standby, silent_after);
     let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
     tasks.spawn(follow.clone().read_on(stopping.clone()));
     let usage = transport::usage::Usage::new(usage, limits.clone(), overviews.clone(), fullest, follow, info);

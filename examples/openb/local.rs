@@ -30,6 +30,7 @@ const OPTIONS: Options = Options {
     bounds: Bounds::DEFAULT,
     security: Security::OPEN,
     external_hosts: AllowedHosts::NONE,
+    standby: None,
     migrates: true,
 };
 

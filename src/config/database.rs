@@ -6,7 +6,7 @@ use clap::Args;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::parse::is_set;
-use crate::store::target::Target;
+use crate::store::target::{Purpose, Target};
 
 /// Which PostgreSQL to use, as it is said.
 #[derive(Debug, Clone, Args)]
@@ -45,6 +45,44 @@ impl DatabaseArguments {
             ));
         }
         target.map(Database::External).map_err(|error| format!("{name}: {error}"))
+    }
+}
+
+/// Where a standby of it is, as it is said.
+#[derive(Debug, Clone, Args)]
+pub struct StandbyArguments {
+    /// A standby of the same PostgreSQL, or several hosts of which one is: the history, use over time and the hourly audit are read there, a
+    /// few seconds old, as long as it follows.
+    #[arg(long, env = "LINKIS_RM_STANDBY_URL", hide_env_values = true, value_name = "URL")]
+    standby_url: Option<SecretString>,
+
+    /// A file with that URL instead, read again when it changes.
+    #[arg(long, env = "LINKIS_RM_STANDBY_URL_FILE", value_name = "FILE")]
+    standby_url_file: Option<PathBuf>,
+}
+
+impl StandbyArguments {
+    /// What is said; the mistake otherwise, also if the database itself is not named.
+    pub fn choose(&self, is_named: bool) -> Result<Option<Target>, String> {
+        let url = self.standby_url.as_ref().filter(|url| !url.expose_secret().is_empty());
+        let file = self.standby_url_file.clone().filter(|path| is_set(path));
+        let (name, target) = match (url, file) {
+            (None, None) => return Ok(None),
+            (Some(_), Some(_)) => {
+                let problem = "LINKIS_RM_STANDBY_URL is set, too; set only one of them";
+                return Err(format!("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE): {problem}"));
+            }
+            (Some(url), None) => {
+                ("--standby-url (LINKIS_RM_STANDBY_URL)", Target::parse_for(Purpose::OldReads, url.expose_secret()))
+            }
+            (None, Some(file)) => {
+                ("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)", Target::in_file_for(Purpose::OldReads, file))
+            }
+        };
+        match is_named {
+            true => target.map(Some).map_err(|error| format!("{name}: {error}")),
+            false => Err(format!("{name}: is of no use without DATABASE_URL: the private PostgreSQL has no standby")),
+        }
     }
 }
 

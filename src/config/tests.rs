@@ -23,6 +23,23 @@ fn all_mistakes_are_reported_at_once() {
 }
 
 #[test]
+fn a_standby_belongs_to_a_database_that_is_named() {
+    let (database, url) =
+        (["--database-url", "postgres://h1,h2/rm"], "postgres://h1,h2/rm?target_session_attrs=standby");
+    let with = |more: &[&str]| check(&[&database[..], more].concat());
+    assert!(with(&[]).unwrap().standby.is_none() && with(&["--standby-url", url]).unwrap().standby.is_some());
+    for (error, told) in [
+        (check(&["--standby-url", url]), "--standby-url (LINKIS_RM_STANDBY_URL): is of no use without DATABASE_URL"),
+        (with(&["--standby-url", url, "--standby-url-file", "x"]), "--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)"),
+        (with(&["--standby-url", "postgres://h1/rm?target_session_attrs=primary"]), "say standby"),
+        (with(&["--standby-url-file", "/nonexistent"]), "cannot be read"),
+    ] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
 fn patience_is_checked() {
     for (arguments, told) in [
         (&["--em-silent-after", "3m"][..], "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice"),

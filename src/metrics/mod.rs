@@ -7,6 +7,7 @@
 //! - [`Metrics`]: all families, grouped by the room that moves them;
 //! - `edge`: what callers take, counted there;
 //! - [`rooms`]: the committer, the waiting line, the caches, the database;
+//! - [`standby`]: who answers what may be a little old;
 //! - [`requests`]: what was decided, and which tickets ended;
 //! - [`external`]: what is fetched from clusters;
 //! - [`jwt`]: JWTs, and the keys they are believed by;
@@ -37,6 +38,7 @@ pub mod jwt;
 mod process;
 pub mod requests;
 pub mod rooms;
+pub mod standby;
 pub mod tasks;
 mod traces;
 mod value;
@@ -72,6 +74,8 @@ pub struct Families {
     pub caches: rooms::Caches,
     /// The database.
     pub database: rooms::Database,
+    /// A standby of it.
+    pub standby: standby::Standby,
     /// Fetches from clusters.
     pub external: external::External,
     /// JWTs.
@@ -111,6 +115,7 @@ impl Metrics {
         let (access, requests) = (rooms::Access::register(ours), requests::Requests::register(ours));
         let (line, caches) = (rooms::Line::register(ours), rooms::Caches::register(ours));
         let (database, tasks) = (rooms::Database::register(ours), Tasks::register(ours));
+        let standby = standby::Standby::register(ours);
         let external = external::External::register(ours);
         let jwt = jwt::Jwt::register(ours);
         let overviews = rooms::Overviews::register(ours);
@@ -126,6 +131,7 @@ impl Metrics {
             line,
             caches,
             database,
+            standby,
             external,
             jwt,
             overviews,

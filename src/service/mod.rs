@@ -15,6 +15,7 @@
 //! - [`overview`]: the whole cluster at a moment;
 //! - [`refusals`]: who was refused by what, remembered;
 //! - [`shared_try`]: one try for all who want the same at the same time;
+//! - [`standby`]: what may be a little old, from a host that follows the primary;
 //! - [`tasks`]: what all of it runs in;
 //! - [`ticket_lookup`]: whose a ticket is, and where, for callers that know only its id;
 //! - [`tokens`]: by what callers are known; [`jwt`]: by what others say of them;
@@ -38,6 +39,7 @@ mod reading;
 pub mod refusals;
 pub mod request_resource;
 pub mod shared_try;
+pub mod standby;
 pub mod tasks;
 pub mod ticket_lookup;
 pub mod tokens;

@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
@@ -32,7 +34,10 @@ use crate::{
     },
 };
 
-use super::history::History;
+use super::{
+    history::History,
+    standby::{Mark, Reading, Standby},
+};
 
 pub mod accounting;
 mod search;
@@ -66,6 +71,15 @@ pub struct Lines {
     pub more: bool,
 }
 
+/// What was read, and how old that may be.
+#[derive(Debug)]
+pub struct Dated<T> {
+    /// What was read.
+    pub told: T,
+    /// Everything that was committed before is in it; `None` if just everything is.
+    pub as_of: Option<OffsetDateTime>,
+}
+
 /// Cuts what was read to a page; true if there is more.
 fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) {
     let mut states = 0;
@@ -84,14 +98,15 @@ fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) 
 #[derive(Clone, Debug)]
 pub struct Usage {
     store: Store,
+    standby: Standby,
     silent_after: Duration,
     history: History,
 }
 
 impl Usage {
-    /// On top of the store. EMs that report are silent after `silent_after`.
-    pub fn new(store: Store, silent_after: Duration) -> Self {
-        Self { store, silent_after, history: History::default() }
+    /// On top of the store, and of its standby for what may be a little old. EMs that report are silent after `silent_after`.
+    pub fn new(store: Store, standby: Standby, silent_after: Duration) -> Self {
+        Self { store, standby, silent_after, history: History::default() }
     }
 
     /// One EM, and what is known of it by its reports.
@@ -218,20 +233,46 @@ impl Usage {
     }
 
     /// Up to `limit` lines of the history that match, oldest first, from behind number `after`. Nothing comes between them later. But for
-    /// those of a ticket, it looks through so many lines, and may find few.
-    pub async fn actions(&self, filter: &action_record::Filter, after: i64, limit: usize) -> Result<Lines, Error> {
+    /// those of a ticket, it looks through so many lines, and may find few. A standby may answer: then they end where nothing is missing there.
+    pub async fn actions(
+        &self,
+        filter: &action_record::Filter,
+        after: i64,
+        limit: usize,
+    ) -> Result<Dated<Lines>, Error> {
+        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+            let read = Box::pin(self.actions_on(&mut connection, Some(guard.mark), filter, (after, limit)));
+            if let Some(lines) = guard.answered(read).await? {
+                return Ok(Dated { told: lines, as_of: Some(guard.mark.at) });
+            }
+        }
         let mut connection = self.store.operators().acquire().await?;
+        let lines = Box::pin(self.actions_on(&mut connection, None, filter, (after, limit))).await?;
+        Ok(Dated { told: lines, as_of: None })
+    }
+
+    async fn actions_on(
+        &self,
+        connection: &mut PgConnection,
+        mark: Option<Mark>,
+        filter: &action_record::Filter,
+        (after, limit): (i64, usize),
+    ) -> Result<Lines, Error> {
         // One more than are shown tells whether there is more.
         let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
-        if filter.is_of_ticket_alone() {
-            let mut shown = self.history.read(&mut connection, filter.ticket_id, after, read).await?;
+        // Which numbers may still come, a standby cannot tell by itself; among those of one ticket none does.
+        if filter.is_of_ticket_alone() && (mark.is_none() || filter.ticket_id.is_some()) {
+            let mut shown = self.history.read(connection, filter.ticket_id, after, read).await?;
             let more = shown.len() > limit;
             shown.truncate(limit);
             return Ok(Lines { last: shown.last().map_or(after, |line| line.number), shown, more });
         }
-        let end = self.history.settled(&mut connection).await?;
-        let span = span(&mut connection, filter, Numbers { after, last: end }).await?;
-        let Found { lines, looked } = find(&mut connection, filter, span, false, read).await?;
+        let end = match mark {
+            Some(mark) => mark.settled,
+            None => self.history.settled(connection).await?,
+        };
+        let span = span(connection, filter, Numbers { after, last: end }).await?;
+        let Found { lines, looked } = find(connection, filter, span, false, read).await?;
         let (shown, is_cut) = cut(lines, limit);
         let last = match shown.last().filter(|_| is_cut) {
             Some(line) => line.number,
@@ -248,18 +289,16 @@ impl Usage {
         filter: &action_record::Filter,
         before: Option<i64>,
         limit: usize,
-    ) -> Result<Lines, Error> {
+    ) -> Result<Dated<Lines>, Error> {
+        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+            let read = Box::pin(newest_actions_on(&mut connection, filter, before, limit));
+            if let Some(lines) = guard.answered(read).await? {
+                return Ok(Dated { told: lines, as_of: Some(guard.mark.at) });
+            }
+        }
         let mut connection = self.store.operators().acquire().await?;
-        let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
-        let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
-        let span = span(&mut connection, filter, Numbers { after: 0, last }).await?;
-        let Found { lines, looked } = find(&mut connection, filter, span, true, read).await?;
-        let (shown, is_cut) = cut(lines, limit);
-        let last = match shown.last().filter(|_| is_cut) {
-            Some(line) => line.number,
-            None => looked.after.saturating_add(1),
-        };
-        Ok(Lines { more: is_cut || looked.after > span.after, shown, last })
+        let lines = Box::pin(newest_actions_on(&mut connection, filter, before, limit)).await?;
+        Ok(Dated { told: lines, as_of: None })
     }
 
     /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first), and what is observed of
@@ -275,4 +314,22 @@ impl Usage {
         let observed = answered(em_observed::read(&mut connection, &page.tickets)).await?;
         Ok((page, observed))
     }
+}
+
+async fn newest_actions_on(
+    connection: &mut PgConnection,
+    filter: &action_record::Filter,
+    before: Option<i64>,
+    limit: usize,
+) -> Result<Lines, Error> {
+    let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+    let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
+    let span = span(connection, filter, Numbers { after: 0, last }).await?;
+    let Found { lines, looked } = find(connection, filter, span, true, read).await?;
+    let (shown, is_cut) = cut(lines, limit);
+    let last = match shown.last().filter(|_| is_cut) {
+        Some(line) => line.number,
+        None => looked.after.saturating_add(1),
+    };
+    Ok(Lines { more: is_cut || looked.after > span.after, shown, last })
 }

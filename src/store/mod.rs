@@ -7,7 +7,7 @@
 //! - [`server_instance`]: which instances live; [`overview`]: what the whole cluster has together;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
 //! - [`target`], [`url`]: where the database is; [`primary`]: which of its hosts takes writes; [`session`]: connections, and what bounds
-//!   their waits;
+//!   their waits; [`standby`]: a host that follows it, for reads that may be a little old;
 //! - [`operators`]: the few connections that operators' calls share;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -53,6 +53,7 @@ pub mod schema;
 pub mod server_instance;
 pub mod session;
 pub mod settlement;
+pub mod standby;
 pub mod target;
 pub mod token;
 pub mod url;
@@ -161,22 +162,24 @@ impl Store {
         session::Session::new(self.primary.clone())
     }
 
+    /// The same, for a task that nobody waits for.
+    pub fn background_session(&self) -> session::Session {
+        self.session().in_background()
+    }
+
     /// Takes up what its file says when that changes, until the server stops: connections that are made from then on show it. What is no
     /// URL leaves things as they are.
     pub async fn follow(self, stopping: CancellationToken) {
         let Some(file) = self.target.file() else { return };
         let mut failed = false;
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
-            let path = file.clone();
-            // It may be on a disk that does not answer.
-            let read = tokio::task::spawn_blocking(move || target::read(&path));
-            match stopping.run_until_cancelled(read).await {
-                Some(Ok(Ok(hosts))) => {
+            match stopping.run_until_cancelled(self.target.read_again()).await {
+                Some(Some(Ok(hosts))) => {
                     failed = false;
                     self.target.set(hosts.clone());
                     self.primary.show(hosts);
                 }
-                Some(Ok(Err(error))) if !failed => {
+                Some(Some(Err(error))) if !failed => {
                     failed = true;
                     tracing::warn!(path = %file.display(), %error, "the database's URL stays as it was");
                 }

@@ -18,7 +18,10 @@ use sqlx::{
     ConnectOptions as _, PgConnection,
     postgres::{PgConnectOptions, PgPool, PgPoolOptions},
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit, watch},
+    time::timeout,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
@@ -61,6 +64,8 @@ struct Shared {
     generation: AtomicU64,
     /// The same, for those who wait for another.
     moves: watch::Sender<u64>,
+    /// For what nobody waits for: one at a time opens a connection.
+    opening: Semaphore,
 }
 
 /// The host that takes writes; clones share what is known of it. While one of them lives, it is looked for.
@@ -85,6 +90,7 @@ impl Primary {
             asked: watch::Sender::new(0),
             generation: AtomicU64::new(0),
             moves: watch::Sender::new(0),
+            opening: Semaphore::new(1),
             hosts: ArcSwap::from_pointee(hosts),
             target,
         });
@@ -200,6 +206,12 @@ impl Primary {
                 Err(error)
             }
         }
+    }
+
+    /// The turn of something that nobody waits for to open a connection. Where another host takes the writes, there are dozens, and those
+    /// who serve callers have theirs first.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        timeout(CONNECT_TIMEOUT, self.shared.opening.acquire()).await.ok()?.ok()
     }
 
     /// The number of the host that is used: whoever has a connection of another gives it up.

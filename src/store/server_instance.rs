@@ -73,6 +73,39 @@ pub async fn announce(executor: impl PgExecutor<'_>, instance: &ServerInstance) 
     Ok(())
 }
 
+/// Says that an instance lives that has announced itself, and when that was, by the database's clock: what a standby knows that knows
+/// of this, is at least as new. Does not wait for the disk, either.
+pub async fn mark(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<Option<OffsetDateTime>, StoreError> {
+    let at = sqlx::query_scalar(
+        "-- server_instance::mark
+        UPDATE linkis_rm_server SET alive_until = clock_timestamp() + make_interval(secs => $2)
+        FROM set_config('synchronous_commit', 'off', true) WHERE instance_id = $1
+        RETURNING alive_until - make_interval(secs => $2)",
+    )
+    .bind(instance_id)
+    .bind(ALIVE.as_secs_f64())
+    .fetch_optional(executor)
+    .await?;
+    Ok(at)
+}
+
+/// When an instance last said that it lives, as far as is known there; `None` where nobody knows of it, or where that is no standby.
+pub async fn marked_on_standby(
+    executor: impl PgExecutor<'_>,
+    instance_id: Uuid,
+) -> Result<Option<OffsetDateTime>, StoreError> {
+    let at = sqlx::query_scalar(
+        "-- server_instance::marked_on_standby
+        SELECT alive_until - make_interval(secs => $2) FROM linkis_rm_server
+        WHERE instance_id = $1 AND pg_is_in_recovery()",
+    )
+    .bind(instance_id)
+    .bind(ALIVE.as_secs_f64())
+    .fetch_optional(executor)
+    .await?;
+    Ok(at)
+}
+
 /// Forgets instances that died a while ago.
 pub async fn forget_dead(executor: impl PgExecutor<'_>) -> Result<(), StoreError> {
     sqlx::query(

@@ -230,6 +230,8 @@ pub struct Session {
     /// Of the host that the connection is to.
     generation: u64,
     transaction: Transaction,
+    /// Whether anybody waits for what is done on it.
+    is_called: bool,
     /// When a transaction last began that none before it had begun.
     chained_since: Instant,
 }
@@ -247,8 +249,13 @@ enum Transaction {
 impl Session {
     pub(super) fn new(primary: Primary) -> Self {
         let generation = primary.generation();
-        let transaction = Transaction::None;
-        Self { primary, connection: None, generation, transaction, chained_since: Instant::now() }
+        let (transaction, chained_since) = (Transaction::None, Instant::now());
+        Self { primary, connection: None, generation, transaction, is_called: true, chained_since }
+    }
+
+    /// For what nobody waits for.
+    pub(super) fn in_background(self) -> Self {
+        Self { is_called: false, ..self }
     }
 
     /// The connection, opened if there is none; in no transaction.
@@ -331,6 +338,7 @@ impl Session {
             Some(connection) => connection,
             None => {
                 self.transaction = Transaction::None;
+                let _turn = if self.is_called { None } else { self.primary.turn().await };
                 let (connection, generation) = self.primary.connect_with(|options| options).await?;
                 self.generation = generation;
                 connection

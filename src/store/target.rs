@@ -22,6 +22,16 @@ const URL_BYTES_MAX: u64 = 64 << 10;
 pub struct Target {
     hosts: Arc<ArcSwap<Hosts>>,
     file: Option<Arc<Path>>,
+    purpose: Purpose,
+}
+
+/// What a database is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To keep everything: of its hosts, the one that takes writes is meant.
+    Writes,
+    /// To be read from, where it may be a little behind: one of its hosts that follows another is meant.
+    OldReads,
 }
 
 /// Why a file tells of no database.
@@ -55,27 +65,58 @@ pub enum UrlError {
     /// A host that is of no use here.
     #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
     NoWriter(SessionAttrs),
+    /// Likewise.
+    #[error(
+        "target_session_attrs={0} asks for a host that takes writes, and this is where to read from a standby: say standby"
+    )]
+    NoStandby(SessionAttrs),
     /// Not a number of seconds.
     #[error("connect_timeout={0} is not a number of seconds")]
     Timeout(String),
 }
 
 impl Target {
-    /// What a URL says.
+    /// What a URL says of a database that is written to.
     ///
     /// # Errors
     /// [`UrlError::Url`].
     pub fn parse(url: &str) -> Result<Self, UrlError> {
-        parse(url).map(Self::from)
+        Self::parse_for(Purpose::Writes, url)
     }
 
-    /// What the URL in a file says, also when it changes.
+    /// The same of one that is for something.
+    ///
+    /// # Errors
+    /// [`UrlError::Url`].
+    pub fn parse_for(purpose: Purpose, url: &str) -> Result<Self, UrlError> {
+        Ok(Self { purpose, ..Self::from(parse(purpose, url)?) })
+    }
+
+    /// What the URL in a file says of a database that is written to, also when it changes.
     ///
     /// # Errors
     /// If there is none.
     pub fn in_file(path: PathBuf) -> Result<Self, UrlError> {
-        let hosts = Arc::new(ArcSwap::from_pointee(read(&path)?));
-        Ok(Self { hosts, file: Some(path.into()) })
+        Self::in_file_for(Purpose::Writes, path)
+    }
+
+    /// The same of one that is for something.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn in_file_for(purpose: Purpose, path: PathBuf) -> Result<Self, UrlError> {
+        let hosts = Arc::new(ArcSwap::from_pointee(read(purpose, &path)?));
+        Ok(Self { hosts, file: Some(path.into()), purpose })
+    }
+
+    /// What its file says now; `None` if it stands in none.
+    ///
+    /// # Errors
+    /// If there is no URL.
+    pub(super) async fn read_again(&self) -> Option<Result<Hosts, UrlError>> {
+        let (path, purpose) = (self.file.clone()?, self.purpose);
+        // It may be on a disk that does not answer.
+        tokio::task::spawn_blocking(move || read(purpose, &path)).await.ok()
     }
 
     /// As it is told now.
@@ -113,7 +154,7 @@ impl From<PgConnectOptions> for Target {
 
 impl From<Hosts> for Target {
     fn from(hosts: Hosts) -> Self {
-        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None }
+        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, purpose: Purpose::Writes }
     }
 }
 
@@ -141,17 +182,21 @@ impl fmt::Debug for Target {
     }
 }
 
-/// What a URL says of a database that is written to.
-fn parse(url: &str) -> Result<Hosts, UrlError> {
+/// What a URL says of a database that is for something.
+fn parse(purpose: Purpose, url: &str) -> Result<Hosts, UrlError> {
     let hosts = url::parse(url)?;
-    if hosts.attrs.may_write() { Ok(hosts) } else { Err(UrlError::NoWriter(hosts.attrs)) }
+    match purpose {
+        Purpose::Writes if !hosts.attrs.may_write() => Err(UrlError::NoWriter(hosts.attrs)),
+        Purpose::OldReads if !hosts.attrs.may_read_only() => Err(UrlError::NoStandby(hosts.attrs)),
+        _ => Ok(hosts),
+    }
 }
 
 /// What the URL in a file says.
-pub(super) fn read(path: &Path) -> Result<Hosts, UrlError> {
+fn read(purpose: Purpose, path: &Path) -> Result<Hosts, UrlError> {
     let mut text = String::new();
     File::open(path)?.take(URL_BYTES_MAX).read_to_string(&mut text)?;
-    parse(text.trim())
+    parse(purpose, text.trim())
 }
 
 #[cfg(test)]
@@ -192,5 +237,11 @@ mod tests {
             let error = Target::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).unwrap_err();
             assert!(error.to_string().contains(&format!("target_session_attrs={attrs} asks")), "{error}");
         }
+        let standby = |attrs: &str| {
+            let url = format!("postgres://h1,h2/rm?target_session_attrs={attrs}");
+            Target::parse_for(Purpose::OldReads, &url).map_err(|error| error.to_string())
+        };
+        assert!(["any", "standby", "prefer-standby", "read-only"].into_iter().all(|attrs| standby(attrs).is_ok()));
+        assert!(["read-write", "primary"].into_iter().all(|attrs| standby(attrs).unwrap_err().contains("say standby")));
     }
 }

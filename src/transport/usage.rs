@@ -274,7 +274,7 @@ impl UsageService for Usage {
         let key = key.map(|key| key.parse().map_err(|_| Error::from(bad_token()))).transpose()?;
         let is_of_operator = identity::is_of_operator(&call);
         let filter = filters::actions(message, identity::reach(&call)?, is_of_operator).map_err(Error::from)?;
-        let lines = match message.newest_first {
+        let usage::Dated { told: lines, as_of } = match message.newest_first {
             false => self.usage.actions(&filter, key.unwrap_or(0), size(&page)).await?,
             true => self.usage.newest_actions(&filter, key, size(&page)).await?,
         };
@@ -282,7 +282,8 @@ impl UsageService for Usage {
         let next_page_token = if lines.more { token.clone() } else { String::new() };
         let follow_token = if message.newest_first { String::new() } else { token };
         let actions = lines.shown.iter().map(|line| convert::answer::action(line, is_of_operator)).collect();
-        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token }))
+        let as_of_time = as_of.map(convert::answer::timestamp);
+        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token, as_of_time }))
     }
 
     async fn list_waiting(

@@ -87,6 +87,41 @@ async fn nobody_claims_to_know_of_a_limit_whose_commit_is_late() {
     proxy.set_weather(Weather::Fair);
 }
 
+/// However long the database takes to say how a commit ended, whoever waits for it is answered in time; and has nothing then, unless he
+/// can come back for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_commit_beyond_his_deadline() {
+    let (database, direct) = start().await;
+    let host = em("host1");
+    direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let (proxy, proxied) = database.behind_proxy("grants-late");
+    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
+    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+    for request_id in [None, Some("r1".to_owned())] {
+        let warm = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        rm.client.ticket_released(warm.ticket_id).await.unwrap();
+        let asked = ResourceRequest { request_id, ..request(&host, "hadoop", load(1, 1, 1)) };
+        proxy.cut_commits(Cut::Silence, 1);
+        // In less time than the database has to answer.
+        let hasty = hurried(&rm.address, Duration::from_secs(10));
+        let error = hasty.request_resource(&asked).await.unwrap_err();
+        assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
+        proxy.set_weather(Weather::Fair);
+        match asked.request_id {
+            None => {
+                let tickets = "SELECT count(*) FROM linkis_user_resource_meta_data";
+                let nothing_stays = || async { database.count(tickets).await == 0 };
+                eventually("it is taken back", Duration::from_secs(20), nothing_stays).await;
+            }
+            Some(_) => {
+                let told = || async { rm.client.request_resource(&asked).await.is_ok() };
+                eventually("it is told when he comes back", Duration::from_secs(20), told).await;
+            }
+        }
+    }
+    assert_eq!(assert_invariants(&database, &direct.client).await, 1, "granted once");
+}
+
 /// Nobody may repeat by himself what may have been granted, unless that is no second grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_in_doubt_is_repeated_by_itself_only_where_that_is_harmless() {

@@ -141,7 +141,10 @@ async fn a_database_that_takes_no_writes_is_one_warning() {
         lines.iter().any(|line| line.contains("no host of the database takes writes"))
     };
     eventually("it warns", LONG, warned).await;
-    // The tasks come to it again and again.
+    // Callers, and the tasks, come to it again and again.
+    for _ in 0..20 {
+        assert_told(process.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await, "no writes");
+    }
     tokio::time::sleep(Duration::from_secs(2)).await;
     let told = log.lock().unwrap().clone();
     let warnings: Vec<_> = told.iter().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();

@@ -169,7 +169,7 @@ pub fn options() -> Options {
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
     let (shutdown_delay, committers, bounds) = (Duration::ZERO, 1, Bounds::DEFAULT);
-    let migrates = true;
+    let (standby, migrates) = (None, true);
     Options {
         times,
         patience,
@@ -180,6 +180,7 @@ pub fn options() -> Options {
         bounds,
         security,
         external_hosts,
+        standby,
         migrates,
     }
 }

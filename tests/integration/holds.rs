@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -238,4 +238,50 @@ async fn what_cannot_be_held_is_told() {
         }
     }
     assert_eq!((taken, refused, locks(&database).await), (100, 2, 100));
+}
+
+/// Whose key is free again does not wait for connections that all readers share.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_reads_keeps_nobody_waiting_whose_key_is_free_again() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 64, 64))).await.unwrap();
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let (asking, asked) = (rm.client.clone(), request(&host, "bob", load(1, 1, 1)));
+    let waiting = tokio::spawn(async move { asking.request_resource(&asked).await });
+    let is_set_aside = || async { rm.metrics.text().unwrap().contains("linkis_rm_set_aside_operations 1\n") };
+    eventually("it waits for the key", Duration::from_secs(10), is_set_aside).await;
+    // Each of them has a connection for as long as one waits for a lock, and there are far more of them than connections.
+    let mut locks = database.connect().await;
+    let lock = "BEGIN; LOCK TABLE linkis_em_report IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(lock).execute(&mut locks).await.unwrap();
+    let (turned_away, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let reading = client(&rm.address);
+    let readers: Vec<_> = (0..600)
+        .map(|_| {
+            let (client, host) = (reading.clone(), host.clone());
+            let (turned_away, stop) = (turned_away.clone(), stop.clone());
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let read = client.em(&host).await;
+                    let is_away = read.is_err_and(|error| error.code() == Some(Code::Unavailable));
+                    turned_away.fetch_add(usize::from(is_away), Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    let has_no_room = || async { turned_away.load(Ordering::Relaxed) > 0 };
+    eventually("there are no connections for all readers", Duration::from_secs(30), has_no_room).await;
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    let granted = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+    stop.store(true, Ordering::Relaxed);
+    sqlx::raw_sql("ROLLBACK").execute(&mut locks).await.unwrap();
+    for reader in readers {
+        // The last of its calls may be answered now.
+        let _ = reader.await;
+    }
+    granted.expect("it is granted although others read").unwrap().granted();
+    rm.stop().await;
 }

@@ -69,6 +69,7 @@ mod reported;
 mod secrets;
 mod server_info;
 mod shown;
+mod standby;
 mod top;
 mod traces;
 mod traps;

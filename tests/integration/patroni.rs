@@ -76,7 +76,7 @@ impl Cluster {
                 let has_standby =
                     "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))
                     AND NOT pg_is_in_recovery()";
-                if Self::ask(node, has_standby).await == Some(true) {
+                if Self::ask(node, has_standby).await == Some(true) && Self::is_known_as_synchronous(3 - node) {
                     *found.lock().unwrap() = node;
                     return true;
                 }
@@ -86,6 +86,12 @@ impl Cluster {
         };
         eventually("a primary with a synchronous standby", LONG, is_whole).await;
         found.into_inner().unwrap()
+    }
+
+    /// Whether Patroni takes a node for a synchronous standby: it hears of that later, and refuses to hand over to another.
+    fn is_known_as_synchronous(node: u16) -> bool {
+        let url = format!("http://127.0.0.1:{}/synchronous", PORT + 10 + node);
+        Command::new("curl").args(["-sf", "-m", "1", "-o", "/dev/null", &url]).status().unwrap().success()
     }
 
     fn signal(&self, file: &str, signal: Signal) {
@@ -134,11 +140,18 @@ enum Fault {
     Switchover,
     StandbyKilled,
     Partition,
+    PatroniHung,
 }
 
 impl Fault {
-    const ALL: [Self; 5] =
-        [Self::Switchover, Self::StandbyKilled, Self::PostmasterKilled, Self::MachineKilled, Self::Partition];
+    const ALL: [Self; 6] = [
+        Self::Switchover,
+        Self::StandbyKilled,
+        Self::PostmasterKilled,
+        Self::MachineKilled,
+        Self::Partition,
+        Self::PatroniHung,
+    ];
 
     /// Whether another takes the writes then.
     fn moves_the_primary(self) -> bool {
@@ -170,6 +183,8 @@ impl Fault {
                 cluster.signal_patroni(primary, Signal::STOP);
                 cluster.signal_postgres(primary, Signal::STOP);
             }
+            // Its PostgreSQL goes on, and takes itself for the primary.
+            Self::PatroniHung => cluster.signal_patroni(primary, Signal::STOP),
         }
     }
 
@@ -181,6 +196,7 @@ impl Fault {
                 cluster.signal_postgres(primary, Signal::CONT);
                 cluster.signal_patroni(primary, Signal::CONT);
             }
+            Self::PatroniHung => cluster.signal_patroni(primary, Signal::CONT),
             Self::PostmasterKilled | Self::Switchover => {}
         }
     }

@@ -27,6 +27,8 @@ use crate::{
     },
 };
 
+use super::standby::{Reading, Standby};
+
 mod look;
 mod repair;
 
@@ -43,14 +45,15 @@ const TURN_WAIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct AuditService {
     store: Store,
+    standby: Standby,
     /// One at a time: each reads everything.
     turn: Arc<Mutex<()>>,
 }
 
 impl AuditService {
-    /// On top of the store.
-    pub fn new(store: Store) -> Self {
-        Self { store, turn: Arc::default() }
+    /// On top of the store, and of its standby for what nobody asked for.
+    pub fn new(store: Store, standby: Standby) -> Self {
+        Self { store, standby, turn: Arc::default() }
     }
 
     /// Compares everything that is stored with what the tickets say at one moment. Its memory grows with the scopes, not
@@ -62,6 +65,24 @@ impl AuditService {
         let report = answered_within(TIMEOUT, look::snapshot(session.get().await?)).await?.report;
         self.note(&mut session, &report).await;
         Ok(report)
+    }
+
+    /// The same, of a standby if there is one: everything is read, and nobody waits for what it says of the last moments.
+    ///
+    /// # Errors
+    /// As of [`AuditService::audit`].
+    pub async fn audit_of_standby(&self) -> Result<AuditReport, Error> {
+        let turns = self.turn().await?;
+        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+            let read = Box::pin(async { Ok(answered_within(TIMEOUT, look::snapshot(&mut connection)).await?.report) });
+            if let Some(mut report) = guard.answered(read).await? {
+                report.at = guard.mark.at;
+                self.note(&mut self.store.session(), &report).await;
+                return Ok(report);
+            }
+        }
+        drop(turns);
+        Box::pin(self.audit()).await
     }
 
     /// Has the metrics of all instances tell what was found.

@@ -121,7 +121,8 @@ impl Driver {
 
     /// Starts a task; whoever knows that there is something to do may wake it by `wake`.
     pub fn start<T: Task>(&self, mut task: T, wake: Arc<Notify>) {
-        let (mut session, report, stopping) = (self.store.session(), self.metrics.task(T::NAME), self.stopping.clone());
+        let (mut session, report, stopping) =
+            (self.store.background_session(), self.metrics.task(T::NAME), self.stopping.clone());
         self.running.add(T::NAME, report.clone());
         let metrics = self.metrics.clone();
         self.tasks.spawn(async move {

@@ -1,4 +1,4 @@
-//! The audit that nobody asks for: every hour, by one instance for all; the metrics of each tell what it found.
+//! The audit that nobody asks for: every hour, by one instance for all, of a standby if there is one; the metrics of each tell what it found.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Task for SelfAudit {
 
     async fn step(&mut self, _: &mut Session) -> Result<Step, StoreError> {
         if self.holder.holds() && self.is_due().await? {
-            match self.audit.audit().await {
+            match self.audit.audit_of_standby().await {
                 Ok(report) if report.differences.count > 0 => {
                     let (differences, first) = (report.differences.count, &report.differences.first);
                     tracing::error!(differences, ?first, "the books differ from the tickets: see AdminService/Audit");

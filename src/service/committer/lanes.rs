@@ -19,7 +19,7 @@ use crate::{
     store::{
         Store, StoreError,
         resource_lock::{self, Obstacle},
-        session::answered,
+        session::{Session, answered},
     },
 };
 
@@ -115,12 +115,15 @@ impl Lanes {
     async fn serve(self: Arc<Self>, key: LockKey) {
         let mut worker = Worker::new(&self.store, self.answers(), self.metrics.clone());
         while self.is_wanted(&key) {
+            if self.waiting().len() > LANES_ACTIVE_MAX as usize {
+                // Only lanes whose turn it is have a connection, however many there are.
+                worker.session().close();
+            }
             let Ok(turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
                 continue;
             };
             let mut pause = Duration::ZERO;
-            let obstacle = self.obstacle(&key).await;
-            match obstacle {
+            match self.obstacle(worker.session(), &key).await {
                 Ok(Obstacle::None) => {
                     let batch = self.take(&key);
                     self.set_all_aside(worker.commit(batch).await);
@@ -135,17 +138,20 @@ impl Lanes {
                     pause = ERROR_PAUSE;
                 }
             }
-            // Only lanes whose turn it is have a connection, however many there are.
-            worker.session().close();
             drop(turn);
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// What stands in the way of a lane, when it has waited for it.
-    async fn obstacle(&self, key: &LockKey) -> Result<Obstacle, StoreError> {
-        let mut connection = self.store.pool().await?.acquire().await?;
-        answered(resource_lock::wait(&mut connection, key, self.turn())).await
+    /// What stands in the way of a lane, when it has waited for it. On the connection on which its operations are carried out then: those
+    /// that are shared may all be taken, or take long to be made, while everybody whose key it is waits.
+    async fn obstacle(&self, session: &mut Session, key: &LockKey) -> Result<Obstacle, StoreError> {
+        let waited = async { resource_lock::wait(session.get().await?, key, self.turn()).await };
+        let obstacle = answered(waited).await;
+        if obstacle.is_err() {
+            session.reset();
+        }
+        obstacle
     }
 
     /// How long a turn is: the shorter, the more lanes take turns.

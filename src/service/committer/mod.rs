@@ -61,6 +61,9 @@ use queue::{Called, Doors, Place, Queues, Room};
 /// A committer that has had nothing to do for so long waits outside a transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
+/// How long after its deadline an operation is waited for whose transaction runs then: longer than most take that got so far.
+const END_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// How long an operation without a caller may take.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -125,7 +128,8 @@ impl Committer {
     /// transaction has not begun.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out; [`Error::Overloaded`] if too many wait.
+    /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out, and [`Error::CommitUnknown`] soon after it, if that
+    /// has no end; [`Error::Overloaded`] if too many wait.
     pub fn submit<'a>(
         &'a self,
         by: Actor,
@@ -241,13 +245,16 @@ struct Answer {
 }
 
 impl Answer {
-    /// Waits for it: until `deadline`, if the operation is only waiting then.
+    /// Waits for it: until `deadline`, if the operation is only waiting then; and hardly longer if its transaction runs.
     async fn wait(&mut self, deadline: Instant) -> Result<Outcome, Error> {
         let answered = match tokio::time::timeout_at(deadline, &mut self.answer).await {
             Ok(answered) => answered,
             Err(_) if self.progress.abandon() => return Err(Error::LockTimeout),
-            // Its transaction runs: only its end says what to answer.
-            Err(_) => (&mut self.answer).await,
+            // Its transaction runs: its end says best what to answer, but may be long in coming where the database is.
+            Err(_) => match tokio::time::timeout_at(deadline + END_TIMEOUT, &mut self.answer).await {
+                Ok(answered) => answered,
+                Err(_) => return Err(Error::CommitUnknown),
+            },
         };
         answered.unwrap_or(Err(Error::ShuttingDown))
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime, macros::datetime};
 
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
     },
 };
 
-use super::{LOOKED_AT_ONCE, LOOKS_MAX, Usage};
+use super::{Dated, LOOKED_AT_ONCE, LOOKS_MAX, Reading, Usage};
 
 /// After everything.
 const LAST: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
@@ -147,13 +148,34 @@ impl Usage {
     ///
     /// # Errors
     /// [`Error::InvalidField`] for a time that cannot be summed over.
-    pub async fn used(&self, query: UsageQuery, after: Option<&UsageAt>, limit: i64) -> Result<UsedPage, Error> {
+    pub async fn used(
+        &self,
+        query: &UsageQuery,
+        after: Option<&UsageAt>,
+        limit: i64,
+    ) -> Result<Dated<UsedPage>, Error> {
+        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+            let read = Box::pin(used_on(&mut connection, query, after, limit));
+            if let Some(page) = guard.answered(read).await? {
+                return Ok(Dated { told: page, as_of: Some(guard.mark.at) });
+            }
+        }
         let mut connection = self.store.operators().acquire().await?;
-        let range = query.range(clock(&mut connection).await?)?;
-        let complete_until = answered(usage_hour::progress(&mut *connection)).await?.complete_until;
-        let sums = answered(usage_hour::list(&mut *connection, &range, after, limit)).await?;
-        Ok(UsedPage { sums, range, complete_until })
+        let page = Box::pin(used_on(&mut connection, query, after, limit)).await?;
+        Ok(Dated { told: page, as_of: None })
     }
+}
+
+async fn used_on(
+    connection: &mut PgConnection,
+    query: &UsageQuery,
+    after: Option<&UsageAt>,
+    limit: i64,
+) -> Result<UsedPage, Error> {
+    let range = query.clone().range(clock(connection).await?)?;
+    let complete_until = answered(usage_hour::progress(&mut *connection)).await?.complete_until;
+    let sums = answered(usage_hour::list(&mut *connection, &range, after, limit)).await?;
+    Ok(UsedPage { sums, range, complete_until })
 }
 
 #[cfg(test)]

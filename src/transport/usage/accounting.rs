@@ -16,7 +16,7 @@ use crate::{
     service::{
         refusals::PERIOD,
         usage::{
-            Usage,
+            Dated, Usage,
             accounting::{RefusalFilter, UsageQuery},
         },
     },
@@ -120,7 +120,7 @@ pub(super) async fn get_usage(
     let mut query = usage_query(message, identity::reach(call)?)?;
     // Of a call without times, the first page has said which they are.
     query.to = to.or(query.to);
-    let mut found = usage.used(query, after.as_ref(), page.size + 1).await?;
+    let Dated { told: mut found, as_of } = usage.used(&query, after.as_ref(), page.size + 1).await?;
     let more = page.cut(&mut found.sums);
     let key = |last: &UsageSum| {
         let at = UsageAt { used_by: last.used_by.clone(), hour: last.hour };
@@ -132,6 +132,7 @@ pub(super) async fn get_usage(
         to_time: Some(answer::timestamp(found.range.to)),
         complete_until: Some(answer::timestamp(found.complete_until)),
         next_page_token: found.sums.last().filter(|_| more).map(key).unwrap_or_default(),
+        as_of_time: as_of.map(answer::timestamp),
     })
 }
 

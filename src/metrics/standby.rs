@@ -1,0 +1,77 @@
+//! A standby of the database, and who answers reads that may be a little old.
+
+use std::{sync::atomic::AtomicU64, time::Duration};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use super::{Counter, add};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AnsweredBy {
+    answered_by: &'static str,
+}
+
+const STANDBY: AnsweredBy = AnsweredBy { answered_by: "standby" };
+const PRIMARY: AnsweredBy = AnsweredBy { answered_by: "primary" };
+
+/// The standby, if one is named.
+#[derive(Debug)]
+pub struct Standby {
+    up: Gauge,
+    lag: Gauge<f64, AtomicU64>,
+    reads: Family<AnsweredBy, Counter>,
+}
+
+impl Standby {
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        let reads: Family<AnsweredBy, Counter> = Family::default();
+        for by in [STANDBY, PRIMARY] {
+            drop(reads.get_or_create(&by));
+        }
+        Self {
+            up: add(
+                registry,
+                "standby_up",
+                "1 while a standby of the database is known to follow, else 0, also where none is named",
+                Gauge::default(),
+            ),
+            lag: add(
+                registry,
+                "standby_lag_seconds",
+                "How old what the standby knew when it was last looked at may have been; above 10 the primary is asked",
+                Gauge::default(),
+            ),
+            reads: add(
+                registry,
+                "standby_reads_total",
+                "Reads that may be a little old, where a standby is named, by who answered: the primary while the standby is away or behind",
+                reads,
+            ),
+        }
+    }
+
+    /// What it knows may be so old.
+    pub fn lags(&self, lag: Duration) {
+        self.up.set(1);
+        self.lag.set(lag.as_secs_f64());
+    }
+
+    /// None is known to follow.
+    pub fn away(&self) {
+        self.up.set(0);
+    }
+
+    /// It answered.
+    pub fn answered(&self) {
+        self.reads.get_or_create(&STANDBY).inc();
+    }
+
+    /// The primary has to.
+    pub fn passed_on(&self) {
+        self.reads.get_or_create(&PRIMARY).inc();
+    }
+}
