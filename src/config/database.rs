@@ -6,7 +6,9 @@ use clap::Args;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::parse::is_set;
-use crate::store::target::Target;
+use crate::store::{citus::Cell, target::Target};
+
+const CELL: &str = "--cell (LINKIS_RM_CELL)";
 
 /// Which PostgreSQL to use, as it is said.
 #[derive(Debug, Clone, Args)]
@@ -19,6 +21,10 @@ pub struct DatabaseArguments {
     #[arg(long, env = "DATABASE_URL_FILE", value_name = "FILE")]
     database_url_file: Option<PathBuf>,
 
+    /// The cell to serve: a schema that the Citus whose coordinator --database-url names has on one of its workers (docs/CELLS.md).
+    #[arg(long, env = "LINKIS_RM_CELL", value_name = "SCHEMA")]
+    cell: Option<String>,
+
     /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
     #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
     data_dir: Option<PathBuf>,
@@ -29,7 +35,12 @@ impl DatabaseArguments {
     pub fn choose(&self) -> Result<Database, String> {
         let url = self.database_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.database_url_file.clone().filter(|path| is_set(path));
+        let cell = self.cell.as_deref().filter(|cell| !cell.is_empty()).map(Cell::parse).transpose();
+        let cell = cell.map_err(|error| format!("{CELL}: {error}"))?;
         let (name, target) = match (url, file) {
+            (None, None) if cell.is_some() => {
+                return Err(format!("{CELL}: is on Citus; say by DATABASE_URL where its coordinator is"));
+            }
             (None, None) => return Ok(Database::Embedded(self.data_dir.clone())),
             (Some(_), Some(_)) => {
                 return Err(
@@ -44,6 +55,10 @@ impl DatabaseArguments {
                 "--data-dir (LINKIS_RM_DATA_DIR): is for the private PostgreSQL, but {name} names another; set only one of them"
             ));
         }
+        let target = target.and_then(|target| match cell {
+            Some(cell) => target.with_cell(cell),
+            None => Ok(target),
+        });
         target.map(Database::External).map_err(|error| format!("{name}: {error}"))
     }
 }

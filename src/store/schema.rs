@@ -5,9 +5,12 @@
 
 use std::collections::HashMap;
 
-use sqlx::{AssertSqlSafe, PgConnection, migrate::Migrator};
+use sqlx::{
+    AssertSqlSafe, PgConnection, SqlSafeStr as _,
+    migrate::{Migration, Migrator},
+};
 
-use super::StoreError;
+use super::{StoreError, citus};
 
 /// How often a migration is tried that does not get its locks: each try keeps others waiting for no longer than `lock_timeout`.
 const TRIES_MAX: u32 = 60;
@@ -69,15 +72,29 @@ pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError>
 /// # Errors
 /// Those of the database.
 pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError> {
+    let is_distributed = citus::is_distributed(&mut *connection).await?;
     let mut missing = 0;
-    for side in sides() {
+    for mut side in sides() {
         let of_side = side.missing(&mut *connection).await?;
         if of_side > 0 {
+            if is_distributed {
+                side.migrator.migrations = side.migrator.iter().map(for_citus).collect();
+            }
             run(&side.migrator, &mut *connection).await?;
             missing += of_side;
         }
     }
     Ok(missing)
+}
+
+/// The same migration for tables that are distributed. Citus sends a worker the text that it was sent itself, and takes one statement at a
+/// time: in a block, each is a text of its own. The bound of waits for locks then holds on the workers.
+fn for_citus(migration: &Migration) -> Migration {
+    let sql = format!(
+        "DO $linkis_rm$ BEGIN SET LOCAL lock_timeout = '2s'; {}\n END $linkis_rm$",
+        migration.sql.as_str()
+    );
+    Migration { sql: AssertSqlSafe(sql).into_sql_str(), ..migration.clone() }
 }
 
 async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), StoreError> {

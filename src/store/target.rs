@@ -12,7 +12,10 @@ use std::{
 use arc_swap::ArcSwap;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
-use super::url::{self, HOSTS_MAX, Hosts, SessionAttrs};
+use super::{
+    citus::Cell,
+    url::{self, HOSTS_MAX, Hosts, SessionAttrs},
+};
 
 /// The largest file that is read for a URL.
 const URL_BYTES_MAX: u64 = 64 << 10;
@@ -22,6 +25,7 @@ const URL_BYTES_MAX: u64 = 64 << 10;
 pub struct Target {
     hosts: Arc<ArcSwap<Hosts>>,
     file: Option<Arc<Path>>,
+    cell: Option<Cell>,
 }
 
 /// Why a file tells of no database.
@@ -55,6 +59,9 @@ pub enum UrlError {
     /// A host that is of no use here.
     #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
     NoWriter(SessionAttrs),
+    /// The workers of Citus are found by name and port.
+    #[error("names a socket, and the workers of Citus that have cells are at other addresses: name the coordinator by host")]
+    CellAtSocket,
     /// Not a number of seconds.
     #[error("connect_timeout={0} is not a number of seconds")]
     Timeout(String),
@@ -75,7 +82,24 @@ impl Target {
     /// If there is none.
     pub fn in_file(path: PathBuf) -> Result<Self, UrlError> {
         let hosts = Arc::new(ArcSwap::from_pointee(read(&path)?));
-        Ok(Self { hosts, file: Some(path.into()) })
+        Ok(Self { hosts, file: Some(path.into()), cell: None })
+    }
+
+    /// A cell of the Citus whose coordinator this is.
+    ///
+    /// # Errors
+    /// [`UrlError::CellAtSocket`].
+    pub fn with_cell(self, cell: Cell) -> Result<Self, UrlError> {
+        let is_socket = |options: &PgConnectOptions| options.get_socket().is_some() || options.get_host().starts_with('/');
+        match self.hosts.load().options.iter().any(is_socket) {
+            true => Err(UrlError::CellAtSocket),
+            false => Ok(Self { cell: Some(cell), ..self }),
+        }
+    }
+
+    /// The cell; `None` where the database is one's own.
+    pub fn cell(&self) -> Option<Cell> {
+        self.cell.clone()
     }
 
     /// As it is told now.
@@ -113,7 +137,7 @@ impl From<PgConnectOptions> for Target {
 
 impl From<Hosts> for Target {
     fn from(hosts: Hosts) -> Self {
-        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None }
+        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, cell: None }
     }
 }
 

@@ -118,7 +118,7 @@ async fn what_is_old_is_forgotten_beside_a_part_that_cannot_be_dropped() {
     let store = Store::open(database.options.clone(), options_of_tests().history).await.unwrap();
     let (holder, mut session) = (Holder::default(), store.session());
     Lease::new(holder.clone()).step(&mut session).await.unwrap();
-    let mut retention = Retention::new(options_of_tests().history, holder);
+    let mut retention = Retention::new(options_of_tests().history, holder, None);
     assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
     assert_eq!(database.count("SELECT count(*) FROM linkis_request_id").await, 0);
     sqlx::raw_sql("ROLLBACK").execute(&mut reader).await.unwrap();
