@@ -15,6 +15,7 @@ DECLARE
 BEGIN
     PERFORM set_config('citus.enable_ddl_propagation', 'off', true), set_config('citus.enable_manual_changes_to_shards', 'on', true),
         set_config('citus.override_table_visibility', 'off', true), set_config('lock_timeout', '2s', true),
+        set_config('client_min_messages', 'warning', true),
         set_config('search_path', 'pg_catalog', true);
     SELECT shardid INTO STRICT lock_shard FROM pg_dist_shard WHERE logicalrelid = '{cell}.linkis_resource_lock'::regclass;
     -- One instance at a time.
