@@ -24,7 +24,9 @@ pub struct Cell(Arc<str>);
 
 /// What is no cell's name.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} names no cell: say a schema, of up to {NAME_MAX} letters a to z, digits and _, that begins with a letter")]
+#[error(
+    "{0:?} names no cell: say a schema, of up to {NAME_MAX} letters a to z, digits and _, that begins with a letter"
+)]
 pub struct CellNameError(String);
 
 impl Cell {
@@ -98,8 +100,9 @@ pub async fn make_schema(connection: &mut PgConnection, cell: &Cell) -> Result<(
 /// # Errors
 /// Those of the database.
 pub async fn is_distributed(connection: &mut PgConnection) -> Result<bool, StoreError> {
-    let is_citus: bool =
-        sqlx::query_scalar("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL").fetch_one(&mut *connection).await?;
+    let is_citus: bool = sqlx::query_scalar("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL")
+        .fetch_one(&mut *connection)
+        .await?;
     if !is_citus {
         return Ok(false);
     }
@@ -123,15 +126,21 @@ pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<Hosts, S
         WHERE s.logicalrelid = to_regclass($1) AND n.noderole = 'primary' AND n.groupid <> 0",
     )
     .bind(format!("{cell}.linkis_resource_lock"));
-    let owner: Option<(String, i32)> = match answered_soon(async { Ok::<_, StoreError>(owner.fetch_optional(&found.pool).await?) }).await {
-        Err(error) if error.is_undefined() => {
-            return Err(StoreError::NoCell { cell: cell.to_string(), why: "DATABASE_URL names no coordinator of Citus".into() });
-        }
-        owner => owner?,
-    };
+    let owner: Option<(String, i32)> =
+        match answered_soon(async { Ok::<_, StoreError>(owner.fetch_optional(&found.pool).await?) }).await {
+            Err(error) if error.is_undefined() => {
+                return Err(StoreError::NoCell {
+                    cell: cell.to_string(),
+                    why: "DATABASE_URL names no coordinator of Citus".into(),
+                });
+            }
+            owner => owner?,
+        };
     let hosts = coordinator.target().hosts();
     let (Some((host, port)), Some(options)) = (owner, hosts.options.get(found.index())) else {
-        let why = format!("its tables are on no worker; type linkis-rm migrate, and have Citus SELECT citus_schema_distribute('{cell}')");
+        let why = format!(
+            "its tables are on no worker; type linkis-rm migrate, and have Citus SELECT citus_schema_distribute('{cell}')"
+        );
         return Err(StoreError::NoCell { cell: cell.to_string(), why });
     };
     let port = u16::try_from(port).map_err(|error| StoreError::inconsistent("pg_dist_node", error))?;

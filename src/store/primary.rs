@@ -104,7 +104,9 @@ impl Primary {
         let shared = Shared::new(&hosts, coordinator.target().clone(), Tables::Local(cell.clone()));
         let looking = {
             let shared = shared.clone();
-            async move { let ((), ()) = tokio::join!(look_at_all(shared.clone()), owner::follow(shared, coordinator, cell)); }
+            async move {
+                let ((), ()) = tokio::join!(look_at_all(shared.clone()), owner::follow(shared, coordinator, cell));
+            }
         };
         Self { shared, _looking: Arc::new(AbortOnDropHandle::new(tokio::spawn(looking))) }
     }

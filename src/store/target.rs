@@ -60,7 +60,9 @@ pub enum UrlError {
     #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
     NoWriter(SessionAttrs),
     /// The workers of Citus are found by name and port.
-    #[error("names a socket, and the workers of Citus that have cells are at other addresses: name the coordinator by host")]
+    #[error(
+        "names a socket, and the workers of Citus that have cells are at other addresses: name the coordinator by host"
+    )]
     CellAtSocket,
     /// Not a number of seconds.
     #[error("connect_timeout={0} is not a number of seconds")]
@@ -90,7 +92,8 @@ impl Target {
     /// # Errors
     /// [`UrlError::CellAtSocket`].
     pub fn with_cell(self, cell: Cell) -> Result<Self, UrlError> {
-        let is_socket = |options: &PgConnectOptions| options.get_socket().is_some() || options.get_host().starts_with('/');
+        let is_socket =
+            |options: &PgConnectOptions| options.get_socket().is_some() || options.get_host().starts_with('/');
         match self.hosts.load().options.iter().any(is_socket) {
             true => Err(UrlError::CellAtSocket),
             false => Ok(Self { cell: Some(cell), ..self }),

@@ -399,7 +399,7 @@ impl Counting {
         let mut admin = postgres.connect_options().connect().await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
         let options = postgres.connect_options().database(name);
-        let database = Database { pool: PgPool::connect_lazy_with(options.clone()), options };
+        let database = Database::from(options);
         sqlx::raw_sql("CREATE EXTENSION pg_stat_statements").execute(&database.pool).await.unwrap();
         database
     }
