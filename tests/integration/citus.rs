@@ -246,7 +246,7 @@ async fn a_cell_is_migrated_where_it_is() {
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE SCHEMA {}", cell.name))).execute(&mut connection).await.unwrap();
     // Of what comes later, Citus takes every statement; SET STORAGE, which came before, it does not.
     for (side, latest) in [("home", 2), ("cell", 11)] {
-        earlier(side, latest).run(&mut connection).await.unwrap();
+        earlier(side, latest).await.run(&mut connection).await.unwrap();
     }
     cell.distribute().await;
     assert_eq!(cell.printed(&["migrate"]), "14 migrations were made\n");
@@ -301,13 +301,13 @@ async fn the_history_of_a_cell_has_its_parts_on_the_worker() {
     .execute(&database.pool)
     .await
     .unwrap();
-    let lacks = history_part::indexed_below(&mut *database.pool.acquire().await.unwrap()).await.unwrap();
+    let lacks = history_part::indexed_below(&mut database.pool.acquire().await.unwrap()).await.unwrap();
     for _ in 0..3 {
         assert!(history_part::index_oldest(&mut *connection).await.unwrap());
     }
     assert!(!history_part::index_oldest(&mut *connection).await.unwrap());
     // Seen on the worker: only what is behind that part is without indexes.
-    let below = history_part::indexed_below(&mut *database.pool.acquire().await.unwrap()).await.unwrap();
+    let below = history_part::indexed_below(&mut database.pool.acquire().await.unwrap()).await.unwrap();
     assert!(below > lacks, "{below} {lacks}");
     let mut usage = UsageServiceClient::connect(instance.address.clone()).await.unwrap();
     let call = proto::ListActionsRequest { actor: "seldom".into(), ..Default::default() };

@@ -161,7 +161,7 @@ impl Cell {
 }
 
 /// The migrations of a side up to some, as an earlier release had them.
-pub fn earlier(side: &str, latest: i64) -> sqlx::migrate::Migrator {
+pub async fn earlier(side: &str, latest: i64) -> sqlx::migrate::Migrator {
     let folder = scratch(&format!("earlier-{side}"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
@@ -171,10 +171,7 @@ pub fn earlier(side: &str, latest: i64) -> sqlx::migrate::Migrator {
             fs::copy(file.path(), folder.join(name)).unwrap();
         }
     }
-    let migrator = tokio::task::block_in_place(|| {
-        tokio::runtime::Handle::current().block_on(sqlx::migrate::Migrator::new(folder.as_path()))
-    });
-    let mut migrator = migrator.unwrap();
+    let mut migrator = sqlx::migrate::Migrator::new(folder.as_path()).await.unwrap();
     migrator.dangerous_set_table_name(format!("linkis_rm_migration_{side}"));
     fs::remove_dir_all(folder).unwrap();
     migrator

@@ -33,7 +33,7 @@ use linkis_rm::{
     },
 };
 
-use sqlx::{ConnectOptions as _, postgres::PgPool};
+use sqlx::ConnectOptions as _;
 use tonic::transport::Channel;
 use uuid::Uuid;
 

@@ -24,18 +24,21 @@ BEGIN
     CREATE SCHEMA IF NOT EXISTS {cell}_local;
     -- What Citus locks for what writes through it: a move waits for those who have it, and then nobody gets it until the cell is on the other
     -- worker. Who gets it here afterwards would write what is lost.
-    IF to_regprocedure('{cell}_local.linkis_rm_writes()') IS NULL THEN
-        EXECUTE format($function$
-            CREATE FUNCTION {cell}_local.linkis_rm_writes() RETURNS trigger LANGUAGE plpgsql AS $body$
-            BEGIN
-                PERFORM pg_catalog.lock_shard_metadata(5, '{%1$s}');
-                IF NOT EXISTS (SELECT FROM pg_catalog.pg_dist_placement WHERE shardid = %1$s AND groupid = %2$s) THEN
-                    RAISE 'the cell {cell} is on another worker now' USING ERRCODE = 'read_only_sql_transaction';
-                END IF;
+    EXECUTE format($function$
+        CREATE OR REPLACE FUNCTION {cell}_local.linkis_rm_writes() RETURNS trigger LANGUAGE plpgsql AS $body$
+        BEGIN
+            -- Once in a transaction, at whose end it is forgotten.
+            IF pg_catalog.current_setting('linkis_rm.writes', true) = 'here' THEN
                 RETURN NULL;
-            END $body$
-        $function$, lock_shard, here);
-    END IF;
+            END IF;
+            PERFORM pg_catalog.lock_shard_metadata(5, '{%1$s}');
+            IF NOT EXISTS (SELECT FROM pg_catalog.pg_dist_placement WHERE shardid = %1$s AND groupid = %2$s) THEN
+                RAISE 'the cell {cell} is on another worker now' USING ERRCODE = 'read_only_sql_transaction';
+            END IF;
+            PERFORM pg_catalog.set_config('linkis_rm.writes', 'here', true);
+            RETURN NULL;
+        END $body$
+    $function$, lock_shard, here);
     FOR shards IN
         SELECT c.relname AS name, c.oid AS distributed, shard_name(c.oid, s.shardid) AS shard, ARRAY (
                 SELECT attname::text FROM pg_attribute
