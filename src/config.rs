@@ -301,8 +301,7 @@ impl Arguments {
             Some(text) => ok_or_record(&mut mistakes, parse_addresses(HTTP_LISTEN, text, may_leave)).map(Some),
         };
         let database = ok_or_record(&mut mistakes, self.database.choose());
-        let is_named = database.as_ref().is_none_or(|database| matches!(database, Database::External(_)));
-        let standby = ok_or_record(&mut mistakes, self.standby.choose(is_named));
+        let standby = ok_or_record(&mut mistakes, self.standby.choose(database.as_ref()));
         let limits = self.limits.as_deref().map(|file| read_limits("--limits (LINKIS_RM_LIMITS)", file)).transpose();
         let limits = ok_or_record(&mut mistakes, limits);
         let mut duration = |name: &str, text: &str, least: &str, most: &str| {

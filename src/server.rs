@@ -630,8 +630,8 @@ fn keep_house(
     metrics: &Metrics,
 ) {
     driver.start(Lease::new(holder.clone()), Arc::default());
-    driver.start(Retention::new(options.history, holder.clone()), Arc::default());
-    driver.start(Indexing::new(holder.clone()), Arc::default());
+    driver.start(Retention::new(options.history, holder.clone(), store.schema_session()), Arc::default());
+    driver.start(Indexing::new(holder.clone(), store.schema_session()), Arc::default());
     driver.start(Pruning::new(holder.clone()), Arc::default());
     driver.start(EndHolds::new(holder.clone()), Arc::default());
     driver.start(RollUpUsage::new(holder.clone()), Arc::default());

@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::{
     config::DatabaseArguments,
-    store::{StoreError, history_part, schema},
+    store::{StoreError, citus, history_part, schema},
     telemetry,
 };
 
@@ -55,6 +55,9 @@ impl Migrate {
     async fn migrate(&self) -> Result<usize, Failure> {
         let mut opened = Opened::new(&self.database).await?;
         let migrated = async {
+            if let Some(cell) = opened.target.cell() {
+                citus::make_schema(&mut opened.connection, &cell).await?;
+            }
             let made = schema::migrate(&mut opened.connection).await?;
             history_part::make_first(&mut opened.connection).await?;
             Ok(made)

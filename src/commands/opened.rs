@@ -7,7 +7,7 @@ use sqlx::{Connection as _, PgConnection};
 use crate::{
     config::{Database, DatabaseArguments},
     store::{
-        StoreError,
+        Opening, StoreError,
         embedded::{self, Embedded, EmbeddedError},
         primary::Primary,
         session,
@@ -17,7 +17,9 @@ use crate::{
 
 /// A connection for work that may take its time.
 pub(super) struct Opened {
+    /// Where the schema is changed.
     pub connection: PgConnection,
+    pub target: Target,
     /// The private PostgreSQL, if no service runs it.
     private: Option<Embedded>,
 }
@@ -39,8 +41,17 @@ impl Opened {
             Database::External(target) => (target, None),
             Database::Embedded(data_dir) => private(data_dir).await?,
         };
-        let (connection, _) = Primary::watch(target).connect_with(session::unbounded).await?;
-        Ok(Self { connection, private })
+        let (connection, _) = Primary::watch(target.clone()).connect_with(session::unbounded).await?;
+        Ok(Self { connection, target, private })
+    }
+
+    /// Has `connection` lead to where the tables are: a cell's are written on the worker that has it.
+    pub async fn go_to_tables(&mut self) -> Result<(), StoreError> {
+        if self.target.cell().is_some() {
+            let (opening, _) = Opening::find(self.target.clone()).await?;
+            self.connection = opening.connect().await?;
+        }
+        Ok(())
     }
 
     pub async fn close(self) {

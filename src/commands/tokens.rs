@@ -250,6 +250,7 @@ async fn open(database: &DatabaseArguments) -> Result<Opened, Failure> {
     let mut opened = Opened::new(database).await?;
     schema::migrate(&mut opened.connection).await.map_err(StoreError::or_denied)?;
     history_part::make_first(&mut opened.connection).await.map_err(StoreError::or_denied)?;
+    opened.go_to_tables().await?;
     Ok(opened)
 }
 

@@ -6,7 +6,12 @@ use clap::Args;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::parse::is_set;
-use crate::store::target::{Purpose, Target};
+use crate::store::{
+    citus::Cell,
+    target::{Purpose, Target},
+};
+
+const CELL: &str = "--cell (LINKIS_RM_CELL)";
 
 /// Which PostgreSQL to use, as it is said.
 #[derive(Debug, Clone, Args)]
@@ -19,6 +24,10 @@ pub struct DatabaseArguments {
     #[arg(long, env = "DATABASE_URL_FILE", value_name = "FILE")]
     database_url_file: Option<PathBuf>,
 
+    /// The cell to serve: a schema that the Citus whose coordinator --database-url names has on one of its workers (docs/CELLS.md).
+    #[arg(long, env = "LINKIS_RM_CELL", value_name = "SCHEMA")]
+    cell: Option<String>,
+
     /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
     #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
     data_dir: Option<PathBuf>,
@@ -29,7 +38,12 @@ impl DatabaseArguments {
     pub fn choose(&self) -> Result<Database, String> {
         let url = self.database_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.database_url_file.clone().filter(|path| is_set(path));
+        let cell = self.cell.as_deref().filter(|cell| !cell.is_empty()).map(Cell::parse).transpose();
+        let cell = cell.map_err(|error| format!("{CELL}: {error}"))?;
         let (name, target) = match (url, file) {
+            (None, None) if cell.is_some() => {
+                return Err(format!("{CELL}: is on Citus; say by DATABASE_URL where its coordinator is"));
+            }
             (None, None) => return Ok(Database::Embedded(self.data_dir.clone())),
             (Some(_), Some(_)) => {
                 return Err(
@@ -44,6 +58,10 @@ impl DatabaseArguments {
                 "--data-dir (LINKIS_RM_DATA_DIR): is for the private PostgreSQL, but {name} names another; set only one of them"
             ));
         }
+        let target = target.and_then(|target| match cell {
+            Some(cell) => target.with_cell(cell),
+            None => Ok(target),
+        });
         target.map(Database::External).map_err(|error| format!("{name}: {error}"))
     }
 }
@@ -62,8 +80,8 @@ pub struct StandbyArguments {
 }
 
 impl StandbyArguments {
-    /// What is said; the mistake otherwise, also if the database itself is not named.
-    pub fn choose(&self, is_named: bool) -> Result<Option<Target>, String> {
+    /// What is said, of a database that is known unless there is a mistake in it; the mistake otherwise.
+    pub fn choose(&self, database: Option<&Database>) -> Result<Option<Target>, String> {
         let url = self.standby_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.standby_url_file.clone().filter(|path| is_set(path));
         let (name, target) = match (url, file) {
@@ -79,9 +97,14 @@ impl StandbyArguments {
                 ("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)", Target::in_file_for(Purpose::OldReads, file))
             }
         };
-        match is_named {
-            true => target.map(Some).map_err(|error| format!("{name}: {error}")),
-            false => Err(format!("{name}: is of no use without DATABASE_URL: the private PostgreSQL has no standby")),
+        match database {
+            Some(Database::Embedded(_)) => {
+                Err(format!("{name}: is of no use without DATABASE_URL: the private PostgreSQL has no standby"))
+            }
+            Some(Database::External(target)) if target.cell().is_some() => {
+                Err(format!("{name}: is of no use with {CELL}: a cell may move to another worker"))
+            }
+            Some(Database::External(_)) | None => target.map(Some).map_err(|error| format!("{name}: {error}")),
         }
     }
 }

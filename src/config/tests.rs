@@ -33,6 +33,7 @@ fn a_standby_belongs_to_a_database_that_is_named() {
         (with(&["--standby-url", url, "--standby-url-file", "x"]), "--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)"),
         (with(&["--standby-url", "postgres://h1/rm?target_session_attrs=primary"]), "say standby"),
         (with(&["--standby-url-file", "/nonexistent"]), "cannot be read"),
+        (with(&["--standby-url", url, "--cell", "c"]), "is of no use with --cell (LINKIS_RM_CELL)"),
     ] {
         let error = error.unwrap_err().to_string();
         assert!(error.contains(told), "{error}");

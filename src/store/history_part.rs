@@ -39,6 +39,13 @@ fn span(history: Duration) -> i64 {
     i64::try_from(hours * 3600).unwrap_or(i64::MAX)
 }
 
+/// The table that has the parts. On a worker of Citus, what is seen by its name is a view; the parts belong to what Citus knows by it.
+macro_rules! parted {
+    () => {
+        "concat_ws('.', current_setting('linkis_rm.cell', true), 'linkis_resource_action_record')::regclass"
+    };
+}
+
 /// A part that exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Part {
@@ -71,11 +78,11 @@ fn hour(text: &str) -> Option<OffsetDateTime> {
 }
 
 async fn parts(connection: &mut PgConnection) -> Result<Vec<Part>, StoreError> {
-    let names: Vec<String> = sqlx::query_scalar(
+    let names: Vec<String> = sqlx::query_scalar(concat!(
         "-- history_part::parts
-        SELECT c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-        WHERE i.inhparent = 'linkis_resource_action_record'::regclass",
-    )
+        SELECT c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = ",
+        parted!()
+    ))
     .fetch_all(connection)
     .await?;
     Ok(names.into_iter().filter_map(Part::parse).collect())
@@ -146,13 +153,15 @@ pub async fn drop_oldest(connection: &mut PgConnection, history: Duration) -> Re
 
 /// The parts that are over for a while and lack indexes, with the keys of those, in no order.
 async fn lacking(connection: &mut PgConnection) -> Result<Vec<(String, String)>, StoreError> {
-    Ok(sqlx::query_as(
+    Ok(sqlx::query_as(concat!(
         "-- history_part::lacking
         SELECT c.relname::text, k.key FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid CROSS JOIN unnest($1::text[]) AS k (key)
-        WHERE i.inhparent = 'linkis_resource_action_record'::regclass AND NOT EXISTS (
+        WHERE i.inhparent = ",
+        parted!(),
+        " AND NOT EXISTS (
             SELECT FROM pg_index x JOIN pg_class n ON n.oid = x.indexrelid
             WHERE x.indrelid = c.oid AND x.indisvalid AND n.relname = c.relname || '_' || k.key)",
-    )
+    ))
     .bind(&KEYS[..])
     .fetch_all(connection)
     .await?)

@@ -6,8 +6,8 @@
 //!   [`external_snapshot`]: the tables;
 //! - [`server_instance`]: which instances live; [`overview`]: what the whole cluster has together;
 //! - [`settlement`]: what nearly every batch writes to several of them at once;
-//! - [`target`], [`url`]: where the database is; [`primary`]: which of its hosts takes writes; [`session`]: connections, and what bounds
-//!   their waits; [`standby`]: a host that follows it, for reads that may be a little old;
+//! - [`target`], [`url`]: where the database is; [`primary`]: which of its hosts takes writes; [`citus`]: cells, each on a worker of Citus;
+//!   [`session`]: connections, and what bounds their waits; [`standby`]: a host that follows it, for reads that may be a little old;
 //! - [`operators`]: the few connections that operators' calls share;
 //! - [`embedded`]: the private PostgreSQL that is started when no other is named.
 //!
@@ -16,11 +16,12 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use sqlx::{migrate::MigrateError, postgres::PgPool};
+use sqlx::{PgConnection, migrate::MigrateError, postgres::PgPool};
 use tokio_util::sync::CancellationToken;
 
 pub mod action_record;
 pub mod books;
+pub mod citus;
 pub mod cluster_figure;
 pub mod em_drain;
 pub mod em_observed;
@@ -66,6 +67,7 @@ mod rows;
 use operators::Operators;
 use primary::{Missing, Primary};
 use target::Target;
+use url::Hosts;
 
 /// How often the file with the database's URL is read, if it stands in one.
 const LOOK_INTERVAL: Duration = Duration::from_secs(3);
@@ -77,6 +79,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Store {
     target: Target,
+    /// Where the schema is changed: the coordinator of a cell, or the same.
+    schema: Primary,
     primary: Primary,
     operators: Operators,
 }
@@ -85,6 +89,7 @@ pub struct Store {
 #[derive(Debug)]
 pub struct Opening {
     target: Target,
+    schema: Primary,
     primary: Primary,
 }
 
@@ -92,14 +97,27 @@ impl Opening {
     /// Finds the database at `target`; if all of its hosts that answer are in recovery, or set to take no writes, says so.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`].
+    /// [`StoreError::Unreachable`]; [`StoreError::NoCell`].
     pub async fn find(target: Target) -> Result<(Self, Result<(), Missing>), StoreError> {
         if target.is_unverified() {
             tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
         }
-        let primary = Primary::watch(target.clone());
-        let found = primary.at_start().await?;
-        Ok((Self { target, primary }, found.map(|_| ())))
+        let schema = Primary::watch(target.clone());
+        let found = schema.at_start().await?;
+        let (primary, found) = match target.cell() {
+            None => (schema.clone(), found),
+            Some(cell) => {
+                let hosts = match &found {
+                    Ok(_) => citus::owner(&schema, &cell).await?,
+                    // As soon as there is a coordinator, it says where the cell is.
+                    Err(_) => Hosts { options: Vec::new(), ..(*target.hosts()).clone() },
+                };
+                let primary = Primary::of_cell(schema.clone(), cell, hosts);
+                let found = if found.is_ok() { primary.at_start().await? } else { found };
+                (primary, found)
+            }
+        };
+        Ok((Self { target, schema, primary }, found.map(|_| ())))
     }
 
     /// Waits until it takes writes.
@@ -107,13 +125,21 @@ impl Opening {
         self.primary.awaited().await;
     }
 
+    /// A connection for work that may take its time, and that changes no table.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn connect(&self) -> Result<PgConnection, StoreError> {
+        Ok(self.primary.connect_with(session::unbounded).await?.0)
+    }
+
     /// Brings its schema up to date, if it `migrates`, with room for a history that reaches back so far; otherwise the schema has to be.
     ///
     /// # Errors
     /// [`StoreError::SchemaTooOld`]; [`StoreError::Denied`] if the role may do too little; those of the database.
     pub async fn prepare(self, history: Duration, migrates: bool) -> Result<Store, StoreError> {
-        let Self { target, primary } = self;
-        let (mut connection, _) = primary.connect_with(session::unbounded).await?;
+        let Self { target, schema, primary } = self;
+        let (mut connection, _) = schema.connect_with(session::unbounded).await?;
         let prepared = async {
             match migrates {
                 true => drop(schema::migrate(&mut connection).await?),
@@ -125,8 +151,12 @@ impl Opening {
             history_part::make(&mut connection, history).await
         };
         prepared.await.map_err(StoreError::or_denied)?;
+        if let Some(cell) = target.cell() {
+            let (mut connection, _) = primary.connect_with(session::unbounded).await?;
+            citus::make_usable(&mut connection, &cell).await.map_err(StoreError::or_denied)?;
+        }
         let operators = Operators::new(primary.clone());
-        Ok(Store { target, primary, operators })
+        Ok(Store { target, schema, primary, operators })
     }
 }
 
@@ -167,6 +197,11 @@ impl Store {
         self.session().in_background()
     }
 
+    /// A connection for what changes the schema, through the coordinator of a cell; `None` where any will do.
+    pub fn schema_session(&self) -> Option<session::Session> {
+        self.target.cell().map(|_| session::Session::new(self.schema.clone()))
+    }
+
     /// Takes up what its file says when that changes, until the server stops: connections that are made from then on show it. What is no
     /// URL leaves things as they are.
     pub async fn follow(self, stopping: CancellationToken) {
@@ -177,7 +212,7 @@ impl Store {
                 Some(Some(Ok(hosts))) => {
                     failed = false;
                     self.target.set(hosts.clone());
-                    self.primary.show(hosts);
+                    self.schema.show(hosts);
                 }
                 Some(Some(Err(error))) if !failed => {
                     failed = true;
@@ -191,7 +226,8 @@ impl Store {
 
     /// Closes what is open; what the database does not answer is left to the end of the process.
     pub async fn close(&self) {
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.primary.close()).await;
+        let closed = async { tokio::join!(self.primary.close(), self.schema.close()) };
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     }
 }
 
@@ -219,6 +255,14 @@ pub enum StoreError {
         why: Missing,
         /// How each was last seen.
         hosts: String,
+    },
+    /// There is no such cell.
+    #[error("there is no cell {cell}: {why}")]
+    NoCell {
+        /// Which.
+        cell: String,
+        /// Why not, and what to do.
+        why: String,
     },
     /// The schema could not be brought up to date.
     #[error("the database's schema could not be brought up to date")]
@@ -295,12 +339,14 @@ impl StoreError {
                 sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
                 // 08: connection exceptions; 57: shutdown, crash, cannot connect now, and a statement that took too long;
                 // 25P03: idle in transaction; 25006: a standby after a failover; 53: too many connections, disk or memory full;
-                // 28: a password that was changed and is not known here yet.
-                _ => self.code().is_some_and(|code| {
-                    ["08", "57", "53", "28"].iter().any(|class| code.starts_with(class))
-                        || code == "25P03"
-                        || code == "25006"
-                }),
+                // 28: a password that was changed and is not known here yet; 42P01: the tables of a cell, which is on another worker now.
+                _ => {
+                    self.code().is_some_and(|code| {
+                        ["08", "57", "53", "28"].iter().any(|class| code.starts_with(class))
+                            || code == "25P03"
+                            || code == "25006"
+                    }) || self.is_undefined()
+                }
             },
             _ => false,
         }
@@ -314,6 +360,16 @@ impl StoreError {
     /// Whether the database gave the statement up (57014): it took longer than `statement_timeout`, or an operator cancelled it.
     pub fn is_cancelled(&self) -> bool {
         self.code().is_some_and(|code| code == "57014")
+    }
+
+    /// Whether the database just starts or stops (57P03).
+    pub fn is_starting(&self) -> bool {
+        self.code().is_some_and(|code| code == "57P03")
+    }
+
+    /// Whether a table is not there (42P01).
+    pub fn is_undefined(&self) -> bool {
+        self.code().is_some_and(|code| code == "42P01")
     }
 
     /// Whether the database has no room for a connection more (53300).

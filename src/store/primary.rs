@@ -4,6 +4,8 @@
 //! A host that stops taking writes is left at once: its pools are closed, and whoever keeps a connection to it gives that up
 //! ([`Primary::generation`], [`Primary::moved`]). Of several that take writes, as after a split, the one counts whose timeline is the
 //! latest: it was promoted after the others.
+//!
+//! Hosts are named by a URL or, where a cell is moved from one to another, by the coordinator of Citus ([`owner`]).
 
 use std::{
     fmt,
@@ -25,7 +27,9 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    StoreError, operators,
+    StoreError,
+    citus::{Cell, Tables},
+    operators,
     session::{self, CONNECT_TIMEOUT},
     target::{Target, place},
     url::Hosts,
@@ -33,6 +37,7 @@ use super::{
 
 mod known;
 mod look;
+mod owner;
 
 pub use known::Missing;
 use known::{Known, Seen, State, choose, missing};
@@ -54,8 +59,17 @@ pub struct Found {
     pub(super) operators: PgPool,
 }
 
+impl Found {
+    /// Which of the hosts it is.
+    pub(super) fn index(&self) -> usize {
+        self.index
+    }
+}
+
 struct Shared {
     target: Target,
+    /// What connections are for.
+    tables: Tables,
     hosts: ArcSwap<Hosts>,
     known: watch::Sender<Known>,
     /// The number of the last question.
@@ -82,20 +96,24 @@ impl fmt::Debug for Primary {
 }
 
 impl Primary {
-    /// Looks for it, as long as this or a clone lives.
+    /// Looks for it, as long as this or a clone lives. Of a target with a cell, that is the coordinator.
     pub fn watch(target: Target) -> Self {
-        let hosts = bounded(&target.hosts());
-        let shared = Arc::new(Shared {
-            known: watch::Sender::new(Known::of(hosts.options.len())),
-            asked: watch::Sender::new(0),
-            generation: AtomicU64::new(0),
-            moves: watch::Sender::new(0),
-            opening: Semaphore::new(1),
-            hosts: ArcSwap::from_pointee(hosts),
-            target,
-        });
+        let tables = target.cell().map_or(Tables::All, Tables::Distributed);
+        let shared = Shared::new(target.hosts().as_ref(), target, tables);
         let looking = AbortOnDropHandle::new(tokio::spawn(look_at_all(shared.clone())));
         Self { shared, _looking: Arc::new(looking) }
+    }
+
+    /// Looks for the worker that has a cell, which `coordinator` tells; at `hosts` until it does.
+    pub(super) fn of_cell(coordinator: Self, cell: Cell, hosts: Hosts) -> Self {
+        let shared = Shared::new(&hosts, coordinator.target().clone(), Tables::Local(cell.clone()));
+        let looking = {
+            let shared = shared.clone();
+            async move {
+                let ((), ()) = tokio::join!(look_at_all(shared.clone()), owner::follow(shared, coordinator, cell));
+            }
+        };
+        Self { shared, _looking: Arc::new(AbortOnDropHandle::new(tokio::spawn(looking))) }
     }
 
     /// Where it is looked for.
@@ -261,6 +279,20 @@ impl Primary {
 }
 
 impl Shared {
+    fn new(hosts: &Hosts, target: Target, tables: Tables) -> Arc<Self> {
+        let hosts = bounded(hosts, &tables);
+        Arc::new(Self {
+            known: watch::Sender::new(Known::of(hosts.options.len())),
+            asked: watch::Sender::new(0),
+            generation: AtomicU64::new(0),
+            moves: watch::Sender::new(0),
+            opening: Semaphore::new(1),
+            hosts: ArcSwap::from_pointee(hosts),
+            target,
+            tables,
+        })
+    }
+
     /// Has every host looked at soon; answers with the number of the question.
     fn ask(&self) -> u64 {
         let mut question = 0;
@@ -302,6 +334,7 @@ impl Shared {
                 State::Writable(_) => format!("{place} is just being looked at again"),
                 State::InRecovery => format!("{place} is in recovery"),
                 State::ReadOnly => format!("{place} takes no writes"),
+                State::Elsewhere => format!("{place} has the cell no more"),
                 State::NotYet(error) | State::Away { error, .. } => {
                     format!("{place}: {}", crate::telemetry::with_causes(&**error))
                 }
@@ -402,7 +435,7 @@ impl Shared {
         let before = self.hosts.load_full();
         let places = |hosts: &Hosts| hosts.options.iter().map(place).collect::<Vec<_>>();
         let are_others = places(&before) != places(&hosts);
-        let hosts = Arc::new(bounded(&hosts));
+        let hosts = Arc::new(bounded(&hosts, &self.tables));
         self.hosts.store(hosts.clone());
         if are_others {
             self.known.send_modify(|known| {
@@ -420,8 +453,9 @@ impl Shared {
 }
 
 /// With what every connection of the service is bounded by.
-fn bounded(hosts: &Hosts) -> Hosts {
-    Hosts { options: hosts.options.iter().cloned().map(session::bounded).collect(), ..hosts.clone() }
+fn bounded(hosts: &Hosts, tables: &Tables) -> Hosts {
+    let options = hosts.options.iter().cloned().map(|options| tables.seen_by(session::bounded(options)));
+    Hosts { options: options.collect(), ..hosts.clone() }
 }
 
 /// What a look has changed.

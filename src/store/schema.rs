@@ -5,9 +5,12 @@
 
 use std::collections::HashMap;
 
-use sqlx::{AssertSqlSafe, PgConnection, migrate::Migrator};
+use sqlx::{
+    AssertSqlSafe, Connection as _, PgConnection,
+    migrate::{Migrate as _, Migration, Migrator},
+};
 
-use super::StoreError;
+use super::{StoreError, citus};
 
 /// How often a migration is tried that does not get its locks: each try keeps others waiting for no longer than `lock_timeout`.
 const TRIES_MAX: u32 = 60;
@@ -32,8 +35,8 @@ impl Side {
         Self { migrator, remembered_in }
     }
 
-    /// How many of its migrations were not made, or otherwise than they are now.
-    async fn missing(&self, connection: &mut PgConnection) -> Result<usize, StoreError> {
+    /// Its migrations that were not made, or otherwise than they are now.
+    async fn missing(&self, connection: &mut PgConnection) -> Result<Vec<&Migration>, StoreError> {
         let is_there: bool = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
             .bind(self.remembered_in)
             .fetch_one(&mut *connection)
@@ -47,7 +50,7 @@ impl Side {
             false => HashMap::new(),
         };
         let is_missing = |version, checksum: &[u8]| made.get(&version).is_none_or(|made| made != checksum);
-        Ok(self.migrator.iter().filter(|migration| is_missing(migration.version, &migration.checksum)).count())
+        Ok(self.migrator.iter().filter(|migration| is_missing(migration.version, &migration.checksum)).collect())
     }
 }
 
@@ -58,7 +61,7 @@ impl Side {
 pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError> {
     let mut missing = 0;
     for side in sides() {
-        missing += side.missing(&mut *connection).await?;
+        missing += side.missing(&mut *connection).await?.len();
     }
     Ok(missing)
 }
@@ -69,29 +72,132 @@ pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError>
 /// # Errors
 /// Those of the database.
 pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError> {
+    let is_distributed = citus::is_distributed(&mut *connection).await?;
     let mut missing = 0;
     for side in sides() {
-        let of_side = side.missing(&mut *connection).await?;
+        let of_side = side.missing(&mut *connection).await?.len();
         if of_side > 0 {
-            run(&side.migrator, &mut *connection).await?;
+            match is_distributed {
+                true => one_by_one(&side, &mut *connection).await?,
+                false => run(&side.migrator, &mut *connection).await?,
+            }
             missing += of_side;
         }
     }
     Ok(missing)
 }
 
+/// The same for tables that Citus has distributed. It sends the workers the text that it was sent itself, and takes one statement in that:
+/// each statement is sent alone.
+async fn one_by_one(side: &Side, connection: &mut PgConnection) -> Result<(), StoreError> {
+    connection.lock().await.map_err(StoreError::Migration)?;
+    let made = async {
+        connection.ensure_migrations_table(side.remembered_in).await.map_err(StoreError::Migration)?;
+        let mut tries = 0;
+        // Somebody else may have been faster.
+        for migration in side.missing(&mut *connection).await? {
+            while let Err(error) = make(migration, side.remembered_in, &mut *connection).await {
+                tries += 1;
+                again_if_in_the_way(error, tries)?;
+            }
+        }
+        Ok(())
+    };
+    let made = made.await;
+    connection.unlock().await.map_err(StoreError::Migration)?;
+    made
+}
+
+/// Makes a migration, whole or not at all.
+async fn make(migration: &Migration, remembered_in: &str, connection: &mut PgConnection) -> Result<(), StoreError> {
+    let mut transaction = connection.begin().await?;
+    // Of this transaction alone, it also holds on the workers.
+    let bound = std::iter::once("SET LOCAL lock_timeout = '2s'");
+    for statement in bound.chain(statements(migration.sql.as_str())) {
+        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *transaction).await?;
+    }
+    let remember = format!(
+        "INSERT INTO {remembered_in} (version, description, success, checksum, execution_time) VALUES ($1, $2, true, $3, 0)"
+    );
+    sqlx::query(AssertSqlSafe(remember))
+        .bind(migration.version)
+        .bind(&*migration.description)
+        .bind(&*migration.checksum)
+        .execute(&mut *transaction)
+        .await?;
+    Ok(transaction.commit().await?)
+}
+
+/// The statements of a text.
+fn statements(sql: &str) -> impl Iterator<Item = &str> {
+    let (mut found, mut begin, mut at) = (Vec::new(), 0, 0);
+    while let Some(rest) = sql.get(at..).filter(|rest| !rest.is_empty()) {
+        if rest.starts_with(';') {
+            found.extend(sql.get(begin..at));
+            begin = at + 1;
+        }
+        at += piece(rest);
+    }
+    found.extend(sql.get(begin..));
+    found.into_iter().filter(|statement| !statement.trim().is_empty())
+}
+
+/// How long the first piece of a text is, in which no semicolon ends a statement: a comment, or what is quoted; or a letter.
+fn piece(text: &str) -> usize {
+    let until = |mark: &str, from: usize| {
+        let end = text.get(from..).and_then(|rest| rest.find(mark)).map(|end| from + end + mark.len());
+        end.unwrap_or(text.len())
+    };
+    let tag = text.strip_prefix('$').and_then(|rest| text.get(..rest.find('$')? + 2));
+    let tag = tag.filter(|tag| tag.bytes().all(|byte| byte == b'$' || byte == b'_' || byte.is_ascii_alphabetic()));
+    match (text.get(..2), text.chars().next(), tag) {
+        (Some("--"), ..) => until("\n", 2),
+        (_, Some('\''), _) => until("'", 1),
+        (_, Some('"'), _) => until("\"", 1),
+        (_, _, Some(tag)) => until(tag, tag.len()),
+        (_, first, _) => first.map_or(1, char::len_utf8),
+    }
+}
+
 async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), StoreError> {
     let mut tries = 0;
     while let Err(error) = migrator.run(&mut *connection).await.map_err(StoreError::Migration) {
         tries += 1;
-        if !error.is_lock_timeout() || tries == TRIES_MAX {
-            return Err(error);
-        }
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            tries,
-            "somebody is in the way of a migration; trying again"
-        );
+        again_if_in_the_way(error, tries)?;
     }
     Ok(())
+}
+
+/// Whether another try may help.
+fn again_if_in_the_way(error: StoreError, tries: u32) -> Result<(), StoreError> {
+    if !error.is_lock_timeout() || tries == TRIES_MAX {
+        return Err(error);
+    }
+    tracing::warn!(
+        error = &error as &dyn std::error::Error,
+        tries,
+        "somebody is in the way of a migration; trying again"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_told_apart_into_its_statements() {
+        for (sql, parts) in [
+            ("", &[][..]),
+            ("a; b ;", &["a", "b"]),
+            ("-- x; y\na", &["-- x; y\na"]),
+            ("a ';' b; c", &["a ';' b", "c"]),
+            ("a 'it''s; so' b", &["a 'it''s; so' b"]),
+            (r#"a ";" b; c"#, &[r#"a ";" b"#, "c"]),
+            ("DO $x$ a; $1; $y$ b; $y$ $x$; c", &["DO $x$ a; $1; $y$ b; $y$ $x$", "c"]),
+            ("a $1; b $2; é; c $", &["a $1", "b $2", "é", "c $"]),
+        ] {
+            assert_eq!(statements(sql).map(str::trim).collect::<Vec<_>>(), parts, "{sql}");
+        }
+    }
 }

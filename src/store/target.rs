@@ -12,7 +12,10 @@ use std::{
 use arc_swap::ArcSwap;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
-use super::url::{self, HOSTS_MAX, Hosts, SessionAttrs};
+use super::{
+    citus::Cell,
+    url::{self, HOSTS_MAX, Hosts, SessionAttrs},
+};
 
 /// The largest file that is read for a URL.
 const URL_BYTES_MAX: u64 = 64 << 10;
@@ -23,6 +26,7 @@ pub struct Target {
     hosts: Arc<ArcSwap<Hosts>>,
     file: Option<Arc<Path>>,
     purpose: Purpose,
+    cell: Option<Cell>,
 }
 
 /// What a database is for.
@@ -70,6 +74,11 @@ pub enum UrlError {
         "target_session_attrs={0} asks for a host that takes writes, and this is where to read from a standby: say standby"
     )]
     NoStandby(SessionAttrs),
+    /// The workers of Citus are found by name and port.
+    #[error(
+        "names a socket, and the workers of Citus that have cells are at other addresses: name the coordinator by host"
+    )]
+    CellAtSocket,
     /// Not a number of seconds.
     #[error("connect_timeout={0} is not a number of seconds")]
     Timeout(String),
@@ -106,7 +115,7 @@ impl Target {
     /// If there is none.
     pub fn in_file_for(purpose: Purpose, path: PathBuf) -> Result<Self, UrlError> {
         let hosts = Arc::new(ArcSwap::from_pointee(read(purpose, &path)?));
-        Ok(Self { hosts, file: Some(path.into()), purpose })
+        Ok(Self { hosts, file: Some(path.into()), purpose, cell: None })
     }
 
     /// What its file says now; `None` if it stands in none.
@@ -117,6 +126,24 @@ impl Target {
         let (path, purpose) = (self.file.clone()?, self.purpose);
         // It may be on a disk that does not answer.
         tokio::task::spawn_blocking(move || read(purpose, &path)).await.ok()
+    }
+
+    /// A cell of the Citus whose coordinator this is.
+    ///
+    /// # Errors
+    /// [`UrlError::CellAtSocket`].
+    pub fn with_cell(self, cell: Cell) -> Result<Self, UrlError> {
+        let is_socket =
+            |options: &PgConnectOptions| options.get_socket().is_some() || options.get_host().starts_with('/');
+        match self.hosts.load().options.iter().any(is_socket) {
+            true => Err(UrlError::CellAtSocket),
+            false => Ok(Self { cell: Some(cell), ..self }),
+        }
+    }
+
+    /// The cell; `None` where the database is one's own.
+    pub fn cell(&self) -> Option<Cell> {
+        self.cell.clone()
     }
 
     /// As it is told now.
@@ -154,7 +181,7 @@ impl From<PgConnectOptions> for Target {
 
 impl From<Hosts> for Target {
     fn from(hosts: Hosts) -> Self {
-        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, purpose: Purpose::Writes }
+        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, purpose: Purpose::Writes, cell: None }
     }
 }
 

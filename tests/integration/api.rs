@@ -214,7 +214,7 @@ async fn no_statement_scans_a_table() {
     let (database, rm) = start().await;
     let host = em("host1");
     let epoch = rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap().epoch;
-    let store = Store::open(database.options.clone(), options().history).await.unwrap();
+    let store = Store::open(database.target(), options().history).await.unwrap();
     for sequence in 1..=10 {
         let mut asked = request(&host, "hadoop", load(1, 1, 1));
         asked.request_id = Some(uuid::Uuid::new_v4().to_string());

@@ -256,7 +256,7 @@ async fn a_lease_is_renewed_soon_after_its_connection_fell_silent() {
 async fn a_lease_whose_connection_ends_stays_where_it_is() {
     let (database, rm) = start().await;
     rm.stop().await;
-    let store = Store::open(database.options.clone(), options().history).await.unwrap();
+    let store = Store::open(database.target(), options().history).await.unwrap();
     let (holder, mut session) = (Holder::default(), store.session());
     let mut lease = Lease::new(holder.clone());
     assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);

@@ -51,7 +51,7 @@ use sqlx::{
 use tokio::{sync::oneshot, task::JoinHandle};
 use uuid::Uuid;
 
-use crate::proxy::Proxy;
+use crate::{citus_cluster::Cell, proxy::Proxy};
 
 pub const GB: i64 = 1 << 30;
 
@@ -105,32 +105,49 @@ pub fn scratch(name: &str) -> PathBuf {
     temp.join(format!("{PREFIX}{}-{name}", std::process::id()))
 }
 
-/// A database of its own.
+/// A database of its own. With `LINKIS_RM_CITUS_SUITE` set, it is a cell on Citus, and what a test looks up by itself is asked of its worker.
 pub struct Database {
     pub options: PgConnectOptions,
     pub pool: PgPool,
+    cell: Option<Cell>,
+}
+
+impl From<PgConnectOptions> for Database {
+    fn from(options: PgConnectOptions) -> Self {
+        Self { pool: PgPool::connect_lazy_with(options.clone()), options, cell: None }
+    }
 }
 
 impl Database {
     pub async fn fresh() -> Self {
+        if std::env::var_os("LINKIS_RM_CITUS_SUITE").is_some() {
+            let cell = Cell::make().await.expect("an installed Citus");
+            return Self { cell: Some(cell.clone()), ..cell.database().await };
+        }
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
         let mut admin = postgres().connect().await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
-        let options = postgres().clone().database(&name);
-        let pool = PgPool::connect_lazy_with(options.clone());
-        Self { options, pool }
+        postgres().clone().database(&name).into()
+    }
+
+    /// Where a service finds it.
+    pub fn target(&self) -> Target {
+        self.cell.as_ref().map_or_else(|| self.options.clone().into(), Cell::target)
     }
 
     /// The same database, reached through a proxy; what a test looks up by itself goes past it.
     pub fn behind_proxy(&self, name: &str) -> (Proxy, Self) {
-        let proxy = Proxy::start(name, self.options.get_socket().unwrap());
+        let proxy = Proxy::start(name, self.options.get_socket().expect("not a cell"));
         let options = self.options.clone().socket(proxy.folder());
-        (proxy, Self { options, pool: self.pool.clone() })
+        (proxy, Self { options, pool: self.pool.clone(), cell: None })
     }
 
-    /// For a process of its own.
+    /// For a process of its own. Of a cell, behind a `#` that no database has any use for.
     pub fn url(&self) -> String {
+        if let Some(cell) = &self.cell {
+            return format!("{}#{}", cell.url(), cell.name);
+        }
         url(self.options.get_socket().unwrap(), self.options.get_database().unwrap())
     }
 
@@ -198,7 +215,7 @@ impl Instance {
     }
 
     pub async fn start_at(database: &Database, options: Options, place: Listen) -> Self {
-        Self::start_on(database.options.clone(), options, place).await
+        Self::start_on(database.target(), options, place).await
     }
 
     /// The same on whatever a URL names.
@@ -415,10 +432,12 @@ impl Process {
     }
 
     fn spawn(listen: &str, command: &mut Command, mut log_line: impl FnMut(String) + Send + 'static) -> Self {
+        let cell = command.get_args().find_map(|word| Some(word.to_str()?.split_once('#')?.1.to_owned()));
         let mut child = command
             .args(["--listen", listen])
             .env_remove("DATABASE_URL")
             .env_remove("LINKIS_RM_DATA_DIR")
+            .envs(cell.map(|cell| ("LINKIS_RM_CELL", cell)))
             .env("RUST_LOG", "info")
             .env("LINKIS_RM_LOG_FORMAT", "text")
             .stderr(Stdio::piped())

@@ -11,6 +11,8 @@ mod browser;
 mod caps;
 mod certificates;
 mod choosing;
+mod citus;
+mod citus_cluster;
 mod client;
 mod cluster_metrics;
 mod command_line;

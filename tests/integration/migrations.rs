@@ -62,7 +62,7 @@ async fn a_release_that_would_count_wrongly_reads_and_refuses_to_write() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_instances_start_at_once_on_a_new_database() {
     let database = Database::fresh().await;
-    let open = || Store::open(database.options.clone(), options_of_tests().history);
+    let open = || Store::open(database.target(), options_of_tests().history);
     let (a, b, c, d) = tokio::join!(open(), open(), open(), open());
     for opened in [a, b, c, d] {
         opened.unwrap();
@@ -115,10 +115,10 @@ async fn what_is_old_is_forgotten_beside_a_part_that_cannot_be_dropped() {
         .execute(&mut reader)
         .await
         .unwrap();
-    let store = Store::open(database.options.clone(), options_of_tests().history).await.unwrap();
+    let store = Store::open(database.target(), options_of_tests().history).await.unwrap();
     let (holder, mut session) = (Holder::default(), store.session());
     Lease::new(holder.clone()).step(&mut session).await.unwrap();
-    let mut retention = Retention::new(options_of_tests().history, holder);
+    let mut retention = Retention::new(options_of_tests().history, holder, None);
     assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
     assert_eq!(database.count("SELECT count(*) FROM linkis_request_id").await, 0);
     sqlx::raw_sql("ROLLBACK").execute(&mut reader).await.unwrap();

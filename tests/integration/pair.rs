@@ -97,8 +97,7 @@ impl Pair {
 
     /// As the database of a test, straight to the primary, or to the standby.
     pub fn database(&self, node: &Node) -> Database {
-        let options = node.options();
-        Database { pool: sqlx::PgPool::connect_lazy_with(options.clone()), options }
+        node.options().into()
     }
 }
 

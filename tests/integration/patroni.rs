@@ -360,8 +360,7 @@ async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
         all_told.extend(acknowledged);
     }
     let now = cluster.primary().await;
-    let database =
-        Database { options: Cluster::options(now), pool: sqlx::PgPool::connect_lazy_with(Cluster::options(now)) };
+    let database = Database::from(Cluster::options(now));
     let live = "SELECT count(*) FROM linkis_user_resource_meta_data";
     eventually("what nobody was told of is over in time", LONG + lock_ttl, || async {
         database.count(live).await == 0

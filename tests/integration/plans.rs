@@ -33,7 +33,7 @@ use linkis_rm::{
     },
 };
 
-use sqlx::{ConnectOptions as _, postgres::PgPool};
+use sqlx::ConnectOptions as _;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
@@ -403,7 +403,7 @@ impl Counting {
         let mut admin = postgres.connect_options().connect().await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
         let options = postgres.connect_options().database(name);
-        let database = Database { pool: PgPool::connect_lazy_with(options.clone()), options };
+        let database = Database::from(options);
         sqlx::raw_sql("CREATE EXTENSION pg_stat_statements").execute(&database.pool).await.unwrap();
         database
     }

@@ -81,13 +81,8 @@ async fn what_a_browser_shows_is_what_the_service_says() {
     rm.stop().await;
     let gone = browser.shows("#live", "no connection").await;
     println!("that it is gone is said after {gone:?}");
-    let rm = Instance::start_with_http(
-        database.options.clone(),
-        options(),
-        place.parse::<SocketAddr>().unwrap().into(),
-        http,
-    )
-    .await;
+    let rm = Instance::start_with_http(database.target(), options(), place.parse::<SocketAddr>().unwrap().into(), http)
+        .await;
     let back = browser.shows("#live", "live").await;
     println!("it is live again after {back:?}");
     browser.shows("#tile-waiting b", "0").await;

@@ -167,7 +167,7 @@ async fn an_instance_without_work_is_in_no_transaction() {
 async fn what_a_session_has_not_committed_is_undone_before_the_next() {
     let (database, _rm) = start().await;
     let (a, b) = (BTreeSet::from([LockKey::Em(em("a"))]), BTreeSet::from([LockKey::Em(em("b"))]));
-    let store = Store::open(database.options.clone(), options().history).await.unwrap();
+    let store = Store::open(database.target(), options().history).await.unwrap();
     let (mut session, mut other) = (store.session(), store.session());
     resource_lock::take(session.begin().await.unwrap(), &a).await.unwrap().unwrap();
     let held = resource_lock::take(other.begin().await.unwrap(), &a).await.unwrap_err();

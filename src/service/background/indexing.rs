@@ -11,12 +11,13 @@ use super::{Step, Task, lease::Holder};
 #[derive(Debug)]
 pub struct Indexing {
     holder: Holder,
+    schema: Option<Session>,
 }
 
 impl Indexing {
-    /// Where the lease is held.
-    pub fn new(holder: Holder) -> Self {
-        Self { holder }
+    /// Where the lease is held; by `schema`, if what changes the schema is done elsewhere.
+    pub fn new(holder: Holder, schema: Option<Session>) -> Self {
+        Self { holder, schema }
     }
 }
 
@@ -25,7 +26,17 @@ impl Task for Indexing {
     const PERIOD: Duration = Duration::from_secs(60);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let made = self.holder.holds() && history_part::index_oldest(session.get().await?).await?;
+        if !self.holder.holds() {
+            return Ok(Step::Done);
+        }
+        let schema = self.schema.as_mut().unwrap_or(session);
+        let made = match history_part::index_oldest(schema.get().await?).await {
+            Ok(made) => made,
+            Err(error) => {
+                schema.reset();
+                return Err(error);
+            }
+        };
         Ok(if made { Step::More } else { Step::Done })
     }
 }

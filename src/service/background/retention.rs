@@ -21,12 +21,13 @@ const USAGE_KEPT: Duration = Duration::from_secs(93 * 24 * 3600);
 pub struct Retention {
     history: Duration,
     holder: Holder,
+    schema: Option<Session>,
 }
 
 impl Retention {
-    /// Of a history that reaches back so far.
-    pub fn new(history: Duration, holder: Holder) -> Self {
-        Self { history, holder }
+    /// Of a history that reaches back so far. Its parts are made and dropped by `schema`, if what changes the schema is done elsewhere.
+    pub fn new(history: Duration, holder: Holder, schema: Option<Session>) -> Self {
+        Self { history, holder, schema }
     }
 }
 
@@ -40,8 +41,7 @@ impl Task for Retention {
         }
         let (history, usage_kept) = (self.history, self.history.max(USAGE_KEPT));
         let mut left = Left { more: false, failed: None };
-        left.note(answered(history_part::make(session.get().await?, history)).await.map(|()| false), session)?;
-        left.note(answered(history_part::drop_oldest(session.get().await?, history)).await, session)?;
+        left.parts(history, self.schema.as_mut().unwrap_or(session)).await?;
         left.note(answered(action_record::forget_rest(session.get().await?, history, BITE)).await, session)?;
         left.note(answered(request_id::delete_expired(session.get().await?, history, BITE)).await, session)?;
         left.note(answered(refusal::delete_expired(session.get().await?, history, BITE)).await, session)?;
@@ -60,6 +60,14 @@ struct Left {
 }
 
 impl Left {
+    /// Makes and drops parts of the history.
+    async fn parts(&mut self, history: Duration, session: &mut Session) -> Result<(), StoreError> {
+        let made = answered(history_part::make(session.get().await?, history)).await;
+        self.note(made.map(|()| false), session)?;
+        let dropped = answered(history_part::drop_oldest(session.get().await?, history)).await;
+        self.note(dropped, session)
+    }
+
     /// One kind could not be removed, because somebody holds it: that keeps no other. Without the database, nothing can.
     fn note(&mut self, done: Result<bool, StoreError>, session: &mut Session) -> Result<(), StoreError> {
         match done {

@@ -15,6 +15,8 @@ pub(super) enum State {
     InRecovery,
     /// It is set to take none.
     ReadOnly,
+    /// The cell that is looked for is on another.
+    Elsewhere,
     /// It starts or stops.
     NotYet(Arc<StoreError>),
     /// It does not let anybody in, or does not answer; `is_silent` if it says nothing at all.
@@ -39,6 +41,8 @@ pub enum Missing {
     InRecovery,
     /// Only hosts that are set to take no writes do.
     ReadOnly,
+    /// Only a host does that the cell has left.
+    Elsewhere,
 }
 
 impl fmt::Display for Missing {
@@ -48,6 +52,7 @@ impl fmt::Display for Missing {
             Self::Starting => "the database starts or stops",
             Self::InRecovery => "the database is in recovery, a standby",
             Self::ReadOnly => "the database is set to take no writes",
+            Self::Elsewhere => "the cell is being moved to another worker",
         })
     }
 }
@@ -90,6 +95,8 @@ pub(super) fn missing(states: &[State]) -> Missing {
         Missing::InRecovery
     } else if is_any(|state| matches!(state, State::ReadOnly)) {
         Missing::ReadOnly
+    } else if is_any(|state| matches!(state, State::Elsewhere)) {
+        Missing::Elsewhere
     } else if is_any(|state| matches!(state, State::NotYet(_))) {
         Missing::Starting
     } else {
@@ -112,10 +119,14 @@ impl Known {
         self.found.clone().filter(|_| !self.is_doubted)
     }
 
-    /// Whether all that is to be known of a question is known. Nobody waits for a host that said nothing the last time.
+    /// Whether all that is to be known of a question is known. Nobody waits for a host that said nothing the last time; but where a cell has
+    /// left a host, it is about to be told which has it.
     pub(super) fn is_answered(&self, question: u64) -> bool {
-        let answers =
-            |seen: &Seen| seen.question >= question || matches!(seen.state, State::Away { is_silent: true, .. });
+        let answers = |seen: &Seen| match seen.state {
+            State::Away { is_silent: true, .. } => true,
+            State::Elsewhere => false,
+            _ => seen.question >= question,
+        };
         self.usable().is_some() || self.hosts.iter().all(answers)
     }
 }
@@ -150,6 +161,7 @@ mod tests {
             (vec![away(), State::InRecovery], Missing::InRecovery),
             (vec![not_yet(), State::ReadOnly], Missing::ReadOnly),
             (vec![away(), not_yet()], Missing::Starting),
+            (vec![State::Elsewhere], Missing::Elsewhere),
             (vec![away(), State::Unseen], Missing::Away),
         ] {
             assert_eq!(missing(&states), why, "{states:?}");
@@ -166,6 +178,7 @@ mod tests {
             (vec![seen(State::InRecovery, 7), seen(away(true), 3)], true),
             (vec![seen(State::InRecovery, 7), seen(away(false), 3)], false),
             (vec![seen(State::Unseen, 0)], false),
+            (vec![seen(State::Elsewhere, 7)], false),
         ] {
             let known = Known { hosts, ..Known::of(0) };
             assert_eq!(known.is_answered(7), is_answered, "{known:?}");

@@ -9,17 +9,21 @@ use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptio
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
-    super::session::{self, ALIVE_TIMEOUT, LATE_AFTER},
+    super::{
+        StoreError,
+        citus::{self, Tables},
+        session::{self, ALIVE_TIMEOUT, LATE_AFTER},
+    },
     Shared,
     known::{Seen, State},
 };
 
 /// How often each host is looked at while one takes writes, and while none does.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How much time there is between two looks at a host, however many ask for them.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Looks at every host, each by itself: whom one keeps waiting keeps nobody else. Begins anew when there are other hosts.
 pub(super) async fn look_at_all(shared: Arc<Shared>) {
@@ -43,7 +47,7 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
         let question = *asked.borrow_and_update();
         let hosts = shared.hosts.load_full();
         let Some(options) = hosts.options.get(index) else { return };
-        let looking = look(&mut connection, options, hosts.timeout);
+        let looking = look(&mut connection, options, hosts.timeout, &shared.tables);
         tokio::pin!(looking);
         let state = match timeout(LATE_AFTER, &mut looking).await {
             Ok(state) => state,
@@ -58,28 +62,28 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
         }
         shared.note(index, Seen { state: last.clone(), question });
         tokio::time::sleep(LOOK_PAUSE).await;
-        let is_well = {
-            let known = shared.known.borrow();
-            known.usable().is_some() && !known.is_late
-        };
-        let rest = if is_well { LOOK_INTERVAL } else { SEARCH_INTERVAL };
         // Its other end lives as long as this.
-        let _ = timeout(rest, asked.changed()).await;
+        let _ = timeout(shared.rest(), asked.changed()).await;
     }
 }
 
 /// Looks at a host, on the connection from last time if it still answers. One that fell silent, a new one may replace.
-async fn look(kept: &mut Option<PgConnection>, options: &PgConnectOptions, longest: Duration) -> State {
+async fn look(
+    kept: &mut Option<PgConnection>,
+    options: &PgConnectOptions,
+    longest: Duration,
+    tables: &Tables,
+) -> State {
     if let Some(mut connection) = kept.take()
-        && let Ok(Ok(state)) = timeout(ALIVE_TIMEOUT, ask(&mut connection)).await
+        && let Ok(Ok(state)) = timeout(ALIVE_TIMEOUT, ask(&mut connection, tables)).await
     {
         *kept = Some(connection);
         return state;
     }
     let opened = async {
         let mut connection = options.connect().await?;
-        let state = ask(&mut connection).await?;
-        Ok::<_, sqlx::Error>((connection, state))
+        let state = ask(&mut connection, tables).await?;
+        Ok::<_, StoreError>((connection, state))
     };
     match timeout(longest, opened).await {
         Ok(Ok((connection, state))) => {
@@ -87,8 +91,7 @@ async fn look(kept: &mut Option<PgConnection>, options: &PgConnectOptions, longe
             state
         }
         Ok(Err(error)) => {
-            let is_between = error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("57P03"));
-            let error = Arc::new(error.into());
+            let (is_between, error) = (error.is_starting(), Arc::new(error));
             if is_between { State::NotYet(error) } else { State::Away { error, is_silent: false } }
         }
         Err(_) => State::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true },
@@ -96,19 +99,22 @@ async fn look(kept: &mut Option<PgConnection>, options: &PgConnectOptions, longe
 }
 
 /// Asks a host what it is.
-async fn ask(connection: &mut PgConnection) -> Result<State, sqlx::Error> {
+async fn ask(connection: &mut PgConnection, tables: &Tables) -> Result<State, StoreError> {
     let row = sqlx::query(
         "-- primary::ask
         SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
             CASE WHEN pg_is_in_recovery() THEN 0
                 ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END",
     )
-    .fetch_one(connection)
+    .fetch_one(&mut *connection)
     .await?;
     Ok(match (row.try_get(0)?, row.try_get(1)?) {
         (true, _) => State::InRecovery,
         (false, true) => State::ReadOnly,
-        (false, false) => State::Writable(row.try_get(2)?),
+        (false, false) => match tables {
+            Tables::Local(cell) if !citus::is_here(connection, cell).await? => State::Elsewhere,
+            _ => State::Writable(row.try_get(2)?),
+        },
     })
 }
 

@@ -1,0 +1,187 @@
+//! A cell on Citus: a schema with all tables of the service that the coordinator has put on one worker (`citus_schema_distribute`) and may
+//! move to another (`citus_schema_move`).
+//!
+//! Instances speak to that worker directly, because Citus's own way through the coordinator costs several times as much, and loses
+//! `lock_timeout` and NOTIFY. What changes the schema goes through the coordinator, which tells all workers.
+
+use std::{fmt, sync::Arc};
+
+use sqlx::{AssertSqlSafe, PgConnection, postgres::PgConnectOptions};
+
+use super::{
+    StoreError,
+    primary::Primary,
+    session::{answered, answered_soon},
+    url::Hosts,
+};
+
+/// How long a cell's name may be: with what is put behind it, it is a schema's.
+const NAME_MAX: usize = 48;
+
+/// The cell that an instance serves: the name of its schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cell(Arc<str>);
+
+/// What is no cell's name.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{0:?} names no cell: say a schema, of up to {NAME_MAX} letters a to z, digits and _, that begins with a letter"
+)]
+pub struct CellNameError(String);
+
+impl Cell {
+    /// A cell of that name.
+    ///
+    /// # Errors
+    /// [`CellNameError`].
+    pub fn parse(name: &str) -> Result<Self, CellNameError> {
+        let is_well = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        let begins_well = name.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
+        // It stands in SQL as it is.
+        match begins_well && name.bytes().all(is_well) && name.len() <= NAME_MAX && !name.starts_with("pg_") {
+            true => Ok(Self(name.into())),
+            false => Err(CellNameError(name.to_owned())),
+        }
+    }
+
+    /// `sql` with the cell's name wherever it says `{cell}`.
+    fn sql(&self, sql: &str) -> AssertSqlSafe<String> {
+        AssertSqlSafe(sql.replace("{cell}", &self.0))
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Which tables connections are for.
+#[derive(Debug, Clone)]
+pub(super) enum Tables {
+    /// Those of a database.
+    All,
+    /// Those of a cell, through the coordinator.
+    Distributed(Cell),
+    /// Those of a cell, on the worker that has it.
+    Local(Cell),
+}
+
+impl Tables {
+    /// Adds what lets a connection find them.
+    pub(super) fn seen_by(&self, options: PgConnectOptions) -> PgConnectOptions {
+        match self {
+            Self::All => options,
+            // A bound set for a transaction also holds on the workers; and Citus plans nothing without its parameters.
+            Self::Distributed(cell) => options.options([
+                ("search_path", cell.0.as_ref()),
+                ("citus.propagate_set_commands", "local"),
+                ("plan_cache_mode", "auto"),
+            ]),
+            // Nothing else: without the views, the same names would be Citus's way through the coordinator.
+            Self::Local(cell) => {
+                options.options([("search_path", format!("{cell}_local")), ("linkis_rm.cell", cell.to_string())])
+            }
+        }
+    }
+}
+
+/// Makes the schema of a cell, if there is none.
+///
+/// # Errors
+/// Those of the database.
+pub async fn make_schema(connection: &mut PgConnection, cell: &Cell) -> Result<(), StoreError> {
+    sqlx::raw_sql(cell.sql("CREATE SCHEMA IF NOT EXISTS {cell}")).execute(connection).await?;
+    Ok(())
+}
+
+/// Whether the tables that a connection sees are distributed by Citus, as those of a cell are.
+///
+/// # Errors
+/// Those of the database.
+pub async fn is_distributed(connection: &mut PgConnection) -> Result<bool, StoreError> {
+    let is_citus: bool = sqlx::query_scalar("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL")
+        .fetch_one(&mut *connection)
+        .await?;
+    if !is_citus {
+        return Ok(false);
+    }
+    let is_distributed = sqlx::query_scalar(
+        "-- citus::is_distributed
+        SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_schema WHERE schemaid = current_schema()::regnamespace)",
+    );
+    Ok(is_distributed.fetch_one(connection).await?)
+}
+
+/// Where the coordinator says that a cell is.
+///
+/// # Errors
+/// [`StoreError::NoCell`]; [`StoreError::NoPrimary`] if there is no coordinator; those of the database.
+pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<Hosts, StoreError> {
+    let found = coordinator.found().await?;
+    let owner = sqlx::query_as(
+        "-- citus::owner
+        SELECT n.nodename, n.nodeport FROM pg_catalog.pg_dist_shard s
+            JOIN pg_catalog.pg_dist_placement p USING (shardid) JOIN pg_catalog.pg_dist_node n USING (groupid)
+        WHERE s.logicalrelid = to_regclass($1) AND n.noderole = 'primary' AND n.groupid <> 0",
+    )
+    .bind(format!("{cell}.linkis_resource_lock"));
+    let owner: Option<(String, i32)> =
+        match answered_soon(async { Ok::<_, StoreError>(owner.fetch_optional(&found.pool).await?) }).await {
+            Err(error) if error.is_undefined() => {
+                return Err(StoreError::NoCell {
+                    cell: cell.to_string(),
+                    why: "DATABASE_URL names no coordinator of Citus".into(),
+                });
+            }
+            owner => owner?,
+        };
+    let hosts = coordinator.target().hosts();
+    let (Some((host, port)), Some(options)) = (owner, hosts.options.get(found.index())) else {
+        let why = format!(
+            "its tables are on no worker; type linkis-rm migrate, and have Citus SELECT citus_schema_distribute('{cell}')"
+        );
+        return Err(StoreError::NoCell { cell: cell.to_string(), why });
+    };
+    let port = u16::try_from(port).map_err(|error| StoreError::inconsistent("pg_dist_node", error))?;
+    Ok(Hosts { options: vec![options.clone().host(&host).port(port)], ..(*hosts).clone() })
+}
+
+/// Whether the worker of a connection has a cell; makes it usable there if nobody has yet.
+pub(super) async fn is_here(connection: &mut PgConnection, cell: &Cell) -> Result<bool, StoreError> {
+    let look = sqlx::query_as(
+        "-- citus::is_here
+        SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_shard JOIN pg_catalog.pg_dist_placement USING (shardid)
+                WHERE logicalrelid = to_regclass($1) AND groupid = (SELECT groupid FROM pg_catalog.pg_dist_local_group)),
+            to_regclass($2) IS NOT NULL",
+    )
+    .bind(format!("{cell}.linkis_resource_lock"))
+    .bind(format!("{cell}_local.linkis_resource_lock"));
+    let (is_here, is_usable): (bool, bool) = look.fetch_one(&mut *connection).await?;
+    if is_here && !is_usable {
+        make_usable(connection, cell).await?;
+    }
+    Ok(is_here)
+}
+
+/// Makes all tables that a cell has now usable on the worker of a connection.
+pub(super) async fn make_usable(connection: &mut PgConnection, cell: &Cell) -> Result<(), StoreError> {
+    answered(sqlx::raw_sql(cell.sql(include_str!("citus/views.sql"))).execute(connection)).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_named_as_its_schema_is() {
+        for name in ["a", "cell_1", "main"] {
+            assert_eq!(Cell::parse(name).unwrap().to_string(), name);
+        }
+        let long = "a".repeat(NAME_MAX + 1);
+        for wrong in ["", "1a", "_a", "Cell", "a-b", "a b", "a;b", "é", "pg_x", &long] {
+            assert!(Cell::parse(wrong).unwrap_err().to_string().contains("names no cell"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The second way of finding hosts: those of a cell are not named by a URL, but by Citus's coordinator, which may move it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use super::{
+    super::{
+        citus::{self, Cell},
+        target::place,
+    },
+    Primary, Shared,
+    look::{LOOK_INTERVAL, LOOK_PAUSE, SEARCH_INTERVAL},
+};
+
+/// Asks the coordinator where a cell is, as often as hosts are looked at. While it does not answer, the cell is where it was.
+pub(super) async fn follow(shared: Arc<Shared>, coordinator: Primary, cell: Cell) {
+    let (mut asked, mut is_told) = (shared.asked.subscribe(), false);
+    let mut from = None;
+    loop {
+        let _ = asked.borrow_and_update();
+        // Whatever was said of the URL since, a password, too.
+        let url = coordinator.target().hosts();
+        match citus::owner(&coordinator, &cell).await {
+            Ok(hosts) => {
+                let owner = hosts.options.first().map(place);
+                let is_same = matches!(&from, Some((place, before)) if *place == owner && Arc::ptr_eq(before, &url));
+                if !is_same {
+                    from = Some((owner, url));
+                    shared.show(hosts);
+                }
+                is_told = false;
+            }
+            Err(error) if !is_told => {
+                is_told = true;
+                tracing::warn!(%cell, error = &error as &dyn std::error::Error, "the coordinator does not say where the cell is");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+        let _ = timeout(shared.rest(), asked.changed()).await;
+    }
+}
+
+impl Shared {
+    /// How long to rest before the next look.
+    pub(super) fn rest(&self) -> Duration {
+        let known = self.known.borrow();
+        let is_well = known.usable().is_some() && !known.is_late;
+        if is_well { LOOK_INTERVAL } else { SEARCH_INTERVAL }
+    }
+}
