@@ -254,7 +254,8 @@ fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
     let error = Error::from(error);
     let is_heard = part.operations.iter().any(|pending| !pending.reply.is_closed());
     // Who hears of a defect logs it, and knows what it was for; that no host takes writes is told once for all.
-    if !(is_heard && error.is_defect()) && !error.is_told() {
+    let is_told = error.is_told() || is_heard && error.is_defect();
+    if !is_told {
         tracing::error!(
             error = &error as &dyn std::error::Error,
             operations = part.operations.len(),
