@@ -336,15 +336,18 @@ impl Session {
     async fn connection(&mut self) -> Result<&mut PgConnection, StoreError> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => {
-                self.transaction = Transaction::None;
-                let _turn = if self.is_called { None } else { self.primary.turn().await };
-                let (connection, generation) = self.primary.connect_with(|options| options).await?;
-                self.generation = generation;
-                connection
-            }
+            // Apart: everything that is done on a session would take the room of opening it.
+            None => Box::pin(self.open()).await?,
         };
         Ok(self.connection.insert(connection))
+    }
+
+    async fn open(&mut self) -> Result<PgConnection, StoreError> {
+        self.transaction = Transaction::None;
+        let _turn = if self.is_called { None } else { self.primary.turn().await };
+        let (connection, generation) = self.primary.connect_with(|options| options).await?;
+        self.generation = generation;
+        Ok(connection)
     }
 
     /// Whether there is a connection that was used before, and so may have broken since.
