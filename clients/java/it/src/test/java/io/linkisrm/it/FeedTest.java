@@ -1,7 +1,9 @@
 package io.linkisrm.it;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.linkisrm.client.LinkisRmClient;
 import io.linkisrm.client.Messages;
@@ -44,15 +46,11 @@ class FeedTest {
                 manager.register(QUIET, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
                 manager.register(BUSY, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
                 engine(manager, QUIET, "feedalice", "feed1:41001");
-                String last = engine(manager, BUSY, "feedbob", "feed2:41001");
-                eventually("the last is told", () -> feed.next(SOON).getActionsList().stream()
-                        .anyMatch(line -> line.getTicketId().equals(last) && line.getAction().equals("inited")));
-                forced = last;
-                eventually("all that was told is in the tables", this::isBehindAll);
+                forced = engine(manager, BUSY, "feedbob", "feed2:41001");
+                shownUpTo(feed, forced, "inited");
             }
             // While nobody listens, one engine loses its ticket, and somebody writes nonsense into the row of the other host.
-            client.call(AdminServiceGrpc.getForceReleaseMethod(),
-                    ForceReleaseRequest.newBuilder().setTicketId(forced).setReason("a test").build());
+            force(forced);
             assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources r JOIN linkis_cg_manager_label_resource lr ON lr.resource_id = r.id"
                     + " JOIN linkis_cg_manager_label l ON l.id = lr.label_id SET r.used_resource ="
                     + " REPLACE(r.used_resource, '\"cores\":1', '\"cores\":7') WHERE l.label_key = 'emInstance' AND l.label_value LIKE '%" + QUIET
@@ -63,7 +61,7 @@ class FeedTest {
             try (Manager manager = new Manager(database.source("feed"), address)) {
                 eventually("what happened meanwhile is heard of", () -> without(Books.byTables(source), QUIET)
                         .equals(without(Books.byTickets(client, "feed"), QUIET)));
-                eventually("all that was told is in the tables", this::isBehindAll);
+                shownUpTo(feed, forced, "forced");
                 assertEquals(nonsense, Books.byTables(source).get("host " + QUIET), "it went on, and looked at nothing else");
             }
 
@@ -71,24 +69,62 @@ class FeedTest {
             execute("UPDATE linkis_rm_position SET position = '00000000-1'");
             try (Manager manager = new Manager(database.source("feed"), address)) {
                 eventually("everything is looked at", () -> Books.byTables(source).equals(Books.byTickets(client, "feed")));
-                eventually("all that was told is in the tables", this::isBehindAll);
+                eventually("a position is kept again", () -> number(kept()) > 1);
             }
         }
     }
 
-    /** Whether nothing is told behind the position that is kept. */
-    private boolean isBehindAll() throws Exception {
-        String position;
+    @Test
+    void an_engine_whose_row_makes_no_sense_keeps_nobody_from_hearing_of_the_others() throws Exception {
+        MariaDb database = MariaDb.get();
+        database.create("nonsense");
+        source = database.source("nonsense");
+        Configuration.set();
+        try (LinkisRmClient asking = Server.shared().client(); Messages<FollowActionsResponse> feed = follow(asking, "");
+                Manager manager = new Manager(database.source("nonsense"), Server.shared().address())) {
+            client = asking;
+            feed.next(SOON);
+            manager.register("nonsense1:9102", LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+            String broken = engine(manager, "nonsense1:9102", "feedalice", "nonsense1:41001");
+            String other = engine(manager, "nonsense1:9102", "feedbob", "nonsense1:41002");
+            assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources SET resourceType = 'Nonsense' WHERE ticketId = '" + broken + "'"));
+            force(broken);
+            force(other);
+            shownUpTo(feed, other, "forced");
+            try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
+                    ResultSet rows = statement.executeQuery("SELECT ticketId FROM linkis_cg_manager_linkis_resources WHERE ticketId IS NOT NULL")) {
+                assertTrue(rows.next());
+                assertEquals(broken, rows.getString(1));
+                assertFalse(rows.next(), "that of the other is gone");
+            }
+        }
+    }
+
+    /** Waits until this was told, and a position is kept before which it is. */
+    private void shownUpTo(Messages<FollowActionsResponse> feed, String ticket, String action) throws Exception {
+        FollowActionsResponse[] told = new FollowActionsResponse[1];
+        eventually(action + " is told", () -> {
+            told[0] = feed.next(SOON);
+            return told[0].getActionsList().stream().anyMatch(line -> line.getTicketId().equals(ticket) && line.getAction().equals(action));
+        });
+        eventually("all that was told is in the tables", () -> number(kept()) >= number(told[0].getPosition()));
+    }
+
+    /** The position that is kept; empty if none is. */
+    private String kept() throws Exception {
         try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
                 ResultSet row = statement.executeQuery("SELECT position FROM linkis_rm_position")) {
-            if (!row.next()) {
-                return false;
-            }
-            position = row.getString(1);
+            return row.next() ? row.getString(1) : "";
         }
-        try (Messages<FollowActionsResponse> feed = follow(client, position)) {
-            return feed.next(SOON).getActionsCount() == 0;
-        }
+    }
+
+    /** How far a position is in its history. */
+    private static long number(String position) {
+        return position.isEmpty() ? -1 : Long.parseLong(position.substring(position.lastIndexOf('-') + 1));
+    }
+
+    private void force(String ticket) {
+        client.call(AdminServiceGrpc.getForceReleaseMethod(), ForceReleaseRequest.newBuilder().setTicketId(ticket).setReason("a test").build());
     }
 
     private static Messages<FollowActionsResponse> follow(LinkisRmClient client, String position) {

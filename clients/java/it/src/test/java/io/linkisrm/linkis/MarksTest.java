@@ -57,6 +57,27 @@ class MarksTest {
     }
 
     @Test
+    void whatever_goes_wrong_with_some_rows_the_others_are_written() throws Exception {
+        Set<Object> broken = ConcurrentHashMap.newKeySet();
+        Set<Object> written = ConcurrentHashMap.newKeySet();
+        Mirror mirror = new Mirror(row -> {
+            if (broken.remove(row)) {
+                throw new NoClassDefFoundError("an error, and no exception");
+            }
+            written.add(row);
+        });
+        List<Integer> rows = List.of(1, 2, 3, 4, 5, 6, 7, 8);
+        broken.addAll(rows);
+        mirror.start();
+        try {
+            mirror.changed(rows);
+            eventually(() -> written.containsAll(rows));
+        } finally {
+            mirror.stop();
+        }
+    }
+
+    @Test
     void what_a_manager_did_itself_is_passed_over_once() {
         Own own = new Own();
         Action granted = Action.newBuilder().setTicketId("t").setAction("granted").build();
