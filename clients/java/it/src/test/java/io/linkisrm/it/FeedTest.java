@@ -1,9 +1,7 @@
 package io.linkisrm.it;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.linkisrm.client.LinkisRmClient;
 import io.linkisrm.client.Messages;
@@ -11,6 +9,8 @@ import java.sql.Connection;
 import java.sql.ResultSet;
 import java.sql.Statement;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import javax.sql.DataSource;
@@ -21,6 +21,7 @@ import linkis.rm.v1.ForceReleaseRequest;
 import linkis.rm.v1.UsageServiceGrpc;
 import org.apache.linkis.manager.common.entity.resource.ResourceType;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
 /** Managers come and go, and what happens meanwhile is in the tables afterwards. */
 class FeedTest {
@@ -91,11 +92,36 @@ class FeedTest {
             force(broken);
             force(other);
             shownUpTo(feed, other, "forced");
-            try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
-                    ResultSet rows = statement.executeQuery("SELECT ticketId FROM linkis_cg_manager_linkis_resources WHERE ticketId IS NOT NULL")) {
-                assertTrue(rows.next());
-                assertEquals(broken, rows.getString(1));
-                assertFalse(rows.next(), "that of the other is gone");
+            assertEquals(List.of(broken), engines());
+        }
+    }
+
+    @Test
+    @EnabledIfEnvironmentVariable(named = "LINKIS_IT", matches = "full")
+    void an_engine_whose_row_makes_no_sense_keeps_others_that_were_missed_from_nothing() throws Exception {
+        MariaDb database = MariaDb.get();
+        database.create("missed");
+        source = database.source("missed");
+        Configuration.set();
+        List<String> tickets = new ArrayList<>();
+        try (LinkisRmClient asking = Server.shared().client()) {
+            client = asking;
+            try (Manager manager = new Manager(database.source("missed"), Server.shared().address())) {
+                manager.register("missed1:9102", LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+                for (int i = 0; i < 6; i++) {
+                    tickets.add(engine(manager, "missed1:9102", "feedalice", "missed1:4100" + i));
+                }
+            }
+            String broken = tickets.get(2);
+            assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources SET resourceType = 'Nonsense' WHERE ticketId = '" + broken + "'"));
+            tickets.forEach(this::force);
+            // Nobody hears of them any more.
+            execute("DELETE FROM linkis_rm_position");
+            try (Manager manager = new Manager(database.source("missed"), Server.shared().address())) {
+                for (int tries = 0; tries < 900 && engines().size() > 1; tries++) {
+                    Thread.sleep(100);
+                }
+                assertEquals(List.of(broken), engines());
             }
         }
     }
@@ -115,6 +141,18 @@ class FeedTest {
         try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
                 ResultSet row = statement.executeQuery("SELECT position FROM linkis_rm_position")) {
             return row.next() ? row.getString(1) : "";
+        }
+    }
+
+    /** The tickets that have the row of an engine. */
+    private List<String> engines() throws Exception {
+        try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
+                ResultSet rows = statement.executeQuery("SELECT ticketId FROM linkis_cg_manager_linkis_resources WHERE ticketId IS NOT NULL")) {
+            List<String> tickets = new ArrayList<>();
+            while (rows.next()) {
+                tickets.add(rows.getString(1));
+            }
+            return tickets;
         }
     }
 

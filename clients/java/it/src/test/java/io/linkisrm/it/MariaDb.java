@@ -101,6 +101,8 @@ public final class MariaDb {
         source.setUsername("root");
         source.setPassword("");
         source.setMaxActive(60);
+        // As Linkis has it: without, who asks a pool that is being closed may wait for ever.
+        source.setMaxWait(6000);
         source.setTestWhileIdle(false);
         return source;
     }
