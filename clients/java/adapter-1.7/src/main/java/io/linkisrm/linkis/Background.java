@@ -52,7 +52,8 @@ final class Background {
         threads.scheduleWithFixedDelay(() -> {
             try {
                 task.run();
-            } catch (Exception e) {
+            } catch (Throwable e) {
+                // Whatever it is: what is thrown on from here would be the last of it.
                 LOG.warn("linkis-rm: {} is tried again: {}", task.name(), e.toString());
             }
         }, 0, millis, TimeUnit.MILLISECONDS);

@@ -3,7 +3,6 @@ package io.linkisrm.linkis;
 import io.grpc.Status;
 import io.linkisrm.client.Messages;
 import io.linkisrm.client.ServiceException;
-import java.sql.SQLException;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.Collections;
@@ -117,11 +116,13 @@ final class Feed implements Background.Task {
         mirror.changed(rows);
     }
 
-    /** Of what cannot be written now, the row stays, which Sweep finds: nothing else waits for it. */
+    /** Of what cannot be written now, or makes no sense to Linkis, the row stays, which Sweep finds: nothing else waits for it. */
     private void ended(Action line) throws Exception {
         try {
             engines.ended(line.getTicketId(), line.getAction());
-        } catch (SQLException e) {
+        } catch (InterruptedException e) {
+            throw e;
+        } catch (Exception e) {
             LOG.warn("linkis-rm: the rows of {} stay for now: {}", line.getTicketId(), e.toString());
         }
     }

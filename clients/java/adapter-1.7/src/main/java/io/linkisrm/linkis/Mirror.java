@@ -186,7 +186,8 @@ final class Mirror {
         try {
             writer.write(row);
             return true;
-        } catch (Exception e) {
+        } catch (Throwable e) {
+            // Whatever it is: the worker has other rows to write.
             LOG.warn("linkis-rm: the row of {} cannot be written now, and is tried again: {}", row, e.toString());
             return false;
         }

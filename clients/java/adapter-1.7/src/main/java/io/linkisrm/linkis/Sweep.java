@@ -1,6 +1,6 @@
 package io.linkisrm.linkis;
 
-import java.sql.SQLException;
+import io.linkisrm.client.ServiceException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -69,7 +69,10 @@ final class Sweep implements Background.Task {
             if (suspects.contains(one.getKey())) {
                 try {
                     repair(one.getKey(), one.getValue());
-                } catch (SQLException e) {
+                } catch (ServiceException | InterruptedException e) {
+                    throw e;
+                } catch (Exception e) {
+                    // Whatever is wrong with one, the others do not wait for it.
                     LOG.warn("linkis-rm: the rows of {} stay for now: {}", one.getKey(), e.toString());
                 }
             }

@@ -4,6 +4,7 @@ import java.sql.Connection;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
+import java.sql.Statement;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
@@ -19,6 +20,8 @@ final class Tables {
     /** How many are asked for at once. */
     static final int CHUNK = 500;
     private static final int TURN_SECONDS = 10;
+    /** Longer than any turn takes. */
+    private static final int SILENT_SECONDS = 60;
 
     private final DataSource database;
 
@@ -60,17 +63,19 @@ final class Tables {
 
     /**
      * Does something while nobody else does, in whatever manager, that names the same. The turn is the database's, and ends with the
-     * connection, whoever dies.
+     * connection, whoever dies: also with a host of which nothing is heard any more, after a minute.
      *
-     * @throws SQLException if the turn does not come
+     * @throws SQLException if the turn does not come, or was over before the work was
      */
     <T> T inTurn(String name, Callable<T> work) throws Exception {
         // At most 64 characters are allowed.
         String lock = "linkis-rm:" + Integer.toHexString(name.hashCode()) + ":" + (name.length() > 40 ? name.substring(name.length() - 40) : name);
         boolean interrupted = false;
-        Connection connection = database.getConnection();
-        try {
+        try (Connection connection = database.getConnection()) {
+            long silent = number(connection, "SELECT @@SESSION.wait_timeout");
             try {
+                // Nobody tells a database that a host has lost its power: it would keep the turn for the hours that it waits for a word.
+                silentFor(connection, Math.min(SILENT_SECONDS, silent));
                 if (number(connection, "SELECT GET_LOCK(?, " + TURN_SECONDS + ")", lock) != 1) {
                     throw new SQLException("another manager is busy with " + name + " for more than " + TURN_SECONDS + " s");
                 }
@@ -78,13 +83,33 @@ final class Tables {
             } finally {
                 // Also if the turn came and that was not understood; and a thread that is interrupted gives it back like any other.
                 interrupted = Thread.interrupted();
-                number(connection, "SELECT RELEASE_LOCK(?)", lock);
+                giveBack(connection, lock, silent);
             }
         } finally {
-            connection.close();
             if (interrupted) {
                 Thread.currentThread().interrupt();
             }
+        }
+    }
+
+    private static void giveBack(Connection connection, String lock, long silent) throws SQLException {
+        boolean given = false;
+        try {
+            number(connection, "SELECT RELEASE_LOCK(?)", lock);
+            silentFor(connection, silent);
+            given = true;
+        } finally {
+            if (!given) {
+                // The pool would keep the connection, and with it the turn.
+                connection.abort(Runnable::run);
+            }
+        }
+    }
+
+    /** For how many seconds the database waits for a word on a connection before it ends it. */
+    private static void silentFor(Connection connection, long seconds) throws SQLException {
+        try (Statement statement = connection.createStatement()) {
+            statement.execute("SET SESSION wait_timeout = " + seconds);
         }
     }
 
@@ -171,9 +196,11 @@ final class Tables {
         }
     }
 
-    private static long number(Connection connection, String sql, String value) throws SQLException {
+    private static long number(Connection connection, String sql, String... values) throws SQLException {
         try (PreparedStatement statement = connection.prepareStatement(sql)) {
-            statement.setString(1, value);
+            for (int i = 0; i < values.length; i++) {
+                statement.setString(i + 1, values[i]);
+            }
             try (ResultSet row = statement.executeQuery()) {
                 return row.next() ? row.getLong(1) : 0;
             }

@@ -9,6 +9,8 @@ import java.sql.Connection;
 import java.sql.ResultSet;
 import java.sql.Statement;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import javax.sql.DataSource;
@@ -19,6 +21,7 @@ import linkis.rm.v1.ForceReleaseRequest;
 import linkis.rm.v1.UsageServiceGrpc;
 import org.apache.linkis.manager.common.entity.resource.ResourceType;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
 /** Managers come and go, and what happens meanwhile is in the tables afterwards. */
 class FeedTest {
@@ -44,15 +47,11 @@ class FeedTest {
                 manager.register(QUIET, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
                 manager.register(BUSY, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
                 engine(manager, QUIET, "feedalice", "feed1:41001");
-                String last = engine(manager, BUSY, "feedbob", "feed2:41001");
-                eventually("the last is told", () -> feed.next(SOON).getActionsList().stream()
-                        .anyMatch(line -> line.getTicketId().equals(last) && line.getAction().equals("inited")));
-                forced = last;
-                eventually("all that was told is in the tables", this::isBehindAll);
+                forced = engine(manager, BUSY, "feedbob", "feed2:41001");
+                shownUpTo(feed, forced, "inited");
             }
             // While nobody listens, one engine loses its ticket, and somebody writes nonsense into the row of the other host.
-            client.call(AdminServiceGrpc.getForceReleaseMethod(),
-                    ForceReleaseRequest.newBuilder().setTicketId(forced).setReason("a test").build());
+            force(forced);
             assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources r JOIN linkis_cg_manager_label_resource lr ON lr.resource_id = r.id"
                     + " JOIN linkis_cg_manager_label l ON l.id = lr.label_id SET r.used_resource ="
                     + " REPLACE(r.used_resource, '\"cores\":1', '\"cores\":7') WHERE l.label_key = 'emInstance' AND l.label_value LIKE '%" + QUIET
@@ -63,7 +62,7 @@ class FeedTest {
             try (Manager manager = new Manager(database.source("feed"), address)) {
                 eventually("what happened meanwhile is heard of", () -> without(Books.byTables(source), QUIET)
                         .equals(without(Books.byTickets(client, "feed"), QUIET)));
-                eventually("all that was told is in the tables", this::isBehindAll);
+                shownUpTo(feed, forced, "forced");
                 assertEquals(nonsense, Books.byTables(source).get("host " + QUIET), "it went on, and looked at nothing else");
             }
 
@@ -71,24 +70,99 @@ class FeedTest {
             execute("UPDATE linkis_rm_position SET position = '00000000-1'");
             try (Manager manager = new Manager(database.source("feed"), address)) {
                 eventually("everything is looked at", () -> Books.byTables(source).equals(Books.byTickets(client, "feed")));
-                eventually("all that was told is in the tables", this::isBehindAll);
+                eventually("a position is kept again", () -> number(kept()) > 1);
             }
         }
     }
 
-    /** Whether nothing is told behind the position that is kept. */
-    private boolean isBehindAll() throws Exception {
-        String position;
+    @Test
+    void an_engine_whose_row_makes_no_sense_keeps_nobody_from_hearing_of_the_others() throws Exception {
+        MariaDb database = MariaDb.get();
+        database.create("nonsense");
+        source = database.source("nonsense");
+        Configuration.set();
+        try (LinkisRmClient asking = Server.shared().client(); Messages<FollowActionsResponse> feed = follow(asking, "");
+                Manager manager = new Manager(database.source("nonsense"), Server.shared().address())) {
+            client = asking;
+            feed.next(SOON);
+            manager.register("nonsense1:9102", LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+            String broken = engine(manager, "nonsense1:9102", "feedalice", "nonsense1:41001");
+            String other = engine(manager, "nonsense1:9102", "feedbob", "nonsense1:41002");
+            assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources SET resourceType = 'Nonsense' WHERE ticketId = '" + broken + "'"));
+            force(broken);
+            force(other);
+            shownUpTo(feed, other, "forced");
+            assertEquals(List.of(broken), engines());
+        }
+    }
+
+    @Test
+    @EnabledIfEnvironmentVariable(named = "LINKIS_IT", matches = "full")
+    void an_engine_whose_row_makes_no_sense_keeps_others_that_were_missed_from_nothing() throws Exception {
+        MariaDb database = MariaDb.get();
+        database.create("missed");
+        source = database.source("missed");
+        Configuration.set();
+        List<String> tickets = new ArrayList<>();
+        try (LinkisRmClient asking = Server.shared().client()) {
+            client = asking;
+            try (Manager manager = new Manager(database.source("missed"), Server.shared().address())) {
+                manager.register("missed1:9102", LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+                for (int i = 0; i < 6; i++) {
+                    tickets.add(engine(manager, "missed1:9102", "feedalice", "missed1:4100" + i));
+                }
+            }
+            String broken = tickets.get(2);
+            assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources SET resourceType = 'Nonsense' WHERE ticketId = '" + broken + "'"));
+            tickets.forEach(this::force);
+            // Nobody hears of them any more.
+            execute("DELETE FROM linkis_rm_position");
+            try (Manager manager = new Manager(database.source("missed"), Server.shared().address())) {
+                for (int tries = 0; tries < 900 && engines().size() > 1; tries++) {
+                    Thread.sleep(100);
+                }
+                assertEquals(List.of(broken), engines());
+            }
+        }
+    }
+
+    /** Waits until this was told, and a position is kept before which it is. */
+    private void shownUpTo(Messages<FollowActionsResponse> feed, String ticket, String action) throws Exception {
+        FollowActionsResponse[] told = new FollowActionsResponse[1];
+        eventually(action + " is told", () -> {
+            told[0] = feed.next(SOON);
+            return told[0].getActionsList().stream().anyMatch(line -> line.getTicketId().equals(ticket) && line.getAction().equals(action));
+        });
+        eventually("all that was told is in the tables", () -> number(kept()) >= number(told[0].getPosition()));
+    }
+
+    /** The position that is kept; empty if none is. */
+    private String kept() throws Exception {
         try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
                 ResultSet row = statement.executeQuery("SELECT position FROM linkis_rm_position")) {
-            if (!row.next()) {
-                return false;
+            return row.next() ? row.getString(1) : "";
+        }
+    }
+
+    /** The tickets that have the row of an engine. */
+    private List<String> engines() throws Exception {
+        try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
+                ResultSet rows = statement.executeQuery("SELECT ticketId FROM linkis_cg_manager_linkis_resources WHERE ticketId IS NOT NULL")) {
+            List<String> tickets = new ArrayList<>();
+            while (rows.next()) {
+                tickets.add(rows.getString(1));
             }
-            position = row.getString(1);
+            return tickets;
         }
-        try (Messages<FollowActionsResponse> feed = follow(client, position)) {
-            return feed.next(SOON).getActionsCount() == 0;
-        }
+    }
+
+    /** How far a position is in its history. */
+    private static long number(String position) {
+        return position.isEmpty() ? -1 : Long.parseLong(position.substring(position.lastIndexOf('-') + 1));
+    }
+
+    private void force(String ticket) {
+        client.call(AdminServiceGrpc.getForceReleaseMethod(), ForceReleaseRequest.newBuilder().setTicketId(ticket).setReason("a test").build());
     }
 
     private static Messages<FollowActionsResponse> follow(LinkisRmClient client, String position) {

@@ -20,7 +20,7 @@ import java.util.zip.GZIPInputStream;
 import javax.sql.DataSource;
 
 /** A MariaDB of the tests' own, one for all of them, with Linkis's schema in as many databases as are wanted. */
-final class MariaDb {
+public final class MariaDb {
     private static final int READY_SECONDS = 60;
     private static final Pattern ITS_OWN = Pattern.compile("CREATE TABLE[^(]*(linkis_cg_|linkis_ps_common_lock)", Pattern.CASE_INSENSITIVE);
 
@@ -37,7 +37,7 @@ final class MariaDb {
     }
 
     /** The one that runs: started when it is first asked for, by the program that MARIADBD names, and ended with the tests. */
-    static synchronized MariaDb get() throws Exception {
+    public static synchronized MariaDb get() throws Exception {
         if (running == null) {
             running = start();
             Runtime.getRuntime().addShutdownHook(new Thread(running::end));
@@ -77,7 +77,7 @@ final class MariaDb {
     }
 
     /** A database with those of Linkis's tables that its manager uses, and nothing in them. */
-    void create(String name) throws Exception {
+    public void create(String name) throws Exception {
         String schema = schema(new File(Environment.needed("LINKIS_DDL")));
         try (Connection connection = DriverManager.getConnection(url(""), "root", ""); Statement statement = connection.createStatement()) {
             statement.execute("CREATE DATABASE " + name);
@@ -95,12 +95,14 @@ final class MariaDb {
         return "jdbc:mariadb://127.0.0.1:" + port + "/" + name;
     }
 
-    DataSource source(String name) {
+    public DataSource source(String name) {
         DruidDataSource source = new DruidDataSource();
         source.setUrl(url(name));
         source.setUsername("root");
         source.setPassword("");
         source.setMaxActive(60);
+        // As Linkis has it: without, who asks a pool that is being closed may wait for ever.
+        source.setMaxWait(6000);
         source.setTestWhileIdle(false);
         return source;
     }

@@ -15,7 +15,7 @@ import org.junit.jupiter.api.Test;
 class MarksTest {
     @Test
     void a_mark_is_shown_when_all_rows_that_were_marked_up_to_it_are() throws Exception {
-        Semaphore writes = new Semaphore(0);
+        Semaphore writes = new Semaphore(0, true);
         Set<Object> written = ConcurrentHashMap.newKeySet();
         Set<Object> failing = ConcurrentHashMap.newKeySet();
         Mirror mirror = new Mirror(row -> {
@@ -32,11 +32,14 @@ class MarksTest {
             mirror.changed(List.of("one", "other"));
             long both = mirror.lastMark();
             assertFalse(mirror.hasShown(both));
+            // One each: a row that fails is taken up again at once.
+            eventually(() -> writes.getQueueLength() == 2);
             writes.release(2);
             eventually(() -> written.contains("other"));
             assertFalse(mirror.hasShown(both), "one of them cannot be written");
 
             mirror.changed(List.of("other"));
+            eventually(() -> writes.getQueueLength() == 2);
             failing.clear();
             writes.release(2);
             eventually(() -> mirror.hasShown(mirror.lastMark()));
@@ -51,6 +54,27 @@ class MarksTest {
             assertFalse(mirror.hasShown(mirror.lastMark()));
             writes.release(1);
             eventually(() -> mirror.hasShown(mirror.lastMark()));
+        } finally {
+            mirror.stop();
+        }
+    }
+
+    @Test
+    void whatever_goes_wrong_with_some_rows_the_others_are_written() throws Exception {
+        Set<Object> broken = ConcurrentHashMap.newKeySet();
+        Set<Object> written = ConcurrentHashMap.newKeySet();
+        Mirror mirror = new Mirror(row -> {
+            if (broken.remove(row)) {
+                throw new NoClassDefFoundError("an error, and no exception");
+            }
+            written.add(row);
+        });
+        List<Integer> rows = List.of(1, 2, 3, 4, 5, 6, 7, 8);
+        broken.addAll(rows);
+        mirror.start();
+        try {
+            mirror.changed(rows);
+            eventually(() -> written.containsAll(rows));
         } finally {
             mirror.stop();
         }
