@@ -1,5 +1,9 @@
 //! Puts an instance together, serves it, and takes it down in order.
 
+mod assembly;
+mod connections;
+mod health;
+
 use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::{
@@ -92,24 +96,17 @@ use crate::{
     },
 };
 
-/// How often a connection without traffic is asked for a sign of life, and how long it may take.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How often an instance tells how its connections to the database stand.
-const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The service that health tells to be there as long as the process is, whatever else is not.
-const LIVENESS: &str = "liveness";
+use self::{
+    assembly::assemble,
+    connections::{accepted, serve_calls},
+    health::{Health, LIVENESS, watch_health},
+};
 
 /// How long a server that stops lets those linger who have no call under way: long enough for them to hear that it stops.
 const LINGER: Duration = Duration::from_millis(250);
 
 /// How long those may take to end who were told that an instance waits for its database, once it does no more.
 const WAITED_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How many accepted connections wait to be served.
-const ACCEPTED_MAX: usize = 16;
 
 /// What a server has to know.
 #[derive(Debug, Clone)]
@@ -508,252 +505,5 @@ fn announced(address: &Listen) -> String {
     match address {
         Listen::Tcp(addresses) => addresses.first().map(told_address).unwrap_or_default(),
         Listen::Unix(_) => address.to_string(),
-    }
-}
-
-/// What people are shown of the whole cluster, and what keeps it: the list of the fullest scopes, and the signs of life of instances.
-fn overviews(
-    store: &Store,
-    metrics: &Metrics,
-    tasks: &Tasks,
-    driver: &Driver,
-    (silent_after, announcing): (Duration, Announcing),
-) -> (Overviews, FullestScopes) {
-    let fullest = FullestScopes::default();
-    driver.start(ListFullest::new(fullest.clone()), Arc::default());
-    driver.start(announcing, Arc::default());
-    (Overviews::new(store.clone(), silent_after, fullest.clone(), metrics.clone(), tasks), fullest)
-}
-
-/// The services of an instance and its background tasks, and what people are shown of the whole cluster.
-fn assemble(
-    instance_id: Uuid,
-    store: &Store,
-    options: &Options,
-    tokens: &Tokens,
-    metrics: &Metrics,
-    tasks: &Tasks,
-    (stopping, address): (&CancellationToken, String),
-) -> Result<(Routes<Received>, Overviews), ServerError> {
-    let seen = StateCache::new(metrics.clone());
-    let (expiring_soon, expiring) = expiry::channel();
-    let (line, leaving) =
-        WaitingLine::new(store.clone(), instance_id, options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
-    let after_commit = AfterCommit {
-        seen: seen.clone(),
-        expiring_soon: expiring_soon.clone(),
-        abandoned: line.leaving(),
-        line: line.clone(),
-    };
-    let info = ServerInfo {
-        instance_id,
-        times: options.times,
-        patience: options.patience,
-        history: options.history,
-        tls: options.security.tls.is_some(),
-    };
-    let committer = Committer::start(store.clone(), options.committers, after_commit, metrics.clone(), tasks);
-    let committer = committer.map_err(ServerError::Thread)?;
-    let admission = Admission::start(store, seen.clone(), options.patience.silent_after, tasks);
-    let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
-    let turned_down = expiry::TurnedDown::default();
-    tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
-    let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
-    let (holder, wake) = (Holder::default(), Arc::default);
-    driver.start(ReadTokens::new(tokens.clone()), wake());
-    driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
-    driver.start(Silence::new(committer.clone(), options.patience, holder.clone()), wake());
-    let refusals = Refusals::new(metrics.clone());
-    driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
-    driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
-    let watch = |watching: Watching| tasks.spawn(watching.run(stopping.clone()));
-    let standby = Standby::start(options.standby.clone(), store, instance_id, metrics, watch);
-    let audit = AuditService::new(store.clone(), standby.clone());
-    let silent_after = options.patience.silent_after;
-    driver.start(CountLabelSets::new(committer.clone(), holder.clone(), metrics.jobs("label_sets")), counting.clone());
-
-    tasks.spawn(waiting::run(line.clone(), leaving));
-    tasks.spawn(waiting::live(line.clone()));
-    tasks.spawn(waiting::listen(line.clone(), admission.clone()));
-
-    let request_resource =
-        RequestResourceService::new(admission, committer.clone(), line.clone(), refusals, metrics.clone());
-    let announcing = Announcing::new(info.instance_id, address, metrics.clone(), driver.running());
-    let (overviews, fullest) = overviews(store, metrics, tasks, &driver, (silent_after, announcing));
-    keep_house(&driver, &holder, store, options, audit.clone(), fullest.clone(), metrics);
-    let heartbeat = HeartbeatService::start(store, seen, committer.clone(), options.patience, tasks);
-    let tickets = TicketLookup::start(store, tasks);
-    let admin = Admin::new(
-        audit,
-        committer.clone(),
-        tickets.clone(),
-        HoldService::new(store.clone()),
-        options.times.request_timeout,
-    );
-    let manager = ResourceManager::new(committer, request_resource, heartbeat, tickets, em_goes, options.times);
-    let limits = LimitService::new(store.clone(), counting);
-    let usage = Usage::new(store.clone(), standby, silent_after);
-    let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
-    tasks.spawn(follow.clone().read_on(stopping.clone()));
-    let usage = transport::usage::Usage::new(usage, limits.clone(), overviews.clone(), fullest, follow, info);
-    let external = Http::new(options.external_hosts.clone());
-    let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
-    tasks.spawn(refresh(external.clone(), line, tasks.clone(), stopping.clone()));
-    let external = ExternalResource::new(external, options.times.request_timeout);
-    let limits = transport::limit::Limit::new(limits, options.times.request_timeout);
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            // So that grpcurl can show the details of errors.
-            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
-    };
-    let routes = Routes::default()
-        .and(Limited::new(manager))
-        .and(compressible!(LimitServiceServer::new(limits)).max_decoding_message_size(LIMITS_BYTES_MAX))
-        .and(compressible!(UsageServiceServer::new(usage)).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .and(compressible!(ExternalResourceServiceServer::new(external)).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .and(compressible!(AdminServiceServer::new(admin)).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .and(compressible!(reflection().build_v1()?).max_decoding_message_size(QUESTION_BYTES_MAX))
-        .and(compressible!(reflection().build_v1alpha()?).max_decoding_message_size(QUESTION_BYTES_MAX));
-    Ok((routes, overviews))
-}
-
-/// The background tasks that concern no call: what is over goes, and what there is is summed and audited.
-fn keep_house(
-    driver: &Driver,
-    holder: &Holder,
-    store: &Store,
-    options: &Options,
-    audit: AuditService,
-    scopes: FullestScopes,
-    metrics: &Metrics,
-) {
-    driver.start(Lease::new(holder.clone()), Arc::default());
-    driver.start(Retention::new(options.history, holder.clone(), store.schema_session()), Arc::default());
-    driver.start(Indexing::new(holder.clone(), store.schema_session()), Arc::default());
-    driver.start(Pruning::new(holder.clone()), Arc::default());
-    driver.start(EndHolds::new(holder.clone()), Arc::default());
-    driver.start(RollUpUsage::new(holder.clone()), Arc::default());
-    driver.start(SelfAudit::new(store.clone(), audit, holder.clone()), Arc::default());
-    let (silent_after, metrics) = (options.patience.silent_after, metrics.cluster.clone());
-    let cluster = ClusterAsAWhole::new(store.clone(), holder.clone(), silent_after, scopes, metrics);
-    driver.start(cluster, Arc::default());
-}
-
-/// Connections that get as old as this, as they come.
-type Incoming = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connection>>);
-
-/// The connections of callers that were let in, until the server stops; those that have an age are dealt in turn to ages around it.
-fn accepted(
-    listener: Arc<Listener>,
-    edge: &Arc<Edge>,
-    tasks: &Tasks,
-    stopping: &CancellationToken,
-    age: Option<Duration>,
-) -> Vec<Incoming> {
-    let (serve, mut accepted) = mpsc::channel(ACCEPTED_MAX);
-    let accepting = edge::accept(listener, edge.clone(), serve);
-    let stopping = stopping.clone();
-    tasks.spawn(async move { stopping.run_until_cancelled(accepting).await.unwrap_or_default() });
-    let Some(age) = age else { return vec![(None, ReceiverStream::new(accepted))] };
-    let (mut doors, mut incoming) = (vec![], vec![]);
-    for age in edge::ages(age) {
-        let (door, dealt) = mpsc::channel(1);
-        doors.push(door);
-        incoming.push((Some(age), ReceiverStream::new(dealt)));
-    }
-    tasks.spawn(async move {
-        for door in (0..doors.len()).cycle() {
-            let (Some(connection), Some(door)) = (accepted.recv().await, doors.get(door)) else { return };
-            // Where nobody serves any more, it ends.
-            let _ = door.send(connection).await;
-        }
-    });
-    incoming
-}
-
-/// Serves calls on connections of every age, until the server stops; what serves them goes with the last.
-fn serve_calls(
-    calls: Calls,
-    incoming: Vec<Incoming>,
-    bounds: &Bounds,
-    observe: &Observe,
-    stopping: &CancellationToken,
-) -> JoinSet<Result<(), tonic::transport::Error>> {
-    let mut servers = JoinSet::new();
-    for (age, incoming) in incoming {
-        let server = transport_server(bounds, age).layer(observe.clone());
-        let stop = stopping.clone().cancelled_owned();
-        servers.spawn(server.serve_with_incoming_shutdown(calls.clone(), incoming, stop));
-    }
-    servers
-}
-
-/// HTTP/2 within `bounds`, on connections that get so old.
-fn transport_server(bounds: &Bounds, age: Option<Duration>) -> tonic::transport::Server {
-    let server = tonic::transport::Server::builder();
-    // Without a time for it: with one, calls under way would be cut off then, and new ones not sent elsewhere before. None of them
-    // lasts longer than it said.
-    let server = match age {
-        Some(age) => server.max_connection_age(age),
-        None => server,
-    };
-    server
-        .max_concurrent_streams(bounds.connection_streams)
-        // As many calls as it may have under way may be cancelled before they were looked at. Of more, a client would be at fault; of
-        // fewer, an instance that stood still would cut off those who still wait, for those who went away.
-        .http2_max_pending_accept_reset_streams(usize::try_from(bounds.connection_streams).ok())
-        .initial_stream_window_size(edge::STREAM_WINDOW)
-        .initial_connection_window_size(bounds.connection_window())
-        .http2_max_header_list_size(edge::HEADER_BYTES_MAX)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-}
-
-/// Who is told whether calls may be sent here.
-struct Health {
-    grpc: HealthReporter,
-    readiness: watch::Sender<Readiness>,
-    metrics: Metrics,
-}
-
-/// Tells load balancers whether to send calls here: while the database answers, and until the server is told to stop.
-async fn watch_health(health: Health, store: Store, stopping: CancellationToken) {
-    // Whoever would restart an instance because its database is away asks for this.
-    health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
-    loop {
-        let changed = store.primary().changed();
-        let standing = store.primary().standing();
-        health.metrics.database.observe(standing.as_ref().ok().map(|found| &found.pool));
-        health.publish(standing.map_or_else(Readiness::NoDatabase, |_| Readiness::Ready)).await;
-        tokio::select! {
-            biased;
-            () = stopping.cancelled() => break,
-            () = changed => {}
-            () = tokio::time::sleep(HEALTH_INTERVAL) => {}
-        }
-    }
-    health.publish(Readiness::Stopping).await;
-}
-
-impl Health {
-    async fn publish(&self, readiness: Readiness) {
-        let _ = self.readiness.send_replace(readiness);
-        if readiness == Readiness::Ready {
-            self.grpc.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
-            self.grpc.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
-            self.grpc.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;
-            self.grpc.set_serving::<AdminServiceServer<Admin>>().await;
-            self.grpc.set_serving::<ExternalResourceServiceServer<ExternalResource>>().await;
-            self.grpc.set_service_status("", tonic_health::ServingStatus::Serving).await;
-        } else {
-            self.grpc.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
-            self.grpc.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
-            self.grpc.set_not_serving::<LimitServiceServer<transport::limit::Limit>>().await;
-            self.grpc.set_not_serving::<AdminServiceServer<Admin>>().await;
-            self.grpc.set_not_serving::<ExternalResourceServiceServer<ExternalResource>>().await;
-            self.grpc.set_service_status("", tonic_health::ServingStatus::NotServing).await;
-        }
     }
 }
