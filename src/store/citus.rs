@@ -4,7 +4,13 @@
 //! Instances speak to that worker directly, because Citus's own way through the coordinator costs several times as much, and loses
 //! `lock_timeout` and NOTIFY. What changes the schema goes through the coordinator, which tells all workers.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use sqlx::{AssertSqlSafe, PgConnection, postgres::PgConnectOptions};
 
@@ -54,6 +60,20 @@ impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Whether this process serves a cell: a table that is missing then has gone with it to another worker, and is otherwise a defect. An error
+/// of the database does not say on which connection it was met.
+static IS_SERVED: AtomicBool = AtomicBool::new(false);
+
+/// From now on, this process serves a cell.
+pub(super) fn serve() {
+    IS_SERVED.store(true, Ordering::Relaxed);
+}
+
+/// Whether this process serves a cell.
+pub(super) fn is_served() -> bool {
+    IS_SERVED.load(Ordering::Relaxed)
 }
 
 /// Which tables connections are for.

@@ -339,13 +339,13 @@ impl StoreError {
                 sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
                 // 08: connection exceptions; 57: shutdown, crash, cannot connect now, and a statement that took too long;
                 // 25P03: idle in transaction; 25006: a standby after a failover; 53: too many connections, disk or memory full;
-                // 28: a password that was changed and is not known here yet; 42P01: the tables of a cell, which is on another worker now.
+                // 28: a password that was changed and is not known here yet; 42P01: of a cell, which is on another worker now, and not otherwise.
                 _ => {
                     self.code().is_some_and(|code| {
                         ["08", "57", "53", "28"].iter().any(|class| code.starts_with(class))
                             || code == "25P03"
                             || code == "25006"
-                    }) || self.is_undefined()
+                    }) || self.is_undefined() && citus::is_served()
                 }
             },
             _ => false,

@@ -106,6 +106,7 @@ impl Primary {
 
     /// Looks for the worker that has a cell, which `coordinator` tells; at `hosts` until it does.
     pub(super) fn of_cell(coordinator: Self, cell: Cell, hosts: Hosts) -> Self {
+        citus::serve();
         let shared = Shared::new(&hosts, coordinator.target().clone(), Tables::Local(cell.clone()));
         let looking = {
             let shared = shared.clone();

@@ -118,7 +118,7 @@ async fn a_hold_ends_although_everybody_who_knew_of_it_is_dead() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
     process.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
-    process.client.hold(&new(of_em("held"), Duration::from_millis(1500))).await.unwrap();
+    process.client.hold(&new(of_em("held"), Duration::from_secs(5))).await.unwrap();
     process.kill();
     let rm = Instance::start(&database).await;
     is_locked_out(hurried(&rm).request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await);
