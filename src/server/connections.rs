@@ -92,7 +92,6 @@ use crate::{
     },
 };
 
-
 /// How often a connection without traffic is asked for a sign of life, and how long it may take.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -92,7 +92,6 @@ use crate::{
     },
 };
 
-
 /// How often an instance tells how its connections to the database stand.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 

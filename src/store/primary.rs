@@ -28,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     StoreError,
-    citus::{Cell, Tables},
+    citus::{self, Cell, Tables},
     operators,
     session::{self, CONNECT_TIMEOUT},
     target::{Target, place},
