@@ -6,15 +6,8 @@ mod health;
 
 use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use tokio::{
-    net::TcpListener,
-    sync::{Notify, mpsc, watch},
-    task::JoinSet,
-    time::Instant,
-};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::{net::TcpListener, sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tonic_health::server::HealthReporter;
 use tower_layer::Layer as _;
 use uuid::Uuid;
 
@@ -24,7 +17,7 @@ use crate::{
         principal::Principal,
     },
     error::Error,
-    external::{allowed::AllowedHosts, http::Http},
+    external::allowed::AllowedHosts,
     http::{
         self, Readiness,
         page::{
@@ -36,63 +29,24 @@ use crate::{
     metrics::Metrics,
     notify,
     service::{
-        admission::{Admission, StateCache},
-        audit::AuditService,
-        background::{
-            Driver,
-            announcing::{Announcing, told_address},
-            cluster::ClusterAsAWhole,
-            counting::CountLabelSets,
-            expiry,
-            fullest::{FullestScopes, ListFullest},
-            going::Going,
-            holds::EndHolds,
-            indexing::Indexing,
-            lease::{Holder, Lease},
-            pruning::Pruning,
-            refusals::KeepRefusals,
-            retention::Retention,
-            self_audit::SelfAudit,
-            silence::Silence,
-            usage::RollUpUsage,
-        },
-        committer::{AfterCommit, Committer},
-        external::{ExternalResourceService, refresh},
-        follow::FollowService,
-        heartbeat::{HeartbeatService, LivenessTimeouts},
-        holds::HoldService,
+        background::announcing::told_address,
+        heartbeat::LivenessTimeouts,
         jwt::{Jwt, JwtError},
         limits::LimitService,
-        overview::Overviews,
-        refusals::Refusals,
-        request_resource::RequestResourceService,
-        standby::{Standby, Watching},
         tasks::Tasks,
-        ticket_lookup::TicketLookup,
-        tokens::{ReadTokens, Tokens},
-        usage::Usage,
-        waiting::{self, WaitingLine},
+        tokens::Tokens,
     },
     store::{Opening, Store, StoreError, primary::Missing, target::Target},
     tls::{self, Tls, TlsError},
     transport::{
-        self,
-        admin::Admin,
-        edge::{self, Bounds, Calls, Edge, Listen, Listener, Received},
-        external::ExternalResource,
+        edge::{Bounds, Calls, Edge, Listen, Listener},
         identity::Identity,
         json::Schema,
-        message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
+        message_size::{QUESTION_BYTES_MAX, compressible},
         observe::{self, Observe},
         proto,
-        proto::{
-            admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
-            limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
-            usage_service_server::UsageServiceServer,
-        },
-        resource_manager::{RequestTimeouts, ResourceManager},
+        resource_manager::RequestTimeouts,
         routes::Routes,
-        server_info::ServerInfo,
     },
 };
 

@@ -1,42 +1,20 @@
 //! The services of an instance and its background tasks, put together.
 
-use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    net::TcpListener,
-    sync::{Notify, mpsc, watch},
-    task::JoinSet,
-    time::Instant,
-};
-use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
-use tonic_health::server::HealthReporter;
-use tower_layer::Layer as _;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    domain::{
-        limit::{Rule, RuleChanges},
-        principal::Principal,
-    },
-    error::Error,
-    external::{allowed::AllowedHosts, http::Http},
-    http::{
-        self, Readiness,
-        page::{
-            self, Site,
-            history::{History, Sources},
-            picture::Pictures,
-        },
-    },
+    external::http::Http,
     metrics::Metrics,
-    notify,
     service::{
         admission::{Admission, StateCache},
         audit::AuditService,
         background::{
             Driver,
-            announcing::{Announcing, told_address},
+            announcing::Announcing,
             cluster::ClusterAsAWhole,
             counting::CountLabelSets,
             expiry,
@@ -55,9 +33,8 @@ use crate::{
         committer::{AfterCommit, Committer},
         external::{ExternalResourceService, refresh},
         follow::FollowService,
-        heartbeat::{HeartbeatService, LivenessTimeouts},
+        heartbeat::HeartbeatService,
         holds::HoldService,
-        jwt::{Jwt, JwtError},
         limits::LimitService,
         overview::Overviews,
         refusals::Refusals,
@@ -69,24 +46,19 @@ use crate::{
         usage::Usage,
         waiting::{self, WaitingLine},
     },
-    store::{Opening, Store, StoreError, primary::Missing, target::Target},
-    tls::{self, Tls, TlsError},
+    store::Store,
     transport::{
         self,
         admin::Admin,
-        edge::{self, Bounds, Calls, Edge, Listen, Listener, Received},
+        edge::Received,
         external::ExternalResource,
-        identity::Identity,
-        json::Schema,
         message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
-        observe::{self, Observe},
         proto,
         proto::{
             admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
-            limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
-            usage_service_server::UsageServiceServer,
+            limit_service_server::LimitServiceServer, usage_service_server::UsageServiceServer,
         },
-        resource_manager::{RequestTimeouts, ResourceManager},
+        resource_manager::ResourceManager,
         routes::Routes,
         server_info::ServerInfo,
     },

@@ -1,94 +1,25 @@
 //! Who is told whether calls may be sent here.
 
-use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::time::Duration;
 
-use tokio::{
-    net::TcpListener,
-    sync::{Notify, mpsc, watch},
-    task::JoinSet,
-    time::Instant,
-};
-use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
-use tower_layer::Layer as _;
-use uuid::Uuid;
 
 use crate::{
-    domain::{
-        limit::{Rule, RuleChanges},
-        principal::Principal,
-    },
-    error::Error,
-    external::{allowed::AllowedHosts, http::Http},
-    http::{
-        self, Readiness,
-        page::{
-            self, Site,
-            history::{History, Sources},
-            picture::Pictures,
-        },
-    },
+    http::Readiness,
     metrics::Metrics,
-    notify,
-    service::{
-        admission::{Admission, StateCache},
-        audit::AuditService,
-        background::{
-            Driver,
-            announcing::{Announcing, told_address},
-            cluster::ClusterAsAWhole,
-            counting::CountLabelSets,
-            expiry,
-            fullest::{FullestScopes, ListFullest},
-            going::Going,
-            holds::EndHolds,
-            indexing::Indexing,
-            lease::{Holder, Lease},
-            pruning::Pruning,
-            refusals::KeepRefusals,
-            retention::Retention,
-            self_audit::SelfAudit,
-            silence::Silence,
-            usage::RollUpUsage,
-        },
-        committer::{AfterCommit, Committer},
-        external::{ExternalResourceService, refresh},
-        follow::FollowService,
-        heartbeat::{HeartbeatService, LivenessTimeouts},
-        holds::HoldService,
-        jwt::{Jwt, JwtError},
-        limits::LimitService,
-        overview::Overviews,
-        refusals::Refusals,
-        request_resource::RequestResourceService,
-        standby::{Standby, Watching},
-        tasks::Tasks,
-        ticket_lookup::TicketLookup,
-        tokens::{ReadTokens, Tokens},
-        usage::Usage,
-        waiting::{self, WaitingLine},
-    },
-    store::{Opening, Store, StoreError, primary::Missing, target::Target},
-    tls::{self, Tls, TlsError},
+    store::Store,
     transport::{
         self,
         admin::Admin,
-        edge::{self, Bounds, Calls, Edge, Listen, Listener, Received},
         external::ExternalResource,
-        identity::Identity,
-        json::Schema,
-        message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
-        observe::{self, Observe},
-        proto,
         proto::{
             admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
             limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
             usage_service_server::UsageServiceServer,
         },
-        resource_manager::{RequestTimeouts, ResourceManager},
-        routes::Routes,
-        server_info::ServerInfo,
+        resource_manager::ResourceManager,
     },
 };
 
