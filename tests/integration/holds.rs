@@ -121,6 +121,8 @@ async fn a_hold_ends_although_everybody_who_knew_of_it_is_dead() {
     process.client.hold(&new(of_em("held"), Duration::from_secs(5))).await.unwrap();
     process.kill();
     let rm = Instance::start(&database).await;
+    // Who is in a hurry finds its connections made.
+    rm.client.register(registration(em("free"), load(1, 1, 1))).await.unwrap();
     is_locked_out(hurried(&rm).request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await);
     rm.client.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.granted();
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
