@@ -26,17 +26,14 @@ const REQUESTS_MAX: usize = WAITING_MAX / 2;
 /// What the operations of one transaction may cost. Larger batches are hardly cheaper per operation, and make everyone wait longer.
 pub(super) const BATCH_COST_MAX: usize = 512;
 
-/// What large operations and those of the background may cost together in a batch that few callers wait for. One that costs more goes alone.
-const BACKGROUND_COST_MIN: usize = STEP_TICKETS_MAX / 2;
-
-/// In a batch that many wait for, that part of what these cost: they wait hardly longer for it, and it goes on beside them.
-const BACKGROUND_PART: usize = 4;
+/// What large operations and those of the background may cost together in a batch that callers wait for.
+const BACKGROUND_COST_MAX: usize = STEP_TICKETS_MAX;
 
 /// For how long after a caller's operation the next one is expected.
 const CALLED_RECENTLY: Duration = Duration::from_millis(100);
 
 // No operation costs more than a batch.
-const _: () = assert!(STEP_TICKETS_MAX <= BATCH_COST_MAX);
+const _: () = assert!(STEP_TICKETS_MAX <= BATCH_COST_MAX && BACKGROUND_COST_MAX >= STEP_TICKETS_MAX);
 
 /// Room for operations that wait, wherever they do.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +62,7 @@ impl Drop for Place {
 /// The queues.
 pub(super) struct Queues {
     callers: Queue,
-    /// What has to share a little of each batch that callers wait for: large, steps, background.
+    /// What has to share [`BACKGROUND_COST_MAX`]: large, steps, background.
     in_turn: [Queue; 3],
     /// Which of these comes first in the next batch.
     turn: usize,
@@ -158,17 +155,15 @@ impl Queues {
         let is_called = self.called.is_recent(!self.callers.next.is_empty());
         let mut batch = Vec::with_capacity(self.callers.next.len().min(BATCH_COST_MAX));
         self.callers.take(BATCH_COST_MAX, &mut batch);
-        let beside_callers = (batch.len() / BACKGROUND_PART).max(BACKGROUND_COST_MIN);
-        let mut left = if is_called { beside_callers } else { BATCH_COST_MAX };
+        let mut left = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
         // In turns, so that none waits for ever: who came first comes last in the next batch.
         let (begin, count) = (self.turn, self.in_turn.len());
         for number in (0..count).map(|after| (begin + after) % count) {
-            let of_first = if self.turn == begin { STEP_TICKETS_MAX } else { 0 };
-            let taken = self.in_turn[number].take_first(left.max(of_first), left, &mut batch);
+            let taken = self.in_turn[number].take(left, &mut batch);
             if taken > 0 && self.turn == begin {
                 self.turn = (number + 1) % count;
             }
-            left = left.saturating_sub(taken);
+            left -= taken;
         }
         batch
     }
@@ -190,14 +185,8 @@ impl Queue {
 
     /// Takes the first operations that cost no more than `cost_max` together; how much they do.
     fn take(&mut self, cost_max: usize, batch: &mut Vec<Pending>) -> usize {
-        self.take_first(cost_max, cost_max, batch)
-    }
-
-    /// The same, but for the first of them, which may cost `first_cost_max`.
-    fn take_first(&mut self, first_cost_max: usize, cost_max: usize, batch: &mut Vec<Pending>) -> usize {
         let mut cost = 0;
-        let most = |cost| if cost == 0 { first_cost_max } else { cost_max };
-        while let Some(pending) = self.next.pop_front_if(|pending| cost + pending.operation.cost() <= most(cost)) {
+        while let Some(pending) = self.next.pop_front_if(|pending| cost + pending.operation.cost() <= cost_max) {
             cost += pending.operation.cost();
             batch.push(pending);
         }
