@@ -82,8 +82,7 @@ public final class LinkisRmClient implements AutoCloseable {
             } catch (StatusRuntimeException e) {
                 ServiceException error = ServiceException.of(method.getFullMethodName(), e);
                 Duration pause = Repetition.pause(method, error, tries);
-                // Once it is closed, no other try can end otherwise.
-                if (pause == null || channels.get(used).isShutdown() || System.nanoTime() + pause.toNanos() >= end) {
+                if (pause == null || System.nanoTime() + pause.toNanos() >= end) {
                     throw error;
                 }
                 current = (used + 1) % channels.size();

@@ -2,17 +2,12 @@ package io.linkisrm.it;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
-import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import io.linkisrm.client.ClientSettings;
 import io.linkisrm.client.LinkisRmClient;
-import io.linkisrm.client.ServiceException;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.sql.Statement;
-import java.time.Duration;
 import java.util.List;
 import javax.sql.DataSource;
 import linkis.rm.v1.AdminServiceGrpc;
@@ -62,14 +57,6 @@ class CallsTest {
             reset(manager);
             releaseWithoutRelation(manager);
         }
-    }
-
-    @Test
-    void who_calls_on_a_connection_that_is_closed_is_told_at_once() throws Exception {
-        LinkisRmClient closed = new LinkisRmClient(ClientSettings.at("127.0.0.1:1"));
-        closed.close();
-        assertTimeoutPreemptively(Duration.ofSeconds(10), () -> assertThrows(ServiceException.class,
-                () -> closed.call(AdminServiceGrpc.getListHoldsMethod(), ListHoldsRequest.getDefaultInstance())));
     }
 
     /** It uses less than it was granted: that is what it holds from now on, here and there. */
