@@ -9,6 +9,7 @@ use std::{
 };
 
 use linkis_rm::transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient};
+use rustix::process::setpriority_process;
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -20,6 +21,9 @@ use crate::{Failure, calls::QUEUE};
 /// How long the service may take to know what the cluster has.
 const KNOWN_TIMEOUT: Duration = Duration::from_secs(20);
 const KNOWN_POLL: Duration = Duration::from_millis(50);
+
+/// How little of a processor it gets that somebody else wants.
+const NICE: i32 = 19;
 
 /// How it behaves; clones share it.
 #[derive(Clone)]
@@ -60,16 +64,24 @@ impl Cluster {
 
 /// Starts it, and tells the service at `url` of it, which judges by it from then on, by these other keys of its configuration.
 pub(crate) async fn put(url: &str, database: &PgConnectOptions, more: &str) -> Result<Cluster, Failure> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let cluster = Cluster { scheduler: Arc::new(Mutex::new(scheduler(0, 0).into())), is_away: Arc::default() };
     let serving = cluster.clone();
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            // One that breaks off is asked again.
-            let serving = serving.clone();
-            tokio::spawn(async move { drop(serving.answer(stream).await) });
-        }
+    // It would be elsewhere: what it sends is not to hold those up who measure.
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        setpriority_process(None, NICE)?;
+        runtime.block_on(async move {
+            let listener = TcpListener::from_std(listener)?;
+            while let Ok((stream, _)) = listener.accept().await {
+                // One that breaks off is asked again.
+                let serving = serving.clone();
+                tokio::spawn(async move { drop(serving.answer(stream).await) });
+            }
+            Ok::<_, std::io::Error>(())
+        })
     });
     let provider = proto::Provider {
         resource_type: "Yarn".to_owned(),

@@ -25,6 +25,7 @@ pub mod check;
 mod fake;
 pub mod http;
 pub mod kubernetes;
+mod patient;
 pub mod yarn;
 
 use http::{Failure, Http};

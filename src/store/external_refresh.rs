@@ -1,6 +1,6 @@
 //! `linkis_external_refresh`: who asks a cluster, and when; and what is removed while he has the lease.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
@@ -20,10 +20,21 @@ pub(super) const INSTALL_WAIT: Duration = Duration::from_secs(2);
 const KEEPERS_FIRST: Duration = Duration::from_secs(1);
 
 /// How many rows one statement removes.
-const REMOVED_MAX: i64 = 5000;
+const REMOVED_MAX: i64 = 200;
 
 /// The same of rows that others may be about to write.
 const UNUSED_MAX: i64 = 100;
+
+/// The longest rest between pieces: a database that is slow is not waited for twice.
+const REST_MAX: Duration = Duration::from_millis(10);
+
+/// Does a piece of what nobody waits for, and rests about as long as that took.
+pub(super) async fn resting_as_long<T>(piece: impl Future<Output = T>) -> T {
+    let begun = Instant::now();
+    let done = piece.await;
+    tokio::time::sleep(begun.elapsed().min(REST_MAX)).await;
+    done
+}
 
 /// Says of a cluster what its provider says, new or not: it is asked at once.
 pub async fn put(
@@ -184,7 +195,7 @@ pub async fn take_back(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result
 /// ended no later than with the change `known`, and queues without any. True if there may be more.
 pub async fn clean(connection: &mut PgConnection, cluster_id: i64, known: i64) -> Result<bool, StoreError> {
     // Whoever looked at the last one may still be reading it.
-    let removed: i64 = sqlx::query_scalar(
+    let removed = sqlx::query_scalar(
         "-- external_refresh::clean
         WITH old AS MATERIALIZED (SELECT generation FROM linkis_external_snapshot
                 WHERE cluster_id = $1
@@ -203,8 +214,8 @@ pub async fn clean(connection: &mut PgConnection, cluster_id: i64, known: i64) -
     .bind(cluster_id)
     .bind(REMOVED_MAX)
     .bind(known)
-    .fetch_one(&mut *connection)
-    .await?;
+    .fetch_one(&mut *connection);
+    let removed: i64 = resting_as_long(removed).await?;
     // By themselves, and few: whoever is granted something in one of them just now waits for this.
     let unused = sqlx::query(
         "-- external_refresh::clean, queues without any

@@ -18,7 +18,7 @@ use crate::domain::{
 use super::{
     StoreError,
     external_queue::{self, ClusterRow, QueueColumns},
-    external_refresh::INSTALL_WAIT,
+    external_refresh::{INSTALL_WAIT, resting_as_long},
     external_ticket, session,
 };
 
@@ -28,7 +28,11 @@ const CAUGHT_UP_MAX: usize = 1024;
 /// How many tickets that have changed one look reads.
 pub const CATCH_UP_PAGE: usize = 2000;
 
-/// Writes what a snapshot says, by which nobody judges yet; answers its number.
+/// How many rows of a snapshot are written at once.
+const WRITTEN_AT_ONCE: usize = 100;
+
+/// Writes what a snapshot says, by which nobody judges yet; answers its number. A few rows at a time, and rests as long as these took: a
+/// thousand at once have a processor for so long that others wait for it.
 pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Snapshot) -> Result<i64, StoreError> {
     let mut transaction = connection.begin().await?;
     let generation: i64 = sqlx::query_scalar(
@@ -38,6 +42,23 @@ pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Sn
     .fetch_one(&mut *transaction)
     .await?;
     let queues: Vec<&Queue> = snapshot.queues.behind(None).collect();
+    for queues in queues.chunks(WRITTEN_AT_ONCE) {
+        resting_as_long(write_queues(&mut transaction, (cluster_id, generation), queues)).await?;
+    }
+    let shown: Vec<(&String, &QueueAmounts)> =
+        snapshot.shown().iter().filter(|(_, amounts)| **amounts != QueueAmounts::default()).collect();
+    for shown in shown.chunks(WRITTEN_AT_ONCE) {
+        resting_as_long(write_applications(&mut transaction, (cluster_id, generation), shown)).await?;
+    }
+    transaction.commit().await?;
+    Ok(generation)
+}
+
+async fn write_queues(
+    connection: &mut PgConnection,
+    (cluster_id, generation): (i64, i64),
+    queues: &[&Queue],
+) -> Result<(), StoreError> {
     sqlx::query(
         "-- external_snapshot::write
         INSERT INTO linkis_external_snapshot (cluster_id, generation, path, last_name, max_memory, max_cores, used_memory,
@@ -53,26 +74,29 @@ pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Sn
     .bind(queues.iter().map(|queue| queue.used.memory).collect::<Vec<_>>())
     .bind(queues.iter().map(|queue| queue.used.cores).collect::<Vec<_>>())
     .bind(queues.iter().map(|queue| queue.state.as_str()).collect::<Vec<_>>())
-    .execute(&mut *transaction)
+    .execute(connection)
     .await?;
-    let shown: Vec<(&String, &QueueAmounts)> =
-        snapshot.shown().iter().filter(|(_, amounts)| **amounts != QueueAmounts::default()).collect();
-    if !shown.is_empty() {
-        sqlx::query(
-            "-- external_snapshot::write, the applications
-            INSERT INTO linkis_external_application (cluster_id, generation, application_id, memory, cores)
-            SELECT $1, $2, * FROM unnest($3::text[], $4::bigint[], $5::bigint[])",
-        )
-        .bind(cluster_id)
-        .bind(generation)
-        .bind(shown.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>())
-        .bind(shown.iter().map(|(_, amounts)| amounts.memory).collect::<Vec<_>>())
-        .bind(shown.iter().map(|(_, amounts)| amounts.cores).collect::<Vec<_>>())
-        .execute(&mut *transaction)
-        .await?;
-    }
-    transaction.commit().await?;
-    Ok(generation)
+    Ok(())
+}
+
+async fn write_applications(
+    connection: &mut PgConnection,
+    (cluster_id, generation): (i64, i64),
+    shown: &[(&String, &QueueAmounts)],
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "-- external_snapshot::write, the applications
+        INSERT INTO linkis_external_application (cluster_id, generation, application_id, memory, cores)
+        SELECT $1, $2, * FROM unnest($3::text[], $4::bigint[], $5::bigint[])",
+    )
+    .bind(cluster_id)
+    .bind(generation)
+    .bind(shown.iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>())
+    .bind(shown.iter().map(|(_, amounts)| amounts.memory).collect::<Vec<_>>())
+    .bind(shown.iter().map(|(_, amounts)| amounts.cores).collect::<Vec<_>>())
+    .execute(connection)
+    .await?;
+    Ok(())
 }
 
 /// What is counted of a cluster at one moment, and what a snapshot would leave unseen then.

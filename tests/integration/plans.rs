@@ -107,12 +107,18 @@ const LARGE: [&str; 10] = [
     "linkis_resource_waiting_spot",
 ];
 
+/// How many lines the history has of each ticket where there are many: 1, unless something else is asked for.
+fn lines_each() -> i64 {
+    env::var("LINKIS_RM_PLANS_LINES").map_or(1, |text| text.parse().unwrap())
+}
+
 fn due(rows: i64) -> i64 {
     (rows / DUE_PER).max(DUE_MIN)
 }
 
 /// Fills tables with what has nothing to do with the calls.
 async fn fill(database: &Database, rows: i64) {
+    let lines = if rows == FEW { 1 } else { lines_each() };
     // What happened is a day old: in a part of the history that is over.
     let fill = format!(
         r#"SELECT linkis_rm_make_history_part(hour - 86400, hour - 82800)
@@ -151,7 +157,7 @@ async fn fill(database: &Database, rows: i64) {
             em_instance, resource_type, resource, actor, action_time)
         SELECT 'granted', ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
             coalesce(user_locked_resource, user_used_resource), principal, date_trunc('hour', now()) - interval '1 day'
-        FROM linkis_user_resource_meta_data;
+        FROM linkis_user_resource_meta_data, generate_series(1, {lines});
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
         SELECT n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {rows}) n;
         INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)

@@ -25,7 +25,7 @@ const BESIDE_RATIO_MIN: f64 = 0.3;
 
 const SPREAD: Duration = Duration::from_secs(2);
 const EMS: u64 = 100;
-const POLL: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(100);
 
 /// From the end of the preparation to the first deadline: for the calm, and some more.
 const BEFORE: Duration = Duration::from_secs(4);

@@ -126,15 +126,22 @@ async fn follow(
 /// Asks once: for the overview and the head of the line, and now and then for all hosts.
 async fn look(service: &Asked, cluster: &mut Cluster, next_hosts: &mut Instant) -> Result<(), Failure> {
     let overview = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
-    let line = ListWaitingRequest { page_size: LINE_MAX, ..Default::default() };
-    let line = service.make(&calls::LIST_WAITING, &line).await?;
+    let overview = overview.overview.unwrap_or_default();
+    // Mostly nobody waits: then nothing is asked.
+    let line = match overview.line.is_some_and(|line| line.waiting > 0) {
+        true => {
+            let head = ListWaitingRequest { page_size: LINE_MAX, ..Default::default() };
+            service.make(&calls::LIST_WAITING, &head).await?.waiting
+        }
+        false => Vec::new(),
+    };
     let begin = Instant::now();
     if *next_hosts <= begin {
         (cluster.hosts, cluster.has_more_hosts) = hosts(service).await?;
         *next_hosts = begin + begin.elapsed() * HOSTS_REST;
     }
-    cluster.overview = overview.overview.unwrap_or_default();
-    cluster.line = line.waiting;
+    cluster.overview = overview;
+    cluster.line = line;
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use crate::{
     external::{
         FetchError,
         http::{Failure, Http, ROUNDS_MAX, rest},
+        patient::patiently,
     },
 };
 
@@ -125,9 +126,7 @@ impl Asked<'_> {
             Failure::Unauthorized(_) => Failure::Forbidden(what.name),
             failure => failure,
         })?;
-        // Megabytes, where nobody else waits for it.
-        let page = tokio::task::spawn_blocking(move || answer::page::<T>(&body)).await;
-        Ok(page.map_err(|_| Failure::Stopping)??)
+        Ok(patiently(move || answer::page::<T>(&body)).await??)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
     external::{
         Address, FetchError,
         http::{Failure, Http, ROUNDS_MAX, rest},
+        patient::patiently,
     },
 };
 
@@ -118,10 +119,9 @@ impl Asked<'_> {
     }
 }
 
-/// Reads megabytes where nobody else waits for it.
+/// Reads megabytes.
 async fn read<T: Send + 'static>(body: Vec<u8>, parse: fn(&[u8]) -> Result<T, ParseError>) -> Result<T, Failure> {
-    let read = tokio::task::spawn_blocking(move || parse(&body)).await;
-    Ok(read.map_err(|_| Failure::Stopping)??)
+    Ok(patiently(move || parse(&body)).await??)
 }
 
 #[cfg(test)]

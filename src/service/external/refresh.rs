@@ -64,7 +64,7 @@ const BEHIND_MAX: usize = 20_000;
 const WOKEN_QUEUES_MAX: i64 = 1000;
 
 /// In how many steps what is old is removed at once; the next refresh removes the rest.
-const CLEAN_STEPS_MAX: usize = 20;
+const CLEAN_STEPS_MAX: usize = 500;
 
 /// The clusters that this instance is just asking.
 type UnderWay = Arc<Mutex<HashSet<i64>>>;
