@@ -16,7 +16,8 @@
 //!   without them; both have three limited scopes;
 //! - with `--churn`, whole lives for minutes on end;
 //! - with `--secured`, instead of all this: grants with TLS and a token, and the same without;
-//! - with `--watched`, instead of all this: grants while pages and `top`s are open, and the same without them;
+//! - with `--watched`, instead of all this: grants while pages and `top`s are open, and the same without them; with `--preload` also among a
+//!   million live tickets;
 //! - with `--committers`, instead of all this: grants by an instance with one, two and four committers.
 //!
 //! With `--crowds`, instead of all this: very many of one thing at once ([`crowds`]).
@@ -98,7 +99,7 @@ struct Arguments {
     secured: bool,
 
     /// Measure only what it costs that people look: grants beside few and many pages and `top`s, and beside none.
-    #[arg(long, conflicts_with_all = ["preload", "secured"])]
+    #[arg(long, conflicts_with = "secured")]
     watched: bool,
 
     /// Measure only what several committers of an instance make of it: grants by one, two and four, that share nothing, users with limits,

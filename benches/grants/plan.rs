@@ -34,7 +34,7 @@ pub(crate) enum Subject {
     /// The instance of the service with so many committers, asked for grants in a closed loop.
     Committers(Sharing, usize),
     /// The service, asked for grants in a closed loop while pages and `top`s are open.
-    Watched(Audience),
+    Watched(Site, Audience),
     /// The service, asked for half as many grants as it can make, in an open loop.
     HalfLoad,
 }
@@ -64,7 +64,7 @@ impl Subject {
             Self::Service(at, Work::Refusals) => format!("refusals{}", site(at)),
             Self::Instances(instances) => format!("grants, {instances} instances"),
             Self::Committers(sharing, committers) => format!("by {committers} committers{}", sharing.name()),
-            Self::Watched(audience) => format!("grants, {}", audience.name()),
+            Self::Watched(at, audience) => format!("grants{}, {}", site(at), audience.name()),
             Self::HalfLoad => "grants, half load".to_owned(),
         }
     }
@@ -84,7 +84,8 @@ impl Step {
                 let number = COMMITTERS.iter().position(|number| *number == committers)?;
                 (Site::Committers(sharing), Work::Grants, number..number + 1)
             }
-            Subject::Empty | Subject::Watched(_) => (Site::Plain, Work::Grants, 0..1),
+            Subject::Empty => (Site::Plain, Work::Grants, 0..1),
+            Subject::Watched(site, _) => (site, Work::Grants, 0..1),
             _ => return None,
         };
         let (first, instances) = (instances.start, instances.len());
@@ -126,13 +127,22 @@ pub(crate) fn committers_round(workload: Workload) -> Vec<Step> {
 /// By how many callers TLS and a token are looked at.
 pub(crate) const SECURED: [usize; 3] = [1, SOME, ENOUGH];
 
+/// On which sites pages and `top`s are looked at.
+pub(crate) fn watched_sites(preload: bool) -> Vec<Site> {
+    [Site::Plain].into_iter().chain(preload.then_some(Site::Loaded)).collect()
+}
+
 /// What a round consists of where only pages and `top`s are looked at.
-pub(crate) fn watched_round(workloads: &[Workload]) -> Vec<Step> {
-    let [few, many] = Audience::ALL.map(Subject::Watched);
+pub(crate) fn watched_round(workloads: &[Workload], preload: bool) -> Vec<Step> {
     // Whoever looks beside nobody.
-    let subjects = [few, Subject::Service(Site::Plain, Work::Grants), many];
-    let of = |workload: &Workload| subjects.map(|subject| Step::new(subject, *workload, ENOUGH));
-    workloads.iter().flat_map(of).collect()
+    let subjects = |site| {
+        let [few, many] = Audience::ALL.map(|audience| Subject::Watched(site, audience));
+        [few, Subject::Service(site, Work::Grants), many]
+    };
+    let of = |site| {
+        workloads.iter().flat_map(move |workload| subjects(site).map(|subject| Step::new(subject, *workload, ENOUGH)))
+    };
+    watched_sites(preload).into_iter().flat_map(of).collect()
 }
 
 /// Everything but the floors about one workload. What is compared with each other is measured close to each other.

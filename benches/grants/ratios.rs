@@ -110,24 +110,29 @@ impl Of<'_> {
         let found = [
             self.ratio("grants / empty handler", grants, empty, share),
             self.ratio("refusals / grants", self.best(REFUSALS), grants, Some(Wanted::AtLeast(3.0))),
-            self.ratio("3 limited scopes / none", self.best(LIMITED), grants, Some(Wanted::AtLeast(0.5))),
-            self.ratio("a queue / 3 limited scopes", queued, limited, Some(Wanted::AtLeast(0.7))),
+            self.ratio("3 limited scopes / none", self.best(LIMITED), grants, Some(Wanted::AtLeast(0.85))),
+            self.ratio("a queue / 3 limited scopes", queued, limited, None),
             self.ratio("1,000 callers / 16", many, some, Some(Wanted::AtLeast(0.9))),
         ];
-        found.into_iter().flatten().collect()
+        let cost = |whose, cost: fn(&Cost) -> f64| {
+            let name = self.name(&format!("{whose} time, a queue / 3 limited scopes"));
+            Some(Ratio { name, value: queued?.cost_part_of(limited?, cost)?, wanted: Some(Wanted::AtMost(1.4)) })
+        };
+        let costs = [cost("server's", |cost| cost.server), cost("PostgreSQL's", |cost| cost.postgresql)];
+        found.into_iter().chain(costs).flatten().collect()
     }
 
     fn alone(&self) -> Option<Ratio> {
         let value = self.find(GRANTS, 1)?.p50_part_of(self.find(FOR_UPDATE, 1)?)?;
         let name = self.name("one caller's p50 / for_update's");
-        Some(Ratio { name, value, wanted: Some(Wanted::AtMost(2.0)) })
+        Some(Ratio { name, value, wanted: Some(Wanted::AtMost(1.5)) })
     }
 
     fn instances(&self) -> Vec<Ratio> {
         let one = self.find(GRANTS, ENOUGH);
         let of = |instances| self.find(Subject::Instances(instances), ENOUGH);
         let two = self.ratio("2 instances / 1", of(2), one, Some(Wanted::AtLeast(0.9)));
-        two.into_iter().chain(self.ratio("3 instances / 1", of(3), one, None)).collect()
+        two.into_iter().chain(self.ratio("3 instances / 1", of(3), one, Some(Wanted::AtLeast(0.8)))).collect()
     }
 
     fn preloaded(&self, work: Work, callers: usize) -> Option<Ratio> {
@@ -149,16 +154,19 @@ impl Of<'_> {
     }
 
     fn watched(&self) -> Vec<Ratio> {
-        let of = |audience: Audience| {
-            let watched = self.find(Subject::Watched(audience), ENOUGH)?;
-            let plain = self.find(GRANTS, ENOUGH)?;
+        let of = |(site, audience): (Site, Audience)| {
+            let watched = self.find(Subject::Watched(site, audience), ENOUGH)?;
+            let plain = self.find(Subject::Service(site, Work::Grants), ENOUGH)?;
+            let among = if site == Site::Loaded { ", preloaded" } else { "" };
             let ratio = |whose, cost: fn(&Cost) -> f64| {
-                let name = self.name(&format!("{whose} time, {} / nobody", audience.name()));
+                let name = self.name(&format!("{whose} time, {} / nobody{among}", audience.name()));
                 Some(Ratio { name, value: watched.cost_part_of(plain, cost)?, wanted: Some(Wanted::AtMost(1.05)) })
             };
             Some([ratio("server's", |cost| cost.server), ratio("PostgreSQL's", |cost| cost.postgresql)])
         };
-        Audience::ALL.into_iter().filter_map(of).flatten().flatten().collect()
+        let sites = [Site::Plain, Site::Loaded].into_iter();
+        let all = sites.flat_map(|site| Audience::ALL.map(|audience| (site, audience)));
+        all.filter_map(of).flatten().flatten().collect()
     }
 
     fn committers(&self, sharing: Sharing) -> Vec<Ratio> {

@@ -28,7 +28,7 @@ pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) 
     if arguments.rounds > 0 {
         let steps = match (arguments.secured, arguments.watched, arguments.committers) {
             (true, ..) => plan::secured_round(Workload::Hot),
-            (_, true, _) => plan::watched_round(&arguments.workloads()),
+            (_, true, _) => plan::watched_round(&arguments.workloads(), arguments.preload),
             (.., true) => plan::committers_round(Workload::Spread),
             _ => plan::round(&arguments.workloads(), arguments.preload),
         };
@@ -88,7 +88,7 @@ impl Bench {
         if arguments.rounds > 0 {
             let sites = match (arguments.secured, arguments.watched, arguments.committers) {
                 (true, ..) => vec![Site::Plain, Site::Secured],
-                (_, true, _) => vec![Site::Plain],
+                (_, true, _) => plan::watched_sites(arguments.preload),
                 (.., true) => Sharing::ALL.map(Site::Committers).to_vec(),
                 _ => {
                     let loaded = arguments.preload.then_some(Site::Loaded);
@@ -143,7 +143,7 @@ impl Bench {
             return self.empty.measure(job, window, &mut self.meter).await;
         }
         let service = find(&self.services, site)?;
-        if let Subject::Watched(audience) = subject {
+        if let Subject::Watched(_, audience) = subject {
             // Closed as soon as that is over: what they cost counts in everything else that is measured, too.
             let watchers = Watchers::open(service.server()?, audience).await?;
             let sample = service.load().measure(job, window, &mut self.meter).await?;

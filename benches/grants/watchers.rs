@@ -172,7 +172,13 @@ fn top(url: &str) -> Result<Running, Failure> {
     let end = || theirs.try_clone().map(Stdio::from);
     // Elsewhere it would draw with another machine's processor.
     let mut command = process::command("nice");
-    command.args(["-n", "19", env!("CARGO_BIN_EXE_linkis-rm")]).args(["top", "--address", url]).env("TERM", "xterm").stdin(end()?).stdout(end()?).stderr(end()?);
+    command
+        .args(["-n", "19", env!("CARGO_BIN_EXE_linkis-rm")])
+        .args(["top", "--address", url])
+        .env("TERM", "xterm")
+        .stdin(end()?)
+        .stdout(end()?)
+        .stderr(end()?);
     let running = Running::start(&mut command)?;
     // The end of a terminal is told as an error.
     thread::spawn(move || drop(io::copy(&mut ours, &mut io::sink())));

@@ -6,8 +6,9 @@ use tokio::sync::oneshot;
 
 use super::http::Failure;
 
-/// How little of a processor it gets that somebody else wants: as little as there is.
-const NICE: i32 = 19;
+/// How little of a processor it gets that somebody else wants: a tenth of what each of them gets, so that it is done in time even where
+/// many do.
+const NICE: i32 = 10;
 
 /// Does something that takes a while, in a thread of its own: what a cluster of a thousand queues says is megabytes, and who asks for
 /// resources meanwhile does not wait for it to be read.

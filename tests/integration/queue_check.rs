@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -29,6 +29,7 @@ use crate::harness::*;
 mod cluster;
 mod installing;
 mod kept;
+mod lagging;
 mod under_load;
 
 use cluster::{Cluster, QueueOf};

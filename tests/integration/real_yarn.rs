@@ -18,6 +18,10 @@ use linkis_rm::{
     transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
 };
 use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 use tokio_rustls::rustls;
 use tonic::transport::Channel;
 
@@ -171,6 +175,29 @@ impl Yarn {
     async fn ask(&self, path: &str) -> Option<Value> {
         let answer = http().get(format!("{}{path}", self.addresses[0])).send().await.ok()?;
         serde_json::from_str(&answer.text().await.ok()?).ok()
+    }
+
+    /// Looks that the answer of a ResourceManager to what is asked first is the one that is kept for tests without it, but for what is said of
+    /// the moment and of this machine; with LINKIS_RM_RECORD, it is kept.
+    async fn says_as_recorded(&self, manager: usize, file: &str) {
+        let address = self.addresses[manager].strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let question = format!("GET /ws/v1/cluster/scheduler HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(question.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let answer = self
+            .addresses
+            .iter()
+            .zip(["http://rm1:8088", "http://rm2:8088"])
+            .fold(answer, |answer, (at, name)| answer.replace(at, name));
+        let is_of_moment = |line: &&str| line.starts_with("Date:") || line.starts_with("Expires:");
+        let answer: String = answer.split_inclusive("\r\n").filter(|line| !is_of_moment(line)).collect();
+        let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/yarn").join(file);
+        if std::env::var_os("LINKIS_RM_RECORD").is_some() {
+            fs::write(&kept, &answer).unwrap();
+        }
+        assert_eq!(answer, fs::read_to_string(&kept).unwrap(), "{file}");
     }
 
     async fn post(&self, path: &str, body: String) -> String {
@@ -405,7 +432,9 @@ async fn a_failover_is_followed() {
         etl().await.is_err_and(|error| error.message().matches("is not the active").count() == 2)
     })
     .await;
+    yarn.says_as_recorded(0, "standby-alone-3.4.2.txt").await;
     yarn.admin(&["-transitionToActive", "rm1"]);
+    yarn.says_as_recorded(1, "standby-3.4.2.txt").await;
     // What is left of a queue is known when its node is.
     let has_room = async || etl().await.is_ok_and(|told| told.into_inner().queue.unwrap().left.unwrap().memory > 0);
     eventually("the first is active", START, async || has_room().await).await;

@@ -35,9 +35,9 @@ const MORE_MAX: f64 = 5.0;
 const RULES: &str = r#", "whenDown": "refuse", "maxAge": "3s""#;
 const OLD: Duration = Duration::from_secs(3);
 
-/// How long each is looked at, and how soon it has to be served again: a cluster that failed several times is asked every 5 s.
+/// How long each is looked at, and how soon it has to be served again: one refresh of a second, and what it takes.
 const WINDOW: Duration = Duration::from_secs(15);
-const BACK_SECONDS_MAX: f64 = 6.0;
+const BACK_SECONDS_MAX: f64 = 2.0;
 
 /// Of callers in the queue; as many others as a stage has.
 const PER_SECOND: f64 = 300.0;

@@ -26,8 +26,9 @@ const REQUESTS_MAX: usize = WAITING_MAX / 2;
 /// What the operations of one transaction may cost. Larger batches are hardly cheaper per operation, and make everyone wait longer.
 pub(super) const BATCH_COST_MAX: usize = 512;
 
-/// What large operations and those of the background may cost together in a batch that callers wait for.
-const BACKGROUND_COST_MAX: usize = STEP_TICKETS_MAX;
+/// What large operations and those of the background may cost together in a batch that callers wait for: beside a full load, they go on at
+/// three tenths of the rate of an idle service.
+const BACKGROUND_COST_MAX: usize = 64;
 
 /// For how long after a caller's operation the next one is expected.
 const CALLED_RECENTLY: Duration = Duration::from_millis(100);

@@ -46,8 +46,9 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long all of it may take: as long as the lease lasts.
 const REFRESH_TIMEOUT: Duration = external_refresh::LEASE;
 
-/// How long a cluster rests that failed several times, if it is not asked less often anyway.
-const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a cluster rests that failed several times, if it is not asked less often anyway: nobody waits for it, and once it is back it is
+/// served again within one refresh.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a snapshot is to come into force, if too much changes each time until it could.
 const INSTALL_TRIES_MAX: u32 = 5;
