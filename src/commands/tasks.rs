@@ -43,6 +43,7 @@ const TASK_COLUMNS: &[Column] = &[
     Column::number("STEPS"),
     Column::number("ERRORS"),
     Column::text("LAST RUN").wide(),
+    Column::text("LAST ERROR").wide(),
 ];
 
 const JOB_COLUMNS: &[Column] = &[Column::text("JOB"), Column::text("OF"), Column::number("LEFT")];
@@ -97,6 +98,7 @@ fn task_row(task: &TaskStatus) -> Row {
         task.steps.to_string(),
         task.errors.to_string(),
         text::time(task.last_run_time.as_ref()),
+        if task.last_error.is_empty() { text::NOTHING.to_owned() } else { task.last_error.clone() },
     ]
 }
 

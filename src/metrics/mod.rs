@@ -185,7 +185,7 @@ mod tests {
         let task = metrics.task("expiry");
         task.lag(Duration::from_millis(1500));
         task.step();
-        metrics.task("expiry").failed();
+        metrics.task("expiry").failed("no answer".to_owned());
         metrics.jobs("em_removal").set(2);
         assert_eq!(told(&metrics, "linkis_rm_task_steps"), [r#"linkis_rm_task_steps_total{task="expiry"} 1"#]);
         assert_eq!(told(&metrics, "linkis_rm_task_errors"), [r#"linkis_rm_task_errors_total{task="expiry"} 1"#]);

@@ -1,7 +1,11 @@
 //! Background tasks, and the jobs that are left.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
+use arc_swap::ArcSwapOption;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},
@@ -79,6 +83,7 @@ impl Tasks {
             lag: self.lag.get_or_create_owned(&task),
             steps: self.steps.get_or_create_owned(&task),
             errors: self.errors.get_or_create_owned(&task),
+            last_error: Arc::default(),
         }
     }
 
@@ -95,7 +100,11 @@ pub struct TaskMetrics {
     lag: Seconds,
     steps: Counter,
     errors: Counter,
+    last_error: Arc<ArcSwapOption<String>>,
 }
+
+/// How much is told of an error, in bytes.
+const ERROR_BYTES_MAX: usize = 1024;
 
 impl TaskMetrics {
     /// It has done a step, also if there was nothing to do.
@@ -111,10 +120,12 @@ impl TaskMetrics {
         self.lag.set(behind.as_secs_f64());
     }
 
-    /// A step has failed.
-    pub fn failed(&self) {
+    /// A step has failed, and why, in words that operators may read.
+    pub fn failed(&self, mut why: String) {
         self.errors.inc();
         self.last_run.set(now());
+        why.truncate(why.floor_char_boundary(ERROR_BYTES_MAX));
+        self.last_error.store(Some(Arc::new(why)));
     }
 
     /// What it has reported.
@@ -125,12 +136,13 @@ impl TaskMetrics {
             lag: self.lag.get(),
             steps: self.steps.get(),
             errors: self.errors.get(),
+            last_error: self.last_error.load().as_deref().cloned(),
         }
     }
 }
 
 /// What a background task has reported of itself.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Told {
     /// When it last ended a step, well or not, in seconds since 1970; 0 if it has not yet.
     pub last_run: f64,
@@ -142,6 +154,8 @@ pub struct Told {
     pub steps: u64,
     /// How many failed.
     pub errors: u64,
+    /// Why the last of these did.
+    pub last_error: Option<String>,
 }
 
 /// Seconds since 1970.

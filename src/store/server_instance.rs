@@ -32,6 +32,9 @@ pub struct TaskReport {
     pub steps: u64,
     /// How many failed.
     pub errors: u64,
+    /// Why the last of these did; earlier releases do not tell.
+    #[serde(default)]
+    pub last_error: Option<String>,
 }
 
 /// What an instance tells of itself.

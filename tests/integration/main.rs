@@ -7,6 +7,7 @@ mod answers;
 mod api;
 mod audit;
 mod bad_input;
+mod batch_errors;
 mod browser;
 mod caps;
 mod certificates;

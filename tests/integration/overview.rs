@@ -277,6 +277,14 @@ async fn tasks_tell_how_they_fare_and_what_is_left() {
     for statement in [hold, goes] {
         sqlx::raw_sql(statement).execute(&database.pool).await.unwrap();
     }
+    // And a task that fails tells why.
+    sqlx::raw_sql("ALTER TABLE linkis_resource_usage_hour RENAME TO hidden").execute(&database.pool).await.unwrap();
+    let why = || async {
+        let tasks = rm.client.tasks().await.unwrap().tasks;
+        tasks.iter().any(|task| task.errors > 0 && !task.last_error.is_empty())
+    };
+    eventually("the error is told", Duration::from_secs(30), why).await;
+    sqlx::raw_sql("ALTER TABLE hidden RENAME TO linkis_resource_usage_hour").execute(&database.pool).await.unwrap();
     let jobs = rm.client.tasks().await.unwrap().jobs;
     assert_eq!(jobs, [proto::Job { kind: "em_goes".into(), subject: host.to_string(), left: 3 }]);
     sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();

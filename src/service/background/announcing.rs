@@ -59,6 +59,7 @@ impl Task for Announcing {
             lag: told.lag,
             steps: told.steps,
             errors: told.errors,
+            last_error: told.last_error,
         };
         let instance = ServerInstance {
             id: self.id,

@@ -28,6 +28,7 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    error::Error,
     metrics::{Metrics, TaskMetrics, Told},
     store::{Store, StoreError, session::Session},
 };
@@ -164,7 +165,6 @@ async fn drive<T: Task>(
             }
             Err(error) => {
                 session.reset();
-                report.failed();
                 metrics.database.failed(&error);
                 if failures == 0 && !error.is_lock_timeout() && !error.is_told() {
                     tracing::warn!(
@@ -173,6 +173,7 @@ async fn drive<T: Task>(
                         "background work has to wait"
                     );
                 }
+                report.failed(Error::from(error).to_string());
                 failures = failures.saturating_add(1);
                 Instant::now() + (T::PERIOD * (1 << failures.min(6))).min(PAUSE_MAX.max(T::PERIOD))
             }

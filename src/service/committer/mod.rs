@@ -56,7 +56,7 @@ mod worker;
 
 use batch::Wanted;
 use dealt::Dealt;
-use queue::{Called, Doors, Place, Queues, Room};
+use queue::{BATCH_COST_MAX, Called, Doors, Place, Queues, Room};
 
 /// A committer that has had nothing to do for so long waits outside a transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
@@ -204,6 +204,10 @@ impl Committer {
         deadline: Instant,
         counters: Option<TellCounters>,
     ) -> Result<Answer, Error> {
+        // More than fits into a batch would stay in its queue for ever, and with it all that is behind it.
+        if operation.cost() > BATCH_COST_MAX {
+            return Err(Error::defect("an operation costs more than a batch"));
+        }
         let (reply, answer) = oneshot::channel();
         let (progress, place) = (Progress::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
         let undo = holder(&operation).map(|user| (by.principal.clone(), user));

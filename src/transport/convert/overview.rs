@@ -134,6 +134,7 @@ pub fn task_status(instance: &ServerInstance, report: &TaskReport) -> proto::Tas
         lag: seconds(report.lag),
         steps: count(report.steps),
         errors: count(report.errors),
+        last_error: report.last_error.clone().unwrap_or_default(),
     }
 }
 
