@@ -56,7 +56,7 @@ async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>>
             }
         });
     }
-    let all = format!("linkis_rm_set_aside {TOGETHER}");
+    let all = format!("linkis_rm_set_aside_operations {TOGETHER}");
     let set_aside = async || rm.metrics.text().unwrap().lines().any(|line| line == all);
     eventually("all wait", Duration::from_secs(20), set_aside).await;
     sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
