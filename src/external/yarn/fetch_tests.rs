@@ -14,6 +14,8 @@ use crate::external::{
 
 const FAIR: &str = include_str!("../../../tests/fixtures/yarn/fair-3.4.2.json");
 const SHARES: &str = include_str!("../../../tests/fixtures/yarn/capacity-2.7.json");
+const REDIRECTING: &str = include_str!("../../../tests/fixtures/yarn/standby-3.4.2.txt");
+const ALONE: &str = include_str!("../../../tests/fixtures/yarn/standby-alone-3.4.2.txt");
 const ACTIVE: &str = r#"{"clusterInfo": {"haState": "ACTIVE"}}"#;
 const STANDBY: &str = r#"{"clusterInfo": {"haState": "STANDBY"}}"#;
 
@@ -60,20 +62,20 @@ async fn queues_and_applications_are_fetched_from_a_single_one() {
 #[tokio::test]
 async fn the_active_one_of_several_is_found_and_remembered() {
     let standby = Fake::start(|_| Reply::Json(STANDBY.into())).await;
-    // It says so, however it is asked: 3.x as a redirect, older ones as text with a good status.
-    let elsewhere = "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://localhost:9/ws\r\nContent-Length: 0\r\n\r\n";
-    let redirecting = Fake::start(move |_| Reply::Raw(elsewhere.into())).await;
+    // It says so, however it is asked: 3.x as a redirect, to the active one if it knows of one, and older ones as text with a good status.
+    let redirecting = Fake::start(|_| Reply::Raw(REDIRECTING.into())).await;
+    let alone = Fake::start(|_| Reply::Raw(ALONE.into())).await;
     let old = Fake::start(|_| Reply::Raw(http("200 OK", "text/plain", "This is standby RM. Redirecting to..."))).await;
     let rm = Fake::start(active(FAIR)).await;
-    let all =
-        [standby.address, redirecting.address, old.address, rm.address].map(|address| format!("http://{address}"));
+    let all = [standby.address, redirecting.address, alone.address, old.address, rm.address]
+        .map(|address| format!("http://{address}"));
     let config = format!(r#"{{"rmWebAddress": "{}"}}"#, all.join(";"));
     let (cluster, http) = (read("Yarn", &config, None).unwrap(), client("127.0.0.1"));
     for _ in 0..2 {
         assert_eq!(cluster.queues(&http).await.unwrap().behind(None).count(), 5);
     }
     assert_eq!(rm.paths(), ["info", "scheduler", "info", "scheduler"]);
-    for other in [&standby, &redirecting, &old] {
+    for other in [&standby, &redirecting, &alone, &old] {
         assert_eq!(other.paths(), ["info"], "the second time it is known who is active");
     }
 }
