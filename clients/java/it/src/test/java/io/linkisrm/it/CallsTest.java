@@ -41,7 +41,7 @@ class CallsTest {
         MariaDb database = MariaDb.get();
         database.create("calls");
         source = database.source("calls");
-        Configuration.set();
+        Configuration.use();
         try (LinkisRmClient asking = Server.shared().client();
                 Manager manager = new Manager(database.source("calls"), Server.shared().address())) {
             client = asking;
