@@ -91,7 +91,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         Tables tables = new Tables(database);
         engines = new Engines(resources, resourceRows, nodes, metrics, labels, log, records, stopper, tables);
         Rows rows = new Rows(service, resources, tables);
-        requests = new Requests(resources, labels, rows);
+        requests = new Requests(resources, labels, rows, engines);
         mirror = new Mirror(rows);
         holds = new Holds(service);
         own = new Own();
