@@ -105,6 +105,21 @@ final class Engines {
         return resources.getPersistenceResource(label);
     }
 
+    /**
+     * The labels of an engine, with those that Linkis has lost as its record has them: of engines that start at once with a label that is
+     * new to Linkis, all but one may be without it.
+     */
+    RMLabelContainer complete(RMLabelContainer container) {
+        EngineInstanceLabel label = container.getEngineInstanceLabel();
+        if (label == null || (container.getCombinedResourceLabel() != null && container.getEMInstanceLabel() != null)) {
+            return container;
+        }
+        PersistenceResource row = row(label);
+        ECResourceInfoRecord record = row == null ? null : records.getECResourceInfoRecord(row.getTicketId());
+        Scope scope = record == null ? null : Scope.parse(record.getLabelValue());
+        return scope == null ? container : container(scope, row.getTicketId(), record, label.getInstance());
+    }
+
     /** An engine has reported in: what was locked is used. */
     void used(RMLabelContainer container, PersistenceResource row, Resource granted, String application) {
         NodeResource resource = ResourceUtils.fromPersistenceResource(row);

@@ -1,5 +1,6 @@
 package io.linkisrm.linkis;
 
+import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.Collections;
@@ -19,6 +20,8 @@ import org.apache.linkis.manager.rm.exception.RMErrorCode;
 final class LabelMap {
     private static final int LABELS_MAX = 32;
     private static final int CHARS_MAX = 255;
+    /** Of all names and values together. */
+    private static final int BYTES_MAX = 6 * 1024;
 
     /** What the service derives by itself, and no request says. */
     private static final Set<String> DERIVED = Collections.unmodifiableSet(new HashSet<>(Arrays.asList(
@@ -33,6 +36,7 @@ final class LabelMap {
      */
     static Map<String, String> of(Collection<Label<?>> labels) {
         Map<String, String> map = new LinkedHashMap<>();
+        int bytes = 0;
         for (Label<?> label : labels) {
             if (label instanceof ResourceLabel || label instanceof CombinedLabel || label instanceof UserCreatorLabel
                     || label instanceof EngineTypeLabel) {
@@ -43,9 +47,13 @@ final class LabelMap {
                 continue;
             }
             check(label.getLabelKey(), value);
-            map.put(label.getLabelKey(), value);
+            String replaced = map.put(label.getLabelKey(), value);
+            bytes += bytes(value) + (replaced == null ? bytes(label.getLabelKey()) : -bytes(replaced));
             if (map.size() > LABELS_MAX) {
-                throw refused(label.getLabelKey(), "is the " + map.size() + "th label, and there may be " + LABELS_MAX);
+                throw refused(label.getLabelKey(), "is one too many: there may be " + LABELS_MAX);
+            }
+            if (bytes > BYTES_MAX) {
+                throw refused(label.getLabelKey(), "is too much: with it, all have " + bytes + " bytes, and there may be " + BYTES_MAX);
             }
         }
         return map;
@@ -64,6 +72,10 @@ final class LabelMap {
         if (value.chars().anyMatch(Character::isISOControl) || key.chars().anyMatch(Character::isISOControl)) {
             throw refused(key, "has a control character in it");
         }
+    }
+
+    private static int bytes(String text) {
+        return text.getBytes(StandardCharsets.UTF_8).length;
     }
 
     private static RMErrorException refused(String key, String problem) {

@@ -79,6 +79,8 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
     private Holds holds;
     private Own own;
     private Background background;
+    /** How long a grant may stay unused; as long as the service says if this is not more than nothing. */
+    private long unusedMillis = RMConfiguration.RM_WAIT_EVENT_TIME_OUT.getValue();
     private volatile boolean running;
 
     @Override
@@ -89,7 +91,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         Tables tables = new Tables(database);
         engines = new Engines(resources, resourceRows, nodes, metrics, labels, log, records, stopper, tables);
         Rows rows = new Rows(service, resources, tables);
-        requests = new Requests(resources, labels, rows);
+        requests = new Requests(resources, labels, rows, engines);
         mirror = new Mirror(rows);
         holds = new Holds(service);
         own = new Own();
@@ -159,9 +161,8 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         if (!inLine.isZero()) {
             asked.setWaitTimeout(Service.told(inLine));
         }
-        long ttl = RMConfiguration.RM_WAIT_EVENT_TIME_OUT.getValue();
-        if (ttl > 0) {
-            asked.setLockTtl(Service.told(Duration.ofMillis(ttl)));
+        if (unusedMillis > 0) {
+            asked.setLockTtl(Service.told(Duration.ofMillis(unusedMillis)));
         }
         // Under this id the same request is one, however often it has to be sent.
         asked.setRequestId(UUID.randomUUID().toString());

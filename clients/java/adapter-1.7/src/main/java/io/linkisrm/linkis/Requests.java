@@ -19,11 +19,13 @@ final class Requests {
     private final LabelResourceService resources;
     private final NodeLabelService labels;
     private final Rows rows;
+    private final Engines engines;
 
-    Requests(LabelResourceService resources, NodeLabelService labels, Rows rows) {
+    Requests(LabelResourceService resources, NodeLabelService labels, Rows rows, Engines engines) {
         this.resources = resources;
         this.labels = labels;
         this.rows = rows;
+        this.engines = engines;
     }
 
     /** The labels of a request, which have to tell where, for whom and what for. */
@@ -37,7 +39,7 @@ final class Requests {
 
     /** The labels of an engine, which have to tell which it is and whose. */
     RMLabelContainer engineContainer(List<Label<?>> list) {
-        RMLabelContainer container = resources.enrichLabels(list);
+        RMLabelContainer container = engines.complete(resources.enrichLabels(list));
         if (container.getEngineInstanceLabel() == null || container.getUserCreatorLabel() == null) {
             throw Failures.notFound("engine instance label is null");
         }

@@ -7,6 +7,7 @@ import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
 import io.grpc.MethodDescriptor;
+import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.TlsChannelCredentials;
 import io.grpc.stub.ClientCalls;
@@ -14,6 +15,7 @@ import java.io.IOException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 
 /**
@@ -32,6 +34,7 @@ public final class LinkisRmClient implements AutoCloseable {
 
     private final Duration timeout;
     private final List<ManagedChannel> channels = new ArrayList<>();
+    private final CountDownLatch closed = new CountDownLatch(1);
     private volatile int current;
 
     /**
@@ -74,12 +77,14 @@ public final class LinkisRmClient implements AutoCloseable {
     public <Q, A> A call(MethodDescriptor<Q, A> method, Q request, Duration within) {
         long end = System.nanoTime() + within.toNanos();
         for (int tries = 0; ; tries++) {
+            failIfClosed(method, null);
             int used = current;
             try {
                 long left = Math.max(end - System.nanoTime(), 0);
                 CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(left, TimeUnit.NANOSECONDS);
                 return ClientCalls.blockingUnaryCall(channels.get(used), method, options, request);
             } catch (StatusRuntimeException e) {
+                failIfClosed(method, e);
                 ServiceException error = ServiceException.of(method.getFullMethodName(), e);
                 Duration pause = Repetition.pause(method, error, tries);
                 if (pause == null || System.nanoTime() + pause.toNanos() >= end) {
@@ -96,16 +101,20 @@ public final class LinkisRmClient implements AutoCloseable {
     /**
      * Makes a call whose answer goes on. It begins at once, takes as long as it likes, and is not repeated: who follows something calls
      * again from where he was, which is then asked of the next address.
+     *
+     * @throws ServiceException if this is closed
      */
     public <Q, A> Messages<A> follow(MethodDescriptor<Q, A> method, Q request) {
+        failIfClosed(method, null);
         int used = current;
         channels.get(used).resetConnectBackoff();
         return Messages.open(channels.get(used), method, request, () -> current = (used + 1) % channels.size());
     }
 
-    /** Ends the connections, and calls that are under way. */
+    /** Ends the connections, and calls that are under way: they fail at once, as do all that come later, and none is repeated. */
     @Override
     public void close() {
+        closed.countDown();
         for (ManagedChannel channel : channels) {
             channel.shutdownNow();
         }
@@ -125,9 +134,19 @@ public final class LinkisRmClient implements AutoCloseable {
         return tls.build();
     }
 
-    private static void sleep(Duration pause, ServiceException error) {
+    /** @param cause how the call ended, if it had begun */
+    private void failIfClosed(MethodDescriptor<?, ?> method, StatusRuntimeException cause) {
+        if (closed.getCount() == 0) {
+            // Somebody else may answer, so the code is that of a service that is not there.
+            Status status = Status.UNAVAILABLE.withDescription("this client is closed").withCause(cause);
+            throw ServiceException.of(method.getFullMethodName(), status.asRuntimeException());
+        }
+    }
+
+    /** Not longer than until this is closed. */
+    private void sleep(Duration pause, ServiceException error) {
         try {
-            Thread.sleep(pause.toMillis());
+            closed.await(pause.toMillis(), TimeUnit.MILLISECONDS);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw error;

@@ -41,7 +41,7 @@ class CallsTest {
         MariaDb database = MariaDb.get();
         database.create("calls");
         source = database.source("calls");
-        Configuration.set();
+        Configuration.use();
         try (LinkisRmClient asking = Server.shared().client();
                 Manager manager = new Manager(database.source("calls"), Server.shared().address())) {
             client = asking;
@@ -56,6 +56,28 @@ class CallsTest {
             lock(manager);
             reset(manager);
             releaseWithoutRelation(manager);
+        }
+    }
+
+    /** As it happens to engines that start at the same time with a label that is new to Linkis. */
+    @Test
+    void an_engine_of_which_linkis_lost_labels_reports_in_all_the_same() throws Exception {
+        String host = "callslost1:9102";
+        MariaDb.get().create("calls_lost");
+        source = MariaDb.get().source("calls_lost");
+        Configuration.use();
+        try (LinkisRmClient asking = Server.shared().client(); Manager manager = new Manager(source, Server.shared().address())) {
+            manager.register(host, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+            for (String lost : new String[] {"engineType", "userCreator", "emInstance"}) {
+                String engine = "callslost1:" + lost;
+                List<Label<?>> labels = Manager.labels(host, "callslost", "hive", "3.1.3");
+                String ticket = Manager.ticket(manager.request(labels, LifeTest.driver(2, 2, 1), ResourceType.LoadInstance));
+                manager.started(ticket, engine, "callslost", labels);
+                execute("DELETE r FROM linkis_cg_manager_label_service_instance r JOIN linkis_cg_manager_label l ON l.id = r.label_id"
+                        + " WHERE r.service_instance = '" + engine + "' AND l.label_key = '" + lost + "'");
+                manager.used(engine, LifeTest.driver(2, 2, 1), ResourceType.LoadInstance);
+                assertEquals(Books.byTickets(asking, host), Books.byTables(source), lost);
+            }
         }
     }
 

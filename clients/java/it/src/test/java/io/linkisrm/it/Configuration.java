@@ -4,25 +4,22 @@ import com.google.common.cache.LoadingCache;
 import java.lang.reflect.Method;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import org.apache.linkis.common.ServiceInstance;
+import org.apache.linkis.governance.common.protocol.conf.RequestQueryEngineConfigWithGlobalConfig;
 import org.apache.linkis.governance.common.protocol.conf.ResponseQueryConfig;
 import org.apache.linkis.rpc.Sender;
 import org.apache.linkis.rpc.Sender$;
 import scala.concurrent.duration.Duration;
 
-/** In the place of Linkis's configuration service: the same for everybody. */
+/** In the place of Linkis's configuration service: each test configures its own users. */
 final class Configuration extends Sender {
     private static final Configuration INSTANCE = new Configuration();
-    private volatile Map<String, String> values = new HashMap<>();
+    private final Map<String, Map<String, String>> values = new ConcurrentHashMap<>();
 
-    /** From now on this is what is configured for everybody; what is not named is as Linkis has it by default. */
+    /** From now on nothing is configured for anybody, so that all is as Linkis has it by default, but for whom {@link #set} says else. */
     @SuppressWarnings("unchecked")
-    static void set(String... keysAndValues) throws ReflectiveOperationException {
-        Map<String, String> values = new HashMap<>();
-        for (int i = 0; i < keysAndValues.length; i += 2) {
-            values.put(keysAndValues[i], keysAndValues[i + 1]);
-        }
-        INSTANCE.values = values;
+    static void use() throws ReflectiveOperationException {
         Method cache = Sender$.class.getDeclaredMethod("serviceInstanceToSenders");
         cache.setAccessible(true);
         for (String name : new String[] {"linkis-ps-publicservice", "linkis-ps-configuration"}) {
@@ -32,10 +29,26 @@ final class Configuration extends Sender {
         }
     }
 
+    /** From now on this is what is configured for all whose names begin so. */
+    static void set(String users, String... keysAndValues) throws ReflectiveOperationException {
+        Map<String, String> own = new HashMap<>();
+        for (int i = 0; i < keysAndValues.length; i += 2) {
+            own.put(keysAndValues[i], keysAndValues[i + 1]);
+        }
+        INSTANCE.values.put(users, own);
+        use();
+    }
+
     @Override
     public Object ask(Object message) {
+        String user = ((RequestQueryEngineConfigWithGlobalConfig) message).userCreatorLabel().getUser();
         ResponseQueryConfig answer = new ResponseQueryConfig();
-        answer.setKeyAndValue(new HashMap<>(values));
+        answer.setKeyAndValue(new HashMap<>());
+        values.forEach((users, own) -> {
+            if (user.startsWith(users)) {
+                answer.getKeyAndValue().putAll(own);
+            }
+        });
         return answer;
     }
 

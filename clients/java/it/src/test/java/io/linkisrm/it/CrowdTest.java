@@ -23,7 +23,7 @@ class CrowdTest {
     void a_crowd_gets_as_much_as_there_is() throws Exception {
         MariaDb database = MariaDb.get();
         Server server = Server.shared();
-        Configuration.set();
+        Configuration.use();
         int ours = crowd(database, "crowd_ours", server.address());
         int builtIn = crowd(database, "crowd_built_in", null);
         assertEquals(INSTANCES, ours);

@@ -29,7 +29,7 @@ class EndTest {
         MariaDb database = MariaDb.get();
         database.create("end");
         DataSource source = database.source("end");
-        Configuration.set();
+        Configuration.use();
         try (LinkisRmClient client = Server.shared().client();
                 Manager manager = new Manager(database.source("end"), Server.shared().address())) {
             manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
@@ -58,7 +58,7 @@ class EndTest {
     void a_release_that_the_service_did_not_hear_is_made_good() throws Exception {
         MariaDb database = MariaDb.get();
         database.create("unheard");
-        Configuration.set();
+        Configuration.use();
         try (Server server = Server.start(); LinkisRmClient client = server.client(); Manager manager = new Manager(
                 database.source("unheard"), Map.of("linkis.rm.address", server.address(), "linkis.rm.timeout", "1s"))) {
             manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));

@@ -37,7 +37,7 @@ class FeedTest {
         MariaDb database = MariaDb.get();
         database.create("feed");
         source = database.source("feed");
-        Configuration.set();
+        Configuration.use();
         String address = Server.shared().address();
         try (LinkisRmClient asking = Server.shared().client(); Messages<FollowActionsResponse> feed = follow(asking, "")) {
             client = asking;
@@ -80,7 +80,7 @@ class FeedTest {
         MariaDb database = MariaDb.get();
         database.create("nonsense");
         source = database.source("nonsense");
-        Configuration.set();
+        Configuration.use();
         try (LinkisRmClient asking = Server.shared().client(); Messages<FollowActionsResponse> feed = follow(asking, "");
                 Manager manager = new Manager(database.source("nonsense"), Server.shared().address())) {
             client = asking;
@@ -102,7 +102,7 @@ class FeedTest {
         MariaDb database = MariaDb.get();
         database.create("missed");
         source = database.source("missed");
-        Configuration.set();
+        Configuration.use();
         List<String> tickets = new ArrayList<>();
         try (LinkisRmClient asking = Server.shared().client()) {
             client = asking;

@@ -28,7 +28,7 @@ class LifeTest {
     void tables_and_console_are_the_same_as_with_the_built_in_manager() throws Exception {
         MariaDb database = MariaDb.get();
         Server server = Server.shared();
-        Configuration.set("wds.linkis.rm.client.core.max", "6");
+        Configuration.set("hadoop", "wds.linkis.rm.client.core.max", "6");
         List<String> ours = scenario(database, "life_ours", server.address());
         List<String> builtIn = scenario(database, "life_built_in", null);
         assertEquals(String.join("\n", builtIn), String.join("\n", ours));

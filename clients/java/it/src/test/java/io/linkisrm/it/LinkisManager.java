@@ -64,7 +64,7 @@ final class LinkisManager implements AutoCloseable {
         Files.write(conf.resolve("linkis-cg-linkismanager.properties"), own);
         String classes = otherClasses.apply(System.getProperty("surefire.test.class.path", System.getProperty("java.class.path")));
         process = new ProcessBuilder(new File(System.getProperty("java.home"), "bin/java").getPath(), "-Xmx512m", "-XX:TieredStopAtLevel=1",
-                "-XX:+UseSerialGC", "-DserviceName=linkis-cg-linkismanager", "-cp", conf + File.pathSeparator + classes,
+                "-XX:+UseSerialGC", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote", "-DserviceName=linkis-cg-linkismanager", "-cp", conf + File.pathSeparator + classes,
                 "org.apache.linkis.manager.LinkisManagerApplication")
                 .redirectErrorStream(true).redirectOutput(directory.resolve("log").toFile()).start();
     }

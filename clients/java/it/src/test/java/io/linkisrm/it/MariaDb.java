@@ -47,7 +47,7 @@ public final class MariaDb {
 
     private static MariaDb start() throws Exception {
         File program = new File(Environment.needed("MARIADBD"));
-        Path data = Files.createTempDirectory("linkis-rm-mariadb");
+        Path data = Environment.databaseFolder("linkis-rm-mariadb");
         int port;
         try (ServerSocket socket = new ServerSocket(0)) {
             port = socket.getLocalPort();

@@ -35,7 +35,7 @@ class MoveInTest {
         MariaDb database = MariaDb.get();
         Server server = Server.shared();
         try (LinkisRmClient client = server.client()) {
-            Configuration.set();
+            Configuration.use();
             database.create("movein");
             try (Manager builtIn = new Manager(database.source("movein"), (String) null)) {
                 builtIn.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));

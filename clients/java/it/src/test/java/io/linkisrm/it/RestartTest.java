@@ -35,7 +35,7 @@ class RestartTest {
     void a_service_that_is_killed_under_load_loses_nothing() throws Exception {
         MariaDb database = MariaDb.get();
         try (Server server = Server.start(); LinkisRmClient client = server.client()) {
-            Configuration.set("wds.linkis.rm.instance", "100");
+            Configuration.set("user", "wds.linkis.rm.instance", "100");
             database.create("restart");
             DataSource source = database.source("restart");
             try (Manager manager = new Manager(database.source("restart"), server.address());

@@ -49,7 +49,7 @@ final class Server implements AutoCloseable {
     }
 
     static Server start(String... options) throws Exception {
-        Path directory = Files.createTempDirectory("linkis-rm-server");
+        Path directory = Environment.databaseFolder("linkis-rm-server");
         // Started by root, PostgreSQL runs as somebody else, who has to get through.
         directory.toFile().setExecutable(true, false);
         directory.toFile().setReadable(true, false);

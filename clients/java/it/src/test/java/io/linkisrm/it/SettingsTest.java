@@ -11,6 +11,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.security.KeyStore;
+import java.util.ArrayList;
 import java.util.Base64;
 import java.util.HashMap;
 import java.util.List;
@@ -23,8 +24,11 @@ import org.apache.linkis.manager.common.exception.RMErrorException;
 import org.apache.linkis.manager.label.builder.factory.LabelBuilderFactoryContext;
 import org.apache.linkis.manager.label.entity.Label;
 import org.apache.linkis.manager.label.entity.TenantLabel;
+import org.apache.linkis.manager.rm.AvailableResource;
 import org.apache.linkis.manager.rm.NotEnoughResource;
+import org.apache.linkis.manager.rm.ResultResource;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 import org.springframework.jdbc.datasource.DriverManagerDataSource;
 
@@ -40,6 +44,7 @@ class SettingsTest {
         Path token = Files.writeString(directory.resolve("token"), "not-a-token\n");
         String nobody = "127.0.0.1:1";
         for (String[] wrong : new String[][] {
+            {"spring.linkis.rm.address: it is missing. Add the line spring.linkis.rm.address=HOST:50051", "linkis.rm.enabled", "true"},
             {"spring.linkis.rm.address: \"nowhere\"", "linkis.rm.address", "nowhere"},
             {"spring.linkis.rm.address: 127.0.0.1:1 does not answer", "linkis.rm.address", nobody, "linkis.rm.timeout", "1s"},
             {"spring.linkis.rm.token-file: ", "linkis.rm.address", nobody, "linkis.rm.token-file", directory.resolve("none").toString()},
@@ -72,7 +77,7 @@ class SettingsTest {
             assertTrue(said(lines).contains("spring.linkis.rm.token-file=FILE"), said(lines));
 
             Files.writeString(token, good + "\n");
-            Configuration.set();
+            Configuration.use();
             MariaDb.get().create("secured");
             try (Manager manager = new Manager(MariaDb.get().source("secured"), lines)) {
                 manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
@@ -125,20 +130,34 @@ class SettingsTest {
         return said.toString();
     }
 
+    private static ResultResource request(Manager manager, List<Label<?>> more) {
+        List<Label<?>> labels = Manager.labels(HOST, "setalice", "hive", "3.1.3");
+        labels.addAll(more);
+        return manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
+    }
+
     @Test
     void a_label_and_a_host_that_the_service_does_not_take_are_named() throws Exception {
         MariaDb database = MariaDb.get();
-        Configuration.set();
+        Configuration.use();
         database.create("settings");
         try (Manager manager = new Manager(database.source("settings"), Server.shared().address())) {
             manager.register(HOST, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
-            List<Label<?>> labels = Manager.labels(HOST, "setalice", "hive", "3.1.3");
             TenantLabel tenant = LabelBuilderFactoryContext.getLabelBuilderFactory().createLabel(TenantLabel.class);
             tenant.setTenant("a\tb");
-            labels.add(tenant);
-            RMErrorException error = assertThrows(RMErrorException.class,
-                    () -> manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
-            assertTrue(error.getMessage().contains("The label tenant is refused"), error.getMessage());
+            for (Executable asked : new Executable[] {() -> request(manager, List.of(tenant)),
+                () -> manager.register("settings2:9102", LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0), tenant)}) {
+                RMErrorException error = assertThrows(RMErrorException.class, asked);
+                assertTrue(error.getMessage().contains("The label tenant is refused"), error.getMessage());
+            }
+            // As many, and as long ones, as there may be.
+            for (Object[] most : new Object[][] {{32, "a"}, {8, "用".repeat(255)}}) {
+                List<Label<?>> labels = new ArrayList<>();
+                for (int i = 0; i < (int) most[0]; i++) {
+                    labels.add(new NamedLabel(String.format("k%02d", i), (String) most[1]));
+                }
+                assertTrue(request(manager, labels) instanceof AvailableResource);
+            }
 
             var nowhere = manager.request(Manager.labels("gone:9102", "setalice", "hive", "3.1.3"), LifeTest.driver(1, 1, 1),
                     ResourceType.LoadInstance);
