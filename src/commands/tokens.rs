@@ -179,13 +179,14 @@ impl Tokens {
             }
             Self::Revoke(revoke) => {
                 let which = revoke.which()?;
-                revoke.consent.ask(&match &which {
+                let reason = revoke.consent.ask(&match &which {
                     Which::Id(id) => format!("This revokes the token {id}. Revoke it?"),
                     Which::Name(name) => format!("This revokes every token of {name}. Revoke them?"),
                 })?;
+                let by = Actor { reason: Some(Name::parse("--reason", &reason)?), ..person()? };
                 let mut database = open(&revoke.database).await?;
                 let mut transaction = database.connection.begin().await?;
-                let revoked = table::revoke(&mut transaction, &which, &person()?).await?;
+                let revoked = table::revoke(&mut transaction, &which, &by).await?;
                 transaction.commit().await?;
                 database.close().await;
                 let text: String = revoked.iter().map(|id| format!("revoked {id}\n")).collect();
@@ -247,7 +248,7 @@ fn person() -> Result<Actor, FieldError> {
     let uid = rustix::process::getuid().as_raw();
     let who = embedded::user_name(uid).map_or_else(|| format!("uid {uid}"), |name| format!("{name} (uid {uid})"));
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Ok(Actor { principal: Principal::Named(Name::parse("user", &who)?), address: Some(machine.into()) })
+    Ok(Actor { principal: Principal::Named(Name::parse("user", &who)?), address: Some(machine.into()), reason: None })
 }
 
 /// The database, with the tables of this release.
