@@ -50,7 +50,7 @@ impl Typed {
         let end = || Stdio::from(theirs.try_clone().unwrap());
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         drop((command, theirs));
-        let (sender, chunks) = mpsc::channel();
+        let (sender, chunks) = mpsc::sync_channel(64);
         let mut reader = terminal.try_clone().unwrap();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
