@@ -13,13 +13,16 @@ use linkis_rm::{
         operation::Grant,
         refusal::Refusal,
         resource::ResourceError,
-        selector::{Placement, Selector},
+        selector::Selector,
         ticket::EngineInstance,
     },
 };
 use uuid::Uuid;
 
-use super::trace::{Node, Task};
+use super::{
+    replay::Terms,
+    trace::{Node, Task},
+};
 
 /// The application under which all nodes register.
 pub const APPLICATION: &str = "openb";
@@ -77,20 +80,16 @@ pub fn em_instance(node: &Node) -> Result<EmInstance, FieldError> {
 }
 
 impl Engine {
-    /// Asks on `em`, or wherever the service chooses among the nodes, by `placement` if it is told. `replay` tells this replay's requests
+    /// Asks on `em`, or wherever the service chooses among the nodes, and waits as the terms say. `replay` tells this replay's requests
     /// from those of earlier ones, which the service remembers for days.
-    pub fn new(
-        replay: Uuid,
-        task: &Task,
-        em: Option<EmInstance>,
-        placement: Option<Placement>,
-    ) -> Result<Self, CallError> {
+    pub fn new(replay: Uuid, task: &Task, em: Option<EmInstance>, terms: Terms) -> Result<Self, CallError> {
         let application_name = em.is_none().then(|| Name::parse("em", APPLICATION)).transpose()?;
         let (user, creator) = (Name::parse("user", &task.user())?, Name::parse("creator", APPLICATION)?);
         let request = ResourceRequest {
             engine_type: task.qos.clone(),
             lock_ttl: Some(LOCK_TTL),
-            selector: Selector { application_name, placement, ..Selector::default() },
+            wait_timeout: terms.wait,
+            selector: Selector { application_name, placement: terms.placement, ..Selector::default() },
             request_id: Some(format!("{replay}/{}", task.name)),
             ..ResourceRequest::new(em, user, creator, task.need().to_resource()?)
         };

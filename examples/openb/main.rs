@@ -87,6 +87,9 @@ struct Arguments {
     /// Let no task end before the last one has started, so that the cluster fills up.
     #[arg(long)]
     hold: bool,
+    /// With --overtake: how many seconds a request waits in line before it is refused.
+    #[arg(long, default_value = "0", value_name = "SECONDS", requires = "overtake")]
+    wait: u32,
     /// First remove the nodes and the limit that an interrupted replay left behind.
     #[arg(long)]
     replace: bool,
@@ -155,7 +158,8 @@ fn terms(trace: &Trace, arguments: &Arguments) -> Result<Terms, TraceError> {
     let limit = arguments.user_limits.then(|| user_limit::amounts(trace));
     let in_order = (arguments.choose || arguments.user_limits) && !arguments.overtake;
     let placement = arguments.pack.then_some(Placement::Pack);
-    Ok(Terms { choose: arguments.choose, placement, limit, in_order })
+    let wait = Duration::from_secs(arguments.wait.into());
+    Ok(Terms { choose: arguments.choose, placement, limit, in_order, wait })
 }
 
 fn describe(trace: &Trace, plan: &Plan, terms: Terms) {

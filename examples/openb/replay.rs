@@ -52,6 +52,8 @@ pub struct Terms {
     pub limit: Option<Amounts>,
     /// Requests are made alone, in the order of the trace, so that every answer can be compared with what is held.
     pub in_order: bool,
+    /// How long a request waits in line before it is refused.
+    pub wait: Duration,
 }
 
 impl Terms {
@@ -106,7 +108,7 @@ pub async fn run(
     let ems: Vec<_> = trace.nodes.iter().map(em_instance).collect::<Result<_, _>>()?;
     let engines = trace.tasks.iter().zip(&plan.places).map(|(task, place)| {
         let em = (!terms.choose).then(|| ems[place.node].clone());
-        Engine::new(replay_id, task, em, terms.placement).map(Arc::new)
+        Engine::new(replay_id, task, em, terms).map(Arc::new)
     });
     let replay = Replay {
         client,

@@ -25,7 +25,7 @@ impl RmClient {
     /// Removes a limit.
     pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
         let rule = Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new() };
-        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), expected_etag: None };
+        let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), ..Default::default() };
         self.make(&calls::DELETE_LIMIT, &message).await?;
         Ok(())
     }

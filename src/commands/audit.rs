@@ -77,9 +77,9 @@ impl Repair {
         let service = self.asking.service(TIMEOUT_LONG)?;
         let everything = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
         let one = "This makes these counters what the tickets say. Repair?";
-        let question = RepairRequest { em: self.em, scope: self.scope.into_iter().collect() };
-        let is_of_all = question.em.is_none() && question.scope.is_empty();
-        self.consent.ask(if is_of_all { everything } else { one })?;
+        let is_of_all = self.em.is_none() && self.scope.is_empty();
+        let reason = self.consent.ask(if is_of_all { everything } else { one })?;
+        let question = RepairRequest { em: self.em, scope: self.scope.into_iter().collect(), reason };
         let done = service.make_slowly("repairing", &calls::REPAIR, &question).await?;
         let mut printer = self.asking.printer();
         if printer.is_json() {

@@ -6,25 +6,35 @@ use clap::Args;
 
 use super::{failure::Failure, output};
 
-/// Whether it was thought about.
+/// Whether it was thought about, and why it is done.
 #[derive(Debug, Clone, Args)]
 pub struct Consent {
+    /// Why; the history keeps it.
+    #[arg(long)]
+    reason: Option<String>,
+
     /// Do it without asking. Needed where nobody sits at a terminal.
     #[arg(long)]
     yes: bool,
 }
 
 impl Consent {
-    /// Asks, unless that is not wanted.
+    /// Asks what was not said already; answers why it is done.
     ///
     /// # Errors
-    /// [`Failure::Declined`]; [`Failure::Usage`] if there is nobody to ask.
-    pub fn ask(&self, question: &str) -> Result<(), Failure> {
-        if self.yes {
-            return Ok(());
+    /// [`Failure::Declined`]; [`Failure::Usage`] if there is nobody to ask, or no reason is told.
+    pub fn ask(&self, question: &str) -> Result<String, Failure> {
+        if !self.yes {
+            self.confirm(question)?;
         }
+        reason(self.reason.as_deref())
+    }
+
+    fn confirm(&self, question: &str) -> Result<(), Failure> {
         if !output::is_attended() {
-            return Err(Failure::Usage(format!("{question} Add --yes if that is wanted: nobody can be asked here.")));
+            let more = if self.reason.is_none() { ", and --reason," } else { "" };
+            let advice = format!("Add --yes{more} if that is wanted: nobody can be asked here.");
+            return Err(Failure::Usage(format!("{question} {advice}")));
         }
         match prompt(&format!("{question} [y/N] "))?.to_ascii_lowercase().as_str() {
             "y" | "yes" => Ok(()),

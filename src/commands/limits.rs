@@ -30,6 +30,8 @@ use super::{
     service::{Asked, TIMEOUT, TIMEOUT_LONG},
 };
 
+mod counting;
+
 /// What to do with limits.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Limits {
@@ -119,7 +121,7 @@ impl Diff {
     async fn run(self) -> Result<Answer, Failure> {
         let limits = read(self.file)?;
         let service = self.asking.service(TIMEOUT_LONG)?;
-        let changes = replace(&service, limits, true).await?;
+        let changes = compare(&service, limits).await?;
         let mut printer = self.asking.printer();
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be "))?;
         Ok(Answer::yes_if(count(&changes) == 0))
@@ -131,11 +133,11 @@ impl Apply {
         let limits = read(self.file)?;
         let service = self.asking.service(TIMEOUT_LONG)?;
         let mut printer = self.asking.printer();
-        let mut changes = replace(&service, limits.clone(), true).await?;
+        let mut changes = compare(&service, limits.clone()).await?;
         if count(&changes) > 0 {
             // Who is asked sees what it is about; the answer tells it again, as it was done.
-            self.consent.ask(&format!("{}Change the limits so?", changes_text(&changes, "would be ")))?;
-            changes = replace(&service, limits, false).await?;
+            let reason = self.consent.ask(&format!("{}Change the limits so?", changes_text(&changes, "would be ")))?;
+            changes = counting::replaced(&service, &ReplaceLimitsRequest { limits, dry_run: false, reason }).await?;
         }
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, ""))?;
         Ok(Answer::Yes)
@@ -155,9 +157,9 @@ impl Delete {
         }
         let pattern = convert::limit::pattern("LABEL", &limit)?;
         let service = self.asking.service(TIMEOUT)?;
-        self.consent.ask(&format!("This removes the limit {pattern}. Remove it?"))?;
-        let answer =
-            service.make(&calls::DELETE_LIMIT, &DeleteLimitRequest { limit: Some(limit), expected_etag: None }).await?;
+        let reason = self.consent.ask(&format!("This removes the limit {pattern}. Remove it?"))?;
+        let question = DeleteLimitRequest { limit: Some(limit), expected_etag: None, reason };
+        let answer = service.make(&calls::DELETE_LIMIT, &question).await?;
         self.asking.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("removed the limit {pattern}\n"))?;
         Ok(Answer::Yes)
     }
@@ -169,9 +171,10 @@ fn read(file: PathBuf) -> Result<Vec<Limit>, Failure> {
     Ok(rules.iter().map(convert::limit::limit).collect())
 }
 
-async fn replace(service: &Asked, limits: Vec<Limit>, dry_run: bool) -> Result<ReplaceLimitsResponse, Failure> {
-    let what = if dry_run { "comparing the limits" } else { "changing the limits, and counting by them" };
-    service.make_slowly(what, &calls::REPLACE_LIMITS, &ReplaceLimitsRequest { limits, dry_run }).await
+/// What would change if these were all limits.
+async fn compare(service: &Asked, limits: Vec<Limit>) -> Result<ReplaceLimitsResponse, Failure> {
+    let question = ReplaceLimitsRequest { limits, dry_run: true, ..Default::default() };
+    service.make_slowly("comparing the limits", &calls::REPLACE_LIMITS, &question).await
 }
 
 fn count(changes: &ReplaceLimitsResponse) -> i64 {

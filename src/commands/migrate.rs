@@ -13,6 +13,7 @@ use crate::{
 use super::{
     failure::{EXIT_NO_ANSWER, EXIT_USAGE},
     opened::{OpenError, Opened},
+    output::progress,
 };
 
 /// Which database.
@@ -62,7 +63,9 @@ impl Migrate {
             history_part::make_first(&mut opened.connection).await?;
             Ok(made)
         };
-        let made = migrated.await.map_err(|error: StoreError| Failure::Migration(error.or_denied()))?;
+        let made = progress::shown("bringing the schema up to date", migrated)
+            .await
+            .map_err(|error: StoreError| Failure::Migration(error.or_denied()))?;
         opened.close().await;
         Ok(made)
     }

@@ -10,7 +10,7 @@ use crate::{
 
 use super::{
     asking::{Asking, Watching},
-    consent::{self, Consent},
+    consent::Consent,
     failure::{Answer, Failure},
     list::{ListArguments, listed},
     named,
@@ -62,10 +62,6 @@ pub struct Release {
     /// Its id.
     #[arg(value_name = "TICKET")]
     ticket_id: String,
-
-    /// Why; the history keeps it.
-    #[arg(long)]
-    reason: Option<String>,
 
     #[command(flatten)]
     consent: Consent,
@@ -121,11 +117,10 @@ impl Ticket {
 impl Release {
     /// Ends it.
     pub async fn run(self) -> Result<Answer, Failure> {
-        let Self { ticket_id, reason, consent, asking } = self;
+        let Self { ticket_id, consent, asking } = self;
         let service = asking.service(TIMEOUT)?;
-        let reason = consent::reason(reason.as_deref())?;
         let question = "This gives back what the ticket holds, whether or not its engine still runs. End it?";
-        consent.ask(question)?;
+        let reason = consent.ask(question)?;
         let question = ForceReleaseRequest { ticket_id: ticket_id.clone(), reason, ..Default::default() };
         let answer = service.make(&calls::FORCE_RELEASE, &question).await?;
         let ended = || format!("ticket {ticket_id} {} at {}\n", answer.ended, text::time(answer.end_time.as_ref()));

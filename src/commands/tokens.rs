@@ -5,7 +5,6 @@ use std::{collections::BTreeSet, io::Write as _, process::ExitCode};
 use clap::{Args, Subcommand};
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::Connection as _;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
     },
     store::{
         StoreError, embedded, history_part, schema,
-        token::{self as table, ListedToken, NewToken, TOKENS_MAX, Which},
+        token::{self as table, NewToken, TOKENS_MAX, Which},
     },
     telemetry,
 };
@@ -27,8 +26,10 @@ use super::{
     consent::Consent,
     failure::{self, EXIT_NO_ANSWER, EXIT_USAGE},
     opened::{OpenError, Opened},
-    output::table::{Column, Row, Table},
+    output::OutputArguments,
 };
+
+mod listed;
 
 /// There was nothing to revoke.
 const EXIT_NOTHING: u8 = 1;
@@ -83,6 +84,9 @@ pub struct Create {
 pub struct List {
     #[command(flatten)]
     database: DatabaseArguments,
+
+    #[command(flatten)]
+    output: OutputArguments,
 }
 
 /// Tokens to be revoked.
@@ -117,7 +121,7 @@ enum Failure {
     #[error("the system gives no random bytes")]
     Random,
     #[error(transparent)]
-    NoConsent(#[from] failure::Failure),
+    Common(#[from] failure::Failure),
 }
 
 impl From<FieldError> for Failure {
@@ -144,7 +148,7 @@ impl Tokens {
             Err(failure) => {
                 eprintln!("linkis-rm: {}", telemetry::with_causes(&failure));
                 match failure {
-                    Failure::NoConsent(failure) => failure.exit_code(),
+                    Failure::Common(failure) => failure.exit_code(),
                     Failure::Usage(_) | Failure::Open(OpenError::Usage(_)) => ExitCode::from(EXIT_USAGE),
                     _ => ExitCode::from(EXIT_NO_ANSWER),
                 }
@@ -170,17 +174,19 @@ impl Tokens {
                 let mut database = open(&list.database).await?;
                 let tokens = table::list(&mut database.connection).await?;
                 database.close().await;
-                Ok((list_text(&tokens), ExitCode::SUCCESS))
+                listed::print(&tokens, &mut list.output.printer())?;
+                Ok((String::new(), ExitCode::SUCCESS))
             }
             Self::Revoke(revoke) => {
                 let which = revoke.which()?;
-                revoke.consent.ask(&match &which {
+                let reason = revoke.consent.ask(&match &which {
                     Which::Id(id) => format!("This revokes the token {id}. Revoke it?"),
                     Which::Name(name) => format!("This revokes every token of {name}. Revoke them?"),
                 })?;
+                let by = Actor { reason: Some(Name::parse("--reason", &reason)?), ..person()? };
                 let mut database = open(&revoke.database).await?;
                 let mut transaction = database.connection.begin().await?;
-                let revoked = table::revoke(&mut transaction, &which, &person()?).await?;
+                let revoked = table::revoke(&mut transaction, &which, &by).await?;
                 transaction.commit().await?;
                 database.close().await;
                 let text: String = revoked.iter().map(|id| format!("revoked {id}\n")).collect();
@@ -242,7 +248,7 @@ fn person() -> Result<Actor, FieldError> {
     let uid = rustix::process::getuid().as_raw();
     let who = embedded::user_name(uid).map_or_else(|| format!("uid {uid}"), |name| format!("{name} (uid {uid})"));
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Ok(Actor { principal: Principal::Named(Name::parse("user", &who)?), address: Some(machine.into()) })
+    Ok(Actor { principal: Principal::Named(Name::parse("user", &who)?), address: Some(machine.into()), reason: None })
 }
 
 /// The database, with the tables of this release.
@@ -252,47 +258,4 @@ async fn open(database: &DatabaseArguments) -> Result<Opened, Failure> {
     history_part::make_first(&mut opened.connection).await.map_err(StoreError::or_denied)?;
     opened.go_to_tables().await?;
     Ok(opened)
-}
-
-const COLUMNS: &[Column] = &[
-    Column::id("ID"),
-    Column::text("NAME"),
-    Column::text("ROLES"),
-    Column::text("EMS"),
-    Column::text("USERS"),
-    Column::text("OWNER"),
-    Column::text("STATE"),
-    Column::text("EXPIRES"),
-    Column::text("LAST USED"),
-    Column::text("CREATED BY"),
-];
-
-/// One line for each token.
-fn list_text(tokens: &[ListedToken]) -> String {
-    let row = |token: &ListedToken| {
-        let state = match (&token.revoke_time, token.is_over) {
-            (Some(at), _) => format!("revoked {} by {}", time(at), token.revoked_by.as_deref().unwrap_or("?")),
-            (None, true) => "expired".to_owned(),
-            (None, false) => "good".to_owned(),
-        };
-        let list = |names: &[String]| if names.is_empty() { "-".to_owned() } else { names.join(",") };
-        vec![
-            token.token_id.to_string(),
-            token.name.clone(),
-            list(&token.roles),
-            list(&token.ems),
-            token.users.as_deref().map_or_else(|| "*".to_owned(), list),
-            token.owner.clone(),
-            state,
-            time(&token.expire_time),
-            token.last_used_time.as_ref().map_or_else(|| "-".to_owned(), time),
-            token.created_by.clone(),
-        ]
-    };
-    let rows: Vec<Row> = tokens.iter().map(row).collect();
-    Table::new(COLUMNS, true, true, None).rows(&rows)
-}
-
-fn time(time: &OffsetDateTime) -> String {
-    time.replace_nanosecond(0).unwrap_or(*time).format(&Rfc3339).unwrap_or_default()
 }

@@ -35,13 +35,15 @@ impl Principal {
     }
 }
 
-/// Who does something, and from where: the history remembers the latter of what operators and administrators do.
+/// Who does something, from where, and why: the history remembers the latter two of what operators and administrators do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
     /// Who.
     pub principal: Principal,
     /// The address that the call comes from, or the machine where a command was typed; `None` where that is not remembered.
     pub address: Option<Arc<str>>,
+    /// Why, in their own words; `None` where none was given, or what is done tells it itself.
+    pub reason: Option<Name>,
 }
 
 impl Actor {
@@ -54,11 +56,16 @@ impl Actor {
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
     }
+
+    /// Why, if that was said.
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_ref().map(Name::as_str)
+    }
 }
 
 impl From<Principal> for Actor {
     fn from(principal: Principal) -> Self {
-        Self { principal, address: None }
+        Self { principal, address: None, reason: None }
     }
 }
 

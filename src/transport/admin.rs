@@ -53,7 +53,8 @@ impl AdminService for Admin {
 
     async fn repair(&self, call: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
         let only = convert::operator::repair(call.get_ref()).map_err(Error::from)?;
-        let repaired = self.audit.repair(&identity::actor(&call), only.as_ref()).await?;
+        let by = identity::actor_with_reason(&call, &call.get_ref().reason).map_err(Error::from)?;
+        let repaired = self.audit.repair(&by, only.as_ref()).await?;
         Ok(Response::new(convert::audit::repaired(&repaired)))
     }
 

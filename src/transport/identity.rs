@@ -10,6 +10,7 @@ use tonic::{
 use crate::{
     domain::{
         access::{Denied, Reach, Rights, Role, Unauthenticated},
+        name::FieldError,
         principal::{Actor, Principal},
         token::is_of_service,
     },
@@ -23,7 +24,7 @@ use crate::{
 
 use super::{
     access::{Needed, Table},
-    edge,
+    convert, edge,
 };
 
 /// What stands before a token.
@@ -167,7 +168,15 @@ pub fn of_call<M>(call: &Request<M>) -> Principal {
 /// Who makes a call that only operators and administrators may make, and where it comes from.
 pub fn actor<M>(call: &Request<M>) -> Actor {
     let address = admitted(call).and_then(|admitted| admitted.address);
-    Actor { principal: of_call(call), address: address.map(|address| address.to_string().into()) }
+    Actor { principal: of_call(call), address: address.map(|address| address.to_string().into()), reason: None }
+}
+
+/// The same with why they make it; an empty text gives no reason.
+///
+/// # Errors
+/// If it is longer than a name may be, or has control characters.
+pub fn actor_with_reason<M>(call: &Request<M>, reason: &str) -> Result<Actor, FieldError> {
+    Ok(Actor { reason: convert::operator::reason(reason)?, ..actor(call) })
 }
 
 /// Whether a call is made by somebody who runs the cluster.

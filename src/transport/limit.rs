@@ -79,7 +79,8 @@ impl LimitService for Limit {
         let limit = call.get_ref().limit.as_ref().ok_or_else(missing)?;
         let pattern = convert::limit::pattern("limit", limit).map_err(Error::from)?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        self.limits.delete(&identity::actor(&call), &pattern, expected, self.deadline(&call)).await?;
+        let by = identity::actor_with_reason(&call, &call.get_ref().reason).map_err(Error::from)?;
+        self.limits.delete(&by, &pattern, expected, self.deadline(&call)).await?;
         Ok(Response::new(proto::DeleteLimitResponse {}))
     }
 
@@ -89,9 +90,10 @@ impl LimitService for Limit {
     ) -> Result<Response<proto::ReplaceLimitsResponse>, Status> {
         let message = call.get_ref();
         let rules = convert::limit::rules("limits", &message.limits).map_err(Error::from)?;
+        let by = identity::actor_with_reason(&call, &message.reason).map_err(Error::from)?;
         let replaced = match message.dry_run {
             true => self.limits.replace_dry_run(rules).await?,
-            false => self.limits.replace_and_wait(&identity::actor(&call), rules, self.deadline(&call)).await?,
+            false => self.limits.replace_and_wait(&by, rules, self.deadline(&call)).await?,
         };
         Ok(Response::new(convert::limit::replaced(&replaced)))
     }

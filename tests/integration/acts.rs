@@ -141,9 +141,14 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
 
     admin.limits.set_limit(set(limit("bob", 9), None)).await.unwrap();
     refused(admin.limits.set_limit(set(limit("bob", 1), Some("another"))).await, "LIMIT_CHANGED");
-    let replace = proto::ReplaceLimitsRequest { limits: vec![limit("bob", 8), limit("al", 1)], dry_run: false };
+    let replace = proto::ReplaceLimitsRequest {
+        limits: vec![limit("bob", 8), limit("al", 1)],
+        dry_run: false,
+        reason: "as agreed".into(),
+    };
     admin.limits.replace_limits(replace).await.unwrap();
-    let delete = proto::DeleteLimitRequest { limit: Some(limit("al", 1)), expected_etag: None };
+    let delete =
+        proto::DeleteLimitRequest { limit: Some(limit("al", 1)), expected_etag: None, reason: "al is gone".into() };
     admin.limits.delete_limit(delete.clone()).await.unwrap();
     refused(admin.limits.delete_limit(delete).await, "NO_SUCH_LIMIT");
     admin.limits.set_policy(policy(&[proto::Check::User])).await.unwrap();
@@ -183,8 +188,9 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
     admin.admin.adopt_ticket(adopt).await.unwrap();
     let damage = "UPDATE linkis_em_resource_meta_data SET used_resource = jsonb_set(used_resource, '{cores}', '7')";
     sqlx::raw_sql(damage).execute(&database.pool).await.unwrap();
-    admin.admin.repair(proto::RepairRequest::default()).await.unwrap();
-    admin.admin.repair(proto::RepairRequest::default()).await.unwrap();
+    let repair = proto::RepairRequest { reason: "somebody wrote there".into(), ..Default::default() };
+    admin.admin.repair(repair.clone()).await.unwrap();
+    admin.admin.repair(repair).await.unwrap();
     admin.external.put_provider(provider("hadoop", None)).await.unwrap();
     refused(admin.external.put_provider(provider("other", Some("another"))).await, "PROVIDER_CHANGED");
     admin.external.put_provider(provider("linkis", None)).await.unwrap();
@@ -194,7 +200,9 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
     refused(admin.external.delete_provider(delete).await, "NO_SUCH_PROVIDER");
     let viewer = token(&database, "vera", &["--role", "viewer", "--user", "bob"]);
     let mut revoke = Command::new(PROGRAM);
-    revoke.args(["tokens", "revoke", "--yes", "--name", "vera"]).env("DATABASE_URL", database.url());
+    revoke
+        .args(["tokens", "revoke", "--yes", "--name", "vera", "--reason", "vera is gone"])
+        .env("DATABASE_URL", database.url());
     assert!(revoke.env_remove("LINKIS_RM_DATA_DIR").status().unwrap().success());
     assert_eq!(revoke.status().unwrap().code(), Some(1), "nothing is left to revoke");
 
@@ -268,6 +276,17 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
         }
     }
     assert_eq!(acts.len(), expected.len(), "{acts:#?}");
+    let reasons = acts.iter().filter(|line| !line.reason.is_empty() && !["drained", "held"].contains(&&*line.action));
+    let reasons: Vec<_> = reasons.map(|line| (line.action.as_str(), line.reason.as_str())).collect();
+    let expected = [
+        ("limit_set", "as agreed"),
+        ("limit_set", "as agreed"),
+        ("limit_deleted", "al is gone"),
+        ("forced", "it hangs"),
+        ("repaired", "somebody wrote there"),
+        ("token_revoked", "vera is gone"),
+    ];
+    assert_eq!(reasons, expected);
     let others: Vec<_> = all.iter().filter(|line| line.address.is_empty()).map(|line| line.action.as_str()).collect();
     assert_eq!(others, ["registered", "granted", "limits_in_force"]);
     for line in &all {

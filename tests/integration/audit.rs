@@ -437,7 +437,8 @@ async fn one_em_or_one_scope_is_repaired_alone() {
     assert_eq!(reason(rm.client.repair_em(&em("host9")).await), "EM_NOT_REGISTERED");
     let uncounted = BTreeMap::from([("creator".to_owned(), "IDE".to_owned())]);
     assert_eq!(reason(rm.client.repair_scope(&uncounted).await), "SCOPE_NOT_COUNTED");
-    let both = proto::RepairRequest { em: crate::identity::em_message("host1"), scope: labels("alice") };
+    let both =
+        proto::RepairRequest { em: crate::identity::em_message("host1"), scope: labels("alice"), ..Default::default() };
     let refused = rm.client.make(&linkis_rm::client::calls::REPAIR, &both).await;
     assert_eq!(reason(refused.map(|_| Default::default())), "INVALID_FIELD");
     assert_eq!(rm.client.repair().await.unwrap().repaired.count, 2);
@@ -507,7 +508,7 @@ async fn the_commands_print_and_exit_as_scripts_need() {
     process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     let address = process.address.clone();
     let ask = |what: &str| match what {
-        "repair" => command(&["repair", "--yes", "--address", &address]),
+        "repair" => command(&["repair", "--yes", "--reason", "a test", "--address", &address]),
         what => command(&[what, "--address", &address]),
     };
 

@@ -380,4 +380,22 @@ async fn commands_speak_tls_and_show_a_token_or_a_certificate() {
     assert!(code == Some(2) && error.contains("certificate"), "its certificate is for another name: {error}");
     let (code, error) = with(&["tickets", "--client-cert", &cert]);
     assert!(code == Some(64) && error.contains("--client-key"), "{error}");
+    // The same by variables.
+    let by_variables = |words: &[&str], more: &[(&str, &str)]| {
+        let mut command = std::process::Command::new(PROGRAM);
+        let all = [("ADDRESS", address.as_str()), ("CA_CERT", &trusted), ("TLS_SERVER_NAME", "rm.example")];
+        for (variable, value) in all.iter().chain(more) {
+            command.env(format!("LINKIS_RM_{variable}"), value);
+        }
+        let output = command.args(words).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let told = by_variables(&["tickets"], &[("TOKEN_FILE", &token)]);
+    assert_eq!(told, (Some(0), String::new()));
+    let (code, error) = by_variables(&["em", "host1:9102"], &[("CLIENT_CERT", &cert), ("CLIENT_KEY", &key)]);
+    assert!(code == Some(1) && error.contains("host1:9102"), "a host may ask for itself: {error}");
+    let (code, error) = by_variables(&["tickets"], &[("TOKEN_FILE", &token), ("TLS_SERVER_NAME", "other.example")]);
+    assert!(code == Some(2) && error.contains("certificate"), "its certificate is for another name: {error}");
+    let (code, error) = by_variables(&["tickets"], &[("TOKEN_FILE", &token), ("CA_CERT", "/nowhere")]);
+    assert!(code == Some(64) && error.contains("--ca-cert: /nowhere"), "{error}");
 }

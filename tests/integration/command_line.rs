@@ -1,9 +1,7 @@
 //! The command line against a real server: what each command prints, as tables and as the API's own JSON, and how it ends.
 
 use std::{
-    fs::File,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    os::fd::OwnedFd,
+    io::{BufRead as _, BufReader},
     process::{Command, Output, Stdio},
     sync::LazyLock,
     time::Duration,
@@ -14,11 +12,7 @@ use linkis_rm::{
     domain::{limit::Rule, operation::Grant, resource::Resource},
     transport::proto,
 };
-use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MessageDescriptor};
-use rustix::{
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{Winsize, tcsetwinsize},
-};
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use uuid::Uuid;
 
 use crate::{certificates::Folder, external, harness::*};
@@ -27,10 +21,15 @@ use crate::{certificates::Folder, external, harness::*};
 struct World {
     database: Database,
     rm: Instance,
-    /// Of hadoop, used; of a user whose name changes the direction of writing, locked.
-    grants: [Grant; 2],
+    /// Of hadoop, used; of a user whose name changes the direction of writing, locked; and of hadoop, ended.
+    grants: [Grant; 3],
     _yarn: external::Yarn,
 }
+
+mod answers;
+mod terminal;
+
+pub use terminal::terminal;
 
 const HOSTILE: &str = "mallory\u{202e}\u{200b}";
 
@@ -47,11 +46,14 @@ async fn world() -> World {
     let first = client.request_resource(&request(&em("host1"), "hadoop", load(4, 2, 1))).await.granted();
     client.resource_inited(&inited(&first, "hadoop", Some(load(3, 2, 1)))).await.unwrap();
     let second = client.request_resource(&request(&em("host1"), HOSTILE, load(30, 4, 1))).await.granted();
+    client.request_resource(&request(&em("host1"), "hadoop", load(70, 1, 1))).await.refused();
+    let third = client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    client.resource_released(&release(&third, "hadoop")).await.unwrap();
     client.drain(&em("host2"), "new disks").await.unwrap();
     let yarn = external::Yarn::start(external::FAIR).await;
     let clusters = external::client_of(&rm).await;
     external::put(&clusters, external::provider("default", &external::config(&yarn.address))).await.unwrap();
-    World { database, rm, grants: [first, second], _yarn: yarn }
+    World { database, rm, grants: [first, second, third], _yarn: yarn }
 }
 
 /// The program, without settings of this environment.
@@ -81,7 +83,7 @@ impl World {
         assert_eq!(output.status.code(), Some(code), "{words:?}: {out}{error}");
         assert!(!format!("{out}{error}").contains(['\u{1b}', '\u{202e}', '\u{200b}']), "{words:?}: {out:?}{error:?}");
         let mut told = out + &error;
-        for (grant, short) in self.grants.iter().zip(["TICKET-1", "TICKET-2"]) {
+        for (grant, short) in self.grants.iter().zip(["TICKET-1", "TICKET-2", "TICKET-3"]) {
             told = told.replace(&grant.ticket_id.to_string(), short);
         }
         shorten_times(&told)
@@ -118,154 +120,10 @@ fn parsed(schema: &MessageDescriptor, json: &str) -> DynamicMessage {
     message
 }
 
-const TABLES: &[(&[&str], &str)] = &[
-    (
-        &["ems"],
-        "EM          STATE               FULL           MEMORY  CORES  INSTANCES  OTHER\n\
-         host1:9102  unreported           55%  33.0 GB/60.0 GB   6/14       2/20  -\n\
-         host2:9102  drained,unreported    0%       0 B/8.0 GB    0/4        0/4  -\n\
-         host3:9102  unreported            0%                -      -          -  special.gpu=0/8\n",
-    ),
-    (&["ems", "--no-headers", "--limit", "1"], "host1:9102  unreported  55%  33.0 GB/60.0 GB  6/14  2/20  -\n"),
-    (
-        &["em", "host2:9102"],
-        "EM          host2:9102\n\
-         STATE       drained,unreported\n\
-         FULL        0%\n\
-         MEMORY      0 B/8.0 GB\n\
-         CORES       0/4\n\
-         INSTANCES   0/4\n\
-         LEFT        memory=8.0 GB cores=4 instances=4\n\
-         REGISTERED  TIME\n\
-         DRAINED     TIME by anonymous: new disks\n",
-    ),
-    (
-        &["scopes"],
-        "SCOPE                         DIMENSION  FULL  USED  LOCKED  MAX  LIMIT\n\
-         user=hadoop                   instances   50%     1       0    2  each user\n\
-         user=mallory\\u{202e}\\u{200b}  instances   50%     0       1    2  each user\n",
-    ),
-    (
-        &["tickets", "--user", "hadoop"],
-        "TICKET                                USER    EM          STATE  MEMORY  CORES  INSTANCES  OTHER  CREATOR  ENGINE TYPE  SINCE\n\
-         TICKET-1  hadoop  host1:9102  used   3.0 GB      2          1  -      IDE      spark-3.2.1  TIME\n",
-    ),
-    (
-        &["limits", "list"],
-        "LIMIT      MAX          MODE      STATE     UPDATED BY  UPDATED\n\
-         each user  instances=2  enforced  in force  anonymous   TIME\n",
-    ),
-    (
-        &["policies"],
-        "KIND OF EM                   CHECKS               PLACEMENT  REQUIRED LABELS\n\
-         linkis-cg-engineconnmanager  creator,user,labels  spread     -\n",
-    ),
-    (&["holds"], "WHAT  UNTIL  BY  REASON  SINCE\n"),
-    (&["waiting", "--no-headers"], ""),
-    (
-        &["providers"],
-        "NAME     TYPE  LABELS  UPDATED BY  UPDATED\n\
-         default  Yarn  -       anonymous   TIME\n",
-    ),
-    (
-        &["queues", "--limit", "2"],
-        "QUEUE         STATE    FULL            MEMORY  CORES  MEMORY LEFT  CORES LEFT  RUNNING  PENDING\n\
-         root          running   12%  12.0 GB/100.0 GB  3/100      88.0 GB          97        -        -\n\
-         root.default  running    0%      0 B/100.0 GB  0/100      88.0 GB          97        0        0\n",
-    ),
-    (
-        &["applications", "--limit", "1"],
-        "APPLICATION         USER    QUEUE  STATE     MEMORY  CORES  STARTED  NAME\n\
-         application_1_0000  hadoop  etl    ACCEPTED  1.0 GB      1  TIME     job 0\n",
-    ),
-    (&["audit"], "consistent: 3 EMs, 2 scopes, 2 tickets\n"),
-    (&["repair", "--yes"], "nothing was repaired\n"),
-];
-
-const ANSWERS: &[(&[&str], &str, Option<&str>)] = &[
-    (&["overview"], "UsageService/GetOverview", None),
-    (&["instances"], "UsageService/ListInstances", Some("instances")),
-    (&["tasks"], "UsageService/ListTasks", None),
-    (&["ems"], "UsageService/ListEms", Some("ems")),
-    (&["ems", "--drained", "true", "--label", "a=b"], "UsageService/ListEms", Some("ems")),
-    (&["scopes", "--label", "user=hadoop"], "UsageService/ListScopes", Some("scopes")),
-    (&["history", "--newest", "--since", "1h", "--action", "drained"], "UsageService/ListActions", Some("actions")),
-    (&["em", "host1:9102"], "UsageService/GetEm", None),
-    (&["scopes"], "UsageService/ListScopes", Some("scopes")),
-    (&["tickets"], "UsageService/ListTickets", Some("tickets")),
-    (&["tickets", "--user", "nobody"], "UsageService/ListTickets", Some("tickets")),
-    (&["ticket", "TICKET-1"], "UsageService/GetTicket", None),
-    (&["waiting"], "UsageService/ListWaiting", Some("waiting")),
-    (&["history"], "UsageService/ListActions", Some("actions")),
-    (&["history", "--ticket", "TICKET-1", "--limit", "1"], "UsageService/ListActions", Some("actions")),
-    (&["refusals", "--since", "1d"], "UsageService/ListRefusals", Some("refusals")),
-    (&["usage", "--by", "engine-type", "--hourly"], "UsageService/GetUsage", Some("sums")),
-    (&["limits", "list"], "LimitService/ListLimits", Some("limits")),
-    (&["policies"], "LimitService/ListPolicies", Some("policies")),
-    (&["holds"], "AdminService/ListHolds", Some("holds")),
-    (&["providers"], "ExternalResourceService/ListProviders", Some("providers")),
-    (&["queues"], "ExternalResourceService/ListQueues", Some("queues")),
-    (&["applications"], "ExternalResourceService/ListApplications", Some("applications")),
-    (&["audit"], "AdminService/Audit", None),
-    (&["repair", "--yes"], "AdminService/Repair", None),
-    (&["drain", "host2:9102", "--reason", "new disks"], "AdminService/Drain", None),
-];
-
-/// Scopes come in no order that means anything, and epochs are no numbers to compare.
-fn sorted(words: &[&str], told: String) -> String {
-    let mut lines: Vec<&str> = told.split_inclusive('\n').filter(|line| !line.starts_with("EPOCH")).collect();
-    if words[0] == "scopes" {
-        lines[1..].sort_unstable();
-    }
-    lines.concat()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_command_tells_people_and_programs_what_the_service_knows() {
-    let world = world().await;
-    for (words, expected) in TABLES {
-        // Of what is as long as its column, nothing is left to compare.
-        let squeeze = |text: &str| text.replace(' ', "");
-        let told = sorted(words, world.told(words, 0));
-        match told.contains("TIME") || told.contains("TICKET-") {
-            true => assert_eq!(squeeze(&told), squeeze(expected), "{words:?}:\n{told}"),
-            false => assert_eq!(&told, expected, "{words:?}:\n{told}"),
-        }
-    }
-    let ids = world.grants.each_ref().map(|grant| grant.ticket_id.to_string());
-    for (words, call, field) in ANSWERS {
-        let words: Vec<_> = words.iter().map(|word| if *word == "TICKET-1" { &*ids[0] } else { *word }).collect();
-        let schema = schema(call);
-        let run = |format: &str| {
-            let output = world.run(&[&words[..], &["-o", format]].concat());
-            assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output.stderr));
-            text(&output.stdout)
-        };
-        let (document, lines) = (parsed(&schema, &run("json")), run("jsonl"));
-        let Some(field) = field else {
-            // Audits are of different moments.
-            let moves = ["AdminService/Audit", "UsageService/GetOverview", "UsageService/ListTasks"].contains(call);
-            assert!(moves || document == parsed(&schema, &lines), "{words:?}");
-            continue;
-        };
-        let Kind::Message(item) = schema.get_field_by_name(field).unwrap().kind() else { panic!("{field}") };
-        let lines: Vec<_> = lines.lines().map(|line| parsed(&item, line)).collect();
-        let listed = document.get_field_by_name(field).unwrap();
-        let listed: Vec<_> = listed.as_list().unwrap().iter().map(|item| item.as_message().unwrap().clone()).collect();
-        assert_eq!(listed, lines, "{words:?}");
-        let is_none = words.contains(&"nobody")
-            || words.contains(&"a=b")
-            || ["waiting", "holds", "refusals", "usage"].contains(&words[0]);
-        assert_eq!(listed.is_empty(), is_none, "{words:?}");
-    }
-    let wide = world.told(&["tickets", "-o", "wide", "--user", HOSTILE], 0);
-    assert!(wide.contains("ASKED BY") && wide.contains("mallory\\u{202e}\\u{200b}"), "{wide}");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_act_and_end_as_scripts_need() {
     let world = world().await;
-    let [used, locked] = world.grants.each_ref().map(|grant| grant.ticket_id.to_string());
+    let [used, locked, _] = world.grants.each_ref().map(|grant| grant.ticket_id.to_string());
     let unknown = Uuid::now_v7().to_string();
     let user = ["--user", "alice"];
     for (words, code, told) in [
@@ -275,7 +133,7 @@ async fn commands_act_and_end_as_scripts_need() {
         (&["release", &unknown, "--yes", "--reason", "gone"], 1, "there is no ticket"),
         (&["resume", "host1:9102"], 1, "host1:9102 was not drained\n"),
         (&["unhold", user[0], user[1]], 1, "user alice was not held\n"),
-        (&["limits", "delete", "--yes", "creator=IDE"], 1, "creator=IDE"),
+        (&["limits", "delete", "--yes", "--reason", "r", "creator=IDE"], 1, "creator=IDE"),
         (&["queues", "--provider", "none"], 1, "none"),
         // It is done.
         (&["drain", "host1:9102", "--reason", "later"], 0, "host1:9102 is drained since TIME by anonymous: later\n"),
@@ -285,12 +143,14 @@ async fn commands_act_and_end_as_scripts_need() {
         (&["unhold", user[0], user[1]], 0, "user alice is not held any more\n"),
         (&["release", &locked, "--yes", "--reason", "stuck"], 0, "ticket TICKET-2 forced at TIME\n"),
         (&["ticket", &locked], 1, "ended by an operator"),
-        (&["limits", "delete", "--yes", "user"], 0, "removed the limit each user\n"),
+        (&["limits", "delete", "--yes", "--reason", "too strict", "user"], 0, "removed the limit each user\n"),
         // It was used wrongly.
         (&["release", &used, "--reason", "stuck"], 64, "Add --yes"),
         (&["release", &used, "--yes"], 64, "--reason: say why"),
-        (&["limits", "delete", "user"], 64, "Add --yes"),
-        (&["repair"], 64, "Add --yes"),
+        (&["limits", "delete", "user"], 64, "Add --yes, and --reason,"),
+        (&["limits", "delete", "user", "--yes"], 64, "--reason: say why"),
+        (&["repair", "--reason", "r"], 64, "Add --yes if"),
+        (&["repair", "--yes"], 64, "--reason: say why"),
         (&["ticket", "7"], 64, "ticket_id"),
         (&["em", ""], 64, "EM.instance"),
         (&["hold", "--for", "1m", "--reason", "r"], 64, "--em"),
@@ -316,6 +176,9 @@ async fn commands_act_and_end_as_scripts_need() {
     }
     let left = world.rm.client.tickets(None).await.unwrap();
     assert_eq!(left.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [world.grants[0].ticket_id]);
+    let reasons = "SELECT count(*) FROM linkis_resource_action_record
+        WHERE (action, reason) IN (('forced', 'stuck'), ('limit_deleted', 'too strict'), ('resumed', 'now'))";
+    assert_eq!(world.database.count(reasons).await, 3);
     assert_invariants(&world.database, &world.rm.client).await;
 }
 
@@ -346,7 +209,7 @@ async fn limits_become_those_of_a_file_and_lists_are_read_as_far_as_somebody_wan
     assert!(code == Some(1) && diff.ends_with(summary), "{code:?} {diff}");
     let (code, _, error) = run(&["limits", "apply", path]);
     assert!(code == Some(64) && error.contains("Add --yes"), "{error}");
-    let (code, applied, _) = run(&["limits", "apply", path, "--yes"]);
+    let (code, applied, _) = run(&["limits", "apply", path, "--yes", "--reason", "as agreed"]);
     assert!(code == Some(0) && applied.ends_with("1500 added, 0 changed, 1 removed\n"), "{code:?} {applied}");
     assert_eq!(run(&["limits", "diff", path]), (Some(0), "the limits are those of the file\n".into(), String::new()));
     std::fs::write(&file, file_of_limits(USERS).replace("instances = 7,", "instances = 8,")).unwrap();
@@ -373,48 +236,6 @@ async fn limits_become_those_of_a_file_and_lists_are_read_as_far_as_somebody_wan
         let output = command.wait_with_output().unwrap();
         assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{words:?}");
     }
-}
-
-/// A terminal of this size, and the end that programs have of it.
-pub fn terminal(columns: u16, rows: u16) -> (File, OwnedFd) {
-    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&ours).unwrap();
-    unlockpt(&ours).unwrap();
-    let name = ptsname(&ours, Vec::new()).unwrap();
-    let theirs = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
-    tcsetwinsize(&theirs, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
-    (ours.into(), theirs.into())
-}
-
-/// Runs a command on a terminal where somebody types this; answers how it ended, and all that was to be seen.
-fn typed_at(world: &World, words: &[&str], types: &str) -> (Option<i32>, String) {
-    let (mut ours, theirs) = terminal(80, 24);
-    let end = || Stdio::from(theirs.try_clone().unwrap());
-    let mut command = program(&world.rm.address, words);
-    let mut child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
-    drop((command, theirs));
-    ours.write_all(types.as_bytes()).unwrap();
-    let mut seen = Vec::new();
-    // The end of a terminal is told as an error.
-    let _ = ours.read_to_end(&mut seen);
-    (child.wait().unwrap().code(), text(&seen))
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_terminal_what_destroys_asks_and_no_table_is_too_wide() {
-    let world = world().await;
-    let id = world.grants[0].ticket_id.to_string();
-    let lives = async || lives(&world.rm.client, world.grants[0].ticket_id).await;
-    let (code, seen) = typed_at(&world, &["release", &id], "its engine hangs\nn\n");
-    assert!(code == Some(1) && seen.contains("Why? ") && seen.contains("[y/N]"), "{seen}");
-    assert!(lives().await);
-    let (code, seen) = typed_at(&world, &["tickets"], "");
-    assert!(code == Some(0) && seen.lines().count() == 3 && seen.contains("TICKET"), "{seen}");
-    assert!(seen.lines().all(|line| line.trim_end().chars().count() <= 80), "{seen}");
-    assert!(seen.contains(&id), "ids are whole: {seen}");
-    let (code, seen) = typed_at(&world, &["release", &id, "--reason", "it hangs"], "y\n");
-    assert!(code == Some(0) && seen.contains(&format!("ticket {id} forced at")), "{seen}");
-    assert!(!lives().await);
 }
 
 /// Somebody who waits in line, until the test is over.

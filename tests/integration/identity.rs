@@ -34,7 +34,7 @@ mod bound;
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// `linkis-rm tokens` with these words, on this database.
-fn tokens_command(database: &Database, words: &[&str]) -> Command {
+pub fn tokens_command(database: &Database, words: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.arg("tokens").args(words).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     command
@@ -44,7 +44,7 @@ fn tokens_command(database: &Database, words: &[&str]) -> Command {
 pub fn tokens(database: &Database, words: &[&str]) -> String {
     let mut command = tokens_command(database, words);
     if words.first() == Some(&"revoke") {
-        command.arg("--yes");
+        command.args(["--yes", "--reason", "a test"]);
     }
     let done = command.output().unwrap();
     assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));

@@ -65,7 +65,11 @@ async fn set(limits: &Limits, limit: proto::Limit, expected_etag: Option<&str>) 
 }
 
 async fn delete(limits: &Limits, limit: proto::Limit, expected_etag: Option<&str>) -> Result<(), Status> {
-    let call = proto::DeleteLimitRequest { limit: Some(limit), expected_etag: expected_etag.map(str::to_owned) };
+    let call = proto::DeleteLimitRequest {
+        limit: Some(limit),
+        expected_etag: expected_etag.map(str::to_owned),
+        ..Default::default()
+    };
     limits.clone().delete_limit(call).await.map(drop)
 }
 
@@ -153,7 +157,7 @@ async fn a_limit_is_only_changed_from_what_its_caller_knows() {
 }
 
 async fn replace(limits: &Limits, all: &[proto::Limit], dry_run: bool) -> proto::ReplaceLimitsResponse {
-    let call = proto::ReplaceLimitsRequest { limits: all.to_vec(), dry_run };
+    let call = proto::ReplaceLimitsRequest { limits: all.to_vec(), dry_run, ..Default::default() };
     limits.clone().replace_limits(call).await.unwrap().into_inner()
 }
 
@@ -244,7 +248,7 @@ async fn ten_thousand_limits_are_replaced_in_one_call_and_no_more() {
         (vec![limit(None, -1)], "limits[0].max"),
     ] {
         for dry_run in [false, true] {
-            let call = proto::ReplaceLimitsRequest { limits: all.clone(), dry_run };
+            let call = proto::ReplaceLimitsRequest { limits: all.clone(), dry_run, ..Default::default() };
             let status = limits.clone().replace_limits(call).await.unwrap_err();
             assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
         }

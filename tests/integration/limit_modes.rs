@@ -144,7 +144,8 @@ async fn who_waits_for_a_limit_that_only_watches_from_now_on_is_served() {
         mode: proto::LimitMode::Watched.into(),
         ..Default::default()
     };
-    let replace = |dry_run| proto::ReplaceLimitsRequest { limits: vec![watched.clone()], dry_run };
+    let replace =
+        |dry_run| proto::ReplaceLimitsRequest { limits: vec![watched.clone()], dry_run, ..Default::default() };
     for dry_run in [true, false] {
         let told = limits.replace_limits(replace(dry_run)).await.unwrap().into_inner();
         let modes =

@@ -247,7 +247,7 @@ async fn a_person_writes_sizes_as_text() {
     let max = |n: usize| told[n].max.iter().map(|(key, max)| (key.as_str(), *max)).collect::<Vec<_>>();
     assert_eq!(max(0), [("cores", 40), ("memory", 1536 * GB), ("special.gpu", 0)]);
     assert_eq!(max(1), [("instances", 10), ("memory", 20 * GB)]);
-    let replace = proto::ReplaceLimitsRequest { limits: vec![written, counted], dry_run: true };
+    let replace = proto::ReplaceLimitsRequest { limits: vec![written, counted], dry_run: true, ..Default::default() };
     let replaced = limits.replace_limits(replace).await.unwrap().into_inner();
     assert_eq!((replaced.added_count, replaced.changed_count, replaced.removed_count), (0, 0, 0));
 }

@@ -51,6 +51,7 @@ mod limit_modes;
 mod limits;
 mod listed;
 mod logs;
+mod looks;
 mod lookups;
 mod metrics;
 mod migrations;

@@ -10,8 +10,9 @@ use std::{
 use linkis_rm::{
     client::ResourceRequest,
     domain::{
+        limit::{Pattern, Rule},
         operation::Register,
-        report::{Health, Report},
+        report::{Health, Load, Report},
     },
     server::{Options, Security},
 };
@@ -23,13 +24,16 @@ use tokio::{
 };
 
 use crate::{
-    browser::{Browser, SHOWN_WITHIN},
+    browser::{Browser, SHOWN_WITHIN, within},
     certificates::{FAR, Folder, authority, certify, config},
     harness::*,
     identity::token,
 };
 
 pub const LONG: Duration = Duration::from_secs(20);
+
+/// How long the first picture of 10,000 hosts may take.
+const PICTURE_WITHIN: Duration = Duration::from_secs(2);
 
 /// A name that would do something if it were markup.
 pub const HOSTILE: &str = "<img src=x onerror=alert(1)>";
@@ -127,8 +131,8 @@ impl Stream {
     }
 }
 
-/// Four hosts, of which one is drained and one has said that it is not well; some tickets, one of them of a hostile user; and one who
-/// waits.
+/// Four hosts, of which one is drained and one has said that it is not well, and how busy it is; some tickets, one of them of a hostile
+/// user; a limit that bob has reached; one who was refused by it, and one by a host; and one who waits.
 pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let hosts = ["host1", "host2", "host3", HOSTILE].map(em);
     let mut epochs = Vec::new();
@@ -141,7 +145,7 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
         epoch: epochs[1],
         sequence: 1,
         health: Health::Unhealthy,
-        load: None,
+        load: Some(Load::parse("load", 6 * GB, 8 * GB, 425).unwrap()),
         tickets: vec![],
         observed: None,
     };
@@ -150,7 +154,14 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let used = rm.client.request_resource(&request(&hosts[0], HOSTILE, load(2, 5, 1))).await.granted();
     rm.client.resource_inited(&inited(&used, HOSTILE, None)).await.unwrap();
     rm.client.request_resource(&request(&hosts[0], HOSTILE, load(1, 1, 1))).await.granted();
+    let pattern = Pattern::new([("user".to_owned(), Some("bob".to_owned()))].into());
+    rm.client.set_limit(&Rule { pattern, ..each_user(1) }).await.unwrap();
     rm.client.request_resource(&request(&hosts[3], "bob", load(1, 9, 1))).await.granted();
+    rm.client.request_resource(&request(&hosts[0], "bob", load(1, 1, 1))).await.refused();
+    rm.client.request_resource(&request(&hosts[0], "carol", load(1, 100, 1))).await.refused();
+    let told =
+        || async { get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().len() == 2 };
+    eventually("both refusals are told", LONG, told).await;
     let patient = ResourceRequest { wait_timeout: 30 * LONG, ..request(&hosts[0], HOSTILE, load(9, 9, 9)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
@@ -351,14 +362,17 @@ async fn ten_thousand_hosts_are_soon_there_and_cost_little_after() {
             '{\"memory\":0,\"cores\":0,\"instances\":0}'::jsonb AS nothing) a";
     sqlx::raw_sql(ems).execute(&database.pool).await.unwrap();
     sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
-    let begun = Instant::now();
-    let mut stream = Stream::open(rm.http, "").await;
-    let (_, picture) = stream.next().await.unwrap();
-    let (first, first_bytes) = (begun.elapsed(), stream.bytes);
-    assert_eq!(picture["came"][0][2].as_array().unwrap().len(), 10_000);
-    if let Some(browser) = Browser::start().await {
+    let mut first_bytes = 0;
+    within("the first picture of 10,000 hosts is told", PICTURE_WITHIN, async || {
         let begun = Instant::now();
-        browser.go(&format!("http://{}/", rm.http)).await;
+        let mut stream = Stream::open(rm.http, "").await;
+        let (_, picture) = stream.next().await.unwrap();
+        first_bytes = stream.bytes;
+        assert_eq!(picture["came"][0][2].as_array().unwrap().len(), 10_000);
+        begun.elapsed()
+    })
+    .await;
+    if let Some(browser) = Browser::start().await {
         let drawn = || async {
             browser
                 .run("return document.getElementById('map').ariaLabel")
@@ -366,10 +380,15 @@ async fn ten_thousand_hosts_are_soon_there_and_cost_little_after() {
                 .as_str()
                 .is_some_and(|label| label.starts_with("10,000"))
         };
-        eventually("all are drawn", SHOWN_WITHIN, drawn).await;
-        println!("a browser draws them after {:?}", begun.elapsed());
-        browser.picture("many").await;
-        assert_eq!(browser.overflow().await, 0);
+        within("a browser draws 10,000 hosts", PICTURE_WITHIN, async || {
+            browser.go("about:blank").await;
+            let begun = Instant::now();
+            browser.go(&format!("http://{}/", rm.http)).await;
+            eventually("all are drawn", SHOWN_WITHIN, drawn).await;
+            begun.elapsed()
+        })
+        .await;
+        browser.looks_well("many").await;
     }
     // All of them change: as many are told each second as there is room for, until all are.
     let mut stream = Stream::open(rm.http, "").await;
@@ -391,11 +410,7 @@ async fn ten_thousand_hosts_are_soon_there_and_cost_little_after() {
         }
         assert_eq!(changes, 10_000);
     }
-    println!(
-        "the first picture took {first:?} and {first_bytes} bytes, each second after up to {:?}",
-        sizes.iter().max()
-    );
-    assert!(first < Duration::from_secs(10), "{first:?}");
+    println!("the first picture has {first_bytes} bytes, each second after up to {:?}", sizes.iter().max());
     assert!(sizes.len() >= 4 && sizes.iter().all(|bytes| *bytes < 100_000), "{sizes:?}");
     rm.stop().await;
 }

@@ -15,7 +15,7 @@ use linkis_rm::{
         limit::Rule,
         resource::{Dimension, Resource},
     },
-    transport::proto::{DimensionTotals, Overview},
+    transport::proto::{DimensionTotals, EmState, Overview, ScopeUsage},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::task::JoinSet;
@@ -132,12 +132,31 @@ fn expected(overview: &Overview) -> Vec<String> {
     });
     let (tickets, line) = (overview.tickets.clone().unwrap_or_default(), overview.line.unwrap_or_default());
     let rates = overview.throughput.unwrap_or_default();
+    let mut states: BTreeMap<i32, i64> = BTreeMap::new();
+    for ems in &overview.ems {
+        *states.entry(ems.state).or_default() += ems.ems;
+    }
+    let word = |state: i32| match EmState::try_from(state).unwrap() {
+        EmState::Draining => "drained".to_owned(),
+        state => state.as_str_name().replace("EM_STATE_", "").to_lowercase(),
+    };
+    let count: i64 = states.values().sum();
+    let states: Vec<_> = states.into_iter().map(|(state, count)| format!("{count} {}", word(state))).collect();
     let others = [
-        format!("EMs      {}: ", overview.ems.iter().map(|ems| ems.ems).sum::<i64>()),
+        format!("EMs      {count}: {}", states.join(", ")),
         format!("tickets  {} used, {} locked   waiting {}", tickets.used, tickets.locked, line.waiting),
         format!("rates    {:.1} grants/s  {:.1} refusals/s", rates.grants_per_second, rates.refusals_per_second),
     ];
-    amounts.chain(others).collect()
+    amounts.chain(others).chain(overview.scopes.iter().flat_map(|scopes| scopes.fullest.first()).map(fullest)).collect()
+}
+
+/// What stands behind the bar of a scope with one maximum.
+fn fullest(scope: &ScopeUsage) -> String {
+    let (dimension, max) = scope.limits[0].max.first_key_value().unwrap();
+    let of = |amounts: &BTreeMap<String, i64>| amounts.get(dimension).copied().unwrap_or(0);
+    let held = of(&scope.used) + of(&scope.locked);
+    let name = dimension.strip_prefix("special.").unwrap_or(dimension);
+    format!("] {:>3}% {name} {held} of {max}", held * 100 / max)
 }
 
 fn shows(lines: &[String], overview: &Overview) -> bool {
@@ -183,17 +202,24 @@ async fn top_shows_what_the_overview_tells_and_gives_the_terminal_back() {
         rm.client.register(registration(em(host), load(gb, 16, 20))).await.unwrap();
     }
     rm.client.set_limit(&each_user(2)).await.unwrap();
+    rm.client.drain(&em("host2"), "new disks").await.unwrap();
     let used = rm.client.request_resource(&request(&em("host1"), "hadoop", load(4, 2, 1))).await.granted();
     rm.client.resource_inited(&inited(&used, "hadoop", None)).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "alice", load(30, 4, 1))).await.granted();
+    // Which are the fullest is worked out every few seconds.
+    let known = || async { rm.client.overview().await.unwrap().scopes.is_some_and(|scopes| scopes.fullest.len() == 2) };
+    eventually("the fullest scopes are known", LONG, known).await;
     let known = Known::default();
     let _asking = AbortOnDropHandle::new(tokio::spawn(follow(rm.client.clone(), known.clone())));
-    for (size, no_color) in SIZES.into_iter().zip(["", "1"]) {
+    let sizes = SIZES.into_iter().flat_map(|size| ["", "1"].map(|no_color| (size, no_color)));
+    for (size, no_color) in sizes {
         let mut top = Top::start(&rm.address, size, no_color);
         let (_, overview, lines) = top.agrees(&known, &BTreeSet::new());
         assert_eq!(overview.tickets.map(|tickets| (tickets.used, tickets.locked)), Some((1, 1)));
         assert_fits(&lines, size);
-        top.until_shows("HOSTS 1-2 of 2, by fullness");
+        let lines = top.until_shows("HOSTS 1-2 of 2, by fullness");
+        let scopes = lines.iter().position(|line| line == "FULLEST SCOPES").expect("they are known") + 1;
+        assert!(lines[scopes].starts_with("user=") && lines[scopes].ends_with(" 50% instances 1 of 2"), "{lines:#?}");
         top.press("s");
         let lines = top.until_shows("HOSTS 1-2 of 2, by name");
         let first = lines.iter().position(|line| line.starts_with("HOSTS")).unwrap() + 1;

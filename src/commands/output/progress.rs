@@ -13,6 +13,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Back to the start of the line, which becomes empty.
 const ERASE: &str = "\r\x1b[K";
 
+/// Whether there is a terminal where it is said.
+pub fn is_told() -> bool {
+    io::stderr().is_terminal()
+}
+
 /// Waits for something, and says on a terminal how long it has taken.
 pub async fn shown<T>(what: &str, task: impl Future<Output = T>) -> T {
     told(|| Some(what.to_owned()), task).await
@@ -20,7 +25,7 @@ pub async fn shown<T>(what: &str, task: impl Future<Output = T>) -> T {
 
 /// The same, and how far it has come, if that is to be said.
 pub async fn told<T>(so_far: impl Fn() -> Option<String>, task: impl Future<Output = T>) -> T {
-    if !io::stderr().is_terminal() {
+    if !is_told() {
         return task.await;
     }
     let start = Instant::now();

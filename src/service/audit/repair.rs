@@ -202,7 +202,8 @@ async fn remove_strays(
     for ticket in tickets.values() {
         removed.entry(ticket.em.clone()).or_default().count(Ok(ticket.resource()), ticket.is_locked(), 1);
     }
-    let ended = |ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, by: by.clone(), reason: None };
+    let ended =
+        |ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, by: by.clone(), reason: by.reason.clone() };
     let ended = tickets.into_values().map(ended);
     let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
     if !deltas.ended.is_empty() {

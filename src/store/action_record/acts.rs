@@ -58,6 +58,14 @@ impl LimitLine {
         }
     }
 
+    /// Nor did anybody give a reason for that.
+    fn reason<'a>(&self, by: &'a Actor) -> Option<&'a str> {
+        match self {
+            Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => by.reason(),
+            Self::InForce(_) => None,
+        }
+    }
+
     fn states(&self) -> (Option<String>, Option<String>) {
         let (before, after) = match self {
             Self::Set(rule, before) => (before.as_ref().map(State::of_rule), Some(State::of_rule(rule))),
@@ -112,10 +120,10 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], b
     let done = sqlx::query(
         "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
-            action_time, limit_mode, address, before, after)
-        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp(), mode, address, before, after
-        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $7::text[], $8::text[], $9::text[], $10::text[])
-            AS d (action, em_kind, scope, max, actor, mode, address, before, after)",
+            action_time, limit_mode, address, before, after, reason)
+        SELECT action, em_kind, scope::jsonb, $6, max::jsonb, actor, clock_timestamp(), mode, address, before, after, reason
+        FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $7::text[], $8::text[], $9::text[], $10::text[],
+            $11::text[]) AS d (action, em_kind, scope, max, actor, mode, address, before, after, reason)",
     )
     .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(LimitLine::em_kind).collect::<Vec<_>>())
@@ -127,6 +135,7 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], b
     .bind(addresses)
     .bind(before)
     .bind(after)
+    .bind(lines.iter().map(|line| line.reason(by)).collect::<Vec<_>>())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())
@@ -165,8 +174,8 @@ pub async fn insert_repairs(
     let done = sqlx::query(
         "-- action_record::insert_repairs
         INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type,
-            resource, actor, action_time, address, before, after)
-        SELECT $1, em_application_name, em_instance, scope::jsonb, resource_type, resource::jsonb, $8, $7, $9, before, after
+            resource, actor, action_time, address, before, after, reason)
+        SELECT $1, em_application_name, em_instance, scope::jsonb, resource_type, resource::jsonb, $8, $7, $9, before, after, $12
         FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $10::text[], $11::text[])
             AS d (em_application_name, em_instance, scope, resource_type, resource, before, after)",
     )
@@ -181,6 +190,7 @@ pub async fn insert_repairs(
     .bind(by.address())
     .bind(before)
     .bind(after)
+    .bind(by.reason())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, repairs.len(), done.rows_affected())
@@ -204,8 +214,8 @@ pub async fn insert_others(connection: &mut PgConnection, lines: &[OtherLine], b
     let done = sqlx::query(
         "-- action_record::insert_others
         INSERT INTO linkis_resource_action_record (action, object, before, after, resource_type, resource, actor, address,
-            action_time)
-        SELECT action, object, before, after, $5, $6::jsonb, $7, $8, clock_timestamp()
+            reason, action_time)
+        SELECT action, object, before, after, $5, $6::jsonb, $7, $8, $9, clock_timestamp()
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS d (action, object, before, after)",
     )
     .bind(lines.iter().map(|line| line.action.as_str()).collect::<Vec<_>>())
@@ -216,6 +226,7 @@ pub async fn insert_others(connection: &mut PgConnection, lines: &[OtherLine], b
     .bind(Resource::zero(ResourceType::Special).to_json())
     .bind(by.as_str())
     .bind(by.address())
+    .bind(by.reason())
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())

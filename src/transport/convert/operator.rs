@@ -21,11 +21,15 @@ pub fn drain(message: proto::DrainRequest) -> Result<DrainEm, FieldError> {
 
 /// An EM that is to grant again.
 pub fn resume(message: proto::ResumeRequest) -> Result<ResumeEm, FieldError> {
-    let reason = match message.reason.as_str() {
-        "" => None,
-        reason => Some(Name::parse("reason", reason)?),
-    };
-    Ok(ResumeEm { em: request::em_instance("em", message.em)?, reason })
+    Ok(ResumeEm { em: request::em_instance("em", message.em)?, reason: reason(&message.reason)? })
+}
+
+/// Why something is done, if that is said.
+pub fn reason(text: &str) -> Result<Option<Name>, FieldError> {
+    match text {
+        "" => Ok(None),
+        text => Name::parse("reason", text).map(Some),
+    }
 }
 
 /// What alone is to be repaired; `None` for everything.

@@ -89,7 +89,8 @@ impl Credentials {
         }
         hand_out();
         let url = self.url.clone();
-        let words = ["revoke".to_owned(), "--id".to_owned(), before.token_id, "--yes".to_owned()];
+        let words =
+            ["revoke", "--id", &before.token_id, "--yes", "--reason", "a new one is handed out"].map(str::to_owned);
         tokio::task::spawn_blocking(move || tokens(&url, &words)).await.unwrap();
         for address in addresses {
             let rm = self.with_token(address, LOOK_TIMEOUT, &before.token);

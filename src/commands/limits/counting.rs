@@ -1,0 +1,72 @@
+//! What is left to count by limits that are new, told on a terminal until they decide.
+
+use std::{cell::RefCell, time::Duration};
+
+use crate::{
+    client::calls,
+    transport::proto::{Job, LimitState, ListTasksRequest, ReplaceLimitsRequest, ReplaceLimitsResponse},
+};
+
+use super::super::{failure::Failure, output::progress, service::Asked};
+
+/// How often it is asked.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Replaces the limits. On a terminal, it is told meanwhile on how many hosts is left to count, and waited until nothing is: the service
+/// itself does not wait for longer than for other calls.
+///
+/// # Errors
+/// [`Failure::Service`].
+pub async fn replaced(service: &Asked, question: &ReplaceLimitsRequest) -> Result<ReplaceLimitsResponse, Failure> {
+    if !progress::is_told() {
+        return service.make(&calls::REPLACE_LIMITS, question).await;
+    }
+    let left = RefCell::new(None);
+    let look = async || {
+        let now = left_to_count(service).await;
+        let is_any = now.as_ref().map(|jobs| !jobs.is_empty());
+        left.replace(now);
+        is_any
+    };
+    let replaced = async {
+        let looking = async {
+            loop {
+                tokio::time::sleep(INTERVAL).await;
+                look().await;
+            }
+        };
+        let mut changes = tokio::select! {
+            changes = service.make(&calls::REPLACE_LIMITS, question) => changes?,
+            changes = looking => changes,
+        };
+        while changes.state() == LimitState::Counting {
+            match look().await {
+                // Who is not told how far it is does not wait for it.
+                None => break,
+                Some(false) => changes.set_state(LimitState::InForce),
+                Some(true) => tokio::time::sleep(INTERVAL).await,
+            }
+        }
+        Ok(changes)
+    };
+    let so_far = || {
+        let left = left.borrow().as_deref().map(text).unwrap_or_default();
+        Some(format!("changing the limits, and counting by them{left}"))
+    };
+    progress::told(so_far, replaced).await
+}
+
+/// What is being counted; `None` if it is not told.
+async fn left_to_count(service: &Asked) -> Option<Vec<Job>> {
+    let tasks = service.make(&calls::LIST_TASKS, &ListTasksRequest {}).await.ok()?;
+    Some(tasks.jobs.into_iter().filter(|job| job.kind == "label_sets").collect())
+}
+
+/// As short as it has to be to stand on one line of a terminal.
+fn text(jobs: &[Job]) -> String {
+    match jobs.iter().map(|job| job.left).max() {
+        None => String::new(),
+        Some(1) => ", 1 host left".to_owned(),
+        Some(left) => format!(", {left} hosts left"),
+    }
+}

@@ -1,0 +1,96 @@
+//! Tokens as they are listed. No call of the API tells of them: their JSON is the command line's own.
+
+use serde_json::{Value, json};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::store::token::ListedToken;
+
+use super::super::{
+    failure::Failure,
+    output::{
+        Format, Printer,
+        table::{Column, Row},
+        text,
+    },
+};
+
+const COLUMNS: &[Column] = &[
+    Column::id("ID"),
+    Column::text("NAME"),
+    Column::text("ROLES"),
+    Column::text("EMS"),
+    Column::text("USERS"),
+    Column::text("OWNER"),
+    Column::text("STATE"),
+    Column::text("EXPIRES"),
+    Column::text("LAST USED"),
+    Column::text("CREATED BY"),
+];
+
+/// Prints them.
+///
+/// # Errors
+/// Those of writing.
+pub fn print(tokens: &[ListedToken], printer: &mut Printer) -> Result<(), Failure> {
+    match printer.format() {
+        Format::Table | Format::Wide => printer.rows(COLUMNS, &tokens.iter().map(row).collect::<Vec<_>>()),
+        Format::Json => {
+            let all: Vec<Value> = tokens.iter().map(object).collect();
+            printer.print(&format!("{:#}\n", json!({ "tokens": all })))
+        }
+        Format::Jsonl => printer.print(&tokens.iter().map(|token| format!("{}\n", object(token))).collect::<String>()),
+    }
+}
+
+/// "good", "expired" or "revoked".
+fn state(token: &ListedToken) -> &'static str {
+    match (&token.revoke_time, token.is_over) {
+        (Some(_), _) => "revoked",
+        (None, true) => "expired",
+        (None, false) => "good",
+    }
+}
+
+fn row(token: &ListedToken) -> Row {
+    let state = match &token.revoke_time {
+        Some(at) => format!("revoked {} by {}", time(at), token.revoked_by.as_deref().unwrap_or("?")),
+        None => state(token).to_owned(),
+    };
+    let list = |names: &[String]| text::or_nothing(&names.join(","));
+    vec![
+        token.token_id.to_string(),
+        token.name.clone(),
+        list(&token.roles),
+        list(&token.ems),
+        token.users.as_deref().map_or_else(|| "*".to_owned(), list),
+        token.owner.clone(),
+        state,
+        time(&token.expire_time),
+        token.last_used_time.as_ref().map_or_else(|| text::NOTHING.to_owned(), time),
+        token.created_by.clone(),
+    ]
+}
+
+/// What does not apply is null; so are the users of a token that is for everybody's tickets.
+fn object(token: &ListedToken) -> Value {
+    let ListedToken { token_id, name, roles, ems, users, owner, created_by, revoked_by, .. } = token;
+    json!({
+        "token_id": token_id.to_string(),
+        "name": name,
+        "roles": roles,
+        "ems": ems,
+        "users": users,
+        "owner": owner,
+        "state": state(token),
+        "create_time": time(&token.create_time),
+        "created_by": created_by,
+        "expire_time": time(&token.expire_time),
+        "last_used_time": token.last_used_time.as_ref().map(time),
+        "revoke_time": token.revoke_time.as_ref().map(time),
+        "revoked_by": revoked_by,
+    })
+}
+
+fn time(time: &OffsetDateTime) -> String {
+    time.replace_nanosecond(0).unwrap_or(*time).format(&Rfc3339).unwrap_or_default()
+}

@@ -1,0 +1,174 @@
+//! Commands on a terminal: what destroys asks, no table is too wide, and what takes long says so.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    os::fd::OwnedFd,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    domain::{hold::NewHold, operation::LockKey},
+    server::Options,
+    transport::resource_manager::RequestTimeouts,
+};
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
+
+use crate::{certificates::Folder, harness::*};
+
+use super::{program, text, world};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A terminal of this size, and the end that programs have of it.
+pub fn terminal(columns: u16, rows: u16) -> (File, OwnedFd) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap();
+    let theirs = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    tcsetwinsize(&theirs, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    (ours.into(), theirs.into())
+}
+
+/// A command on a terminal, and what is to be seen there.
+struct Typed {
+    child: Child,
+    terminal: File,
+    chunks: mpsc::Receiver<Vec<u8>>,
+    seen: Vec<u8>,
+}
+
+impl Typed {
+    fn start(mut command: Command) -> Self {
+        let (terminal, theirs) = terminal(80, 24);
+        let end = || Stdio::from(theirs.try_clone().unwrap());
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        drop((command, theirs));
+        let (sender, chunks) = mpsc::sync_channel(64);
+        let mut reader = terminal.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // The end of a terminal is told as an error.
+            while let Ok(read @ 1..) = reader.read(&mut bytes) {
+                let _ = sender.send(bytes[..read].to_vec());
+            }
+        });
+        Self { child, terminal, chunks, seen: vec![] }
+    }
+
+    /// Waits until this is to be seen.
+    #[track_caller]
+    fn until(&mut self, what: &str) {
+        let deadline = Instant::now() + LONG;
+        while !text(&self.seen).contains(what) {
+            let chunk = self.chunks.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            self.seen.extend(chunk.unwrap_or_else(|_| panic!("{what:?} in {:?}", text(&self.seen))));
+        }
+    }
+
+    fn types(&self, keys: &str) {
+        (&self.terminal).write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// How it ended, and all that was to be seen.
+    fn end(mut self) -> (Option<i32>, String) {
+        while let Ok(chunk) = self.chunks.recv_timeout(LONG) {
+            self.seen.extend(chunk);
+        }
+        (self.child.wait().unwrap().code(), text(&self.seen))
+    }
+}
+
+/// Runs a command on a terminal where somebody types this; answers how it ended, and all that was to be seen.
+fn typed_at(address: &str, words: &[&str], types: &str) -> (Option<i32>, String) {
+    let typed = Typed::start(program(address, words));
+    typed.types(types);
+    typed.end()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_terminal_what_destroys_asks_and_no_table_is_too_wide() {
+    let world = world().await;
+    let (id, address) = (world.grants[0].ticket_id.to_string(), &world.rm.address);
+    let lives = async || lives(&world.rm.client, world.grants[0].ticket_id).await;
+    let (code, seen) = typed_at(address, &["release", &id], "n\n");
+    assert!(code == Some(1) && seen.contains("[y/N]") && !seen.contains("Why?"), "{seen}");
+    let (code, seen) = typed_at(address, &["limits", "delete", "user"], "y\n\n");
+    assert!(code == Some(64) && seen.contains("Why? ") && seen.contains("--reason: say why"), "{seen}");
+    assert!(lives().await);
+    let (code, seen) = typed_at(address, &["tickets"], "");
+    assert!(code == Some(0) && seen.lines().count() == 3 && seen.contains("TICKET"), "{seen}");
+    assert!(seen.lines().all(|line| line.trim_end().chars().count() <= 80), "{seen}");
+    assert!(seen.contains(&id), "ids are whole: {seen}");
+    let (code, seen) = typed_at(address, &["release", &id], "y\nits engine hangs\n");
+    assert!(code == Some(0) && seen.contains("Why? ") && seen.contains(&format!("ticket {id} forced at")), "{seen}");
+    assert!(!lives().await);
+}
+
+/// Back to the start of the line, which becomes empty.
+const ERASE: &str = "\r\u{1b}[K";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_audit_that_takes_long_says_so_on_a_terminal() {
+    let world = world().await;
+    let mut holder = world.database.connect().await;
+    let lock = "BEGIN; LOCK TABLE linkis_em_resource_meta_data IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(lock).execute(&mut holder).await.unwrap();
+    let mut audit = Typed::start(program(&world.rm.address, &["audit"]));
+    audit.until("auditing \u{2026} ");
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    let (code, seen) = audit.end();
+    assert!(seen.contains(&format!("{ERASE}consistent: 3 EMs, 2 scopes, 2 tickets")), "{seen:?}");
+    assert_eq!(code, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_that_takes_long_says_so_on_a_terminal() {
+    let database = Database::fresh().await;
+    // Somebody else makes a table of that name, and has not made up their mind.
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN; CREATE TABLE linkis_resource_limit ()").execute(&mut holder).await.unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
+    let mut migrate = Typed::start(command);
+    migrate.until("bringing the schema up to date \u{2026} ");
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    let (code, seen) = migrate.end();
+    assert!(seen.contains(" migrations were made"), "{seen:?}");
+    assert_eq!(code, Some(0));
+}
+
+/// The service answers before all is counted: who sits at a terminal is told how much is left, until the limits decide.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_that_are_being_counted_are_followed_on_a_terminal_until_they_decide() {
+    let database = Database::fresh().await;
+    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
+    let rm = Instance::start_with(&database, Options { times, ..options() }).await;
+    for host in ["host1", "host2"] {
+        rm.client.register(registration(em(host), load(8, 4, 4))).await.unwrap();
+        rm.client.request_resource(&request(&em(host), "hadoop", load(1, 1, 1))).await.granted();
+    }
+    let folder = Folder::new("command-line-counting");
+    folder.write("limits.toml", "[[limit]]\neach = [\"creator\"]\nmax = { instances = 7 }\n");
+    let file = folder.0.join("limits.toml");
+    // Nothing is counted on a host that is held.
+    let key = LockKey::Em(em("host1"));
+    let held = NewHold { key: key.clone(), duration: Duration::from_secs(600), reason: name("a look") };
+    rm.client.hold(&held).await.unwrap();
+    let words = ["limits", "apply", file.to_str().unwrap(), "--yes", "--reason", "as agreed"];
+    let mut apply = Typed::start(program(&rm.address, &words));
+    apply.until("changing the limits, and counting by them, 1 host left \u{2026} ");
+    tokio::time::sleep(2 * times.request_timeout).await;
+    rm.client.release_hold(&key).await.unwrap();
+    let (code, seen) = apply.end();
+    assert!(seen.contains("1 added, 0 changed, 0 removed") && !seen.contains("still being counted"), "{seen:?}");
+    assert_eq!(code, Some(0));
+    let listed = text(&program(&rm.address, &["limits", "list"]).output().unwrap().stdout);
+    assert!(listed.contains("  in force  "), "{listed}");
+}
