@@ -10,13 +10,12 @@ use std::{
 use linkis_rm::domain::{
     adopt::Adopt,
     cap::Cap,
-    drain::{DrainEm, ResumeEm},
     limit::{Counting, LabelSet, Limits, Pattern, Rule},
     line::QueuePosition,
     name::Labels,
     operation::{
-        Forced, Inited, Operation, Reap, Register, Released, Reported, Request, RequestId, RequestSpec, Unregister,
-        Wait,
+        DrainEm, Forced, Inited, Operation, Reap, Register, Released, Reported, Request, RequestId, RequestSpec,
+        ResumeEm, Unregister, Wait,
     },
     policy::Policy,
     principal::Principal,

@@ -8,6 +8,7 @@ use std::{
 use linkis_rm::domain::{
     drain::Drain,
     em::{Em, EmInstance},
+    end::End,
     external::{CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along},
     ledger::{Deltas, LineView, Snapshot, TicketPage},
     limit::Limits,
@@ -18,7 +19,7 @@ use linkis_rm::domain::{
     report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
     scope::{Counter, Usage},
-    ticket::{End, EndedTicket, Ticket, TicketState},
+    ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
 };
 use time::OffsetDateTime;
