@@ -83,7 +83,7 @@ impl Caller {
         };
         let grant = rm.request_resource(&ask).await.granted();
         let used = (self.turn % 3 == 1).then(|| less(&resource));
-        if self.turn % 3 != 0 {
+        if !self.turn.is_multiple_of(3) {
             self.rm().resource_inited(&inited(&grant, &self.user(), used)).await.unwrap();
         }
         self.held.push_back(grant);
