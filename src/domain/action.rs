@@ -5,10 +5,11 @@ use uuid::Uuid;
 
 use super::{
     audit::Subject,
+    end::End,
     limit_mode::LimitMode,
     name::{Labels, Name},
     resource::Resource,
-    ticket::{End, EngineInstance},
+    ticket::EngineInstance,
 };
 
 /// What was done.

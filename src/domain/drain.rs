@@ -2,7 +2,7 @@
 
 use time::OffsetDateTime;
 
-use super::{em::EmInstance, name::Name, principal::Principal};
+use super::{name::Name, principal::Principal};
 
 /// That an EM is drained. It outlives the EM's registrations.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,22 +13,4 @@ pub struct Drain {
     pub by: Principal,
     /// Since when, by the database's clock.
     pub since: OffsetDateTime,
-}
-
-/// Nothing new is to be granted on an EM.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DrainEm {
-    /// Which EM.
-    pub em: EmInstance,
-    /// Why, for people.
-    pub reason: Name,
-}
-
-/// An EM is to grant again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResumeEm {
-    /// Which EM.
-    pub em: EmInstance,
-    /// Why, for people, if that is told.
-    pub reason: Option<Name>,
 }

@@ -7,11 +7,9 @@ use uuid::Uuid;
 
 use super::{
     drain::Drain,
+    end::End,
     name::{FieldError, Labels, Name},
-    refusal::Refusal,
     resource::{Dimension, Left, Resource, ResourceError, ResourceType},
-    scope::Tally,
-    ticket::End,
     ticket_digest::TicketDigest,
 };
 
@@ -173,32 +171,6 @@ impl Em {
     /// Whether its amounts can be compared with `other`'s: the same type, on the same queue.
     pub fn is_counted_like(&self, other: &Resource) -> bool {
         self.resource_type() == other.resource_type() && self.total.covers(other).is_ok()
-    }
-
-    /// Whether `share` (what [`Em::project`] returned) can be granted now, while `ahead` is kept for others; a refusal tells
-    /// everything that is short.
-    pub fn judge(&self, share: &Resource, ahead: &Tally) -> Result<Result<(), Refusal>, ResourceError> {
-        self.judge_growth(&share.zero_like(), share, ahead)
-    }
-
-    /// Whether a share that was `from`, and is not counted any more, can become `to`. What does not grow is never short: it
-    /// was granted before.
-    pub fn judge_growth(
-        &self,
-        from: &Resource,
-        to: &Resource,
-        ahead: &Tally,
-    ) -> Result<Result<(), Refusal>, ResourceError> {
-        let grows = |dimension: &Dimension| to.get(dimension) > from.get(dimension);
-        let mut shortages = self.left()?.shortages_behind(to, |dimension| ahead.get(dimension));
-        shortages.retain(|short| grows(&short.dimension));
-        if shortages.is_empty() {
-            return Ok(Ok(()));
-        }
-        let nothing = self.total.zero_like();
-        let capacity = Resource::left(&self.total, &self.protected, &nothing, &nothing)?;
-        let never_fits = capacity.shortages(to).iter().any(|short| grows(&short.dimension));
-        Ok(Err(Refusal::of_em(self, shortages, never_fits)))
     }
 
     /// How many hundredths are held of what is not protected, in the dimension of which it is the most; rounded down. Of nothing, what is

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::{
-    cap::{Cap, Maximum},
+    cap::Cap,
     em::Em,
-    limit::{LimitedScope, Limits},
+    limit::{LimitedScope, Limits, Maximum},
     limit_mode::LimitMode,
     line::{Line, QueuePosition, Spot, Spots},
     operation::{Rejection, Request, RequestSpec},
     refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
     resource::{Dimension, Resource, ResourceError, behind},
-    scope::{Counter, Usage},
+    scope::{Counter, Tally, Usage},
 };
 
 /// Why a request cannot be granted now.
@@ -108,6 +108,34 @@ pub fn head_room<'a>(
         }));
     }
     Ok(rooms)
+}
+
+impl Em {
+    /// Whether `share` (what [`Em::project`] returned) can be granted now, while `ahead` is kept for others; a refusal tells
+    /// everything that is short.
+    pub fn judge(&self, share: &Resource, ahead: &Tally) -> Result<Result<(), Refusal>, ResourceError> {
+        self.judge_growth(&share.zero_like(), share, ahead)
+    }
+
+    /// Whether a share that was `from`, and is not counted any more, can become `to`. What does not grow is never short: it
+    /// was granted before.
+    pub fn judge_growth(
+        &self,
+        from: &Resource,
+        to: &Resource,
+        ahead: &Tally,
+    ) -> Result<Result<(), Refusal>, ResourceError> {
+        let grows = |dimension: &Dimension| to.get(dimension) > from.get(dimension);
+        let mut shortages = self.left()?.shortages_behind(to, |dimension| ahead.get(dimension));
+        shortages.retain(|short| grows(&short.dimension));
+        if shortages.is_empty() {
+            return Ok(Ok(()));
+        }
+        let nothing = self.total.zero_like();
+        let capacity = Resource::left(&self.total, &self.protected, &nothing, &nothing)?;
+        let never_fits = capacity.shortages(to).iter().any(|short| grows(&short.dimension));
+        Ok(Err(Refusal::of_em(self, shortages, never_fits)))
+    }
 }
 
 /// Judges a request. `usage` tells what a scope holds; `position` is where it stands in line, if it does.

@@ -17,14 +17,16 @@ use super::{
     name::Name,
     policy::Policy,
     resource::{Dimension, Resource},
-    scope::{Counter, Scope, TicketLabels, USER},
+    scope::{Counter, Queues, Scope, TicketLabels, USER},
 };
 
 mod label_set;
+mod maximum;
 mod rule;
 mod usage;
 
-pub use label_set::{Counting, LabelSet, Lacking, Queues};
+pub use label_set::{Counting, LabelSet};
+pub use maximum::{Decider, Maximum};
 pub use rule::{Expected, Pattern, Rule, RuleChanges, RuleRecord};
 use rule::{RuleSet, check_order};
 pub use usage::{Over, Replaced, ScopeUsage, sort_fullest};

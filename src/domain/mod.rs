@@ -6,7 +6,7 @@
 //! - [`resource`]: the one algebra of amounts;
 //! - [`em`]: a host, its counters, and whether it can answer for a request;
 //! - [`drain`]: that nothing new is granted on it; [`hold`]: that nothing about it is changed for a while;
-//! - [`ticket`]: one grant and its life;
+//! - [`ticket`]: one grant and its life; [`end`]: how it ends;
 //! - [`ticket_digest`]: whether two sets of tickets are the same;
 //! - [`scope`], [`limit`]: sets of labels, what their tickets hold together, and how much they may;
 //! - [`external`]: how much room such a queue has, by what its cluster showed and what was granted since;
@@ -32,6 +32,7 @@ pub mod cap;
 pub mod counters;
 pub mod drain;
 pub mod em;
+pub mod end;
 pub mod external;
 pub mod hold;
 pub mod judgement;

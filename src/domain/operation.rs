@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{
     adopt::Adopt,
     counters::Counters,
-    drain::{Drain, DrainEm, ResumeEm},
+    drain::Drain,
     em::{Em, EmInstance},
     external::{JudgedQueue, place_of},
     line::{QueuePosition, Spots},
@@ -19,9 +19,11 @@ use super::{
     ticket::{EndedTicket, EngineInstance, Ticket},
 };
 
+mod draining;
 mod rejection;
 mod request;
 
+pub use draining::{DrainEm, ResumeEm};
 pub use rejection::{Rejection, ended_at};
 pub use request::{Request, RequestId, RequestRecord, RequestScopes, RequestSpec, Wait};
 

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::{
-    cap::{Decider, Maximum, write_maxima},
+    cap::write_maxima,
     em::Em,
-    limit::{LimitedScope, Rule},
+    limit::{Decider, LimitedScope, Maximum, Rule},
     limit_mode::LimitMode,
     resource::{Dimension, Resource, Shortage, behind, whole_gb},
     scope::{Tally, Usage},

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use super::{
     em::EmInstance,
-    limit::{Lacking, Queues},
     name::{Labels, Name},
     resource::{Dimension, Resource, ResourceError},
 };
@@ -116,6 +115,24 @@ impl<'a> TicketLabels<'a> {
     fn carried(&self, key: &str) -> Option<&'a str> {
         self.labels.as_map().get(key).map(String::as_str)
     }
+}
+
+/// Where a ticket counts that lacks a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lacking {
+    /// Nowhere in the label set: so the first release counted.
+    Skipped,
+    /// In the scope with the value "" there: nobody escapes a limit by saying less.
+    Empty,
+}
+
+/// How amounts in queues and namespaces count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Queues {
+    /// All together, whatever the labels are: so earlier releases counted.
+    Summed,
+    /// Each on its own: where the labels name the queue or namespace, and nowhere else.
+    Apart,
 }
 
 /// Labels with their values: what a counter is kept for.

@@ -13,7 +13,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::domain::{refusal::Refusal, scope_kind::ScopeKind, ticket::End};
+use crate::domain::{end::End, refusal::Refusal, scope_kind::ScopeKind};
 
 use super::{Counter, add};
 

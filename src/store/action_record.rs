@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use crate::domain::{
     action::{Action, ActionRecord},
+    end::End,
     resource::Resource,
-    ticket::{End, EndedTicket},
+    ticket::EndedTicket,
 };
 
 use super::{StoreError, rows::Table};

@@ -9,11 +9,11 @@ use uuid::Uuid;
 use crate::domain::{
     audit::{EmBooks, TrueCounters},
     em::{Counted, Em, EmInstance, Going},
+    end::End,
     limit::Limits,
     name::{Labels, Name},
     report::Health,
     resource::Left,
-    ticket::End,
     ticket_digest::TicketDigest,
 };
 

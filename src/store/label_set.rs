@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::domain::{
-    limit::{Counting, LabelSet, Lacking, Queues},
+    limit::{Counting, LabelSet},
     name::Name,
+    scope::{Lacking, Queues},
 };
 
 use super::{StoreError, expect_rows, rows::Table};

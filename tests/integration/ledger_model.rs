@@ -23,7 +23,7 @@ use linkis_rm::domain::{
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use self::{judging::*, named::*, state::*, steps::*, tables::*};
+use self::{judging::*, named::*, operations::rules, state::*, steps::*, tables::*};
 
 /// Who can be served after the batches, and could not before, is told of it where it is short.
 fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedSpots]) {
@@ -153,9 +153,9 @@ impl Comparison {
                     tables.leave(model.waiting[number].id);
                 }
             }
-            Step::Limit { .. } | Step::QueueLimit { .. } => tables.set_limits(model.rules()),
+            Step::Limit { .. } | Step::Policy { .. } => tables.set_limits(rules(model)),
             Step::Report { em } => tables.report(instance(*em)),
-            Step::Cluster { max, used } => tables.cluster.install(time_of(model.now), *max, *used),
+            Step::Cluster { max, used, shown } => tables.cluster.install(time_of(model.now), *max, *used, shown),
             _ => {}
         }
         self.begin();
@@ -199,11 +199,14 @@ proptest! {
 /// A release is told where somebody waits for a cap of his own, also if no limit decides there.
 #[test]
 fn who_waits_for_a_cap_is_woken_where_no_limit_decides() {
-    let request =
-        |wait, cap| Step::Request { em: 0, user: 0, queue: None, amount: 5, ttl: 9, request_id: None, wait, cap };
+    let request = |wait, cap| {
+        let (who, requires, request_id) = (NEW.who, None, None);
+        Step::Request { em: 0, who, requires, amount: 5, ttl: 9, request_id, wait, cap }
+    };
+    let off = ModelRule { scarce: Some(0), instances: None, mode: LimitMode::Off };
     let steps = vec![
-        Step::Register { em: 0, total: 30, protected: 0 },
-        Step::Limit { user: None, max: Some((0, LimitMode::Off)) },
+        Step::Register { em: 0, total: 30, protected: 0, reserved: false, zone: false },
+        Step::Limit { set: USER_SET, values: [None; 2], rule: Some(off) },
         request(false, None),
         request(true, Some(9)),
         Step::Commit { seconds: 1 },

@@ -12,11 +12,11 @@ use linkis_rm::domain::{
     em::{Em, EmInstance},
     external::Clusters,
     ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
-    limit::{Counting, LabelSet, Lacking, Limits, Queues},
+    limit::{Counting, LabelSet, Limits},
     operation::{CountTickets, Operation, Outcome, Released, Reported, Request, RequestSpec, StepFrom, Unregister},
     principal::Principal,
     resource::{Dimension, Resource},
-    scope::{Counter, Usage},
+    scope::{Counter, Lacking, Queues, Usage},
     ticket::Ticket,
     ticket_digest::TicketDigest,
 };

@@ -1,5 +1,7 @@
 //! Upgrades: releases side by side on one database, and what a later one left.
 
+mod under_load;
+
 use std::{
     collections::BTreeMap,
     process::{Child, Command, Stdio},

@@ -9,6 +9,7 @@ use super::{
     super::{
         drain::Drain,
         em::{Em, EmInstance},
+        end::End,
         external::{ClusterDelta, ClusterTicketDelta},
         limit::Limits,
         line::{FreedSpots, QueuePosition, Spots},
@@ -16,7 +17,7 @@ use super::{
         operation::{Request, RequestRecord},
         principal::{Actor, Principal},
         scope::{Counter, Usage},
-        ticket::{End, Ticket},
+        ticket::Ticket,
     },
     draining::DrainDelta,
     snapshot::LineView,

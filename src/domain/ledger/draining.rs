@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use super::{
     super::{
-        drain::{Drain, DrainEm, ResumeEm},
+        drain::Drain,
         em::EmInstance,
+        end::End,
         line::{MUCH, Spot},
         name::Name,
-        operation::{Forced, Outcome, Rejection},
+        operation::{DrainEm, Forced, Outcome, Rejection, ResumeEm},
         principal::Actor,
         resource::{Resource, ResourceType},
-        ticket::{End, EndedTicket},
+        ticket::EndedTicket,
     },
     Ledger,
 };

@@ -7,10 +7,11 @@ use uuid::Uuid;
 use super::{
     super::{
         em::EmInstance,
+        end::End,
         limit::LimitedScope,
         line::Spot,
         operation::{Outcome, Rejection, Released},
-        ticket::{End, EndedTicket, Ticket, TicketState},
+        ticket::{EndedTicket, Ticket, TicketState},
     },
     EndedDelta, Ledger, check_owner, counters, give_back, owned,
     slots::TicketSlot,

@@ -8,10 +8,11 @@ use uuid::Uuid;
 use super::{
     super::{
         em::{Em, EmInstance, Going},
+        end::End,
         line::{MUCH, Spot},
         operation::{CountTickets, Outcome, Reap, Rejection, Unregister},
         report::LastSign,
-        ticket::{End, Ticket},
+        ticket::Ticket,
     },
     Counted, EmSlot, Ledger, TicketPage, check_epoch, registered_em,
 };

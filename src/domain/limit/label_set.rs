@@ -5,26 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::domain::{
     name::Name,
     policy::Policy,
-    scope::{Scope, TicketLabels},
+    scope::{Lacking, Queues, Scope, TicketLabels},
 };
-
-/// Where a ticket counts that lacks a label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lacking {
-    /// Nowhere in the label set: so the first release counted.
-    Skipped,
-    /// In the scope with the value "" there: nobody escapes a limit by saying less.
-    Empty,
-}
-
-/// How amounts in queues and namespaces count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Queues {
-    /// All together, whatever the labels are: so earlier releases counted.
-    Summed,
-    /// Each on its own: where the labels name the queue or namespace, and nowhere else.
-    Apart,
-}
 
 /// One way to count: the labels that scopes have, and the tickets that do not count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -12,13 +12,13 @@ use crate::{
     domain::{
         audit::{Difference, EmSums, ScopeFix, Stray, Subject, queue_subject},
         em::EmInstance,
+        end::End,
         ledger::{Deltas, EndedDelta},
         operation::LockKey,
         principal::Actor,
         queue::QueueAmounts,
         resource::{Resource, ResourceType},
         scope::{Scope, Usage},
-        ticket::End,
     },
     store::{
         StoreError,

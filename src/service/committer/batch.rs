@@ -13,6 +13,7 @@ use crate::{
     domain::{
         counters::Counters,
         em::{Em, EmInstance},
+        end::End,
         external::place_of,
         ledger::{Deltas, Ledger, LineView, PostCommitState, Snapshot},
         limit::Limits,
@@ -20,7 +21,7 @@ use crate::{
         operation::{LockKey, Operation, Outcome, Rejection, Request, StepFrom},
         principal::Actor,
         scope::Counter,
-        ticket::{End, Ticket},
+        ticket::Ticket,
     },
     metrics::{Metrics, Timed},
     service::reading::{self, QueueUse},

@@ -10,9 +10,9 @@ use crate::{
     domain::{
         drain::Drain,
         em::{Em, EmInstance},
+        end::End,
         ledger::Deltas,
         line::Spots,
-        ticket::End,
     },
     store::{StoreError, action_record, em_drain, em_resource, user_resource, waiting},
 };

@@ -8,10 +8,10 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        end::End,
         limit::Limits,
         operation::{Grant, LockKey, Operation, Outcome, Released, Request},
         principal::Principal,
-        ticket::End,
     },
     error::Error,
     metrics::Metrics,

@@ -6,12 +6,13 @@ use uuid::Uuid;
 use crate::domain::{
     action::Action,
     em::{Em, EmInstance},
+    end::End,
     ledger::{Deltas, DrainDelta, EndedDelta},
     name::Name,
     principal::{Actor, Principal},
     resource::Resource,
     state::State,
-    ticket::{End, Ticket, TicketState},
+    ticket::{Ticket, TicketState},
 };
 
 use crate::store::rows::labels_json;

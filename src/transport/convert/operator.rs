@@ -3,10 +3,10 @@
 use crate::{
     domain::{
         audit::RepairTarget,
-        drain::{Drain, DrainEm, ResumeEm},
+        drain::Drain,
         hold::{HOLD_MAX, Hold, NewHold, TakenHold},
         name::{FieldError, Name},
-        operation::{LockKey, NamedTicket},
+        operation::{DrainEm, LockKey, NamedTicket, ResumeEm},
         principal::Principal,
     },
     transport::proto,

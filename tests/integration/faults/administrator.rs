@@ -6,16 +6,22 @@
 use std::collections::{BTreeMap, HashSet};
 
 use linkis_rm::{
-    client::RmClient,
+    client::{RmClient, calls},
     domain::{
         limit::{Pattern, Rule},
         limit_mode::LimitMode,
         policy::{Check, Policy},
         resource::Dimension,
     },
+    transport::{convert::limit, proto::ReplaceLimitsRequest},
 };
 
-use super::{crowd, journal::Answer, random::Random, workload::Shared};
+use super::{
+    crowd,
+    journal::Answer,
+    random::Random,
+    workload::{Shared, TENANT, is_alone},
+};
 use crate::harness::*;
 
 /// What may be the limit of a pattern: `None` for no limit.
@@ -66,10 +72,18 @@ impl Administrator {
             Known::new(&[("creator", None)], cores.clone()),
             Known::new(&[("creator", Some("batch"))], cores.clone()),
             Known::new(&[("user", None), ("creator", None)], cores.clone()),
-            Known::new(&[("user", Some("shared0"))], cores),
+            Known::new(&[("user", Some("shared0"))], cores.clone()),
             Known::new(&[("creator", Some(crowd::CROWD))], crowded.clone()),
             Known::new(&[("user", Some(crowd::CROWD)), ("creator", None)], crowded),
         ];
+        let mut all = all;
+        if is_alone() {
+            // Each names what the other does not: what one leaves out falls to the other.
+            all.push(Known::new(&[("user", None), ("tenant", None)], cores));
+            all.push(Known::new(&[("user", None), ("tenant", Some(TENANT))], (Dimension::Instances, 2, 20)));
+            all.push(Known::new(&[("engine_family", None)], (Dimension::Cores, 30, 120)));
+            all.push(Known::new(&[("queue", None)], (Dimension::Instances, 3, 30)));
+        }
         let mut begun = Self { shared, random, all, next_mark: 1 << 50 };
         for number in 0..begun.all.len() {
             begun.set(number).await;
@@ -81,8 +95,9 @@ impl Administrator {
         while self.shared.goes_on(self.random.millis(100, 1000)).await {
             let number = self.random.index(self.all.len());
             match self.random.between(0, 9) {
-                0..6 => self.set(number).await,
-                6..8 => self.delete(number).await,
+                0..5 => self.set(number).await,
+                5 if is_alone() => self.replace().await,
+                5..8 => self.delete(number).await,
                 _ => self.set_policy().await,
             }
             compare(&self.shared, &mut self.random, &self.all).await;
@@ -90,8 +105,16 @@ impl Administrator {
     }
 
     async fn set(&mut self, number: usize) {
+        let (rm, rule) = (self.shared.client(&mut self.random), self.rule(number));
+        let set = async { rm.set_limit(&rule).await.map(drop) };
+        let answer = self.shared.journal.call("set limit", set).await;
+        self.all[number].changed(&answer, Some(self.next_mark));
+    }
+
+    /// A limit that has never been.
+    fn rule(&mut self, number: usize) -> Rule {
         self.next_mark += 1;
-        let (rm, known) = (self.shared.client(&mut self.random), &mut self.all[number]);
+        let known = &self.all[number];
         let (scarce, low, high) = known.scarce.clone();
         let max = [(scarce, self.random.between(low, high)), (Dimension::Memory, self.next_mark)].into();
         let mode = match self.random.between(0, 9) {
@@ -99,9 +122,25 @@ impl Administrator {
             1..3 => LimitMode::Watched,
             _ => LimitMode::Enforced,
         };
-        let rule = Rule { pattern: known.pattern.clone(), mode, max };
-        let set = async { rm.set_limit(&rule).await.map(drop) };
-        known.changed(&self.shared.journal.call("set limit", set).await, Some(self.next_mark));
+        Rule { pattern: known.pattern.clone(), mode, max }
+    }
+
+    /// Most of them at once, each with another maximum, and no others.
+    async fn replace(&mut self) {
+        let (mut limits, mut marks) = (Vec::new(), Vec::new());
+        for number in 0..self.all.len() {
+            let mark = self.random.percent(85).then(|| {
+                limits.push(limit::limit(&self.rule(number)));
+                self.next_mark
+            });
+            marks.push(mark);
+        }
+        let (rm, call) = (self.shared.client(&mut self.random), ReplaceLimitsRequest { limits, dry_run: false });
+        let replace = async { rm.make(&calls::REPLACE_LIMITS, &call).await.map(drop) };
+        let answer = self.shared.journal.call("replace limits", replace).await;
+        for (known, mark) in self.all.iter_mut().zip(marks) {
+            known.changed(&answer, mark);
+        }
     }
 
     async fn delete(&mut self, number: usize) {

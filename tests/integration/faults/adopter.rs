@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{
     journal::Answer,
     random::Random,
-    workload::{Hosts, Shared},
+    workload::{ENGINE_TYPES, Hosts, Shared, TENANTS, of_tenant},
 };
 use crate::harness::*;
 
@@ -27,9 +27,9 @@ pub async fn run(shared: Shared, mut random: Random) {
             ticket_id: Uuid::new_v4(),
             user: name(&format!("shared{}", random.between(0, 4))),
             creator: name(random.pick(["IDE", "notebook", "batch"])),
-            engine_type: String::new(),
+            engine_type: random.pick(ENGINE_TYPES).to_owned(),
             em: em(host),
-            labels: Default::default(),
+            labels: of_tenant(random.pick(TENANTS)),
             engine: engine(host),
             used: load(random.between(1, 6), random.between(1, 4), 1),
         };

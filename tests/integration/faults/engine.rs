@@ -9,7 +9,9 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         cap::Cap,
-        operation::{Grant, Released},
+        em::EmInstance,
+        name::Labels,
+        operation::{Grant, Inited, Released, Reported},
         resource::{Dimension, Resource},
     },
 };
@@ -18,7 +20,7 @@ use super::{
     journal::{Answer, Life},
     queues,
     random::Random,
-    workload::{Hosts, RETRY, Shared},
+    workload::{ENGINE_TYPES, Hosts, RETRY, Shared, TENANT, TENANTS, is_alone, of_tenant, of_zone},
 };
 use crate::harness::*;
 
@@ -28,11 +30,28 @@ const TTL: Duration = Duration::from_secs(3);
 /// For how long a request is repeated whose answer is not known.
 const REPEAT_MAX: Duration = Duration::from_secs(30);
 
+/// What a host says late that has registered again.
+const OLDER: &str = "an older registration";
+
 /// So much of what was granted, in the queue in which it was granted; `None` if nobody was told in which.
-fn of(request: &ResourceRequest, grant: &Grant, used: Resource) -> Option<Resource> {
+fn of(request: &ResourceRequest, grant: &Grant, used: Resource, application_id: &str) -> Option<Resource> {
     let path = grant.queue.as_ref().map(|queue| queue.path.trim_start_matches("root."));
     let is_known = path.is_some() || request.queue_names.is_empty();
-    is_known.then(|| queues::use_of(&request.resource, path, used))
+    is_known.then(|| queues::use_of(&request.resource, path, used, application_id))
+}
+
+/// What a request is called: whether or not the EM that it names lets it in.
+fn kind(request: &ResourceRequest) -> &'static str {
+    let is_let_in = request.em.as_ref().is_none_or(|em| may_go(request, em));
+    if is_let_in { "request" } else { TURNED_AWAY }
+}
+
+const TURNED_AWAY: &str = "request to be turned away";
+
+/// Whether a request may go to an EM, by the labels of both.
+fn may_go(request: &ResourceRequest, on: &EmInstance) -> bool {
+    let is_let_in = *on != em(Hosts::RESERVED) || request.labels == of_tenant(Some(TENANT)) || !is_alone();
+    is_let_in && (request.selector.required == Labels::default() || Hosts::is_in_zone(on))
 }
 
 /// One that asks and asks.
@@ -86,7 +105,14 @@ impl Caller {
         let queue_names = queues::names(&mut self.random, &resource);
         let em = Hosts::pick(&mut self.random);
         let creator = name(self.random.pick(["IDE", "notebook", "batch"]));
-        let request = ResourceRequest::new(em, name(&user), creator, resource);
+        let mut request = ResourceRequest::new(em, name(&user), creator, resource);
+        if is_alone() {
+            request.engine_type = self.random.pick(ENGINE_TYPES).to_owned();
+            request.labels = of_tenant(self.random.pick(TENANTS));
+            if self.random.percent(8) {
+                request.selector.required = of_zone();
+            }
+        }
         let wait_timeout = match self.random.percent(35) {
             true => self.random.millis(50, 3000),
             false => Duration::ZERO,
@@ -105,14 +131,17 @@ impl Caller {
 
     async fn dry_run(&mut self, request: ResourceRequest) {
         let rm = self.shared.client(&mut self.random);
-        drop(self.shared.journal.call("dry run", rm.dry_run(&request)).await);
+        let kind = if kind(&request) == TURNED_AWAY { TURNED_AWAY } else { "dry run" };
+        let answer = self.shared.journal.call(kind, rm.dry_run(&request)).await;
+        let is_fair = kind != TURNED_AWAY || !matches!(answer, Answer::Done(_));
+        self.shared.journal.check(is_fair, || format!("{request:?} was let in: {answer:?}"));
     }
 
     /// Goes away while the request is under way, perhaps waiting in line.
     async fn go_away(&mut self, request: ResourceRequest) {
         let rm = self.shared.client(&mut self.random);
         let patience = self.random.millis(1, 400);
-        let call = self.shared.journal.call("request", rm.request_resource(&request));
+        let call = self.shared.journal.call(kind(&request), rm.request_resource(&request));
         match tokio::time::timeout(patience, call).await {
             Ok(answer) => {
                 if let End::Granted(grant) = self.answered(&request, answer) {
@@ -134,8 +163,8 @@ impl Caller {
         let (first, second) = (self.shared.client(&mut self.random), self.shared.client(&mut self.random));
         let journal = &self.shared.journal;
         let answers = tokio::join!(
-            journal.call("request", first.request_resource(&request)),
-            journal.call("request", second.request_resource(&request))
+            journal.call(kind(&request), first.request_resource(&request)),
+            journal.call(kind(&request), second.request_resource(&request))
         );
         let (first, second) = (self.answered(&request, answers.0), self.answered(&request, answers.1));
         match (first, second) {
@@ -150,7 +179,7 @@ impl Caller {
         let start = Instant::now();
         loop {
             let rm = self.shared.client(&mut self.random);
-            let answer = self.shared.journal.call("request", rm.request_resource(&request)).await;
+            let answer = self.shared.journal.call(kind(&request), rm.request_resource(&request)).await;
             match self.answered(&request, answer) {
                 End::Granted(grant) => return self.engine(&request, grant).await,
                 End::Refused => return,
@@ -170,6 +199,8 @@ impl Caller {
                 if request.em.as_ref().is_some_and(|em| *em != grant.em) {
                     journal.violation(format!("granted on another EM than was asked for: {grant:?}"));
                 }
+                let told = || format!("{request:?} was let in: {grant:?}");
+                journal.check(may_go(request, &grant.em), told);
                 End::Granted(grant)
             }
             Answer::Done(ResultResource::NotEnough(_)) | Answer::Rejected => End::Refused,
@@ -219,8 +250,16 @@ impl Caller {
 
     /// The engine reports what it uses; false if it may not run.
     async fn report_in(&mut self, request: &ResourceRequest, grant: &Grant) -> bool {
-        let used = self.used(&request.resource).and_then(|used| of(request, grant, used));
-        let report = inited(grant, request.user.as_str(), used);
+        let application_id = if self.random.percent(30) { "application_1_1" } else { "" };
+        let used = self.used(&request.resource).and_then(|used| of(request, grant, used, application_id));
+        let report = Inited { epoch: self.epoch(grant), ..inited(grant, request.user.as_str(), used) };
+        if let Some([older, _]) = self.shared.epochs.get(&grant.em).filter(|_| self.random.percent(5)) {
+            let late = Inited { epoch: Some(*older), ..report.clone() };
+            let rm = self.shared.client(&mut self.random);
+            let answer = self.shared.journal.call(OLDER, rm.resource_inited(&late)).await;
+            let told = || format!("{late:?} was believed: {answer:?}");
+            self.shared.journal.check(!matches!(answer, Answer::Done(_)), told);
+        }
         // What an EM reports has to name the engine as soon as it may be in use.
         self.shared.engines.insert(&grant.em, grant.ticket_id);
         self.shared.journal.note(grant.ticket_id, "inited asked", |life| life.init_asked = true);
@@ -233,14 +272,27 @@ impl Caller {
         runs
     }
 
-    /// The engine uses something else, for once.
+    /// For which registration the engine's host acts, if it says so: the one that there is, where that is known.
+    fn epoch(&mut self, grant: &Grant) -> Option<i64> {
+        let [_, current] = self.shared.epochs.get(&grant.em)?;
+        (is_alone() && self.random.percent(30)).then_some(*current)
+    }
+
+    /// The engine uses something else, for once; which application it is, it may tell with that or later.
     async fn report_use(&mut self, request: &ResourceRequest, grant: &Grant) {
         let used = load(self.random.between(0, 8), self.random.between(0, 5), 1);
-        let Some(used) = of(request, grant, used) else { return };
-        let report = grant.reported(request.user.clone(), used.clone());
-        let report_use = async |rm: RmClient| rm.resource_reported(&report).await;
-        if self.shared.insist(&mut self.random, "reported", report_use).await.is_some() {
+        for application_id in [self.random.pick(["", "application_1_1"]), "application_1_2"] {
+            let Some(used) = of(request, grant, used.clone(), application_id) else { return };
+            let told = grant.reported(request.user.clone(), used.clone());
+            let report = Reported { epoch: self.epoch(grant), ..told };
+            let report_use = async |rm: RmClient| rm.resource_reported(&report).await;
+            if self.shared.insist(&mut self.random, "reported", report_use).await.is_none() {
+                return;
+            }
             self.shared.journal.note(grant.ticket_id, "reported", |life| life.reported = Some(used));
+            if self.random.percent(70) {
+                return;
+            }
         }
     }
 

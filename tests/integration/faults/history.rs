@@ -10,7 +10,11 @@ use sqlx::{FromRow, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{journal::Journal, workload::protected};
+use super::{
+    journal::Journal,
+    workload::{Hosts, TENANT, protected},
+};
+use crate::harness::em;
 
 /// How long the tickets of an EM that went may take to end, while things break: longer than a series of outages, of each of which an
 /// instance may need a quarter of a minute to notice.
@@ -33,6 +37,9 @@ pub struct Line {
     pub ticket_id: Option<Uuid>,
     pub user: Option<String>,
     pub creator: Option<String>,
+    pub engine_type: Option<String>,
+    labels: Option<String>,
+    queue: Option<String>,
     pub kind: Option<String>,
     /// Empty if it is of a limit or a policy.
     pub em: String,
@@ -52,6 +59,26 @@ impl Line {
         [self.memory, self.cores, self.instances]
     }
 
+    /// The value of a label that limits count a ticket by; `None` for what is derived, and cannot be derived of it.
+    pub fn label(&self, key: &str) -> Option<String> {
+        match key {
+            "user" => self.user.clone(),
+            "creator" => self.creator.clone(),
+            "engine_type" => self.engine_type.clone(),
+            "engine_family" => {
+                let family = self.engine_type.as_deref()?.split('-').next();
+                family.filter(|family| !family.is_empty()).map(str::to_owned)
+            }
+            "em_application" => self.kind.clone(),
+            "em" => Some(self.em.clone()),
+            "queue" => self.queue.clone(),
+            _ => {
+                let labels: BTreeMap<String, String> = serde_json::from_str(self.labels.as_deref()?).unwrap();
+                Some(labels.get(key).cloned().unwrap_or_default())
+            }
+        }
+    }
+
     pub fn is_end(&self) -> bool {
         ["released", "expired", "unregistered", "lost"].contains(&self.action.as_str())
     }
@@ -64,7 +91,8 @@ pub fn amounts(resource: &Resource) -> Amounts {
 /// All of it, in order.
 pub async fn read(connection: &mut PgConnection) -> Vec<Line> {
     sqlx::query_as(
-        r#"SELECT id, xmin::text::bigint AS transaction, action, ticket_id, "user", creator, em_application_name AS kind,
+        r#"SELECT id, xmin::text::bigint AS transaction, action, ticket_id, "user", creator, engine_type, labels::text AS labels,
+            resource -> 'yarnResource' ->> 'queueName' AS queue, em_application_name AS kind,
             coalesce(em_instance, '') AS em, scope::text AS scope, 
             coalesce((resource ->> 'memory')::bigint, (resource -> 'loadInstanceResource' ->> 'memory')::bigint, 0) AS memory,
             coalesce((resource ->> 'cores')::bigint, (resource -> 'loadInstanceResource' ->> 'cores')::bigint, 0) AS cores,
@@ -205,12 +233,15 @@ pub fn replay(journal: &Journal, history: &[Line]) -> Goings {
     let mut goings = Goings::default();
     for (em, commits) in commits {
         let mut then = EmThen::default();
+        let is_reserved = em == self::em(Hosts::RESERVED).instance.as_str();
         for commit in commits {
             let mut before = HashMap::new();
             let stays_drained = then.is_drained && !commit.iter().any(|line| line.action == "resumed");
             let is_granted = commit.iter().any(|line| line.action == "granted");
             journal.check(!(stays_drained && is_granted), || format!("{em} is drained, and grants: {commit:?}"));
             for line in &commit {
+                let comes_in = line.action != "granted" || line.label("tenant").as_deref() == Some(TENANT);
+                journal.check(!is_reserved || comes_in, || format!("{em} is reserved, and lets in {line:?}"));
                 let was = then.apply(line);
                 if let Some(id) = line.ticket_id {
                     before.entry(id).or_insert(was);

@@ -300,6 +300,10 @@ fn expected(kind: &str) -> &'static [&'static str] {
         "request" | "dry run" => {
             &["EM_NOT_REGISTERED", "EM_DRAINING", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"]
         }
+        "request to be turned away" => &["EM_NOT_REGISTERED", "EM_DRAINING", "EM_RESERVED", "LABEL_REQUIRED"],
+        // Only of the registration that its caller has made.
+        "fenced unregister" => &["EM_NOT_REGISTERED", "STALE_EPOCH"],
+        "an older registration" => &["EM_NOT_REGISTERED", "STALE_EPOCH", "TICKET_NOT_FOUND"],
         "drain" | "resume" => &["EM_NOT_REGISTERED"],
         "adopt" => &["EM_NOT_REGISTERED", "TICKET_ENDED"],
         "adopt another" => &["EM_NOT_REGISTERED", "TICKET_ENDED", "TICKET_EXISTS"],

@@ -80,10 +80,13 @@ async fn whatever_breaks_what_was_told_holds() {
     let (journal, stop, end) = (Arc::new(Journal::new()), CancellationToken::new(), CancellationToken::new());
     let engines = Arc::new(Engines::default());
     let crowd = if budget > DEFAULT { CROWD } else { CROWD_SHORT };
-    let shared = Shared { cluster: cluster.clone(), journal: journal.clone(), engines, crowd, stop: stop.clone() };
+    let epochs = Arc::default();
+    let (cluster_of_all, journal_of_all) = (cluster.clone(), journal.clone());
+    let mut shared =
+        Shared { cluster: cluster_of_all, journal: journal_of_all, engines, epochs, crowd, stop: stop.clone() };
 
     let mut reporting = workload::start_reporting(&shared, &mut random.fork(), &end);
-    let mut callers = workload::start(&shared, &mut random.fork()).await;
+    let mut callers = workload::start(&mut shared, &mut random.fork()).await;
     reporting.spawn(watcher::run(Shared { stop: end.clone(), ..shared.clone() }));
     let begun = Instant::now();
     let probes = Probes::start(&shared, &mut callers);

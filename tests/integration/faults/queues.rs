@@ -99,14 +99,15 @@ pub async fn start(cluster: &Cluster, random: Random) {
 
 /// As much of an EM, and as much of one of the queues.
 pub fn in_queue(random: &mut Random, memory: i64, cores: i64) -> Resource {
-    of_queue(random.pick(QUEUES.map(|(name, _)| name)), memory, cores)
+    of_queue(random.pick(QUEUES.map(|(name, _)| name)), memory, cores, "")
 }
 
-fn of_queue(queue: &str, memory: i64, cores: i64) -> Resource {
+fn of_queue(queue: &str, memory: i64, cores: i64, application_id: &str) -> Resource {
     const GB: i64 = 1 << 30;
     let driver = LoadInstanceAmounts { memory: memory * GB, cores, instances: 1 };
     let queue_name = queue.to_owned();
-    let yarn = YarnAmounts { queue_memory: memory * GB, queue_cores: cores, queue_name, ..YarnAmounts::default() };
+    let (queue_memory, application_id) = (memory * GB, application_id.to_owned());
+    let yarn = YarnAmounts { queue_memory, queue_cores: cores, queue_name, application_id, ..YarnAmounts::default() };
     Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
@@ -121,13 +122,14 @@ pub fn names(random: &mut Random, resource: &Resource) -> Vec<String> {
     }
 }
 
-/// So much of what was granted: of the queue as much as of the EM, if it is in one. In which of several, it does not say.
-pub fn use_of(granted: &Resource, queue: Option<&str>, used: Resource) -> Resource {
+/// So much of what was granted: of the queue as much as of the EM, if it is in one, and perhaps as an application. In which of several
+/// queues, it does not say.
+pub fn use_of(granted: &Resource, queue: Option<&str>, used: Resource, application_id: &str) -> Resource {
     match granted.queue_name() {
         None => used,
         Some(name) => {
             let get = |dimension| used.get(&dimension);
-            of_queue(queue.unwrap_or(name), get(Dimension::Memory) >> 30, get(Dimension::Cores))
+            of_queue(queue.unwrap_or(name), get(Dimension::Memory) >> 30, get(Dimension::Cores), application_id)
         }
     }
 }

@@ -116,10 +116,14 @@ impl Rules {
         let matching = of_keys.filter(|(labels, _)| {
             labels.iter().all(|(key, value)| value.as_ref().is_none_or(|value| value == scope[key]))
         });
-        // A user's own comes before a creator's own, and what it does not name falls to that.
-        let has = |labels: &Labels, key: &str| labels.get(key).is_some_and(Option::is_some);
+        // One for an engine type comes before one for a user, that before one for a creator, and that before one for any other label, by
+        // their names; and what one does not name falls to the next.
+        let mut weighty: Vec<&String> = keys.iter().collect();
+        let first = ["engine_type", "user", "creator"];
+        weighty.sort_by_key(|key| first.iter().position(|first| first == key).unwrap_or(first.len()));
+        let shape = |labels: &Labels| Vec::from_iter(weighty.iter().map(|key| labels[*key].is_some()));
         let mut matching: Vec<_> = matching.collect();
-        matching.sort_by_key(|(labels, _)| Reverse((has(labels, "user"), has(labels, "creator"))));
+        matching.sort_by_key(|(labels, _)| Reverse(shape(labels)));
         let dimensions = matching.first()?.1.0.len();
         // Where one decides that only watches, nothing is refused.
         let max = |dimension: usize| {
@@ -190,12 +194,7 @@ impl Replay<'_> {
     }
 
     fn scope(&self, place: usize, line: &Line) -> Option<ScopeKey> {
-        let value = |key: &String| match key.as_str() {
-            "user" => line.user.clone(),
-            "creator" => line.creator.clone(),
-            _ => None,
-        };
-        let values: Option<Vec<String>> = self.keys[place].iter().map(value).collect();
+        let values: Option<Vec<String>> = self.keys[place].iter().map(|key| line.label(key)).collect();
         Some((place, values?))
     }
 

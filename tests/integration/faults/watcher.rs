@@ -100,7 +100,7 @@ async fn look(connection: &mut PgConnection) -> Result<(Wrong, Seen), sqlx::Erro
             FROM linkis_external_queue q JOIN linkis_external_cluster c USING (cluster_id)
             CROSS JOIN LATERAL (SELECT sum(t.memory) AS memory, sum(t.cores) AS cores FROM linkis_external_ticket t
                 WHERE t.cluster_id = q.cluster_id AND NOT t.ended
-                    AND (t.used_since IS NULL OR c.begun IS NULL OR t.used_since > c.begun - interval '60 s')
+                    AND (t.used_since IS NULL OR t.application_id IS NOT NULL OR c.begun IS NULL OR t.used_since > c.begun - interval '60 s')
                     AND (t.path = q.path OR starts_with(t.path, q.path || '.'))) t)
         SELECT
             ARRAY (SELECT path FROM in_queue WHERE memory <> held_memory OR cores <> held_cores) AS miscounted_queues,

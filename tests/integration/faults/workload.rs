@@ -1,6 +1,7 @@
 //! The callers: every call there is, at random, by several dozen at once, through whichever instance.
 
 use std::{
+    collections::HashMap,
     env,
     sync::Arc,
     time::{Duration, Instant},
@@ -10,6 +11,7 @@ use linkis_rm::{
     client::{ClientError, RmClient},
     domain::{
         em::EmInstance,
+        name::Labels,
         operation::{Register, Released},
         resource::Resource,
     },
@@ -46,12 +48,43 @@ pub fn protected() -> Resource {
     load(1, 1, 0)
 }
 
+/// The types of engines, and the tenants, that requests may name.
+pub const ENGINE_TYPES: [&str; 4] = ["", "", "spark-3.2.1", "hive-2.3.3"];
+pub const TENANTS: [Option<&str>; 4] = [None, None, Some(TENANT), Some("b")];
+
+/// The tenant that an EM is reserved for.
+pub const TENANT: &str = "a";
+
+/// The label of a tenant.
+pub fn of_tenant(tenant: Option<&str>) -> Labels {
+    labels(tenant.map(|tenant| ("tenant", tenant)))
+}
+
+/// The label of the large EMs, and of the reserved one.
+pub fn of_zone() -> Labels {
+    labels(Some(("zone", "x")))
+}
+
+fn labels(label: Option<(&str, &str)>) -> Labels {
+    let label = label.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    Labels::parse("labels", label.into_iter().collect()).unwrap()
+}
+
+/// Whether no earlier release serves beside this one, which would not know all that is asked.
+pub fn is_alone() -> bool {
+    env::var("LINKIS_RM_FAULTS_OTHER").is_err()
+}
+
+/// The registrations of EMs that register twice at the beginning and never again: the older one, and the one that holds.
+pub type Epochs = HashMap<EmInstance, [i64; 2]>;
+
 /// What every task of the workload shares.
 #[derive(Clone)]
 pub struct Shared {
     pub cluster: Arc<Cluster>,
     pub journal: Arc<Journal>,
     pub engines: Arc<Engines>,
+    pub epochs: Arc<Epochs>,
     /// How many tickets a crowd is.
     pub crowd: usize,
     /// Nothing new is begun after it.
@@ -66,6 +99,8 @@ impl Hosts {
     pub const HOT: [&str; 2] = ["hot0", "hot1"];
     /// Large.
     pub const BIG: [&str; 3] = ["big0", "big1", "big2"];
+    /// Large, for one tenant.
+    pub const RESERVED: &str = "reserved";
     /// Report what lives on them.
     pub const REPORTING: [&str; 2] = ["ecm0", "ecm1"];
     /// Is registered with one size and another.
@@ -77,6 +112,11 @@ impl Hosts {
     /// Holds what falls due all at once.
     pub const DUE: &str = "due";
 
+    /// Whether an EM is in the zone.
+    pub fn is_in_zone(host: &EmInstance) -> bool {
+        Self::BIG.into_iter().chain([Self::RESERVED]).any(|zoned| em(zoned) == *host)
+    }
+
     /// One to ask for resources on; `None` for wherever there is room.
     pub fn pick(random: &mut Random) -> Option<EmInstance> {
         Some(em(match random.between(0, 99) {
@@ -85,13 +125,17 @@ impl Hosts {
             50..65 => random.pick(Self::REPORTING),
             65..75 => Self::RESIZED,
             75..85 => Self::FLEETING,
+            85..89 => Self::RESERVED,
             _ => return None,
         }))
     }
 }
 
 pub fn registered(host: &str, size: Resource) -> Register {
-    Register { protected: protected(), ..registration(em(host), size) }
+    let in_zone = is_alone() && Hosts::is_in_zone(&em(host));
+    let labels = if in_zone { of_zone() } else { Labels::default() };
+    let reserved = of_tenant((is_alone() && host == Hosts::RESERVED).then_some(TENANT));
+    Register { protected: protected(), labels, reserved, ..registration(em(host), size) }
 }
 
 impl Shared {
@@ -129,12 +173,19 @@ impl Shared {
 }
 
 /// Registers the EMs, and starts all callers.
-pub async fn start(shared: &Shared, random: &mut Random) -> JoinSet<()> {
+pub async fn start(shared: &mut Shared, random: &mut Random) -> JoinSet<()> {
     let sized =
         |hosts: &[&str], size: Resource| Vec::from_iter(hosts.iter().map(|host| registered(host, size.clone())));
     let mut registrations = sized(&Hosts::HOT, load(33, 17, 12));
     registrations.extend(sized(&Hosts::BIG, load(2000, 2000, 2000)));
-    registrations.extend(sized(&[Hosts::RESIZED], load(20, 20, 20)));
+    registrations.extend(sized(&[Hosts::RESERVED], load(100, 100, 100)));
+    let mut epochs = Epochs::new();
+    for registration in registrations {
+        let mut register = async || shared.client(random).register(registration.clone()).await.unwrap().epoch;
+        epochs.insert(registration.em.clone(), [register().await, register().await]);
+    }
+    shared.epochs = Arc::new(epochs);
+    let mut registrations = sized(&[Hosts::RESIZED], load(20, 20, 20));
     registrations.extend(sized(&[Hosts::FLEETING], load(200, 200, 200)));
     registrations.extend(
         (0..shared.cluster.nodes.len())
@@ -188,13 +239,32 @@ async fn resize(rm: RmClient, registration: Register) -> Result<i64, ClientError
 
 /// Takes an EM away with all of its tickets, and brings it back.
 async fn mover(shared: Shared, mut random: Random) {
+    let host = em(Hosts::FLEETING);
+    let (mut older, mut current) = (None, None);
     while shared.goes_on(random.millis(500, 3000)).await {
-        let host = em(Hosts::FLEETING);
-        let unregister = async |rm: RmClient| rm.unregister(&host).await;
-        shared.insist(&mut random, "unregister", unregister).await;
+        if let Some(older) = older {
+            let late = shared.client(&mut random);
+            let late = late.unregister_fenced(&host, older);
+            let answer = shared.journal.call("an older registration", late).await;
+            shared.journal.check(!matches!(answer, Answer::Done(_)), || format!("{host} went by the word of {older}"));
+        }
+        match current.filter(|_| random.percent(50)) {
+            // A registration whose answer nobody heard may have come after it.
+            Some(epoch) => {
+                let unregister = async |rm: RmClient| rm.unregister_fenced(&host, epoch).await;
+                shared.insist(&mut random, "fenced unregister", unregister).await;
+            }
+            None => {
+                let unregister = async |rm: RmClient| rm.unregister(&host).await;
+                shared.insist(&mut random, "unregister", unregister).await;
+            }
+        }
         tokio::time::sleep(random.millis(0, 200)).await;
         let registration = registered(Hosts::FLEETING, load(200, 200, 200));
-        shared.insist(&mut random, "register", |rm| resize(rm, registration.clone())).await;
+        let epoch = shared.insist(&mut random, "register", |rm| resize(rm, registration.clone())).await;
+        if let Some(epoch) = epoch.filter(|_| is_alone()) {
+            (older, current) = (current, Some(epoch));
+        }
     }
 }
 

@@ -1,9 +1,6 @@
 //! What the reference makes of a step, and answers.
 
-use linkis_rm::domain::{
-    limit_mode::LimitMode,
-    operation::{Outcome, Rejection},
-};
+use linkis_rm::domain::operation::{Outcome, Rejection};
 use uuid::Uuid;
 
 use super::{operations::*, state::*, steps::*};
@@ -48,6 +45,9 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Ok(Outcome::Expired(rolled) | Outcome::Lost(rolled)) => Answer::Rolled(rolled),
         Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
         Err(Rejection::EmDraining { .. }) => Answer::No("draining"),
+        Err(Rejection::LabelMissing { .. }) => Answer::No("label missing"),
+        Err(Rejection::LabelRequired { .. }) => Answer::No("label required"),
+        Err(Rejection::EmReserved { .. }) => Answer::No("reserved"),
         Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
@@ -83,48 +83,31 @@ impl Model {
             return Answer::No("place");
         }
         let ahead = number.unwrap_or(self.waiting.len());
-        let Some(available) = self.available(ask.em, ask.user, ask.queue, ask.cap, ahead) else {
-            return Answer::No("em");
-        };
-        if self.drained.contains_key(&ask.em) {
-            return Answer::No("draining");
+        let Some(rooms) = self.rooms(ask, ahead) else { return Answer::No("em") };
+        if let Some(reason) = self.turned_away(ask) {
+            return Answer::No(reason);
         }
-        if ask.cap.is_some() && self.is_unlimited() {
-            return Answer::No("cap");
-        }
-        let Some(short) = available.short(ask.amount) else {
+        let Some(available) = rooms.iter().find_map(Room::short) else {
             self.leave(number);
-            let watched = self.left_in(ask.user, LimitMode::Watched).filter(|left| ask.amount > *left);
+            let watched = self.over_watched(ask);
             self.grant(ask);
             return Answer::Granted(ask.id, watched);
         };
-        if !may_wait || available.never_fits(ask.amount) {
+        if !may_wait || rooms.iter().any(Room::never_fits) {
             self.leave(number);
-            return Answer::Refused { available: short };
+            return Answer::Refused { available };
         }
-        let em_short = ask.amount > available.em.0;
-        let user_short = available.user.is_some_and(|(left, _)| ask.amount > left);
         let others = || self.waiting[..ahead].iter().filter(|w| w.in_line);
-        let first_at_em = em_short && !others().any(|w| w.at_em == Some((ask.em, true)));
-        let first_at_user = user_short && !others().any(|w| w.user == ask.user && w.at_user == Some(true));
-        let queue_short = available.queue.is_some_and(|(left, _)| ask.amount > left);
-        let first_at_queue = queue_short && !others().any(|w| w.queue == ask.queue && w.at_queue == Some(true));
-        let cluster_short = available.cluster.map_or([false; 2], |places| places.map(|(left, _)| ask.amount > left));
-        let first_at_leaf =
-            cluster_short[0] && !others().any(|w| w.queue == ask.queue && w.at_cluster[0] == Some(true));
-        let first_at_root = cluster_short[1] && !others().any(|w| w.at_cluster[1] == Some(true));
-        let keeps_all = first_at_em || first_at_user || first_at_queue || first_at_leaf || first_at_root;
-        let at_cluster =
-            cluster_short.map(|short| (short || keeps_all && available.cluster.is_some()).then_some(short));
-        let at_em = (em_short || keeps_all).then_some((ask.em, em_short));
-        let at_user = (user_short || keeps_all && available.user.is_some()).then_some(user_short);
-        let at_queue = (queue_short || keeps_all && available.queue.is_some()).then_some(queue_short);
-        let standing = ModelWaiting { in_line: true, at_em, at_user, at_queue, at_cluster, ..ask.clone() };
+        let is_first = |place: &Place| !others().any(|w| w.at.get(place) == Some(&true));
+        let keeps_all = rooms.iter().any(|room| room.short().is_some() && is_first(&room.place));
+        let at = rooms.iter().map(|room| (room.place, room.short().is_some()));
+        let at = at.filter(|(_, is_short)| *is_short || keeps_all).collect();
+        let standing = ModelWaiting { in_line: true, at, ..ask.clone() };
         match number {
             Some(number) => self.waiting[number] = standing,
             None => self.waiting.push(ModelWaiting { since: self.now, ..standing }),
         }
-        Answer::Waiting { available: short }
+        Answer::Waiting { available }
     }
 
     /// Those in line who need not try again: they would only stand where they do.
@@ -141,11 +124,8 @@ impl Model {
 
     pub(super) fn is_servable(&self, number: usize) -> bool {
         let w = &self.waiting[number];
-        let available = self.available(w.em, w.user, w.queue, w.cap, number);
-        w.in_line
-            && !self.drained.contains_key(&w.em)
-            && (w.cap.is_none() || !self.is_unlimited())
-            && available.is_some_and(|available| available.short(w.amount).is_none())
+        let fits = || self.rooms(w, number).is_some_and(|rooms| rooms.iter().all(|room| room.short().is_none()));
+        w.in_line && self.turned_away(w).is_none() && fits()
     }
 
     pub(super) fn leave(&mut self, number: Option<usize>) {
@@ -156,36 +136,29 @@ impl Model {
 
     pub(super) fn grant(&mut self, ask: &ModelWaiting) {
         let deadline = self.now + ask.ttl;
-        let (id, em, user, queue, held) = (ask.id, ask.em, ask.user, ask.queue, ask.amount);
-        let counted = queue.is_some() && self.cluster.is_some();
-        let (used, alive, adopted, since) = (false, true, None, 0);
-        self.tickets.push(ModelTicket { id, em, user, queue, held, used, deadline, alive, adopted, counted, since });
+        let counted = ask.who.queue.is_some() && self.cluster.is_some();
+        let new = ModelTicket { id: ask.id, em: ask.em, who: ask.who, held: ask.amount, deadline, counted, ..NEW };
+        self.tickets.push(new);
         if let Some(request_id) = ask.request_id {
-            self.request_ids.insert(request_id, (ask.body(), id));
+            self.request_ids.insert(request_id, (ask.body(), ask.id));
         }
     }
 
-    /// An engine uses so much, instead of what its ticket holds until now.
-    pub(super) fn use_instead(&mut self, number: usize, wanted: i64) -> Answer {
-        let (em, user, held) = (self.tickets[number].em, self.tickets[number].user, self.tickets[number].held);
-        if wanted > held && self.drained.contains_key(&em) {
-            return Answer::No("draining");
-        }
-        let on_em = Some(self.left(em).unwrap() + held);
-        let of_user = self.left_of_user(user).map(|left| left + held);
-        let of_queue = self.left_of_queue(self.tickets[number].queue).map(|left| left + held);
+    /// An engine uses so much, instead of what its ticket holds until now, perhaps as an application.
+    pub(super) fn use_instead(&mut self, number: usize, wanted: i64, application: Option<usize>) -> Answer {
         let ticket = &self.tickets[number];
-        let of_cluster = self.left_of_cluster(ticket.queue).filter(|_| ticket.counted);
-        let of_cluster = of_cluster.into_iter().flatten().map(|(left, _)| left + held);
-        for available in on_em.into_iter().chain(of_user).chain(of_queue).chain(of_cluster) {
-            if wanted > held && wanted > available {
+        if wanted > ticket.held {
+            if self.drained.contains_key(&ticket.em) {
+                return Answer::No("draining");
+            }
+            if let Some(available) = self.left_for_growth(ticket).into_iter().find(|available| wanted > *available) {
                 return Answer::Refused { available };
             }
         }
         let now = self.now;
         let ticket = &mut self.tickets[number];
         ticket.since = if ticket.used { ticket.since } else { now };
-        (ticket.held, ticket.used) = (wanted, true);
+        (ticket.held, ticket.used, ticket.application) = (wanted, true, application.or(ticket.application));
         Answer::Done
     }
 
@@ -193,7 +166,7 @@ impl Model {
     pub(super) fn adopt(&mut self, adopted: ModelTicket) -> Answer {
         if let Some(known) = self.tickets.iter().find(|t| t.id == adopted.id) {
             let is_same = known.used
-                && (known.em, known.user, known.queue) == (adopted.em, adopted.user, adopted.queue)
+                && (known.em, known.who) == (adopted.em, adopted.who)
                 && known.adopted.unwrap_or(known.held) == adopted.held;
             return match known.alive {
                 false => Answer::No("ended"),
@@ -204,7 +177,8 @@ impl Model {
         if !self.ems.contains_key(&adopted.em) {
             return Answer::No("em");
         }
-        self.tickets.push(adopted);
+        let counted = adopted.who.queue.is_some() && self.cluster.is_some();
+        self.tickets.push(ModelTicket { counted, ..adopted });
         Answer::Done
     }
 
@@ -217,8 +191,8 @@ impl Model {
 
     pub(super) fn step(&mut self, step: &Step, new_id: Uuid) -> Answer {
         match *step {
-            Step::Register { em, total, protected } => {
-                self.ems.insert(em, (total, protected));
+            Step::Register { em, total, protected, reserved, zone } => {
+                self.ems.insert(em, ModelEm { total, protected, reserved, zone });
                 self.registered.insert(em);
                 Answer::Done
             }
@@ -238,10 +212,7 @@ impl Model {
                 }
                 Answer::Done
             }
-            Step::Request { em, user, queue, amount, ttl, request_id, wait, cap } => {
-                let ask = asked(new_id, em, user, amount, ttl, request_id);
-                self.request(&ModelWaiting { queue, cap, ..ask }, None, wait)
-            }
+            Step::Request { wait, .. } => self.request(&asked(step, new_id), None, wait),
             Step::Retry { ago, em } => {
                 let Some(number) = self.waiter(ago) else { return Answer::No("place") };
                 let before = self.waiting[number].clone();
@@ -251,26 +222,29 @@ impl Model {
                 self.leave(self.waiter(ago));
                 Answer::Done
             }
-            Step::Adopt { em, user, used, again } => self.adopt(self.adopted(em, user, used, again, new_id)),
-            Step::Inited { ago, used, user, epoch } => {
+            Step::Adopt { .. } => self.adopt(self.adopted(step, new_id)),
+            Step::Inited { ago, used, application, user, epoch } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
                 let ticket = &self.tickets[number];
                 if !ticket.alive {
                     return Answer::No("ticket");
                 }
-                if ticket.user != user {
+                if ticket.who.user != user {
                     return Answer::No("owner");
                 }
+                // Only what is in a queue is an application.
+                let application = application.filter(|_| used.is_some() && ticket.who.queue.is_some());
                 if let Some(no) = fenced(epoch) {
                     return no;
                 }
                 if ticket.used {
                     let is_known = used.is_none_or(|used| used == ticket.held);
+                    let is_known = is_known && (application.is_none() || application == ticket.application);
                     return if is_known { Answer::Done } else { Answer::No("other use") };
                 }
-                self.use_instead(number, used.unwrap_or(ticket.held))
+                self.use_instead(number, used.unwrap_or(ticket.held), application)
             }
-            Step::Reported { ago, in_use, used, stolen, epoch } => {
+            Step::Reported { ago, in_use, used, application, stolen, epoch } => {
                 let Some(number) = self.reporting(ago, in_use) else { return Answer::No("ticket") };
                 let ticket = &self.tickets[number];
                 if !ticket.alive {
@@ -279,16 +253,17 @@ impl Model {
                 if stolen {
                     return Answer::No("owner");
                 }
+                let application = application.filter(|_| ticket.who.queue.is_some());
                 match fenced(epoch) {
                     Some(no) => no,
-                    None if ticket.used => self.use_instead(number, used),
+                    None if ticket.used => self.use_instead(number, used, application),
                     None => Answer::No("not in use"),
                 }
             }
             Step::Released { ago, user } => {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
                 let ticket = &mut self.tickets[number];
-                if ticket.user != user {
+                if ticket.who.user != user {
                     return Answer::No("owner");
                 }
                 ticket.alive = false;
@@ -329,22 +304,19 @@ impl Model {
                 self.now += seconds;
                 Answer::Done
             }
-            Step::Limit { user, max } => {
-                match max {
-                    Some(max) => drop(self.limits.insert(user, max)),
-                    None => drop(self.limits.remove(&user)),
+            Step::Limit { set, values, rule } => {
+                match rule {
+                    Some(rule) => drop(self.limits.insert((set, values), rule)),
+                    None => drop(self.limits.remove(&(set, values))),
                 }
                 Answer::Done
             }
-            Step::QueueLimit { queue, max } => {
-                match max {
-                    Some(max) => drop(self.queue_limits.insert(queue, max)),
-                    None => drop(self.queue_limits.remove(&queue)),
-                }
+            Step::Policy { engine_type } => {
+                self.needs_engine_type = engine_type;
                 Answer::Done
             }
-            Step::Cluster { max, used } => {
-                self.cluster = Some(ModelCluster { begun: self.now, max, used });
+            Step::Cluster { max, used, shown } => {
+                self.cluster = Some(ModelCluster { begun: self.now, max, used, shown });
                 Answer::Done
             }
         }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Duration,
 };
@@ -9,14 +10,18 @@ use std::{
 use linkis_rm::domain::{
     adopt::Adopt,
     cap::Cap,
-    drain::{DrainEm, ResumeEm},
+    limit::{Counting, LabelSet, Limits, Pattern, Rule},
     line::QueuePosition,
+    name::Labels,
     operation::{
-        Forced, Inited, Operation, Reap, Released, Reported, Request, RequestId, RequestSpec, Unregister, Wait,
+        DrainEm, Forced, Inited, Operation, Reap, Register, Released, Reported, Request, RequestId, RequestSpec,
+        ResumeEm, Unregister, Wait,
     },
+    policy::Policy,
     principal::Principal,
     report::{LastSign, ReportNumber},
     resource::Dimension,
+    selector::{Placement, Selector},
 };
 use uuid::Uuid;
 
@@ -26,16 +31,18 @@ use super::{named::*, state::*, steps::*};
 
 impl Model {
     /// The ticket that a step adopts.
-    pub(super) fn adopted(&self, em: usize, user: usize, used: i64, again: Option<usize>, new_id: Uuid) -> ModelTicket {
+    pub(super) fn adopted(&self, step: &Step, new_id: Uuid) -> ModelTicket {
+        let Step::Adopt { em, who, used, application, again } = *step else { unreachable!("{step:?}") };
         let known = again.and_then(|ago| self.ticket(ago)).map(|number| &self.tickets[number]);
         let id = known.map_or(new_id, |known| known.id);
         // Now and then the same once more.
-        let (em, user, used) = match known.filter(|_| used < 4) {
-            Some(known) => (known.em, known.user, known.adopted.unwrap_or(known.held)),
-            None => (em, user, used),
+        let (em, who, used) = match known.filter(|_| used < 4) {
+            Some(known) => (known.em, known.who, known.adopted.unwrap_or(known.held)),
+            None => (em, who, used),
         };
-        let (queue, deadline, alive, adopted, counted, since) = (None, 0, true, Some(used), false, 0);
-        ModelTicket { id, em, user, queue, held: used, used: true, deadline, alive, adopted, counted, since }
+        let (adopted, since) = (Some(used), self.now);
+        let application = application.filter(|_| who.queue.is_some());
+        ModelTicket { id, em, who, held: used, used: true, adopted, since, application, ..NEW }
     }
 
     /// What a caller says of its epoch.
@@ -62,52 +69,57 @@ impl Model {
     pub(super) fn operation(&self, step: &Step, new_id: Uuid) -> Option<Operation> {
         let named = |ago| self.ticket(ago).map_or((Uuid::nil(), 0), |n| (self.tickets[n].id, self.tickets[n].em));
         Some(match *step {
-            Step::Register { em, total, protected } => {
-                let mut register = registration(instance(em), amount(total));
-                register.protected = amount(protected);
-                Operation::Register(register)
+            Step::Register { em, total, protected, reserved, zone } => {
+                let total = provided(total, 1000);
+                Operation::Register(Register {
+                    protected: provided(protected, 0),
+                    labels: labels(None, zone),
+                    reserved: labels(reserved.then_some(0), false),
+                    ..registration(instance(em), total)
+                })
             }
             Step::Unregister { em, epoch } => {
                 Operation::Unregister(Unregister { em: instance(em), epoch: self.epoch(em, epoch) })
             }
-            Step::Request { em, user, queue, amount, ttl, request_id, wait, cap } => {
-                let ask = asked(new_id, em, user, amount, ttl, request_id);
-                operation(&ModelWaiting { queue, cap, ..ask }, wait.then_some(None))
-            }
+            Step::Request { wait, .. } => operation(&asked(step, new_id), wait.then_some(None)),
             Step::Retry { ago, em } => {
-                let nobody = asked(Uuid::nil(), 0, 0, 1, 1, None);
-                let before = self.waiter(ago).map_or(nobody, |number| self.waiting[number].clone());
+                // As good as any that is not in line.
+                let who = NEW.who;
+                let (em_of_none, requires, request_id, wait, cap) = (0, None, None, true, None);
+                let request = Step::Request { em: em_of_none, who, requires, amount: 1, ttl: 1, request_id, wait, cap };
+                let nobody = || asked(&request, Uuid::nil());
+                let before = self.waiter(ago).map_or_else(nobody, |number| self.waiting[number].clone());
                 let position = QueuePosition::new(0, time_of(before.since), before.id);
                 operation(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(Some(position)))
             }
-            Step::Adopt { em, user: number, used, again } => {
-                let ticket = self.adopted(em, number, used, again, new_id);
+            Step::Adopt { .. } => {
+                let ticket = self.adopted(step, new_id);
                 Operation::Adopt(Adopt {
                     ticket_id: ticket.id,
-                    user: user(ticket.user),
+                    user: user(ticket.who.user),
                     creator: name("IDE"),
-                    engine_type: String::new(),
+                    engine_type: ticket.who.engine_type(),
                     em: instance(ticket.em),
-                    labels: Default::default(),
+                    labels: labels(ticket.who.tenant, ticket.who.zone),
                     engine: engine("e"),
-                    used: amount(ticket.held),
+                    used: asked_of(ticket.who.queue, ticket.held, ticket.application),
                 })
             }
-            Step::Inited { ago, used, user: number, epoch } => {
+            Step::Inited { ago, used, application, user: number, epoch } => {
                 let (ticket_id, em) = named(ago);
-                let queue = self.ticket(ago).and_then(|number| self.tickets[number].queue);
-                let (used, epoch) = (used.map(|used| asked_of(queue, used)), self.epoch(em, epoch));
+                let queue = self.ticket(ago).and_then(|number| self.tickets[number].who.queue);
+                let (used, epoch) = (used.map(|used| asked_of(queue, used, application)), self.epoch(em, epoch));
                 let (user, em, engine) = (user(number), instance(em), engine("e"));
                 Operation::Inited(Inited { ticket_id, user, em, used, engine, epoch })
             }
-            Step::Reported { ago, in_use, used, stolen, epoch } => {
+            Step::Reported { ago, in_use, used, application, stolen, epoch } => {
                 let of = |number: usize| {
                     let ticket = &self.tickets[number];
-                    (ticket.id, ticket.user, ticket.em, ticket.queue)
+                    (ticket.id, ticket.who.user, ticket.em, ticket.who.queue)
                 };
                 let (ticket_id, owner, em, queue) = self.reporting(ago, in_use).map_or((Uuid::nil(), 0, 0, None), of);
                 let user = user((owner + usize::from(stolen)) % USERS);
-                let (used, epoch) = (asked_of(queue, used), self.epoch(em, epoch));
+                let (used, epoch) = (asked_of(queue, used, application), self.epoch(em, epoch));
                 Operation::Reported(Reported { ticket_id, user, em: instance(em), used, epoch })
             }
             Step::Released { ago, user: number } => {
@@ -116,7 +128,7 @@ impl Model {
             }
             Step::Force { ago } => {
                 let (ticket_id, em) = named(ago);
-                let owner = self.ticket(ago).map_or(0, |number| self.tickets[number].user);
+                let owner = self.ticket(ago).map_or(0, |number| self.tickets[number].who.user);
                 let ticket = Released { ticket_id, user: user(owner), em: instance(em) };
                 Operation::Force(Forced { ticket, reason: name("it hangs") })
             }
@@ -141,7 +153,7 @@ impl Model {
             }
             Step::Commit { .. }
             | Step::Limit { .. }
-            | Step::QueueLimit { .. }
+            | Step::Policy { .. }
             | Step::Cluster { .. }
             | Step::Leave { .. }
             | Step::Report { .. } => return None,
@@ -149,42 +161,45 @@ impl Model {
     }
 }
 
-/// In no queue.
-pub(super) fn asked(id: Uuid, em: usize, user: usize, amount: i64, ttl: u64, request_id: Option<u8>) -> ModelWaiting {
-    let (at_em, at_user, at_queue) = (None, None, None);
-    let (since, queue, cap, in_line, at_cluster) = (0, None, None, false, [None; 2]);
-    ModelWaiting {
-        id,
-        since,
-        em,
-        user,
-        queue,
-        amount,
-        ttl,
-        request_id,
-        cap,
-        in_line,
-        at_em,
-        at_user,
-        at_queue,
-        at_cluster,
+impl Who {
+    fn engine_type(&self) -> String {
+        self.engine_type.map(|number| ENGINE_TYPES[number].0.to_owned()).unwrap_or_default()
     }
+}
+
+/// The label of a tenant, and that of the zone.
+fn labels(tenant_number: Option<usize>, zone: bool) -> Labels {
+    let of_tenant = tenant_number.map(|number| ("tenant".to_owned(), tenant(number)));
+    let of_zone = zone.then(|| ("zone".to_owned(), "x".to_owned()));
+    Labels::parse("labels", of_tenant.into_iter().chain(of_zone).collect()).unwrap()
+}
+
+/// What a step asks for, under an id.
+pub(super) fn asked(step: &Step, id: Uuid) -> ModelWaiting {
+    let Step::Request { em, who, requires, amount, ttl, request_id, cap, .. } = *step else { unreachable!("{step:?}") };
+    let (since, in_line, at) = (0, false, BTreeMap::new());
+    ModelWaiting { id, since, em, who, requires, amount, ttl, request_id, cap, in_line, at }
 }
 
 /// A request; `position` is its position in line if it waits, and has one.
 fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Operation {
     let remaining = Duration::from_secs(60);
+    let required = match ask.requires {
+        Some(Required::Zone) => labels(None, true),
+        Some(Required::Tenant) => labels(ask.who.tenant, false),
+        None => Labels::default(),
+    };
     Operation::Request(Request {
         em: instance(ask.em),
         ask: Arc::new(RequestSpec {
             principal: Principal::Anonymous,
             ticket_id: ask.id,
-            user: user(ask.user),
+            user: user(ask.who.user),
             creator: name("IDE"),
-            engine_type: String::new(),
-            resource: asked_of(ask.queue, ask.amount),
-            labels: Default::default(),
-            selector: Default::default(),
+            engine_type: ask.who.engine_type(),
+            resource: asked_of(ask.who.queue, ask.amount, None),
+            labels: labels(ask.who.tenant, ask.who.zone),
+            selector: Selector { required, ..Selector::default() },
             caps: ask.cap.map(|most| Arc::new(cap_of_user(most))).into_iter().collect(),
             lock_ttl: Duration::from_secs(ask.ttl),
             request_id: ask
@@ -207,13 +222,37 @@ fn cap_of_user(cores: i64) -> Cap {
     Cap { keys: BTreeSet::from(["user".to_owned()]), max: BTreeMap::from([(Dimension::Cores, cores)]) }
 }
 
-fn body_hash((em, user, queue, cores, ttl, cap): ModelBody) -> [u8; 32] {
+fn body_hash(body: ModelBody) -> [u8; 32] {
+    let mut hasher = DefaultHasher::new();
+    body.hash(&mut hasher);
     let mut hash = [0; 32];
-    hash[0] = u8::try_from(em).unwrap();
-    hash[1] = u8::try_from(user).unwrap();
-    hash[2..10].copy_from_slice(&cores.to_be_bytes());
-    hash[10..18].copy_from_slice(&ttl.to_be_bytes());
-    hash[18..26].copy_from_slice(&cap.unwrap_or(-1).to_be_bytes());
-    hash[26] = queue.map_or(0, |queue| u8::try_from(queue + 1).unwrap());
+    hash[..8].copy_from_slice(&hasher.finish().to_be_bytes());
     hash
+}
+
+/// The limits and the policy of a model. Whatever they are, all label sets are counted if there are any.
+pub(super) fn rules(model: &Model) -> Limits {
+    let required = model.needs_engine_type.then(|| "engine_type".to_owned());
+    let policy = Policy::default().with(required.into_iter().collect(), Placement::default());
+    let policies = BTreeMap::from([(instance(0).application_name, policy)]);
+    if model.limits.is_empty() {
+        return Limits::default().with_policies(policies);
+    }
+    let rule = |((set, values), rule): (&(usize, Values), &ModelRule)| {
+        let named =
+            |(key, value): (&&str, &Option<usize>)| ((*key).to_owned(), value.map(|value| value_of(key, value)));
+        let scarce = if *set == QUEUE_SET { Dimension::QueueCores } else { Dimension::Cores };
+        let max = [(scarce, rule.scarce), (Dimension::Instances, rule.instances)].into_iter();
+        Rule {
+            pattern: Pattern::new(SETS[*set].iter().zip(values).map(named).collect()),
+            mode: rule.mode,
+            max: max.filter_map(|(dimension, max)| Some((dimension, max?))).collect(),
+        }
+    };
+    let sets = SETS.iter().enumerate().map(|(set, keys)| {
+        let keys: BTreeSet<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+        let counting = Counting::wanted(BTreeSet::from([keys]), &BTreeMap::new()).pop_first().unwrap();
+        LabelSet { id: label_set_id(set), counting, is_counted: true }
+    });
+    Limits::new(Uuid::nil(), sets.collect(), model.limits.iter().map(rule)).with_policies(policies)
 }

@@ -3,28 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use linkis_rm::domain::{
-    limit::{Counting, LabelSet, Limits, Pattern, Rule},
     limit_mode::LimitMode,
     line::{Spot, Spots},
     report::LastSign,
-    resource::Dimension,
 };
 use uuid::Uuid;
 
 use super::named::*;
+
 /// What there is.
 #[derive(Clone, Default)]
 pub(super) struct Model {
     pub(super) now: u64,
-    pub(super) ems: BTreeMap<usize, (i64, i64)>,
+    pub(super) ems: BTreeMap<usize, ModelEm>,
     /// EMs that are drained, registered or not, and for which reason.
     pub(super) drained: BTreeMap<usize, bool>,
     pub(super) tickets: Vec<ModelTicket>,
     pub(super) request_ids: BTreeMap<u8, (ModelBody, Uuid)>,
-    /// By user; `None` for each user that has none of his own.
-    pub(super) limits: BTreeMap<Option<usize>, (i64, LimitMode)>,
-    /// Likewise by queue.
-    pub(super) queue_limits: BTreeMap<Option<usize>, i64>,
+    /// By label set, and the values that they are for; `None` for each.
+    pub(super) limits: BTreeMap<(usize, Values), ModelRule>,
+    /// Whether requests have to say their engine's type.
+    pub(super) needs_engine_type: bool,
     /// All that ever waited, the first in line first.
     pub(super) waiting: Vec<ModelWaiting>,
     /// EMs that have reported.
@@ -39,12 +38,99 @@ pub(super) struct Model {
     pub(super) cluster: Option<ModelCluster>,
 }
 
-/// What a cluster showed, and when: of the root, and of each queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModelEm {
+    pub(super) total: i64,
+    pub(super) protected: i64,
+    /// For the first tenant.
+    pub(super) reserved: bool,
+    pub(super) zone: bool,
+}
+
+/// What a cluster showed, and when: of the root, and of each queue; and of applications.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModelCluster {
     pub(super) begun: u64,
     pub(super) max: [i64; PLACES],
     pub(super) used: [i64; PLACES],
+    pub(super) shown: [i64; APPLICATIONS],
+}
+
+/// For whom something is asked, and what is said of it besides: all that limits count by, but for the EM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Who {
+    pub(super) user: usize,
+    pub(super) tenant: Option<usize>,
+    pub(super) zone: bool,
+    pub(super) engine_type: Option<usize>,
+    pub(super) queue: Option<usize>,
+}
+
+impl Who {
+    /// Where it counts in a label set, on an EM. A label that is left out counts as one that is empty; what cannot be derived counts
+    /// nowhere.
+    pub(super) fn values(&self, set: usize, em: usize) -> Option<Values> {
+        match set {
+            USER_SET => Some([Some(self.user), None]),
+            QUEUE_SET => self.queue.map(|queue| [Some(queue), None]),
+            FAMILY_SET => self.engine_type.map(|engine_type| [Some(em), Some(ENGINE_TYPES[engine_type].1)]),
+            TENANT_SET => Some([Some(self.user), self.tenant]),
+            other => unreachable!("{other}"),
+        }
+    }
+}
+
+/// What a request requires of an EM: that it is in the zone, or that it has the label of the request's tenant, if that has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Required {
+    Zone,
+    Tenant,
+}
+
+/// A limit, in one or both of what can be short: cores (of an EM, or of a queue), and instances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModelRule {
+    pub(super) scarce: Option<i64>,
+    pub(super) instances: Option<i64>,
+    pub(super) mode: LimitMode,
+}
+
+/// What can be short in a scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Scarce,
+    Instances,
+}
+
+impl What {
+    /// In the order in which they are told of a label set.
+    fn of(set: usize) -> [Self; 2] {
+        if set == QUEUE_SET { [Self::Instances, Self::Scarce] } else { [Self::Scarce, Self::Instances] }
+    }
+
+    /// How much of it an engine with so many cores has.
+    fn held(self, cores: i64) -> i64 {
+        if self == Self::Scarce { cores } else { 1 }
+    }
+}
+
+/// Where a request may be short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    Em(usize),
+    Scope(usize, Values),
+    /// The root of the cluster, or one of its queues.
+    Queue(usize),
+}
+
+impl Place {
+    fn spot(self) -> Spot {
+        match self {
+            Self::Em(em) => Spot::Em(instance(em)),
+            Self::Scope(set, values) => Spot::Scope(scope_of(set, values)),
+            Self::Queue(place) => Spot::Queue { provider: provider().name, path: path_of(place) },
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -52,68 +138,47 @@ pub(super) struct ModelWaiting {
     pub(super) id: Uuid,
     pub(super) since: u64,
     pub(super) em: usize,
-    pub(super) user: usize,
-    pub(super) queue: Option<usize>,
+    pub(super) who: Who,
+    pub(super) requires: Option<Required>,
     pub(super) amount: i64,
     pub(super) ttl: u64,
     pub(super) request_id: Option<u8>,
     /// Of what its user holds.
     pub(super) cap: Option<i64>,
     pub(super) in_line: bool,
-    /// Which EM it stands at, if any, and whether it is short there.
-    pub(super) at_em: Option<(usize, bool)>,
-    /// Whether it stands at its user's limit, and whether it is short there.
-    pub(super) at_user: Option<bool>,
-    /// Likewise at its queue's.
-    pub(super) at_queue: Option<bool>,
-    /// Likewise at its queue of the cluster, and at the root.
-    pub(super) at_cluster: [Option<bool>; 2],
+    /// Where it stands, and whether it is short there.
+    pub(super) at: BTreeMap<Place, bool>,
 }
 
-/// What a request id stands for: EM, user, queue, amount, for how long, and cap.
-pub(super) type ModelBody = (usize, usize, Option<usize>, i64, u64, Option<i64>);
+/// What a request id stands for: EM, for whom, what of the EM, amount, for how long, and cap.
+pub(super) type ModelBody = (usize, Who, Option<Required>, i64, u64, Option<i64>);
 
 impl ModelWaiting {
     pub(super) fn body(&self) -> ModelBody {
-        (self.em, self.user, self.queue, self.amount, self.ttl, self.cap)
+        (self.em, self.who, self.requires, self.amount, self.ttl, self.cap)
     }
-}
 
-impl ModelWaiting {
     /// Where it stands, and whether it is short there.
     pub(super) fn stands(&self) -> Spots {
-        let at_em = self.at_em.map(|(em, is_short)| (Spot::Em(instance(em)), is_short));
-        let at_user = self.at_user.map(|is_short| (Spot::Scope(scope_of(self.user)), is_short));
-        let queue = self.queue.map(scope_of_queue).map(Spot::Scope);
-        let paths = [self.queue.map(path_of), Some("root".to_owned())];
-        let in_cluster = paths.into_iter().zip(self.at_cluster).filter_map(|(path, is_short)| {
-            let spot = Spot::Queue { provider: provider().name, path: path? };
-            Some((spot, is_short?))
-        });
-        at_em.into_iter().chain(at_user).chain(queue.zip(self.at_queue)).chain(in_cluster).collect()
+        self.at.iter().map(|(place, is_short)| (place.spot(), *is_short)).collect()
     }
 }
 
-/// What is available to a request on an EM, of its user's limit and of its queue's, and what there is in all.
-pub(super) struct Available {
-    pub(super) em: (i64, i64),
-    pub(super) user: Option<(i64, i64)>,
-    pub(super) queue: Option<(i64, i64)>,
-    /// Of the queue, and of the root.
-    pub(super) cluster: Option<[(i64, i64); 2]>,
+/// How much there is somewhere: of each thing, what is needed, what is available, and what there is in all.
+#[derive(Debug)]
+pub(super) struct Room {
+    pub(super) place: Place,
+    pub(super) of: Vec<[i64; 3]>,
 }
 
-impl Available {
-    /// What the headline of a refusal says; `None` if the request fits.
-    pub(super) fn short(&self, amount: i64) -> Option<i64> {
-        let short = |(available, _): (i64, i64)| (amount > available).then_some(available);
-        let in_cluster = || self.cluster.into_iter().flatten().find_map(short);
-        short(self.em).or_else(|| self.user.and_then(short)).or_else(|| self.queue.and_then(short)).or_else(in_cluster)
+impl Room {
+    /// What is available of the first thing that is short.
+    pub(super) fn short(&self) -> Option<i64> {
+        self.of.iter().find_map(|[need, available, _]| (need > available).then_some(*available))
     }
 
-    pub(super) fn never_fits(&self, amount: i64) -> bool {
-        let others = [self.user, self.queue].into_iter().flatten().chain(self.cluster.into_iter().flatten());
-        amount > self.em.1 || others.into_iter().any(|(_, max)| amount > max)
+    pub(super) fn never_fits(&self) -> bool {
+        self.of.iter().any(|[need, _, max]| need > max)
     }
 }
 
@@ -121,113 +186,169 @@ impl Available {
 pub(super) struct ModelTicket {
     pub(super) id: Uuid,
     pub(super) em: usize,
-    pub(super) user: usize,
-    pub(super) queue: Option<usize>,
+    pub(super) who: Who,
     pub(super) held: i64,
     pub(super) used: bool,
     pub(super) deadline: u64,
     pub(super) alive: bool,
     /// What it used when it was adopted.
     pub(super) adopted: Option<i64>,
-    /// Whether it is counted in the cluster, and since when it is in use.
+    /// Whether it is counted in the cluster, since when it is in use, and as which application.
     pub(super) counted: bool,
     pub(super) since: u64,
+    pub(super) application: Option<usize>,
 }
+
+/// A ticket that is granted, and nothing more.
+pub(super) const NEW: ModelTicket = ModelTicket {
+    id: Uuid::nil(),
+    em: 0,
+    who: Who { user: 0, tenant: None, zone: false, engine_type: None, queue: None },
+    held: 0,
+    used: false,
+    deadline: 0,
+    alive: true,
+    adopted: None,
+    counted: false,
+    since: 0,
+    application: None,
+};
 
 /// How long a cluster may take to show an engine without an application, in seconds.
 const SETTLE: u64 = 60;
 
+/// What is left for one behind others.
+fn behind(left: i64, ahead: i64) -> i64 {
+    if left < 0 { left } else { (left - ahead).max(0) }
+}
+
 impl Model {
-    pub(super) fn sum(&self, em: usize, used: bool) -> i64 {
-        let of_em = self.tickets.iter().filter(|t| t.alive && t.em == em && t.used == used);
-        of_em.map(|t| t.held).sum()
+    pub(super) fn on_em(&self, em: usize, used: bool) -> impl Iterator<Item = &ModelTicket> {
+        self.tickets.iter().filter(move |t| t.alive && t.em == em && t.used == used)
     }
 
     pub(super) fn left(&self, em: usize) -> Option<i64> {
-        let (total, protected) = self.ems.get(&em)?;
-        Some(total - protected - self.sum(em, true) - self.sum(em, false))
+        let ModelEm { total, protected, .. } = self.ems.get(&em)?;
+        let held: i64 = self.tickets.iter().filter(|t| t.alive && t.em == em).map(|t| t.held).sum();
+        Some(total - protected - held)
     }
 
-    pub(super) fn sum_of_user(&self, user: usize, used: bool) -> i64 {
-        self.tickets.iter().filter(|t| t.alive && t.user == user && t.used == used).map(|t| t.held).sum()
+    fn held(&self, set: usize, values: Values, what: What) -> i64 {
+        let there = self.tickets.iter().filter(|t| t.alive && t.who.values(set, t.em) == Some(values));
+        there.map(|t| what.held(t.held)).sum()
     }
 
-    /// What a user may still be granted, if a limit is for him.
-    pub(super) fn left_of_user(&self, user: usize) -> Option<i64> {
-        self.left_in(user, LimitMode::Enforced)
+    /// The maximum of a scope, if the limit that decides there is of this mode: of those that match, the first that names it, where one
+    /// with a weightier label comes before one without.
+    fn max_in(&self, mode: LimitMode, set: usize, values: Values, what: What) -> Option<i64> {
+        let shapes = [[true, true], [true, false], [false, true], [false, false]];
+        let decides = shapes.into_iter().find_map(|shape| {
+            let pattern = [0, 1].map(|place| values[place].filter(|_| shape[place]));
+            // What is not there has no value that a limit could be for.
+            let is_shape = [0, 1].into_iter().all(|place| shape[place] == pattern[place].is_some());
+            let rule = self.limits.get(&(set, pattern)).filter(|_| is_shape)?;
+            let max = if what == What::Scarce { rule.scarce } else { rule.instances };
+            Some((max?, rule.mode))
+        });
+        decides.filter(|(_, decided)| *decided == mode).map(|(max, _)| max)
     }
 
-    /// The same, if the limit that decides for him is of this mode.
-    pub(super) fn left_in(&self, user: usize, mode: LimitMode) -> Option<i64> {
-        let max = self.max_in(user, mode)?;
-        Some(max - self.sum_of_user(user, true) - self.sum_of_user(user, false))
+    /// How much there is for a request where limits of this mode decide, with the cap of its user; `ahead` tells what others keep.
+    fn in_scopes(
+        &self,
+        mode: LimitMode,
+        (em, who, cores): (usize, Who, i64),
+        cap: Option<i64>,
+        ahead: impl Fn(Place, What) -> i64,
+    ) -> Vec<Room> {
+        let in_set = |set: usize| {
+            let values = who.values(set, em)?;
+            let place = Place::Scope(set, values);
+            let of = |what: What| {
+                let cap = cap.filter(|_| set == USER_SET && what == What::Scarce);
+                let max = self.max_in(mode, set, values, what).into_iter().chain(cap).min()?;
+                Some([what.held(cores), behind(max - self.held(set, values, what), ahead(place, what)), max])
+            };
+            let of: Vec<_> = What::of(set).into_iter().filter_map(of).collect();
+            (!of.is_empty()).then_some(Room { place, of })
+        };
+        (0..SETS.len()).filter_map(in_set).collect()
     }
 
-    pub(super) fn max_in(&self, user: usize, mode: LimitMode) -> Option<i64> {
-        let (max, of_mode) = self.limits.get(&Some(user)).or(self.limits.get(&None))?;
-        (*of_mode == mode).then_some(*max)
+    /// Where one who asks would go beyond limits that only watch: how much would have been left.
+    pub(super) fn over_watched(&self, ask: &ModelWaiting) -> Option<i64> {
+        let watched = self.in_scopes(LimitMode::Watched, (ask.em, ask.who, ask.amount), None, |_, _| 0);
+        watched.iter().find_map(Room::short)
     }
 
-    pub(super) fn sum_of_queue(&self, queue: usize, used: bool) -> i64 {
-        let in_queue = self.tickets.iter().filter(|t| t.alive && t.queue == Some(queue) && t.used == used);
-        in_queue.map(|t| t.held).sum()
-    }
-
-    pub(super) fn max_of_queue(&self, queue: usize) -> Option<i64> {
-        self.queue_limits.get(&Some(queue)).or(self.queue_limits.get(&None)).copied()
-    }
-
-    /// What may still be granted in a queue, if there is one and a limit is for it.
-    pub(super) fn left_of_queue(&self, queue: Option<usize>) -> Option<i64> {
-        let queue = queue?;
-        Some(self.max_of_queue(queue)? - self.sum_of_queue(queue, true) - self.sum_of_queue(queue, false))
+    /// What an engine that runs may use instead of what it holds: on its EM, in its scopes, and in its queue.
+    pub(super) fn left_for_growth(&self, ticket: &ModelTicket) -> Vec<i64> {
+        let scopes = (0..SETS.len()).filter_map(|set| {
+            let values = ticket.who.values(set, ticket.em)?;
+            let max = self.max_in(LimitMode::Enforced, set, values, What::Scarce)?;
+            Some(max - self.held(set, values, What::Scarce))
+        });
+        let cluster = self.left_of_cluster(ticket.who.queue).filter(|_| ticket.counted);
+        let cluster = cluster.into_iter().flatten().map(|(_, left, _)| left);
+        let left = self.left(ticket.em).into_iter().chain(scopes).chain(cluster);
+        left.map(|left| left + ticket.held).collect()
     }
 
     /// What the cluster does not show of the tickets in a place of it: that of a queue, or the root's.
     pub(super) fn unseen(&self, place: usize) -> i64 {
-        let begun = self.cluster.map_or(0, |cluster| cluster.begun);
-        let there = self.tickets.iter().filter(|t| t.alive && t.counted && (place == 0 || t.queue == Some(place - 1)));
-        there.filter(|t| !t.used || begun < t.since + SETTLE).map(|t| t.held).sum()
+        let Some(cluster) = self.cluster else { return 0 };
+        let is_there = |t: &&ModelTicket| t.alive && t.counted && (place == 0 || t.who.queue == Some(place - 1));
+        let unseen = |t: &ModelTicket| match (t.used, t.application) {
+            (false, _) => t.held,
+            (true, Some(application)) => (t.held - cluster.shown[application]).max(0),
+            (true, None) if cluster.begun < t.since + SETTLE => t.held,
+            (true, None) => 0,
+        };
+        self.tickets.iter().filter(is_there).map(unseen).sum()
     }
 
     /// What is left of a queue of the cluster, and of the root; and how much there is in all.
-    pub(super) fn left_of_cluster(&self, queue: Option<usize>) -> Option<[(i64, i64); 2]> {
+    fn left_of_cluster(&self, queue: Option<usize>) -> Option<[(usize, i64, i64); 2]> {
         let (cluster, queue) = (self.cluster?, queue?);
-        Some(
-            [queue + 1, 0]
-                .map(|place| (cluster.max[place] - cluster.used[place] - self.unseen(place), cluster.max[place])),
-        )
+        let left = |place: usize| cluster.max[place] - cluster.used[place] - self.unseen(place);
+        Some([queue + 1, 0].map(|place| (place, left(place), cluster.max[place])))
     }
 
-    /// What a request can get on an EM behind the first `ahead` of those who wait.
-    pub(super) fn available(
-        &self,
-        em: usize,
-        user: usize,
-        queue: Option<usize>,
-        cap: Option<i64>,
-        ahead: usize,
-    ) -> Option<Available> {
-        let (total, protected) = self.ems.get(&em)?;
-        let before = || self.waiting[..ahead].iter().filter(|w| w.in_line);
-        let at_em: i64 = before().filter(|w| w.at_em.is_some_and(|(at, _)| at == em)).map(|w| w.amount).sum();
-        let at_user: i64 = before().filter(|w| w.user == user && w.at_user.is_some()).map(|w| w.amount).sum();
-        let behind = |left: i64, ahead: i64| if left < 0 { left } else { (left - ahead).max(0) };
-        let held = self.sum_of_user(user, true) + self.sum_of_user(user, false);
-        // The lower of the limit and the cap.
-        let max = self.max_in(user, LimitMode::Enforced).into_iter().chain(cap).min();
-        let of_user = max.map(|max| (behind(max - held, at_user), max));
-        let at_queue: i64 = before().filter(|w| w.queue == queue && w.at_queue.is_some()).map(|w| w.amount).sum();
-        let max = queue.and_then(|queue| self.max_of_queue(queue));
-        let of_queue = self.left_of_queue(queue).map(|left| behind(left, at_queue)).zip(max);
-        let stand = |place: usize| {
-            let there = before().filter(move |w| w.at_cluster[place].is_some() && (place == 1 || w.queue == queue));
-            there.map(|w| w.amount).sum::<i64>()
+    /// What a request can get on an EM behind the first `ahead` of those who wait, wherever it is judged.
+    pub(super) fn rooms(&self, ask: &ModelWaiting, ahead: usize) -> Option<Vec<Room>> {
+        let em = self.ems.get(&ask.em)?;
+        let kept = |place: Place, what: What| {
+            let before = self.waiting[..ahead].iter().filter(|w| w.in_line && w.at.contains_key(&place));
+            before.map(|w| what.held(w.amount)).sum::<i64>()
         };
-        let cluster = self.left_of_cluster(queue);
-        let cluster = cluster.map(|[(leaf, max), (root, most)]| [(leaf - stand(0), max), (root - stand(1), most)]);
-        let em = (behind(self.left(em)?, at_em), total - protected);
-        Some(Available { em, user: of_user, queue: of_queue, cluster })
+        let on_em = Place::Em(ask.em);
+        let left = behind(self.left(ask.em)?, kept(on_em, What::Scarce));
+        let mut rooms = vec![Room { place: on_em, of: vec![[ask.amount, left, em.total - em.protected]] }];
+        rooms.extend(self.in_scopes(LimitMode::Enforced, (ask.em, ask.who, ask.amount), ask.cap, kept));
+        for (place, left, max) in self.left_of_cluster(ask.who.queue).into_iter().flatten() {
+            let place = Place::Queue(place);
+            rooms.push(Room { place, of: vec![[ask.amount, left - kept(place, What::Scarce), max]] });
+        }
+        Some(rooms)
+    }
+
+    /// Why a request may not go to its EM at all.
+    pub(super) fn turned_away(&self, ask: &ModelWaiting) -> Option<&'static str> {
+        let em = self.ems.get(&ask.em)?;
+        let is_first_tenant = ask.who.tenant == Some(0);
+        let lacks = match ask.requires {
+            Some(Required::Zone) => !em.zone,
+            Some(Required::Tenant) => ask.who.tenant.is_some() && !(em.reserved && is_first_tenant),
+            None => false,
+        };
+        let reasons = [
+            (self.drained.contains_key(&ask.em), "draining"),
+            (self.needs_engine_type && ask.who.engine_type.is_none(), "label missing"),
+            (lacks, "label required"),
+            (em.reserved && !is_first_tenant, "reserved"),
+            (ask.cap.is_some() && self.limits.is_empty(), "cap"),
+        ];
+        reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, reason)| reason)
     }
 
     /// The number of the request that began to wait so long ago.
@@ -238,34 +359,5 @@ impl Model {
     /// The number of the ticket that was asked for so long ago.
     pub(super) fn ticket(&self, ago: usize) -> Option<usize> {
         self.tickets.len().checked_sub(ago + 1)
-    }
-
-    pub(super) fn is_unlimited(&self) -> bool {
-        self.limits.is_empty() && self.queue_limits.is_empty()
-    }
-
-    /// The limits as rules. Whatever they are, both users and queues are counted if there are any.
-    pub(super) fn rules(&self) -> Limits {
-        if self.is_unlimited() {
-            return Limits::default();
-        }
-        let rule = |key: &str, value: Option<String>, dimension, max: i64, mode| Rule {
-            pattern: Pattern::new(BTreeMap::from([(key.into(), value)])),
-            mode,
-            max: BTreeMap::from([(dimension, max)]),
-        };
-        let of_user = |(number, (max, mode)): (&Option<usize>, &(i64, LimitMode))| {
-            rule("user", number.map(|number| user(number).to_string()), Dimension::Cores, *max, *mode)
-        };
-        let of_queue = |(number, max): (&Option<usize>, &i64)| {
-            rule("queue", number.map(queue_name), Dimension::QueueCores, *max, LimitMode::Enforced)
-        };
-        let rules = self.limits.iter().map(of_user).chain(self.queue_limits.iter().map(of_queue));
-        let set = |(id, key): (i64, &str)| {
-            let counting = Counting::wanted(BTreeSet::from([[key.to_owned()].into()]), &BTreeMap::new());
-            LabelSet { id, counting: counting.into_iter().next().unwrap(), is_counted: true }
-        };
-        let sets = [(USER_SET, "user"), (QUEUE_SET, "queue")].map(set).to_vec();
-        Limits::new(Uuid::nil(), sets, rules)
     }
 }

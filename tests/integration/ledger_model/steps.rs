@@ -3,7 +3,8 @@
 use linkis_rm::domain::limit_mode::LimitMode;
 use proptest::prelude::*;
 
-use super::named::*;
+use super::{named::*, state::*};
+
 /// For which registration of an EM a caller says that it acts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Said {
@@ -24,6 +25,9 @@ pub(super) enum Step {
         em: usize,
         total: i64,
         protected: i64,
+        /// Whether it is reserved for the first tenant, and whether it has the label of the zone.
+        reserved: bool,
+        zone: bool,
     },
     Unregister {
         em: usize,
@@ -31,9 +35,9 @@ pub(super) enum Step {
     },
     Request {
         em: usize,
-        user: usize,
-        /// As much again of a queue, if any.
-        queue: Option<usize>,
+        /// As much again of its queue, if any.
+        who: Who,
+        requires: Option<Required>,
         amount: i64,
         ttl: u64,
         request_id: Option<u8>,
@@ -48,13 +52,15 @@ pub(super) enum Step {
     /// Of an engine that is new, or under the id of a ticket that there is or was.
     Adopt {
         em: usize,
-        user: usize,
+        who: Who,
         used: i64,
+        application: Option<usize>,
         again: Option<usize>,
     },
     Inited {
         ago: usize,
         used: Option<i64>,
+        application: Option<usize>,
         user: usize,
         epoch: Said,
     },
@@ -63,6 +69,7 @@ pub(super) enum Step {
         ago: usize,
         in_use: bool,
         used: i64,
+        application: Option<usize>,
         stolen: bool,
         epoch: Said,
     },
@@ -105,42 +112,43 @@ pub(super) enum Step {
     Leave {
         ago: usize,
     },
-    /// The batch ends, and a user's limit (or that of each user) is set or removed.
+    /// The batch ends, and the limit of a label set, for some values or for each, is set or removed.
     Limit {
-        user: Option<usize>,
-        max: Option<(i64, LimitMode)>,
+        set: usize,
+        values: Values,
+        rule: Option<ModelRule>,
     },
-    /// Likewise a queue's.
-    QueueLimit {
-        queue: Option<usize>,
-        max: Option<i64>,
+    /// The batch ends, and requests have to say their engine's type, or need not.
+    Policy {
+        engine_type: bool,
     },
-    /// The batch ends, and a cluster shows how large its queues are, and what is used of them: the root's first.
+    /// The batch ends, and a cluster shows how large its queues are, and what is used of them, the root's first; and of applications.
     Cluster {
         max: [i64; PLACES],
         used: [i64; PLACES],
+        shown: [i64; APPLICATIONS],
     },
 }
 
 pub(super) fn step() -> impl Strategy<Value = Step> {
     let (em, user, ago) = (0..EMS, 0..USERS, 0..12usize);
     prop_oneof![
-        2 => (em.clone(), 0..40i64, 0..10i64)
-            .prop_map(|(em, total, protected)| Step::Register { em, total, protected: protected.min(total) }),
-        1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
-        8 => (em.clone(), user.clone(), prop::option::of(0..QUEUES), 1..12i64, 1..20u64, prop::option::weighted(0.3, 0..6u8), any::<bool>(),
-            prop::option::weighted(0.4, 0..25i64))
-            .prop_map(|(em, user, queue, amount, ttl, request_id, wait, cap)| {
-                Step::Request { em, user, queue, amount, ttl, request_id, wait, cap }
+        3 => (em.clone(), 0..40i64, 0..10i64, prop::bool::weighted(0.3), any::<bool>())
+            .prop_map(|(em, total, protected, reserved, zone)| {
+                Step::Register { em, total, protected: protected.min(total), reserved, zone }
             }),
+        1 => (em.clone(), said()).prop_map(|(em, epoch)| Step::Unregister { em, epoch }),
+        9 => request(),
         6 => (0..6usize, prop::option::weighted(0.2, em.clone())).prop_map(|(ago, em)| Step::Retry { ago, em }),
-        3 => (em.clone(), user.clone(), 1..6i64, prop::option::weighted(0.4, ago.clone()))
-            .prop_map(|(em, user, used, again)| Step::Adopt { em, user, used, again }),
+        3 => (em.clone(), who(), 1..6i64, application(), prop::option::weighted(0.4, ago.clone()))
+            .prop_map(|(em, who, used, application, again)| Step::Adopt { em, who, used, application, again }),
         1 => (0..6usize).prop_map(|ago| Step::Leave { ago }),
-        5 => (ago.clone(), prop::option::of(0..15i64), user.clone(), said())
-            .prop_map(|(ago, used, user, epoch)| Step::Inited { ago, used, user, epoch }),
-        6 => (ago.clone(), prop::bool::weighted(0.8), 0..15i64, prop::bool::weighted(0.1), said())
-            .prop_map(|(ago, in_use, used, stolen, epoch)| Step::Reported { ago, in_use, used, stolen, epoch }),
+        5 => (ago.clone(), prop::option::of(0..15i64), application(), user.clone(), said())
+            .prop_map(|(ago, used, application, user, epoch)| Step::Inited { ago, used, application, user, epoch }),
+        6 => (ago.clone(), prop::bool::weighted(0.8), 0..15i64, application(), prop::bool::weighted(0.1), said())
+            .prop_map(|(ago, in_use, used, application, stolen, epoch)| {
+                Step::Reported { ago, in_use, used, application, stolen, epoch }
+            }),
         4 => (ago.clone(), user).prop_map(|(ago, user)| Step::Released { ago, user }),
         2 => ago.clone().prop_map(|ago| Step::Force { ago }),
         1 => (em.clone(), any::<bool>()).prop_map(|(em, reason)| Step::Drain { em, reason }),
@@ -150,13 +158,48 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
         1 => (em.clone(), prop::bool::weighted(0.8)).prop_map(|(em, known)| Step::Reap { em, known }),
         2 => em.prop_map(|em| Step::Report { em }),
         4 => (0..15u64).prop_map(|seconds| Step::Commit { seconds }),
-        2 => (prop::option::of(0..USERS), prop::option::weighted(0.8, (0..30i64, mode())))
-            .prop_map(|(user, max)| Step::Limit { user, max }),
-        1 => (prop::option::of(0..QUEUES), prop::option::weighted(0.8, 0..30i64))
-            .prop_map(|(queue, max)| Step::QueueLimit { queue, max }),
-        2 => (prop::array::uniform3(5..40i64), prop::array::uniform3(0..8i64))
-            .prop_map(|(max, used)| Step::Cluster { max, used }),
+        5 => limit(),
+        1 => prop::bool::weighted(0.3).prop_map(|engine_type| Step::Policy { engine_type }),
+        2 => (prop::array::uniform3(5..40i64), prop::array::uniform3(0..8i64), prop::array::uniform3(0..8i64))
+            .prop_map(|(max, used, shown)| Step::Cluster { max, used, shown }),
     ]
+}
+
+fn request() -> impl Strategy<Value = Step> {
+    let requires = prop_oneof![Just(Required::Zone), Just(Required::Tenant)];
+    let asked = (0..EMS, who(), prop::option::weighted(0.2, requires), 1..12i64, 1..20u64);
+    let how = (prop::option::weighted(0.3, 0..6u8), any::<bool>(), prop::option::weighted(0.3, 0..25i64));
+    (asked, how).prop_map(|((em, who, requires, amount, ttl), (request_id, wait, cap))| {
+        // What it requires, it carries.
+        let who = Who { zone: who.zone || requires == Some(Required::Zone), ..who };
+        Step::Request { em, who, requires, amount, ttl, request_id, wait, cap }
+    })
+}
+
+fn limit() -> impl Strategy<Value = Step> {
+    let max = [prop::option::weighted(0.7, 0..30i64).boxed(), prop::option::weighted(0.5, 0..5i64).boxed()];
+    let rule = (max, mode()).prop_map(|([scarce, instances], mode)| {
+        // At least one.
+        let scarce = scarce.or(instances.is_none().then_some(10));
+        ModelRule { scarce, instances, mode }
+    });
+    (0..SETS.len(), who(), 0..EMS, prop::array::uniform2(any::<bool>()), prop::option::weighted(0.8, rule)).prop_map(
+        |(set, who, em, fixed, rule)| {
+            let named = who.values(set, em).unwrap_or_default();
+            let values = [0, 1].map(|place| named[place].filter(|_| fixed[place]));
+            Step::Limit { set, values, rule }
+        },
+    )
+}
+
+fn who() -> impl Strategy<Value = Who> {
+    let carried = (prop::option::weighted(0.6, 0..TENANTS), prop::bool::weighted(0.1));
+    (0..USERS, carried, prop::option::weighted(0.7, 0..ENGINE_TYPES.len()), prop::option::of(0..QUEUES))
+        .prop_map(|(user, (tenant, zone), engine_type, queue)| Who { user, tenant, zone, engine_type, queue })
+}
+
+fn application() -> impl Strategy<Value = Option<usize>> {
+    prop::option::weighted(0.4, 0..APPLICATIONS)
 }
 
 fn mode() -> impl Strategy<Value = LimitMode> {

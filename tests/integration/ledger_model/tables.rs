@@ -1,13 +1,14 @@
 //! The tables, as maps that take what the ledger writes as the SQL does.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
 use linkis_rm::domain::{
     drain::Drain,
     em::{Em, EmInstance},
+    end::End,
     external::{CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along},
     ledger::{Deltas, LineView, Snapshot, TicketPage},
     limit::Limits,
@@ -17,8 +18,8 @@ use linkis_rm::domain::{
     queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
     report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
-    scope::{Counter, Scope, Usage},
-    ticket::{End, EndedTicket, Ticket, TicketState},
+    scope::{Counter, Usage},
+    ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
 };
 use time::OffsetDateTime;
@@ -54,11 +55,10 @@ impl StoredCluster {
     }
 
     /// A later snapshot comes into force.
-    pub(super) fn install(&mut self, now: OffsetDateTime, max: [i64; PLACES], used: [i64; PLACES]) {
+    pub(super) fn install(&mut self, now: OffsetDateTime, max: [i64; PLACES], used: [i64; PLACES], shown: &[i64]) {
         let amounts = |cores| QueueAmounts { memory: 0, cores };
-        let path = |place: usize| if place == 0 { "root".to_owned() } else { path_of(place - 1) };
         let queue = |place: usize| Queue {
-            path: path(place),
+            path: path_of(place),
             max: amounts(max[place]),
             used: amounts(used[place]),
             state: QueueState::Running,
@@ -66,15 +66,16 @@ impl StoredCluster {
             pending_applications: None,
             custom: Default::default(),
         };
+        let shown = shown.iter().enumerate().map(|(number, cores)| (application_id(number), amounts(*cores))).collect();
         let queues = Queues::new(Naming::Fair, (0..PLACES).map(queue)).unwrap();
-        let snapshot = Arc::new(ClusterSnapshot::stored(now, queues, HashMap::new()));
+        let snapshot = Arc::new(ClusterSnapshot::stored(now, queues, shown));
         let live = self.tickets.values().map(|ticket| (ticket.path.as_str(), &ticket.held));
         self.unseen = Rooms::new(snapshot.clone(), live).all_unseen().clone();
         self.snapshot = Some(snapshot);
     }
 
     pub(super) fn check(&self, model: &Model) {
-        for (place, path) in ["root".to_owned()].into_iter().chain((0..QUEUES).map(path_of)).enumerate() {
+        for (place, path) in (0..PLACES).map(path_of).enumerate() {
             let unseen = self.unseen.get(&path).copied().unwrap_or_default();
             assert_eq!((unseen.cores, unseen.memory), (model.unseen(place), 0), "{path}");
         }
@@ -247,12 +248,15 @@ impl Tables {
         assert_eq!(self.ems.len(), model.ems.len());
         assert_eq!(self.reports.len(), model.reported.len());
         assert!(model.reported.iter().all(|number| self.reports.contains_key(&instance(*number))));
-        for (number, (total, protected)) in &model.ems {
+        for (number, ModelEm { total, protected, .. }) in &model.ems {
             let em = &self.ems[&instance(*number)];
+            let held = |used| model.on_em(*number, used).map(|t| t.held).sum::<i64>();
             let counted = [&em.total, &em.protected, &em.used, &em.locked].map(|r| r.get(&Dimension::Cores));
-            assert_eq!(counted, [*total, *protected, model.sum(*number, true), model.sum(*number, false)]);
-            let used = model.tickets.iter().filter(|t| t.alive && t.em == *number && t.used);
-            assert_eq!(em.used_tickets, TicketDigest::of(used.map(|ticket| &ticket.id)));
+            assert_eq!(counted, [*total, *protected, held(true), held(false)]);
+            let engines = |used| i64::try_from(model.on_em(*number, used).count()).unwrap();
+            let counted = [&em.used, &em.locked].map(|r| r.get(&Dimension::Instances));
+            assert_eq!(counted, [engines(true), engines(false)]);
+            assert_eq!(em.used_tickets, TicketDigest::of(model.on_em(*number, true).map(|ticket| &ticket.id)));
         }
         let reason = |(number, reason): (&usize, &bool)| (instance(*number), *reason);
         let drained: HashMap<_, _> = model.drained.iter().map(reason).collect();
@@ -263,28 +267,12 @@ impl Tables {
             let ticket = &self.tickets[&expected.id];
             assert_eq!(ticket.resource().get(&Dimension::Cores), expected.held);
             assert_eq!(matches!(ticket.state, TicketState::Used { .. }), expected.used);
+            let application = ticket.resource().application_id().filter(|id| !id.is_empty());
+            assert_eq!(application, expected.application.map(application_id).as_deref());
             alive += 1;
         }
-        let is_unlimited = model.is_unlimited();
-        let check = |label_set_id, scope, dimension, expected: [i64; 2]| {
-            let usage = self.scopes.get(&Counter { label_set_id, scope }).cloned().unwrap_or_default();
-            let counted = [&usage.used, &usage.locked].map(|tally| tally.get(&dimension));
-            assert_eq!(counted, if is_unlimited { [0, 0] } else { expected });
-            usage
-        };
-        for number in 0..USERS {
-            let expected = [model.sum_of_user(number, true), model.sum_of_user(number, false)];
-            let usage = check(USER_SET, scope_of(number), Dimension::Cores, expected);
-            let of_queues = [&usage.used, &usage.locked].map(|tally| tally.get(&Dimension::QueueCores));
-            assert_eq!(of_queues, [0, 0], "what is in two queues is never one sum");
-        }
-        for number in 0..QUEUES {
-            let expected = [model.sum_of_queue(number, true), model.sum_of_queue(number, false)];
-            check(QUEUE_SET, scope_of_queue(number), Dimension::QueueCores, expected);
-        }
-        let queues: BTreeSet<Scope> = (0..QUEUES).map(scope_of_queue).collect();
-        let in_queues = self.scopes.keys().filter(|counter| counter.label_set_id == QUEUE_SET);
-        assert!(in_queues.into_iter().all(|counter| queues.contains(&counter.scope)), "nothing counts in no queue");
+        let held = self.scopes.iter().filter(|(_, usage)| !usage.is_nothing());
+        assert_eq!(held.map(|(at, usage)| (at.clone(), usage.clone())).collect::<BTreeMap<_, _>>(), counted(model));
         assert_eq!(self.tickets.len(), alive);
         let in_line = model.waiting.iter().filter(|w| w.in_line);
         let mut stands = 0;
@@ -297,4 +285,21 @@ impl Tables {
         assert_eq!(self.ended.len(), model.tickets.len() - alive);
         self.cluster.check(model);
     }
+}
+
+/// What every scope holds: of queues only where the labels name them, so that what is in two is never one sum.
+fn counted(model: &Model) -> BTreeMap<Counter, Usage> {
+    let mut counted = BTreeMap::<Counter, Usage>::new();
+    for ticket in model.tickets.iter().filter(|t| t.alive && !model.limits.is_empty()) {
+        for set in 0..SETS.len() {
+            let Some(values) = ticket.who.values(set, ticket.em) else { continue };
+            let counter = Counter { label_set_id: label_set_id(set), scope: scope_of(set, values) };
+            let usage = counted.entry(counter).or_default();
+            let in_queue = (set == QUEUE_SET).then_some((Dimension::QueueCores, ticket.held));
+            let amounts = [(Dimension::Cores, ticket.held), (Dimension::Instances, 1)].into_iter().chain(in_queue);
+            let held = if ticket.used { &mut usage.used } else { &mut usage.locked };
+            held.add(amounts, 1).unwrap();
+        }
+    }
+    counted
 }
