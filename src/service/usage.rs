@@ -147,7 +147,7 @@ impl Usage {
     }
 
     /// A page of up to `limit` EMs that match and of which at least `min_fullness` hundredths are held, in the order of their keys, from
-    /// behind `after`; and what is known of each by its reports. It looks through so many by how full they are, and may find few.
+    /// behind `after`; and what is known of each by its reports. It looks through so many, and may find few.
     pub async fn ems(
         &self,
         filter: &em_resource::Filter,
@@ -156,24 +156,25 @@ impl Usage {
         limit: usize,
     ) -> Result<Ems, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let at_once = if min_fullness > 0 { LOOKED_AT_ONCE } else { limit.saturating_add(1) };
-        let (mut ems, mut last, mut more) = (Vec::new(), after.cloned(), true);
-        'page: for _ in 0..if min_fullness > 0 { LOOKS_MAX } else { 1 } {
+        let (mut ems, mut next) = (Vec::new(), after.cloned());
+        // One more than are shown tells whether there is more: without filters, that is all.
+        let mut at_once = limit.saturating_add(1).min(LOOKED_AT_ONCE);
+        'page: for _ in 0..LOOKS_MAX {
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);
-            let list = em_resource::list(&mut *connection, filter, self.silent_after, last.as_ref(), read);
+            let list = em_resource::list(&mut *connection, filter, self.silent_after, next.as_ref(), read);
             let found = answered(list).await?;
-            let is_end = found.len() < at_once;
-            for em in found {
+            for em in found.ems.into_iter().filter(|em| em.fullness_percent() >= min_fullness.into()) {
                 if ems.len() == limit {
+                    next = ems.last().map(|em: &Em| em.instance.clone());
                     break 'page;
                 }
-                last = Some(em.instance.clone());
-                ems.extend(Some(em).filter(|em| em.fullness_percent() >= min_fullness.into()));
+                ems.push(em);
             }
-            if is_end {
-                more = false;
+            next = found.last;
+            if next.is_none() {
                 break;
             }
+            at_once = LOOKED_AT_ONCE;
         }
         let instances = ems.iter().map(|em| &em.instance);
         let mut statuses = answered(em_report::read(&mut *connection, instances, self.silent_after)).await?;
@@ -181,7 +182,7 @@ impl Usage {
             let status = statuses.remove(&em.instance);
             (em, status)
         };
-        Ok(Ems { shown: ems.into_iter().map(with_status).collect(), next: last.filter(|_| more) })
+        Ok(Ems { shown: ems.into_iter().map(with_status).collect(), next })
     }
 
     /// What is observed of a live ticket, if anything.

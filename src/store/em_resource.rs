@@ -1,6 +1,6 @@
 //! `linkis_em_resource_meta_data`: the EMs and their counters.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 use time::OffsetDateTime;
@@ -11,8 +11,6 @@ use crate::domain::{
     em::{Counted, Em, EmInstance, Going},
     end::End,
     limit::Limits,
-    name::{Labels, Name},
-    report::Health,
     resource::Left,
     ticket_digest::TicketDigest,
 };
@@ -25,6 +23,10 @@ use super::{
     policy,
     rows::{Table, em_columns, labels_json},
 };
+
+mod list;
+
+pub use list::{Filter, Looked, list};
 
 const TABLE: Table = Table("linkis_em_resource_meta_data");
 
@@ -153,68 +155,6 @@ pub async fn read_in_force(
     }
     let limits = limit::of_version(connection, version, known).await?;
     Ok((InForce { limits, anybody_waits, oldest_writer }, ems))
-}
-
-/// Which EMs to list.
-#[derive(Debug, Default)]
-pub struct Filter {
-    /// Only those of this application.
-    pub application_name: Option<Name>,
-    /// Only those that have all of these labels, reserved or not.
-    pub labels: Labels,
-    /// Only those that have reported this since they registered last.
-    pub health: Option<Health>,
-    /// Only those that are silent, or only those that are not.
-    pub silent: Option<bool>,
-    /// Only those that are drained, or only those that are not.
-    pub draining: Option<bool>,
-}
-
-/// Behind the names of all applications.
-const LAST_NAME: &str = "\u{10ffff}";
-
-/// Up to `limit` EMs that match, in the order of their keys, from behind `after`. Those are silent of which nothing was heard for
-/// `silent_after`. It looks through the EMs of the application, or all.
-pub async fn list(
-    executor: impl PgExecutor<'_>,
-    filter: &Filter,
-    silent_after: Duration,
-    after: Option<&EmInstance>,
-    limit: i64,
-) -> Result<Vec<Em>, StoreError> {
-    let first = filter.application_name.as_ref().map_or("", Name::as_str);
-    let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str())).max((first, ""));
-    let rows: Vec<EmRow> = sqlx::query_as(
-        "-- em_resource::list
-        SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
-            used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
-            reserved_labels::text, e.epoch, register_time,
-            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after, reason, drained_by, drain_time
-        FROM linkis_em_resource_meta_data e
-        LEFT JOIN linkis_em_drain d
-            ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance
-        LEFT JOIN linkis_em_report r
-            ON r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance
-        WHERE (e.em_application_name, e.em_instance) > ($1, $2) AND e.em_application_name <= $4
-            AND (labels || reserved_labels) @> $5::text::jsonb
-            AND ($6::text IS NULL OR (r.epoch = e.epoch AND r.health = $6))
-            AND ($7::bool IS NULL OR (r.report_time IS NOT NULL
-                AND greatest(r.report_time, register_time) < clock_timestamp() - make_interval(secs => $8)) = $7)
-            AND ($9::bool IS NULL OR (d.em_instance IS NOT NULL) = $9)
-        ORDER BY e.em_application_name, e.em_instance LIMIT $3",
-    )
-    .bind(after.0)
-    .bind(after.1)
-    .bind(limit)
-    .bind(filter.application_name.as_ref().map_or(LAST_NAME, Name::as_str))
-    .bind(labels_json(&filter.labels))
-    .bind(filter.health.map(Health::as_str))
-    .bind(filter.silent)
-    .bind(silent_after.as_secs_f64())
-    .bind(filter.draining)
-    .fetch_all(executor)
-    .await?;
-    rows.into_iter().map(Em::try_from).collect()
 }
 
 /// Whether there is any EM.

@@ -16,7 +16,7 @@ use tokio::{
     sync::{Mutex, MutexGuard},
 };
 
-use crate::harness::eventually;
+use crate::harness::{eventually, skip_without};
 
 /// How long a page may take to show what it has to.
 pub const SHOWN_WITHIN: Duration = Duration::from_secs(20);
@@ -76,7 +76,7 @@ impl Browser {
         let turn = TURN.lock().await;
         let driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let Ok(mut driver) = driver else {
-            println!("SKIPPED: chromedriver is not installed; Debian has it in the package chromium-driver");
+            skip_without("chromedriver", "Debian has it in the package chromium-driver");
             return None;
         };
         let mut said = BufReader::new(driver.stdout.take().unwrap());

@@ -21,7 +21,7 @@ use linkis_rm::{
         name::Labels,
         operation::{LockKey, Register},
         report::{Health, Report},
-        resource::Dimension,
+        resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
     },
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
@@ -39,7 +39,7 @@ const ADDRESS: &str = "127.0.0.1:50051";
 const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3";
 
 /// What else than times, UUIDs and tokens is another each time.
-const VOLATILE: [&str; 17] = [
+const VOLATILE: [&str; 20] = [
     // Tells times, too.
     "after",
     "epoch",
@@ -57,6 +57,9 @@ const VOLATILE: [&str; 17] = [
     "nextPageToken",
     "followToken",
     "periodStart",
+    "coreSeconds",
+    "byteSeconds",
+    "completeUntil",
     "holdUntil",
 ];
 
@@ -148,7 +151,16 @@ fn rule(of: &[(&str, Option<&str>)], mode: LimitMode, max: &[(Dimension, i64)]) 
     Rule { pattern: Pattern::new(pattern), mode, max: max.iter().cloned().collect() }
 }
 
-async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator: &str, (gb, cores): (i64, i64)) {
+/// An engine, and what it has of a queue.
+fn in_queue((gb, cores): (i64, i64), queue_name: &str, (queue_gb, queue_cores): (i64, i64)) -> Resource {
+    let driver = LoadInstanceAmounts { memory: gb * GB, cores, instances: 1 };
+    let (queue_name, application_id) = (queue_name.into(), String::new());
+    let (queue_memory, queue_instances) = (queue_gb * GB, 1);
+    let yarn = YarnAmounts { queue_memory, queue_cores, queue_instances, queue_name, application_id };
+    Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+}
+
+async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator: &str, used: Resource) {
     let adopt = Adopt {
         ticket_id: Uuid::parse_str(&format!("5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a{number:02x}")).unwrap(),
         user: name(user),
@@ -157,7 +169,7 @@ async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator
         em: host.clone(),
         labels: labels(&[("tenant", "blue")]),
         engine: engine(&format!("engine{number}")),
-        used: load(gb, cores, 1),
+        used,
     };
     rm.client.adopt_ticket(&adopt).await.unwrap();
 }
@@ -179,12 +191,17 @@ async fn cluster(rm: &Instance) -> Yarn {
         rule(&[("user", Some("hadoop")), ("creator", Some("IDE"))], LimitMode::Enforced, &[(Dimension::Instances, 2)]),
         rule(&[("engine_type", None)], LimitMode::Off, &[]),
         rule(&[("tenant", None)], LimitMode::Watched, &[(Dimension::Cores, 16)]),
+        rule(&[("user", None), ("em_application", None)], LimitMode::Off, &[]),
+        rule(&[("user", None), ("engine_type", None)], LimitMode::Off, &[]),
+        rule(&[("user", None), ("queue", None)], LimitMode::Off, &[]),
     ] {
         rm.client.set_limit(&rule).await.unwrap();
     }
-    adopt(rm, 1, &hosts[0], "hadoop", "IDE", (40, 12)).await;
-    adopt(rm, 2, &hosts[1], "hadoop", "IDE", (4, 2)).await;
-    adopt(rm, 3, &hosts[1], "alice", "Schedulis", (8, 4)).await;
+    adopt(rm, 1, &hosts[0], "hadoop", "IDE", load(40, 12, 1)).await;
+    adopt(rm, 2, &hosts[1], "hadoop", "IDE", in_queue((4, 2), "root.eng.etl", (16, 8))).await;
+    adopt(rm, 3, &hosts[1], "alice", "Schedulis", in_queue((8, 4), "root.eng.etl", (4, 2))).await;
+    let over = rm.client.request_resource(&request(&hosts[1], "bob", load(4, 2, 1))).await.granted();
+    rm.client.resource_released(&release(&over, "bob")).await.unwrap();
     let locked = ResourceRequest { labels: labels(&[("tenant", "red")]), ..request(&hosts[1], "alice", load(2, 1, 1)) };
     rm.client.request_resource(&locked).await.granted();
     rm.client.request_resource(&request(&hosts[1], "bob", load(1, 15, 1))).await.refused();
@@ -200,8 +217,7 @@ async fn cluster(rm: &Instance) -> Yarn {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_line_of_the_cookbook_answers_what_it_says() {
     let Some(grpcurl) = grpcurl() else {
-        println!("SKIPPED: there is no grpcurl, and it cannot be made: go install {GRPCURL}");
-        return;
+        return skip_without("grpcurl", &format!("it cannot be made: go install {GRPCURL}"));
     };
     let (database, rm) = start().await;
     let _yarn = cluster(&rm).await;
@@ -215,7 +231,10 @@ async fn every_line_of_the_cookbook_answers_what_it_says() {
         let (line, scopes) = (overview.line.unwrap().waiting, overview.scopes.unwrap());
         let told = rm.client.tasks().await.unwrap().tasks.iter().any(|task| task.last_success_time.is_some());
         let refusals = usage.clone().list_refusals(proto::ListRefusalsRequest::default()).await.unwrap();
-        line == 1 && scopes.scopes == 8 && scopes.over_limit == 1 && told && !refusals.into_inner().refusals.is_empty()
+        let by = proto::UsageBy::User.into();
+        let used = usage.clone().get_usage(proto::GetUsageRequest { by, ..Default::default() }).await.unwrap();
+        let are_remembered = !refusals.into_inner().refusals.is_empty() && !used.into_inner().sums.is_empty();
+        line == 1 && scopes.scopes == 14 && scopes.over_limit == 1 && told && are_remembered
     };
     eventually("everything is seen", Duration::from_secs(60), seen).await;
     let text = fs::read_to_string(COOKBOOK).unwrap();

@@ -25,6 +25,16 @@ const DASHBOARD: &str = include_str!("../../deploy/grafana/linkis-rm.json");
 const UNIT: &str = include_str!("../../deploy/systemd/linkis-rm.service");
 const MONITORING: &str = include_str!("../../docs/MONITORING.md");
 
+/// What sets the program up where it is run.
+const SHIPPED: [(&str, &str); 6] = [
+    ("the chart", include_str!("../../deploy/helm/linkis-rm/templates/deployment.yaml")),
+    ("the chart's values", include_str!("../../deploy/helm/linkis-rm/values.yaml")),
+    ("the compose file", include_str!("../../docker-compose.yml")),
+    ("the image", include_str!("../../Dockerfile")),
+    ("the unit", UNIT),
+    ("the unit's environment", include_str!("../../deploy/systemd/linkis-rm.env")),
+];
+
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)
 }
@@ -33,7 +43,7 @@ fn folder(name: &str) -> PathBuf {
 fn tool(command: &mut Command) -> Option<Output> {
     let ended = command.output().ok();
     if ended.is_none() {
-        println!("SKIPPED: {:?} is not installed", command.get_program());
+        skip_without(&command.get_program().to_string_lossy(), ".ci/run gets what it can");
     }
     ended
 }
@@ -46,6 +56,12 @@ fn told(ended: &Output) -> String {
 fn metrics(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| ["linkis_rm_", "grpc_server_", "process_"].iter().any(|prefix| word.starts_with(prefix)))
+}
+
+/// The settings that a text names by their environment variables.
+fn variables(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'));
+    words.filter(|word| word.strip_prefix("LINKIS_RM_").is_some_and(|name| !name.is_empty())).collect()
 }
 
 /// All expressions of a dashboard.
@@ -144,6 +160,24 @@ fn the_alerts_go_off_when_they_should_and_not_before() {
             return;
         };
         assert!(ended.status.success(), "{}", told(&ended));
+    }
+}
+
+/// Else somebody would set something, and nothing would come of it.
+#[test]
+fn what_is_shipped_names_only_settings_that_the_program_knows() {
+    let help = |arguments: &[&str]| {
+        let ended = Command::new(PROGRAM).args(arguments).output().unwrap();
+        assert!(ended.status.success(), "{}", told(&ended));
+        told(&ended)
+    };
+    let helps = [help(&["--help"]), help(&["health", "--help"])].concat();
+    let known = variables(&helps);
+    assert!(known.len() > 30, "{known:?}");
+    for (file, text) in SHIPPED {
+        let named = variables(text);
+        assert!(!named.is_empty(), "{file} names none");
+        assert!(named.is_subset(&known), "{file} names {:?}", &named - &known);
     }
 }
 

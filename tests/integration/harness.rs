@@ -60,6 +60,13 @@ pub fn crowd_of(few: usize) -> usize {
     std::env::var("LINKIS_RM_CROWD").map_or(few, |text| text.parse().unwrap())
 }
 
+/// Tells that something is skipped for want of a tool. Where `LINKIS_RM_TOOLS` names it, it was there when the tests began, and it fails.
+pub fn skip_without(tool: &str, how: &str) {
+    let there = std::env::var("LINKIS_RM_TOOLS").unwrap_or_default();
+    assert!(!there.split(' ').any(|named| named == tool), "{tool} is there, says LINKIS_RM_TOOLS, and is not found");
+    println!("SKIPPED: there is no {tool}: {how}");
+}
+
 /// The PostgreSQL of this test run; it ends with this process.
 fn postgres() -> &'static PgConnectOptions {
     static OPTIONS: OnceLock<PgConnectOptions> = OnceLock::new();

@@ -122,6 +122,77 @@ async fn ems_are_found_by_what_they_are_and_how_they_stand() {
     rm.stop().await;
 }
 
+/// Whatever is asked for, a page looks through so many EMs, and the next one goes on behind them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_ems_that_match_seldom_ends_and_the_next_one_goes_on() {
+    let mut patience = options();
+    patience.patience.silent_after = Duration::from_secs(5);
+    let database = Database::fresh().await;
+    let rm = Instance::start_with(&database, patience).await;
+    // More than a page looks through, and behind them one that is everything that the others are not.
+    let crowd = EmInstance::parse("em", "crowd", "0").unwrap();
+    let epoch = rm.client.register(registration(crowd.clone(), load(10, 10, 10))).await.unwrap().epoch;
+    let healthy = |em: &EmInstance, epoch| Report {
+        em: em.clone(),
+        epoch,
+        sequence: 1,
+        health: Health::Healthy,
+        load: None,
+        tickets: vec![],
+        observed: None,
+    };
+    rm.client.heartbeat(&healthy(&crowd, epoch)).await.unwrap();
+    let last = EmInstance::parse("em", "other", "last").unwrap();
+    let register = Register { labels: labels([("zone", "9")]), ..registration(last.clone(), load(10, 10, 10)) };
+    let epoch = rm.client.register(register).await.unwrap().epoch;
+    rm.client.heartbeat(&Report { health: Health::Unhealthy, ..healthy(&last, epoch) }).await.unwrap();
+    rm.client.request_resource(&request(&last, "hadoop", load(1, 9, 1))).await.granted();
+    rm.client.drain(&last, "a disk").await.unwrap();
+    for table in ["linkis_em_resource_meta_data", "linkis_em_report"] {
+        let many = format!(
+            "INSERT INTO {table} OVERRIDING USER VALUE SELECT (jsonb_populate_record(t, jsonb_build_object('em_instance', n))).*
+            FROM {table} t, generate_series(1, 5999) n WHERE em_instance = '0'"
+        );
+        sqlx::raw_sql(sqlx::AssertSqlSafe(many)).execute(&database.pool).await.unwrap();
+    }
+    let all = proto::ListEmsRequest::default();
+    // Nothing was heard of it for a while, only now.
+    let is_silent = "UPDATE linkis_em_resource_meta_data SET register_time = now() - interval '1 h' WHERE em_instance = 'last';
+        UPDATE linkis_em_report SET report_time = now() + CASE em_instance WHEN 'last' THEN -interval '20 s' ELSE interval '1 h' END";
+    sqlx::raw_sql(is_silent).execute(&database.pool).await.unwrap();
+    let mut usage = usage(&rm).await;
+    for filter in [
+        proto::ListEmsRequest { labels: pairs([("zone", "9")]), ..all.clone() },
+        proto::ListEmsRequest { health: proto::Health::Unhealthy.into(), ..all.clone() },
+        proto::ListEmsRequest { silent: Some(true), ..all.clone() },
+        proto::ListEmsRequest { draining: Some(true), ..all.clone() },
+        proto::ListEmsRequest { min_fullness_percent: 90, ..all.clone() },
+    ] {
+        for page_size in [10, 1000] {
+            let call = proto::ListEmsRequest { page_size, ..filter.clone() };
+            let first = usage.list_ems(call.clone()).await.unwrap().into_inner();
+            assert!(first.ems.is_empty() && !first.next_page_token.is_empty(), "{call:?}: {first:?}");
+            let next = proto::ListEmsRequest { page_token: first.next_page_token, ..call };
+            let next = usage.list_ems(next).await.unwrap().into_inner();
+            assert!(next.ems.len() == 1 && next.next_page_token.is_empty(), "{filter:?}: {next:?}");
+        }
+    }
+    // Of what matches everywhere a page is full.
+    let healthy = proto::ListEmsRequest { health: proto::Health::Healthy.into(), silent: Some(false), ..all };
+    let (mut found, mut call) = (0, proto::ListEmsRequest { page_size: 700, ..healthy });
+    loop {
+        let page = usage.list_ems(call.clone()).await.unwrap().into_inner();
+        found += page.ems.len();
+        call.page_token = page.next_page_token;
+        if call.page_token.is_empty() {
+            break;
+        }
+        assert_eq!(page.ems.len(), 700);
+    }
+    assert_eq!(found, 6000);
+    rm.stop().await;
+}
+
 /// A limit on these labels, with a value or each.
 fn rule(of: &[(&str, Option<&str>)], instances: i64) -> Rule {
     let pattern = of.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();

@@ -19,7 +19,7 @@ use crate::{certificates::Folder, harness::*, identity::*};
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// A program whose log is a file of JSON.
+/// A program whose log is a file, mostly of JSON.
 struct Logging {
     child: Child,
     log: PathBuf,
@@ -27,19 +27,27 @@ struct Logging {
 
 impl Logging {
     async fn start(database: &Database, folder: &Folder, settings: &[&str]) -> Self {
+        let started = Self::spawn(database, folder, settings);
+        eventually("it serves", LONG, || async { started.line("serving").is_some() }).await;
+        started
+    }
+
+    fn spawn(database: &Database, folder: &Folder, settings: &[&str]) -> Self {
         let (log, url) = (folder.0.join("log"), database.url().replace("postgres@", "postgres:hunter2@"));
         let mut command = Command::new(PROGRAM);
         command.args(["--listen", "127.0.0.1:0", "--database-url", &url]).args(settings);
         command.env_remove("RUST_LOG").env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null());
         let child = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
-        let started = Self { child, log };
-        eventually("it serves", LONG, || async { started.line("serving").is_some() }).await;
-        started
+        Self { child, log }
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
     }
 
     /// Every line is an object; the last may be half written.
     fn lines(&self) -> Vec<Value> {
-        let text = fs::read_to_string(&self.log).unwrap();
+        let text = self.text();
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
     }
@@ -128,6 +136,21 @@ async fn every_decision_is_a_line_at_debug_with_the_trace_of_its_call() {
     assert!(decisions[4]["error"].as_str().unwrap().contains("nowhere"), "{:#?}", decisions[4]);
     has(5, &[("operation", "released"), ("outcome", "done"), ("ticket_id", &ticket_id), ("user", "alice"), ("em", em)]);
     assert!(decisions[5].get("trace_id").is_none() && decisions.len() == 6, "{decisions:#?}");
+    process.stop();
+}
+
+/// For people, and without the colours of a terminal where there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_of_text_has_the_same_lines_for_people() {
+    let (database, folder) = (Database::fresh().await, Folder::new("text"));
+    let process = Logging::spawn(&database, &folder, &["--log-format", "text"]);
+    eventually("it serves", LONG, || async { process.text().contains(" serving ") }).await;
+    let text = process.text();
+    let first = text.lines().next().unwrap();
+    for part in [" INFO ", "linkis-rm starts", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), "instance="] {
+        assert!(first.contains(part), "{part}: {first}");
+    }
+    assert!(!text.contains('\u{1b}') && !text.contains("hunter2"), "{text}");
     process.stop();
 }
 

@@ -431,8 +431,7 @@ pub async fn promtool(http: SocketAddr) {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut promtool) = promtool else {
-        println!("SKIPPED: promtool is not installed; Debian has it in the package prometheus");
-        return;
+        return skip_without("promtool", "Debian has it in the package prometheus");
     };
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let checked = promtool.wait_with_output().unwrap();

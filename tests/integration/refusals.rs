@@ -185,6 +185,40 @@ async fn while_nothing_can_be_written_refusals_are_answered_and_none_is_lost() {
     rm.stop().await;
 }
 
+/// Of too many kinds the rest is told together, and none is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_crowd_of_users_the_rest_is_told_as_others() {
+    // However a period that ends meanwhile parts them, one has more than an instance tells apart.
+    const USERS: usize = 2150;
+    let (_database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..16 {
+        let (client, host) = (rm.client.clone(), host.clone());
+        callers.spawn(async move {
+            for user in (caller..USERS).step_by(16) {
+                client.request_resource(&request(&host, &format!("user{user}"), load(1, 17, 1))).await.refused();
+            }
+        });
+    }
+    callers.join_all().await;
+    let mut usage = connect(&rm).await;
+    let all = proto::ListRefusalsRequest { page_size: 1000, ..Default::default() };
+    let told = async || pages(&mut usage.clone(), all.clone()).await;
+    let count = |sums: &[proto::RefusalSum]| -> i64 { sums.iter().map(|sum| sum.refusals).sum() };
+    eventually("all are told", LONG, async || count(&told().await) == USERS as i64).await;
+    let (others, apart): (Vec<_>, Vec<_>) = told().await.into_iter().partition(|sum| sum.others);
+    assert!(count(&others) >= 150 && apart.len() >= 1000, "{others:?}");
+    for sum in &others {
+        let of = (sum.user.as_str(), sum.scope_kind.as_str(), sum.scope.as_str(), sum.dimension.as_str());
+        assert_eq!(of, ("", "em", "", "cores"), "{sum:?}");
+    }
+    let one = proto::ListRefusalsRequest { user: apart[0].user.clone(), ..all };
+    assert_eq!(count(&pages(&mut usage, one).await), 1);
+    rm.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_nine_loses_no_more_than_the_last_seconds() {
     let database = Database::fresh().await;

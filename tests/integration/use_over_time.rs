@@ -137,6 +137,69 @@ async fn what_an_earlier_release_ended_is_summed_by_its_grants() {
     }
 }
 
+/// What ended in an hour is told of that hour, and of no other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_some_hours_what_ended_in_them_is_told() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    for user in ["now", "before", "first"] {
+        let grant = rm.client.request_resource(&request(&host, user, load(1, 2, 1))).await.granted();
+        rm.client.resource_released(&release(&grant, user)).await.unwrap();
+    }
+    eventually_used(&connect(&rm).await, 3).await;
+    rm.stop().await;
+    // One ended five hours ago, one three, and each had lived for half an hour.
+    let again = r#"UPDATE linkis_resource_action_record SET action_time = date_trunc('hour', now())
+            - make_interval(hours => CASE "user" WHEN 'first' THEN 5 WHEN 'before' THEN 3 ELSE 0 END)
+        WHERE action = 'released';
+        UPDATE linkis_resource_action_record SET held_since = action_time - interval '30 minutes' WHERE action = 'released';
+        UPDATE linkis_resource_usage_progress SET last_number = 0; DELETE FROM linkis_resource_usage_hour"#;
+    sqlx::raw_sql(again).execute(&database.pool).await.unwrap();
+    let hour = database
+        .count(
+            "SELECT extract(epoch FROM max(date_trunc('hour', action_time)))::bigint
+        FROM linkis_resource_action_record WHERE action = 'released'",
+        )
+        .await;
+    let options = Options { history: Duration::from_secs(24 * 3600), ..options() };
+    let rm = Instance::start_with(&database, options).await;
+    let usage = connect(&rm).await;
+    eventually_used(&usage, 3).await;
+    let at = |hours: f64| Some(prost_types::Timestamp { seconds: hour + (hours * HOUR) as i64, nanos: 0 });
+    for by in [UsageBy::User, UsageBy::Creator, UsageBy::EngineType, UsageBy::Em] {
+        for (from, to, count) in [
+            (-5.0, -4.0, 1),
+            (-4.0, -3.0, 0),
+            (-3.0, -2.0, 1),
+            (-5.0, -3.0, 1),
+            (-5.0, -2.0, 2),
+            // Rounded to full hours.
+            (-3.5, -2.9, 1),
+            (-4.5, -3.5, 1),
+            (0.0, 1.0, 1),
+            (-5.0, 1.0, 3),
+        ] {
+            let call =
+                proto::GetUsageRequest { by: by.into(), from_time: at(from), to_time: at(to), ..Default::default() };
+            let page = usage.clone().get_usage(call).await.unwrap().into_inner();
+            assert_eq!(tickets(&page.sums), count, "{by:?} from {from} to {to}: {page:?}");
+            assert_eq!((page.from_time, page.to_time), (at(from.floor()), at(to.ceil())));
+            let cores: f64 = page.sums.iter().map(|sum| sum.core_seconds).sum();
+            assert!((cores - count as f64 * HOUR).abs() < 0.001, "two cores for half an hour: {page:?}");
+        }
+    }
+    let call = proto::GetUsageRequest {
+        by: UsageBy::User.into(),
+        from_time: at(-3.0),
+        to_time: at(-2.0),
+        ..Default::default()
+    };
+    let page = usage.clone().get_usage(call).await.unwrap().into_inner();
+    assert_eq!(page.sums[0].name, "before");
+    rm.stop().await;
+}
+
 /// Whoever took a number before others and commits after them is not skipped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_end_that_is_committed_late_is_not_skipped() {

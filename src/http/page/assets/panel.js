@@ -153,14 +153,24 @@ function hostsTable(names) {
   return table([{ name: "host", of: (em) => link(em.instance, () => showHost(em)) }, { name: "kind", of: (em) => em.application_name }], names, "no hosts");
 }
 
+// An answer looks through so many hosts, and may have few although more follow.
+async function hostsWith(key, value) {
+  let [ems, more] = [[], ""];
+  do {
+    const told = await ask("ListEms", { [`labels.${key}`]: value, page_size: FOUND - ems.length, page_token: more || undefined });
+    [ems, more] = [ems.concat(told.ems), told.next_page_token];
+  } while (more && ems.length < FOUND);
+  return { ems, more };
+}
+
 export function search(text, hosts) {
   if (text === "") return closePanel();
   if (UUID.test(text)) return showTicket(text.toLowerCase());
   const [, key, value] = /^([^=]+)=(.*)$/.exec(text) ?? [];
   return open(`Search: ${text}`, async () => {
     if (key !== undefined) {
-      const [{ ems, next_page_token: more }, { scopes }] = await Promise.all([
-        ask("ListEms", { [`labels.${key}`]: value, page_size: FOUND }),
+      const [{ ems, more }, { scopes }] = await Promise.all([
+        hostsWith(key, value),
         ask("ListScopes", { [`labels.${key}`]: value, fullest_first: true, page_size: FOUND }),
       ]);
       return [element("h3", {}, more ? `The first ${FOUND} hosts` : "Hosts"), hostsTable(ems.map(({ em }) => em)), element("h3", {}, "Limits"), scopesTable(scopes)];

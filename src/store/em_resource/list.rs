@@ -1,0 +1,103 @@
+//! EMs for people, page by page.
+
+use std::time::Duration;
+
+use sqlx::{FromRow as _, PgExecutor, Row as _};
+
+use crate::domain::{
+    em::{Em, EmInstance},
+    name::{Labels, Name},
+    report::Health,
+};
+use crate::store::{StoreError, rows::labels_json};
+
+use super::{EmRow, TABLE};
+
+/// Which EMs to list.
+#[derive(Debug, Default)]
+pub struct Filter {
+    /// Only those of this application.
+    pub application_name: Option<Name>,
+    /// Only those that have all of these labels, reserved or not.
+    pub labels: Labels,
+    /// Only those that have reported this since they registered last.
+    pub health: Option<Health>,
+    /// Only those that are silent, or only those that are not.
+    pub silent: Option<bool>,
+    /// Only those that are drained, or only those that are not.
+    pub draining: Option<bool>,
+}
+
+/// What was found among some EMs.
+#[derive(Debug)]
+pub struct Looked {
+    /// Those that match, in the order of their keys.
+    pub ems: Vec<Em>,
+    /// The last that was looked at; `None` if nothing may follow.
+    pub last: Option<EmInstance>,
+}
+
+/// Behind the names of all applications.
+const LAST_NAME: &str = "\u{10ffff}";
+
+/// Those that match of the next `looked` EMs of the application, or of all, in the order of their keys, from behind `after`. Those are
+/// silent of which nothing was heard for `silent_after`.
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    filter: &Filter,
+    silent_after: Duration,
+    after: Option<&EmInstance>,
+    looked: i64,
+) -> Result<Looked, StoreError> {
+    let first = filter.application_name.as_ref().map_or("", Name::as_str);
+    let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str())).max((first, ""));
+    let rows = sqlx::query(
+        "-- em_resource::list
+        WITH looked AS MATERIALIZED (
+            SELECT * FROM linkis_em_resource_meta_data
+            WHERE (em_application_name, em_instance) > ($1, $2) AND em_application_name <= $4
+            ORDER BY em_application_name, em_instance LIMIT $3)
+        SELECT l.last, p.* FROM (
+            SELECT (SELECT ARRAY[em_application_name, em_instance] FROM looked
+                ORDER BY em_application_name, em_instance OFFSET $3 - 1 LIMIT 1) AS last) l
+        LEFT JOIN (
+            SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
+                used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
+                reserved_labels::text, e.epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
+                counting_to, counted_after, reason, drained_by, drain_time
+            FROM looked e
+            LEFT JOIN linkis_em_drain d
+                ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance
+            -- One by one, and only if they are asked for: never all reports.
+            LEFT JOIN LATERAL (
+                SELECT epoch, health, report_time FROM linkis_em_report r
+                WHERE r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance
+                    AND ($6::text IS NOT NULL OR $7::bool IS NOT NULL) LIMIT 1) r ON true
+            WHERE (labels || reserved_labels) @> $5::text::jsonb
+                AND ($6::text IS NULL OR (r.epoch = e.epoch AND r.health = $6))
+                AND ($7::bool IS NULL OR (r.report_time IS NOT NULL
+                    AND greatest(r.report_time, register_time) < clock_timestamp() - make_interval(secs => $8)) = $7)
+                AND ($9::bool IS NULL OR (d.em_instance IS NOT NULL) = $9)) p ON true
+        ORDER BY p.em_application_name, p.em_instance",
+    )
+    .bind(after.0)
+    .bind(after.1)
+    .bind(looked)
+    .bind(filter.application_name.as_ref().map_or(LAST_NAME, Name::as_str))
+    .bind(labels_json(&filter.labels))
+    .bind(filter.health.map(Health::as_str))
+    .bind(filter.silent)
+    .bind(silent_after.as_secs_f64())
+    .bind(filter.draining)
+    .fetch_all(executor)
+    .await?;
+    let (mut ems, mut last) = (Vec::with_capacity(rows.len()), None);
+    for row in &rows {
+        last = row.try_get::<Option<[String; 2]>, _>("last")?;
+        if row.try_get::<Option<&str>, _>("em_instance")?.is_some() {
+            ems.push(Em::try_from(EmRow::from_row(row)?)?);
+        }
+    }
+    let last = last.map(|[application_name, instance]| TABLE.em(&application_name, &instance)).transpose()?;
+    Ok(Looked { ems, last })
+}
