@@ -39,6 +39,8 @@ use uuid::Uuid;
 
 use crate::harness::*;
 
+mod filters;
+
 /// So many tickets, history lines and scopes, and a hundredth of EMs, are there before, where there are few.
 const FEW: i64 = 2000;
 
@@ -91,7 +93,7 @@ const SUMS: &str = "overview::ems";
 
 /// The statements that are made beside the calls: they go through all EMs, through a page of all scopes, or through what has ended since,
 /// and touch as much.
-const BESIDE: [&str; 4] = [SUMS, BOUNDED, "label_resource::walk", "usage_hour::"];
+const BESIDE: [&str; 5] = [SUMS, BOUNDED, "label_resource::walk", "usage_hour::known", "usage_hour::add"];
 
 /// Tables that grow with the cluster.
 const LARGE: [&str; 10] = [
@@ -171,8 +173,8 @@ async fn fill(database: &Database, rows: i64) {
         FROM generate_series(1, {rows}) n;
         INSERT INTO linkis_resource_usage_hour (used_by, is_rest, name, em_instance, hour, tickets, core_seconds, byte_seconds,
             queue_core_seconds, queue_byte_seconds)
-        SELECT 'user', false, 'user' || n / 20, '', date_trunc('hour', now()) - n % 20 * interval '1 hour', 1, 1, 1, 0, 0
-        FROM generate_series(1, {rows}) n;"#
+        SELECT used_by, false, 'user' || n / 20, '', date_trunc('hour', now()) - n % 20 * interval '1 hour', 1, 1, 1, 0, 0
+        FROM generate_series(1, {rows} / 4) n, unnest(ARRAY['user', 'creator', 'engine_type', 'em']) used_by;"#
     );
     sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
     while history_part::index_oldest(&mut database.connect().await).await.unwrap() {}
@@ -372,6 +374,7 @@ async fn filtered(usage: &mut UsageServiceClient<Channel>, ticket_id: &str) {
             assert_eq!(usage.list_actions(filter).await.unwrap().into_inner().actions.len(), found);
         }
     }
+    filters::first_pages(usage).await;
     usage.list_instances(proto::ListInstancesRequest {}).await.unwrap();
     assert!(usage.list_tasks(proto::ListTasksRequest {}).await.unwrap().into_inner().jobs.is_empty());
 }
@@ -562,6 +565,7 @@ async fn no_call_reads_a_large_table_from_end_to_end() {
     rows_read(&database, &many_calls).await;
     a_page_looks_through_no_more_than_it_has_to(&database).await;
     a_page_of_the_present_touches_few_pages(&postgres, &database, many).await;
+    filters::a_page_that_finds_nothing_touches_no_more_than_it_may(&postgres, &database).await;
     if let Some(postgres) = postgres.0 {
         postgres.stop().await;
     }
@@ -593,8 +597,8 @@ async fn rows_read(database: &Database, calls: &Costs) {
     for table in LARGE {
         let (scans, rows) = read[table];
         let whole = match table {
-            // Who stands where in the whole line is what a page of it shows.
-            "linkis_resource_waiting" => i64::try_from(ROUNDS).unwrap(),
+            // Who stands where in the whole line is what a page of it shows; and once a minute somebody looks for who is left over.
+            "linkis_resource_waiting" => i64::try_from(ROUNDS).unwrap() + made("waiting::sweep"),
             "linkis_em_resource_meta_data" => made(SUMS),
             _ => 0,
         };

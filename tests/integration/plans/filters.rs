@@ -1,0 +1,161 @@
+//! Filters: what an index finds costs the same however much there is, and a page that looks through much has a bound.
+
+use linkis_rm::transport::proto::UsageBy::{Creator, Em, EngineType, User};
+
+use super::*;
+
+type Usage = UsageServiceClient<Channel>;
+
+/// So many more EMs, each with a report, of which none is what is looked for: several times what a page looks through.
+const EMS: i64 = 50_000;
+
+/// How many rows a page looks through at most.
+const LOOKED_AT_MAX: i64 = 5000;
+
+/// How many pages are looked at in a row.
+const PAGES: usize = 3;
+
+/// So many full hours before the one that runs.
+fn hours_ago(hours: i64) -> Option<prost_types::Timestamp> {
+    let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap();
+    Some(prost_types::Timestamp { seconds: now / 3600 * 3600 - hours * 3600, nanos: 0 })
+}
+
+/// What an index finds, or the first few rows.
+pub(super) async fn first_pages(usage: &mut Usage) {
+    let page_size = 10;
+    let em = Some(proto::EmInstance { application_name: "other".into(), instance: "host7".into() });
+    let of_both = proto::ListTicketsRequest { em, user: "user7".into(), page_size, ..Default::default() };
+    assert_eq!(usage.list_tickets(of_both).await.unwrap().into_inner().tickets.len(), 10);
+    let over = proto::ListScopesRequest { over_limit_only: true, page_size, ..Default::default() };
+    usage.list_scopes(over).await.unwrap();
+    let ems = proto::ListEmsRequest { em_application_name: "other".into(), page_size, ..Default::default() };
+    for (filter, found) in [
+        (proto::ListEmsRequest { silent: Some(false), draining: Some(false), ..ems.clone() }, 10),
+        (proto::ListEmsRequest { em_application_name: "nobody".into(), silent: Some(true), ..ems }, 0),
+    ] {
+        assert_eq!(usage.list_ems(filter).await.unwrap().into_inner().ems.len(), found);
+    }
+    let refusals = proto::ListRefusalsRequest { page_size, ..Default::default() };
+    for (filter, found) in [
+        (proto::ListRefusalsRequest { from_time: hours_ago(-1), ..refusals.clone() }, 0),
+        (proto::ListRefusalsRequest { to_time: hours_ago(-1), ..refusals.clone() }, 10),
+        (proto::ListRefusalsRequest { to_time: hours_ago(3), ..refusals.clone() }, 0),
+        (proto::ListRefusalsRequest { scope_kind: "em".into(), dimension: "cores".into(), ..refusals }, 10),
+    ] {
+        assert_eq!(usage.list_refusals(filter).await.unwrap().into_inner().refusals.len(), found);
+    }
+    // Of an hour, and of some.
+    for (by, from, to, found) in
+        [(User, 3, 2, 10), (Creator, 3, 2, 10), (EngineType, 3, 2, 10), (Em, 3, 2, 10), (User, 6, 2, 10)]
+    {
+        let (by, from_time, to_time) = (by.into(), hours_ago(from), hours_ago(to));
+        let call = proto::GetUsageRequest { by, from_time, to_time, page_size, ..Default::default() };
+        assert_eq!(usage.get_usage(call).await.unwrap().into_inner().sums.len(), found, "{by} from {from}");
+    }
+}
+
+async fn fill(database: &Database) {
+    let ems = format!(
+        r#"INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
+            version, counted_to)
+        SELECT 'many', 'host' || n, resource_type, total_resource, protected_resource, used_resource, locked_resource,
+            left_resource, over_committed, labels, epoch, register_time, 1, counted_to
+        FROM linkis_em_resource_meta_data, generate_series(1, {EMS}) n WHERE em_instance LIKE 'template%';
+        INSERT INTO linkis_em_report (em_application_name, em_instance, epoch, sequence, health, report_time)
+        SELECT em_application_name, em_instance, epoch, 1, 'healthy', now() + interval '1 hour'
+        FROM linkis_em_resource_meta_data WHERE em_application_name = 'many';
+        ANALYZE linkis_em_resource_meta_data, linkis_em_report"#
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(ems)).execute(&mut database.connect().await).await.unwrap();
+}
+
+/// What looks for something that there is not.
+enum Vain {
+    Ems(proto::ListEmsRequest),
+    Refusals(proto::ListRefusalsRequest),
+    Scopes(proto::ListScopesRequest),
+}
+
+impl Vain {
+    /// How many one page finds, and the token of the next.
+    async fn page(&self, usage: &mut Usage, page_token: String) -> (usize, String) {
+        match self {
+            Self::Ems(call) => {
+                let call = proto::ListEmsRequest { page_token, ..call.clone() };
+                let page = usage.list_ems(call).await.unwrap().into_inner();
+                (page.ems.len(), page.next_page_token)
+            }
+            Self::Refusals(call) => {
+                let call = proto::ListRefusalsRequest { page_token, ..call.clone() };
+                let page = usage.list_refusals(call).await.unwrap().into_inner();
+                (page.refusals.len(), page.next_page_token)
+            }
+            Self::Scopes(call) => {
+                let call = proto::ListScopesRequest { page_token, ..call.clone() };
+                let page = usage.list_scopes(call).await.unwrap().into_inner();
+                (page.scopes.len(), page.next_page_token)
+            }
+        }
+    }
+
+    fn statement(&self) -> &'static str {
+        match self {
+            Self::Ems(_) => "em_resource::list",
+            Self::Refusals(_) => "refusal::list",
+            Self::Scopes(_) => "label_resource::list",
+        }
+    }
+}
+
+/// However much there is that does not match, each page touches so many pages of the database for each row that it looks through, and the
+/// next one goes on.
+pub(super) async fn a_page_that_finds_nothing_touches_no_more_than_it_may(postgres: &Counting, database: &Database) {
+    fill(database).await;
+    let rm = with_history(database).await;
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let page_size = 10;
+    let label = |key: &str| [(key.to_owned(), "nobody".to_owned())].into();
+    let ems = proto::ListEmsRequest { page_size, ..Default::default() };
+    let refusals = proto::ListRefusalsRequest { page_size, ..Default::default() };
+    let scopes = proto::ListScopesRequest { labels: label("tenant"), page_size, ..Default::default() };
+    // An EM and its drain, and its report if that is asked for, by their keys.
+    for (what, looks, pages_per_row) in [
+        ("EMs by label", Vain::Ems(proto::ListEmsRequest { labels: label("zone"), ..ems.clone() }), 2.0),
+        (
+            "EMs by health",
+            Vain::Ems(proto::ListEmsRequest { health: proto::Health::Unhealthy.into(), ..ems.clone() }),
+            5.0,
+        ),
+        ("EMs by silence", Vain::Ems(proto::ListEmsRequest { silent: Some(true), ..ems.clone() }), 6.0),
+        ("EMs by drain", Vain::Ems(proto::ListEmsRequest { draining: Some(true), ..ems.clone() }), 2.0),
+        ("EMs by fullness", Vain::Ems(proto::ListEmsRequest { min_fullness_percent: 100, ..ems }), 2.0),
+        (
+            "refusals by kind",
+            Vain::Refusals(proto::ListRefusalsRequest { scope_kind: "creator".into(), ..refusals.clone() }),
+            2.0,
+        ),
+        (
+            "refusals by dimension",
+            Vain::Refusals(proto::ListRefusalsRequest { dimension: "nothing".into(), ..refusals.clone() }),
+            2.0,
+        ),
+        ("refusals by scope", Vain::Refusals(proto::ListRefusalsRequest { scope: "nobody".into(), ..refusals }), 2.0),
+        ("scopes by label", Vain::Scopes(scopes), 2.0),
+    ] {
+        let (mut most, mut page_token) = (0, String::new());
+        for page in 0..PAGES {
+            drop(postgres.costs(database).await);
+            let found = looks.page(&mut usage, page_token).await;
+            let costs = postgres.costs(database).await;
+            let touched = costs.iter().filter(|(statement, _)| statement.starts_with(looks.statement()));
+            most = i64::max(most, touched.map(|(_, cost)| cost.pages).sum());
+            assert!(found.0 == 0 && !found.1.is_empty(), "{what}, page {page}: {found:?}");
+            page_token = found.1;
+        }
+        println!("{what}: up to {most} pages touched by each of {PAGES}");
+        assert!(most as f64 <= pages_per_row * LOOKED_AT_MAX as f64, "{what}: {most}");
+    }
+    rm.stop().await;
+}
