@@ -135,7 +135,7 @@ impl Administrator {
             });
             marks.push(mark);
         }
-        let (rm, call) = (self.shared.client(&mut self.random), ReplaceLimitsRequest { limits, dry_run: false });
+        let (rm, call) = (self.shared.client(&mut self.random), ReplaceLimitsRequest { limits, ..Default::default() });
         let replace = async { rm.make(&calls::REPLACE_LIMITS, &call).await.map(drop) };
         let answer = self.shared.journal.call("replace limits", replace).await;
         for (known, mark) in self.all.iter_mut().zip(marks) {
