@@ -256,9 +256,13 @@ impl World {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_command_tells_people_what_the_service_knows() {
     let world = world().await;
+    // It announces itself some moments after it serves.
+    let announced = async || !text(&world.run(&["instances", "--no-headers"]).stdout).is_empty();
+    eventually("it is announced", LONG, announced).await;
+    let instances = text(&world.run(&["instances", "-o", "json"]).stdout);
+    let instances = parsed(&schema("UsageService/ListInstances"), &instances);
     let instance =
-        parsed(&schema("UsageService/ListInstances"), &text(&world.run(&["instances", "-o", "json"]).stdout));
-    let instance = instance.get_field_by_name("instances").unwrap().as_list().unwrap()[0].as_message().unwrap().clone();
+        instances.get_field_by_name("instances").unwrap().as_list().unwrap()[0].as_message().unwrap().clone();
     let instance = instance.get_field_by_name("instance_id").unwrap().as_str().unwrap().to_owned();
     let address = world.rm.address.replace("http://", "");
     let shorts = [(&*instance, "INSTANCE-1"), (&*address, "ADDRESS-1"), (env!("CARGO_PKG_VERSION"), "VERSION")];
