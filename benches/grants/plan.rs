@@ -134,16 +134,20 @@ pub(crate) fn watched_sites(preload: bool) -> Vec<Site> {
 
 /// What a round consists of where only pages and `top`s are looked at.
 pub(crate) fn watched_round(workloads: &[Workload], preload: bool) -> Vec<Step> {
+    let watched = |(site, audience)| Subject::Watched(site, audience);
+    let alone = |site| Subject::Service(site, Work::Grants);
     // Whoever looks beside nobody.
-    let subjects = |site| {
-        let [few, many] = Audience::ALL.map(|audience| Subject::Watched(site, audience));
-        [few, Subject::Service(site, Work::Grants), many]
-    };
-    let of = |site| {
-        workloads.iter().flat_map(move |workload| subjects(site).map(|subject| Step::new(subject, *workload, ENOUGH)))
-    };
-    watched_sites(preload).into_iter().flat_map(of).collect()
+    let plain = [watched(WATCHED[0]), alone(Site::Plain), watched(WATCHED[1])];
+    let loaded = preload.then_some([watched(WATCHED[2]), alone(Site::Loaded)]);
+    let subjects: Vec<Subject> = plain.into_iter().chain(loaded.into_iter().flatten()).collect();
+    let of =
+        |workload: &Workload| subjects.iter().map(|subject| Step::new(*subject, *workload, ENOUGH)).collect::<Vec<_>>();
+    workloads.iter().flat_map(of).collect()
 }
+
+/// Who looks at what. That ten list 10,000 hosts at once, beside a full load, is no measure of those who look on.
+pub(crate) const WATCHED: [(Site, Audience); 3] =
+    [(Site::Plain, Audience::Few), (Site::Plain, Audience::Many), (Site::Loaded, Audience::Few)];
 
 /// Everything but the floors about one workload. What is compared with each other is measured close to each other.
 fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {

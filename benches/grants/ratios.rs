@@ -6,7 +6,7 @@ use crate::{
     floors::Floor,
     load::Work,
     meter::Cost,
-    plan::{ENOUGH, MANY, PRELOADED, SECURED, SOME, Subject},
+    plan::{ENOUGH, MANY, PRELOADED, SECURED, SOME, Subject, WATCHED},
     results::{Results, Series},
     service::Site,
     watchers::Audience,
@@ -164,9 +164,7 @@ impl Of<'_> {
             };
             Some([ratio("server's", |cost| cost.server), ratio("PostgreSQL's", |cost| cost.postgresql)])
         };
-        let sites = [Site::Plain, Site::Loaded].into_iter();
-        let all = sites.flat_map(|site| Audience::ALL.map(|audience| (site, audience)));
-        all.filter_map(of).flatten().flatten().collect()
+        WATCHED.into_iter().filter_map(of).flatten().flatten().collect()
     }
 
     fn committers(&self, sharing: Sharing) -> Vec<Ratio> {

@@ -28,8 +28,6 @@ pub(crate) enum Audience {
 }
 
 impl Audience {
-    pub const ALL: [Self; 2] = [Self::Few, Self::Many];
-
     pub fn name(self) -> &'static str {
         match self {
             Self::Few => "a page and a scrape each second",
