@@ -16,7 +16,7 @@
 //!   without them; both have three limited scopes;
 //! - with `--churn`, whole lives for minutes on end;
 //! - with `--secured`, instead of all this: grants with TLS and a token, and the same without;
-//! - with `--watched`, instead of all this: grants while pages and `top`s are open, and the same without them; with `--preload` also among a
+//! - with `--watched`, instead of all this: half load while pages and `top`s are open, and the same without them; with `--preload` also among a
 //!   million live tickets;
 //! - with `--committers`, instead of all this: grants by an instance with one, two and four committers.
 //!

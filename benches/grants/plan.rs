@@ -33,10 +33,10 @@ pub(crate) enum Subject {
     Instances(usize),
     /// The instance of the service with so many committers, asked for grants in a closed loop.
     Committers(Sharing, usize),
-    /// The service, asked for grants in a closed loop while pages and `top`s are open.
+    /// The same as [`Self::HalfLoad`], while pages and `top`s are open.
     Watched(Site, Audience),
     /// The service, asked for half as many grants as it can make, in an open loop.
-    HalfLoad,
+    HalfLoad(Site),
 }
 
 /// One thing to measure.
@@ -64,8 +64,8 @@ impl Subject {
             Self::Service(at, Work::Refusals) => format!("refusals{}", site(at)),
             Self::Instances(instances) => format!("grants, {instances} instances"),
             Self::Committers(sharing, committers) => format!("by {committers} committers{}", sharing.name()),
-            Self::Watched(at, audience) => format!("grants{}, {}", site(at), audience.name()),
-            Self::HalfLoad => "grants, half load".to_owned(),
+            Self::Watched(at, audience) => format!("grants{}, half load, {}", site(at), audience.name()),
+            Self::HalfLoad(at) => format!("grants{}, half load", site(at)),
         }
     }
 }
@@ -85,7 +85,6 @@ impl Step {
                 (Site::Committers(sharing), Work::Grants, number..number + 1)
             }
             Subject::Empty => (Site::Plain, Work::Grants, 0..1),
-            Subject::Watched(site, _) => (site, Work::Grants, 0..1),
             _ => return None,
         };
         let (first, instances) = (instances.start, instances.len());
@@ -135,13 +134,16 @@ pub(crate) fn watched_sites(preload: bool) -> Vec<Site> {
 /// What a round consists of where only pages and `top`s are looked at.
 pub(crate) fn watched_round(workloads: &[Workload], preload: bool) -> Vec<Step> {
     let watched = |(site, audience)| Subject::Watched(site, audience);
-    let alone = |site| Subject::Service(site, Work::Grants);
-    // Whoever looks beside nobody.
-    let plain = [watched(WATCHED[0]), alone(Site::Plain), watched(WATCHED[1])];
-    let loaded = preload.then_some([watched(WATCHED[2]), alone(Site::Loaded)]);
-    let subjects: Vec<Subject> = plain.into_iter().chain(loaded.into_iter().flatten()).collect();
-    let of =
-        |workload: &Workload| subjects.iter().map(|subject| Step::new(*subject, *workload, ENOUGH)).collect::<Vec<_>>();
+    // Nobody beside those who look; and first what a whole load is, of which theirs is half.
+    let alone = |site| [Subject::Service(site, Work::Grants), Subject::HalfLoad(site)];
+    let [few, many, loaded] = WATCHED;
+    let plain = alone(Site::Plain).into_iter().chain([watched(few), watched(many)]);
+    let loaded = alone(Site::Loaded).into_iter().chain([watched(loaded)]).filter(|_| preload);
+    let subjects: Vec<Subject> = plain.chain(loaded).collect();
+    let callers = |subject| if matches!(subject, Subject::Service(..)) { ENOUGH } else { 0 };
+    let of = |workload: &Workload| {
+        subjects.iter().map(|subject| Step::new(*subject, *workload, callers(*subject))).collect::<Vec<_>>()
+    };
     workloads.iter().flat_map(of).collect()
 }
 
@@ -157,7 +159,7 @@ fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
         add(Subject::Service(Site::Plain, Work::Grants), callers);
         if callers == ENOUGH {
             (2..=INSTANCES_MAX).for_each(|instances| add(Subject::Instances(instances), callers));
-            add(Subject::HalfLoad, 0);
+            add(Subject::HalfLoad(Site::Plain), 0);
         }
         if ceiling {
             add(Subject::Empty, callers);

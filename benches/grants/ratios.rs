@@ -155,8 +155,8 @@ impl Of<'_> {
 
     fn watched(&self) -> Vec<Ratio> {
         let of = |(site, audience): (Site, Audience)| {
-            let watched = self.find(Subject::Watched(site, audience), ENOUGH)?;
-            let plain = self.find(Subject::Service(site, Work::Grants), ENOUGH)?;
+            let watched = self.find(Subject::Watched(site, audience), 0)?;
+            let plain = self.find(Subject::HalfLoad(site), 0)?;
             let among = if site == Site::Loaded { ", preloaded" } else { "" };
             let ratio = |whose, cost: fn(&Cost) -> f64| {
                 let name = self.name(&format!("{whose} time, {} / nobody{among}", audience.name()));

@@ -134,28 +134,28 @@ impl Bench {
         if let Subject::Floor(floor) = subject {
             return self.floors.measure(floor, workload, callers, window, &mut self.meter).await;
         }
-        let Some((site, job)) = step.job() else {
-            let rate = self.half_rate(workload);
-            let load = find(&self.services, Site::Plain)?.load();
-            return open_loop::measure(load, workload, rate, window, &mut self.meter).await;
-        };
+        if let Subject::HalfLoad(site) | Subject::Watched(site, _) = subject {
+            let (rate, service) = (self.half_rate(site, workload), find(&self.services, site)?);
+            let watchers = match subject {
+                Subject::Watched(_, audience) => Some(Watchers::open(service.server()?, audience).await?),
+                _ => None,
+            };
+            let sample = open_loop::measure(service.load(), workload, rate, window, &mut self.meter).await?;
+            // Closed as soon as that is over: what they cost counts in everything else that is measured, too.
+            watchers.map_or(Ok(()), Watchers::close)?;
+            return Ok(sample);
+        }
+        let (site, job) = step.job().ok_or("nobody knows how to measure that")?;
         if subject == Subject::Empty {
             return self.empty.measure(job, window, &mut self.meter).await;
         }
         let service = find(&self.services, site)?;
-        if let Subject::Watched(_, audience) = subject {
-            // Closed as soon as that is over: what they cost counts in everything else that is measured, too.
-            let watchers = Watchers::open(service.server()?, audience).await?;
-            let sample = service.load().measure(job, window, &mut self.meter).await?;
-            watchers.close()?;
-            return Ok(sample);
-        }
         service.load().measure(job, window, &mut self.meter).await
     }
 
     /// Half of what the service has made so far.
-    fn half_rate(&self, workload: Workload) -> f64 {
-        let full = Step::new(Subject::Service(Site::Plain, Work::Grants), workload, ENOUGH);
+    fn half_rate(&self, site: Site, workload: Workload) -> f64 {
+        let full = Step::new(Subject::Service(site, Work::Grants), workload, ENOUGH);
         let rate = self.series.iter().find(|series| series.step == full).map_or(0.0, Series::rate);
         (rate / 2.0).max(1.0)
     }
