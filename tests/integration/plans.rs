@@ -93,7 +93,8 @@ const SUMS: &str = "overview::ems";
 
 /// The statements that are made beside the calls: they go through all EMs, through a page of all scopes, or through what has ended since,
 /// and touch as much.
-const BESIDE: [&str; 5] = [SUMS, BOUNDED, "label_resource::walk", "usage_hour::known", "usage_hour::add"];
+const BESIDE: [&str; 6] =
+    [SUMS, BOUNDED, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
 
 /// Tables that grow with the cluster.
 const LARGE: [&str; 10] = [

@@ -48,15 +48,23 @@ impl Filter {
     }
 }
 
+/// Lines of an actor, as a span of the index by actor and number, in whose order they are read: where one has done nearly everything, the
+/// lines of another, who is rare, would be looked through by their numbers otherwise.
+macro_rules! is_of_actor {
+    () => {
+        "(actor, id) > (k.name, $1) AND (actor, id) <= (k.name, $2) AND actor IS NOT NULL"
+    };
+}
+
 /// Lines of each of these names among these numbers that match, `$order` by number.
 macro_rules! of_names {
-    ($name:literal, $is_of:literal, $order:literal) => {
+    ($name:literal, $is_of:expr, $inner:literal, $order:literal) => {
         concat!(
             "-- action_record::of_names, ",
             $name,
             "
         SELECT l.* FROM unnest($4::text[]) AS k (name) CROSS JOIN LATERAL (",
-            $crate::store::action_record::matching::select_matching!($is_of, $order),
+            $crate::store::action_record::matching::select_matching!($is_of, $inner),
             ") l ORDER BY l.id ",
             $order,
             " LIMIT $3"
@@ -66,7 +74,7 @@ macro_rules! of_names {
 
 /// The numbers of such lines, whether they match or not: the last of so many.
 macro_rules! numbers_of_names {
-    ($name:literal, $is_of:literal, $order:literal) => {
+    ($name:literal, $is_of:expr, $inner:literal, $order:literal) => {
         concat!(
             "-- action_record::numbers_of_names, ",
             $name,
@@ -74,8 +82,8 @@ macro_rules! numbers_of_names {
         SELECT l.id FROM unnest($4::text[]) AS k (name) CROSS JOIN LATERAL (
             SELECT id FROM linkis_resource_action_record WHERE ",
             $is_of,
-            " AND id > $1 AND id <= $2 ORDER BY id ",
-            $order,
+            " AND id > $1 AND id <= $2 ORDER BY ",
+            $inner,
             " LIMIT $3) l ORDER BY l.id ",
             $order,
             " OFFSET $3 - 1 LIMIT 1"
@@ -87,12 +95,14 @@ macro_rules! numbers_of_names {
 macro_rules! by_key {
     ($macro:ident, $key:expr, $newest_first:expr) => {
         match ($key, $newest_first) {
-            (Key::Users(_), false) => $macro!("users", r#""user" = k.name"#, "ASC"),
-            (Key::Users(_), true) => $macro!("users, newest first", r#""user" = k.name"#, "DESC"),
-            (Key::Em(_), false) => $macro!("an EM", "em_instance = k.name", "ASC"),
-            (Key::Em(_), true) => $macro!("an EM, newest first", "em_instance = k.name", "DESC"),
-            (Key::Actor(_), false) => $macro!("an actor", "actor = k.name", "ASC"),
-            (Key::Actor(_), true) => $macro!("an actor, newest first", "actor = k.name", "DESC"),
+            (Key::Users(_), false) => $macro!("users", r#""user" = k.name"#, "id ASC", "ASC"),
+            (Key::Users(_), true) => $macro!("users, newest first", r#""user" = k.name"#, "id DESC", "DESC"),
+            (Key::Em(_), false) => $macro!("an EM", "em_instance = k.name", "id ASC", "ASC"),
+            (Key::Em(_), true) => $macro!("an EM, newest first", "em_instance = k.name", "id DESC", "DESC"),
+            (Key::Actor(_), false) => $macro!("an actor", is_of_actor!(), "actor ASC, id ASC", "ASC"),
+            (Key::Actor(_), true) => {
+                $macro!("an actor, newest first", is_of_actor!(), "actor DESC, id DESC", "DESC")
+            }
         }
     };
 }

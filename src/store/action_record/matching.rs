@@ -57,9 +57,9 @@ pub struct Numbers {
     pub last: i64,
 }
 
-/// Lines that are `$of` somebody and match, among these numbers, `$order` by number.
+/// Lines that are `$of` somebody and match, among these numbers, in `$order`.
 macro_rules! select_matching {
-    ($of:literal, $order:literal) => {
+    ($of:expr, $order:expr) => {
         concat!(
             r#"SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
             actor, action_time, limit_mode, reason, object, address, before, after, creator, engine_type, labels::text,
@@ -71,7 +71,7 @@ macro_rules! select_matching {
             AND (cardinality($8::text[]) = 0 OR action = ANY ($8)) AND ($9::text IS NULL OR actor = $9)
             AND ($10::timestamptz IS NULL OR action_time >= $10) AND ($11::timestamptz IS NULL OR action_time < $11)
             AND ($12 OR object IS NULL)
-        ORDER BY id "#,
+        ORDER BY "#,
             $order,
             " LIMIT $3"
         )
@@ -81,7 +81,7 @@ pub(super) use select_matching;
 
 macro_rules! matching {
     ($name:literal, $of:literal, $order:literal) => {
-        concat!("-- action_record::list_matching, ", $name, "\n        ", select_matching!($of, $order))
+        concat!("-- action_record::list_matching, ", $name, "\n        ", select_matching!($of, concat!("id ", $order)))
     };
 }
 
