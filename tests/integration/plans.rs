@@ -96,6 +96,9 @@ const SUMS: &str = "overview::ems";
 const BESIDE: [&str; 6] =
     [SUMS, BOUNDED, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
 
+/// How many lines of the history one sum of what has ended looks through, as the background task does.
+const LINES_SUMMED_AT_ONCE: i64 = 10_000;
+
 /// Tables that grow with the cluster.
 const LARGE: [&str; 10] = [
     "linkis_em_resource_meta_data",
@@ -608,6 +611,8 @@ async fn rows_read(database: &Database, calls: &Costs) {
         let beside = match table {
             "linkis_user_resource_meta_data" => made(BOUNDED) * COUNTED_MAX,
             "linkis_em_resource_meta_data" => made(SUMS) * ems,
+            // What has ended is summed a few thousand lines at a time, however many lines of before there are.
+            "linkis_resource_action_record" => made("ended_use::list") * LINES_SUMMED_AT_ONCE,
             // The fullest scopes are looked for among all of them, again and again; what calls touch is compared above.
             "linkis_label_resource" => continue,
             _ => 0,
