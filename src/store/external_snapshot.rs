@@ -28,8 +28,13 @@ const CAUGHT_UP_MAX: usize = 1024;
 /// How many tickets that have changed one look reads.
 pub const CATCH_UP_PAGE: usize = 2000;
 
-/// How many rows of a snapshot are written at once.
+/// How many rows of a snapshot are written at once, unless there are so many that this would be in too many pieces.
 const WRITTEN_AT_ONCE: usize = 100;
+const PIECES_MAX: usize = 50;
+
+fn written_at_once(rows: usize) -> usize {
+    WRITTEN_AT_ONCE.max(rows.div_ceil(PIECES_MAX))
+}
 
 /// Writes what a snapshot says, by which nobody judges yet; answers its number. A few rows at a time, and rests as long as these took: a
 /// thousand at once have a processor for so long that others wait for it.
@@ -42,12 +47,12 @@ pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Sn
     .fetch_one(&mut *transaction)
     .await?;
     let queues: Vec<&Queue> = snapshot.queues.behind(None).collect();
-    for queues in queues.chunks(WRITTEN_AT_ONCE) {
+    for queues in queues.chunks(written_at_once(queues.len())) {
         resting_as_long(write_queues(&mut transaction, (cluster_id, generation), queues)).await?;
     }
     let shown: Vec<(&String, &QueueAmounts)> =
         snapshot.shown().iter().filter(|(_, amounts)| **amounts != QueueAmounts::default()).collect();
-    for shown in shown.chunks(WRITTEN_AT_ONCE) {
+    for shown in shown.chunks(written_at_once(shown.len())) {
         resting_as_long(write_applications(&mut transaction, (cluster_id, generation), shown)).await?;
     }
     transaction.commit().await?;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{interval, timeout};
+use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -64,8 +64,10 @@ const BEHIND_MAX: usize = 20_000;
 /// At how many queues waiters are woken at once; the others look from time to time.
 const WOKEN_QUEUES_MAX: i64 = 1000;
 
-/// In how many steps what is old is removed at once; the next refresh removes the rest.
+/// In how many steps what is known of a cluster that is gone is removed at once, and for how long what is old of one that is there; the next
+/// refresh removes the rest.
 const CLEAN_STEPS_MAX: usize = 500;
+const CLEAN_MAX: Duration = Duration::from_secs(3);
 
 /// The clusters that this instance is just asking.
 type UnderWay = Arc<Mutex<HashSet<i64>>>;
@@ -357,7 +359,8 @@ impl Refresh {
     }
 
     async fn clean(&self, session: &mut Session, known: i64) -> Result<(), StoreError> {
-        for _ in 0..CLEAN_STEPS_MAX {
+        let begun = Instant::now();
+        while begun.elapsed() < CLEAN_MAX {
             if !answered(external_refresh::clean(session.get().await?, self.cluster_id, known)).await? {
                 break;
             }
