@@ -40,12 +40,16 @@ const CALLERS: usize = 8;
 
 struct Cluster {
     folder: PathBuf,
+    /// How the nodes' addresses begin, if each has a network of its own.
+    network: Option<String>,
 }
 
 impl Cluster {
     fn start() -> Self {
-        let cluster = Self { folder: std::env::temp_dir().join(format!("linkis-rm-patroni-{}", std::process::id())) };
+        let folder = std::env::temp_dir().join(format!("linkis-rm-patroni-{}", std::process::id()));
+        let mut cluster = Self { folder, network: None };
         cluster.script("up", &[&PORT.to_string()]);
+        cluster.network = fs::read_to_string(cluster.folder.join("network")).ok().map(|text| text.trim().to_owned());
         cluster
     }
 
@@ -55,14 +59,19 @@ impl Cluster {
         assert!(status.success(), "{what}");
     }
 
-    /// Node 1 or 2.
-    fn options(node: u16) -> PgConnectOptions {
-        format!("postgres://postgres:secret@127.0.0.1:{}/postgres?sslmode=disable", PORT + node).parse().unwrap()
+    /// The address of node 1 or 2.
+    fn address(&self, node: u16) -> String {
+        self.network.as_ref().map_or_else(|| "127.0.0.1".to_owned(), |network| format!("{network}.{node}"))
     }
 
-    async fn ask(node: u16, sql: &'static str) -> Option<bool> {
+    fn options(&self, node: u16) -> PgConnectOptions {
+        let (address, port) = (self.address(node), PORT + node);
+        format!("postgres://postgres:secret@{address}:{port}/postgres?sslmode=disable").parse().unwrap()
+    }
+
+    async fn ask(&self, node: u16, sql: &'static str) -> Option<bool> {
         let asked = async {
-            let mut connection = Self::options(node).connect().await.ok()?;
+            let mut connection = self.options(node).connect().await.ok()?;
             sqlx::query_scalar::<_, bool>(sql).fetch_one(&mut connection).await.ok()
         };
         tokio::time::timeout(Duration::from_secs(1), asked).await.ok().flatten()
@@ -76,7 +85,7 @@ impl Cluster {
                 let has_standby =
                     "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))
                     AND NOT pg_is_in_recovery()";
-                if Self::ask(node, has_standby).await == Some(true) && Self::is_known_as_synchronous(3 - node) {
+                if self.ask(node, has_standby).await == Some(true) && self.is_known_as_synchronous(3 - node) {
                     *found.lock().unwrap() = node;
                     return true;
                 }
@@ -89,8 +98,8 @@ impl Cluster {
     }
 
     /// Whether Patroni takes a node for a synchronous standby: it hears of that later, and refuses to hand over to another.
-    fn is_known_as_synchronous(node: u16) -> bool {
-        let url = format!("http://127.0.0.1:{}/synchronous", PORT + 10 + node);
+    fn is_known_as_synchronous(&self, node: u16) -> bool {
+        let url = format!("http://{}:{}/synchronous", self.address(node), PORT + 10 + node);
         Command::new("curl").args(["-sf", "-m", "1", "-o", "/dev/null", &url]).status().unwrap().success()
     }
 
@@ -139,19 +148,31 @@ enum Fault {
     PostmasterKilled,
     Switchover,
     StandbyKilled,
-    Partition,
+    /// Nothing goes to it, and nothing comes from it.
+    CutOff,
+    /// It reaches neither etcd nor its standby, and callers reach it.
+    Split,
+    /// It stands still: nobody hears of it, and it hears of nobody, which it does not know.
+    Frozen,
+    /// Its PostgreSQL goes on, and takes itself for the primary.
     PatroniHung,
 }
 
 impl Fault {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Switchover,
         Self::StandbyKilled,
         Self::PostmasterKilled,
         Self::MachineKilled,
-        Self::Partition,
+        Self::CutOff,
+        Self::Split,
+        Self::Frozen,
         Self::PatroniHung,
     ];
+
+    fn is_of_the_network(self) -> bool {
+        matches!(self, Self::CutOff | Self::Split)
+    }
 
     /// Whether another takes the writes then.
     fn moves_the_primary(self) -> bool {
@@ -167,7 +188,7 @@ impl Fault {
             }
             Self::PostmasterKilled => cluster.signal(&format!("data{primary}/postmaster.pid"), Signal::KILL),
             Self::Switchover => {
-                let rest = format!("http://127.0.0.1:{}/switchover", PORT + 10 + primary);
+                let rest = format!("http://{}:{}/switchover", cluster.address(primary), PORT + 10 + primary);
                 let body = format!(r#"{{"leader":"n{primary}","candidate":"n{standby}"}}"#);
                 // It answers when it is done.
                 let ask = ["-s", "-o", "/dev/null", "-XPOST", "-d", &body, &rest];
@@ -178,12 +199,12 @@ impl Fault {
                 cluster.signal_patroni(standby, Signal::KILL);
                 cluster.signal_postgres(standby, Signal::KILL);
             }
-            // Nobody hears of it, and it hears of nobody; it does not know that.
-            Self::Partition => {
+            Self::CutOff => cluster.script("cut", &[&primary.to_string()]),
+            Self::Split => cluster.script("split", &[&primary.to_string()]),
+            Self::Frozen => {
                 cluster.signal_patroni(primary, Signal::STOP);
                 cluster.signal_postgres(primary, Signal::STOP);
             }
-            // Its PostgreSQL goes on, and takes itself for the primary.
             Self::PatroniHung => cluster.signal_patroni(primary, Signal::STOP),
         }
     }
@@ -192,7 +213,14 @@ impl Fault {
         match self {
             Self::MachineKilled => cluster.script("node", &[&primary.to_string()]),
             Self::StandbyKilled => cluster.script("node", &[&(3 - primary).to_string()]),
-            Self::Partition => {
+            Self::CutOff | Self::Split => {
+                cluster.script("heal", &[&primary.to_string()]);
+                // Patroni 3.0 goes on reading from a connection that etcd has given up, and once promoted never names a synchronous standby.
+                cluster.signal_patroni(primary, Signal::KILL);
+                cluster.signal_postgres(primary, Signal::KILL);
+                cluster.script("node", &[&primary.to_string()]);
+            }
+            Self::Frozen => {
                 cluster.signal_postgres(primary, Signal::CONT);
                 cluster.signal_patroni(primary, Signal::CONT);
             }
@@ -268,8 +296,8 @@ async fn writable(hosts: Vec<PgConnectOptions>, is_new: impl Fn(i64) -> bool + C
     first.unwrap().unwrap()
 }
 
-async fn timeline(node: u16) -> i64 {
-    let mut connection = Cluster::options(node).connect().await.unwrap();
+async fn timeline(of: &PgConnectOptions) -> i64 {
+    let mut connection = of.connect().await.unwrap();
     let sql = "SELECT ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint";
     sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
 }
@@ -282,11 +310,8 @@ async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
     }
     let cluster = Cluster::start();
     let first = cluster.primary().await;
-    let all = format!(
-        "postgres://postgres:secret@127.0.0.1:{},127.0.0.1:{}/postgres?target_session_attrs=read-write&sslmode=disable",
-        PORT + 1,
-        PORT + 2
-    );
+    let hosts = [1, 2].map(|node| format!("{}:{}", cluster.address(node), PORT + node)).join(",");
+    let all = format!("postgres://postgres:secret@{hosts}/postgres?target_session_attrs=read-write&sslmode=disable");
     let proxied = format!("postgres://postgres:secret@127.0.0.1:{PORT}/postgres?sslmode=disable");
     let leads = || async { proxied.parse::<PgConnectOptions>().unwrap().connect().await.is_ok() };
     eventually("HAProxy leads to it", LONG, leads).await;
@@ -301,9 +326,12 @@ async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
     println!("the first primary is node {first}");
     println!("| fault | no grants for: all hosts, HAProxy | of it ours | granted | lost | unknown | failed |");
     let (mut all_told, mut late) = (HashSet::new(), vec![]);
-    for fault in Fault::ALL {
+    if cluster.network.is_none() {
+        println!("what befalls the network is left out: it is root who can cut it");
+    }
+    for fault in Fault::ALL.into_iter().filter(|fault| cluster.network.is_some() || !fault.is_of_the_network()) {
         let primary = cluster.primary().await;
-        let before = timeline(primary).await;
+        let before = timeline(&cluster.options(primary)).await;
         let stop = Arc::<AtomicBool>::default();
         let told = [Arc::<Told>::default(), Arc::default()];
         let mut asking = vec![];
@@ -317,7 +345,7 @@ async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
         eventually("grants", LONG, enough).await;
         let begun = Instant::now();
         fault.begin(&cluster, primary);
-        let nodes = vec![Cluster::options(1), Cluster::options(2)];
+        let nodes = vec![cluster.options(1), cluster.options(2)];
         let proxy = vec![proxied.parse::<PgConnectOptions>().unwrap()];
         let is_new = move |timeline| !fault.moves_the_primary() || timeline > before;
         let (at_all, at_proxy) = tokio::join!(writable(nodes, is_new), writable(proxy, is_new));
@@ -337,7 +365,7 @@ async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
             .flat_map(|told| told.granted.lock().unwrap().iter().map(|(id, _)| *id).collect::<Vec<_>>())
             .collect();
         let now = cluster.primary().await;
-        let lost = lost(now, &acknowledged).await;
+        let lost = lost(&cluster.options(now), &acknowledged).await;
         let sum =
             |of: fn(&Told) -> &AtomicUsize| told.iter().map(|told| of(told).load(Ordering::Relaxed)).sum::<usize>();
         let ours: Vec<_> = outages.iter().map(|(_, ours)| ours.unwrap()).collect();
@@ -360,7 +388,7 @@ async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
         all_told.extend(acknowledged);
     }
     let now = cluster.primary().await;
-    let database = Database::from(Cluster::options(now));
+    let database = Database::from(cluster.options(now));
     let live = "SELECT count(*) FROM linkis_user_resource_meta_data";
     eventually("what nobody was told of is over in time", LONG + lock_ttl, || async {
         database.count(live).await == 0
@@ -375,8 +403,8 @@ async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
 }
 
 /// How many of these tickets the history knows nothing of.
-async fn lost(node: u16, acknowledged: &BTreeSet<Uuid>) -> i64 {
-    let mut connection = Cluster::options(node).connect().await.unwrap();
+async fn lost(at: &PgConnectOptions, acknowledged: &BTreeSet<Uuid>) -> i64 {
+    let mut connection = at.connect().await.unwrap();
     let told: Vec<Uuid> = acknowledged.iter().copied().collect();
     let sql = "SELECT count(*) FROM unnest($1::uuid[]) AS told (ticket_id)
         WHERE NOT EXISTS (SELECT FROM linkis_resource_action_record WHERE ticket_id = told.ticket_id)";
