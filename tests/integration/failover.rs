@@ -170,7 +170,11 @@ async fn those_in_line_keep_their_places_when_a_replica_is_promoted() {
     let instance = instance(&pair.url(), Options { bounds, ..options() }).await;
     let host = em("host1");
     instance.client.register(registration(host.clone(), load(amount, amount, amount))).await.unwrap();
-    let held = instance.client.request_resource(&request(&host, "alice", load(amount, amount, amount))).await.granted();
+    let tenth = request(&host, "alice", load(amount / 10, amount / 10, amount / 10));
+    let mut held = vec![];
+    for _ in 0..10 {
+        held.push(instance.client.request_resource(&tenth).await.granted());
+    }
     // One connection has no room for all of them.
     let long = LONG * u32::try_from(1 + count / 200).unwrap();
     let clients: Vec<_> = (0..=count / 500).map(|_| hurried(&instance.address, long * 2)).collect();
@@ -191,7 +195,15 @@ async fn those_in_line_keep_their_places_when_a_replica_is_promoted() {
     eventually("it serves", LONG, || async { instance.client.em(&host).await.is_ok() }).await;
     println!("{count} in line: served again {:?} after the promotion was asked for", promoted.elapsed());
     assert!(places(&after).await == stood, "nobody has lost his place");
-    instance.client.resource_released(&release(&held, "alice")).await.unwrap();
+    let mut line: Vec<_> = stood.iter().map(|(ticket, position)| (position.clone(), *ticket)).collect();
+    line.sort();
+    for (tenth, held) in held.iter().enumerate() {
+        instance.client.resource_released(&release(held, "alice")).await.unwrap();
+        let behind: HashSet<Uuid> = line[(tenth + 1) * count / 10..].iter().map(|(_, ticket)| *ticket).collect();
+        eventually("a tenth is served", LONG, || async { places(&after).await.len() == behind.len() }).await;
+        let left: HashSet<Uuid> = places(&after).await.into_keys().collect();
+        assert_eq!(left, behind, "those in front are served first");
+    }
     let mut granted = HashSet::new();
     for answer in waiting {
         granted.insert(answer.await.unwrap().granted().ticket_id);
