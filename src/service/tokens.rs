@@ -116,16 +116,31 @@ impl Token {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     by_hash: HashMap<TokenHash, Token>,
-    /// Whether there is any, even one that makes no sense.
-    is_any: bool,
+    /// Who calls while nobody needs one; `None` if there is any, even one that makes no sense.
+    anonymous: Option<Arc<Caller>>,
+}
+
+impl Known {
+    /// There is none.
+    fn nothing() -> Self {
+        let (principal, rights, ended) = (Principal::Anonymous, Rights::of_admin(), Ended::default());
+        Self { by_hash: HashMap::new(), anonymous: Some(Arc::new(Caller { principal, rights, ended })) }
+    }
 }
 
 /// The tokens that are known; clones share them.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Tokens(Arc<ArcSwap<Known>>);
+
+impl Default for Tokens {
+    /// There is none.
+    fn default() -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(Known::nothing())))
+    }
+}
 
 impl Tokens {
     /// Reads them for the first time.
@@ -138,9 +153,9 @@ impl Tokens {
         Ok(tokens)
     }
 
-    /// Whether there is or was any: then nobody is let in without one.
-    pub fn is_any(&self) -> bool {
-        self.0.load().is_any
+    /// Who calls without one, and may do everything; `None` if there is or was any: then nobody is let in without one.
+    pub fn anonymous(&self) -> Option<Arc<Caller>> {
+        self.0.load().anonymous.clone()
     }
 
     /// Who shows this.
@@ -161,17 +176,24 @@ impl Tokens {
     /// These are all there are, read after `asked`.
     fn replace(&self, stored: Vec<Result<StoredToken, StoreError>>, asked: Instant) {
         let before = self.0.load_full();
-        let is_any = !stored.is_empty();
+        let anonymous = match &before.anonymous {
+            _ if !stored.is_empty() => None,
+            Some(anonymous) => Some(anonymous.clone()),
+            None => Known::nothing().anonymous,
+        };
         let sound = stored.into_iter().filter_map(|stored| {
             let told =
                 |error: &StoreError| tracing::error!(error = error as &dyn std::error::Error, "nobody can use it");
             stored.inspect_err(told).ok()
         });
         let by_hash = sound.map(|stored| (stored.hash, known(stored, &before, asked))).collect();
-        let known = Arc::new(Known { by_hash, is_any });
+        let known = Arc::new(Known { by_hash, anonymous });
         self.0.store(known.clone());
         let gone = before.by_hash.iter().filter(|(hash, _)| !known.by_hash.contains_key(*hash));
         gone.for_each(|(_, token)| token.caller.ended.end(Unauthenticated::Unknown));
+        if let (Some(anonymous), None) = (&before.anonymous, &known.anonymous) {
+            anonymous.ended.end(Unauthenticated::Missing);
+        }
     }
 
     /// Ends what goes on under tokens that are good no more.
@@ -266,10 +288,12 @@ mod tests {
     #[test]
     fn a_token_is_let_in_until_it_is_over_or_revoked() {
         let (hour, now, tokens) = (Duration::from_secs(3600), Instant::now(), Tokens::default());
-        assert!(!tokens.is_any());
+        let anonymous = tokens.anonymous().expect("nobody needs one");
         let ((good, a), (over, b), (revoked, c)) =
             (stored(1, hour, false), stored(2, Duration::ZERO, false), stored(3, hour, true));
         tokens.replace(vec![Ok(a), Ok(b), Ok(c)], now);
+        assert!(tokens.anonymous().is_none());
+        assert_eq!(anonymous.ended.why.get(), Some(&Unauthenticated::Missing), "what was begun without one ends");
         let caller = tokens.find(&good).unwrap();
         assert_eq!(caller.principal.as_str(), "alice");
         let refused = [&over, &revoked, &stored(4, hour, false).0, &String::new()];
@@ -295,8 +319,9 @@ mod tests {
         let caller = tokens.find(&token).unwrap();
         tokens.replace(vec![], Instant::now());
         assert!(caller.ended.cancelled.is_cancelled());
+        assert!(tokens.anonymous().is_some_and(|anonymous| !anonymous.ended.is_over()), "there is none again");
         assert_eq!(tokens.find(&token).unwrap_err(), Unauthenticated::Unknown);
         tokens.replace(vec![Err(StoreError::inconsistent("linkis_rm_token", "its EMs"))], Instant::now());
-        assert!(tokens.is_any(), "one that makes no sense lets nobody in without one");
+        assert!(tokens.anonymous().is_none(), "one that makes no sense lets nobody in without one");
     }
 }

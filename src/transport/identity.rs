@@ -9,7 +9,7 @@ use tonic::{
 
 use crate::{
     domain::{
-        access::{Denied, Reach, Rights, Role, Unauthenticated},
+        access::{Denied, Reach, Role, Unauthenticated},
         name::FieldError,
         principal::{Actor, Principal},
         token::is_of_service,
@@ -68,8 +68,8 @@ pub struct Identity {
     tokens: Tokens,
     /// Of whose issuers JWTs are believed; `None` if none are.
     jwt: Option<Arc<Jwt>>,
-    /// Who calls where nobody is asked; `None` where everybody always is.
-    anonymous: Option<Arc<Caller>>,
+    /// Whether nobody is asked as long as there are no tokens.
+    is_open: bool,
     table: Table,
     metrics: Metrics,
 }
@@ -90,9 +90,7 @@ pub struct Call<'a> {
 impl Identity {
     /// By these tokens, and JWTs; if `is_open`, everybody may do everything as long as there are no tokens.
     pub fn new(tokens: Tokens, jwt: Option<Arc<Jwt>>, is_open: bool, metrics: Metrics) -> Self {
-        let anonymous =
-            || Caller { principal: Principal::Anonymous, rights: Rights::of_admin(), ended: Default::default() };
-        Self { tokens, jwt, anonymous: is_open.then(|| Arc::new(anonymous())), table: Table::default(), metrics }
+        Self { tokens, jwt, is_open, table: Table::default(), metrics }
     }
 
     /// Lets a call in; `None` if nobody need know who makes it.
@@ -124,8 +122,8 @@ impl Identity {
     }
 
     fn caller(&self, call: &Call<'_>) -> Result<Arc<Caller>, Unauthenticated> {
-        if let Some(anonymous) = self.anonymous.as_ref().filter(|_| !self.tokens.is_any()) {
-            return Ok(anonymous.clone());
+        if let Some(anonymous) = self.tokens.anonymous().filter(|_| self.is_open) {
+            return Ok(anonymous);
         }
         let mut shown = call.headers.get_all(AUTHORIZATION).iter();
         match (shown.next(), shown.next()) {

@@ -237,10 +237,21 @@ async fn everybody_may_do_everything_until_there_is_a_token_and_only_where_that_
     let refused = closed.client.register(registration(em("host1"), load(64, 16, 16))).await.unwrap_err();
     assert_eq!(refused.reason().as_deref(), Some("TOKEN_MISSING"));
 
-    let admin = token(&database, "first", &["--role", "admin"]);
     let channel = connect(&open).await;
+    let follow = proto::FollowActionsRequest::default();
+    let mut followed = UsageServiceClient::new(channel.clone()).follow_actions(follow).await.unwrap().into_inner();
+    let admin = token(&database, "first", &["--role", "admin"]);
     let locks = || async { empty_call(&channel, "", "/linkis.rm.v1.UsageService/ListEms", true).await.is_err() };
     eventually("the first token locks the door", KNOWN_WITHIN, locks).await;
+    let told = async {
+        loop {
+            if let Err(status) = followed.message().await {
+                return status;
+            }
+        }
+    };
+    let status = tokio::time::timeout(KNOWN_WITHIN, told).await.expect("who came before it does not stay");
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "TOKEN_MISSING"));
     usage_of(&channel, &admin).list_ems(proto::ListEmsRequest::default()).await.unwrap();
     let info = usage_of(&channel, &admin).get_server_info(proto::GetServerInfoRequest {}).await.unwrap();
     assert!(info.into_inner().authentication);
