@@ -197,11 +197,14 @@ impl EmThen {
 
     /// Follows the tickets of EMs that go until the last of them has ended.
     fn follow_going(&mut self, journal: &Journal, em: &str, commit: &[&Line], goings: &mut Goings) {
-        for line in commit.iter().filter(|line| line.is_end()) {
-            let Some(since) = line.ticket_id.and_then(|id| self.leaving.remove(&id)) else { continue };
-            let took = (line.at - since).unsigned_abs();
-            goings.longest = goings.longest.max(took);
-            journal.check(took < GOING_MAX, || format!("{em} went at {since}, and took {took:?} to end {line:?}"));
+        let ends = commit.iter().filter(|line| line.is_end());
+        let took = |line: &&Line| {
+            let since = line.ticket_id.and_then(|id| self.leaving.remove(&id))?;
+            Some((line.at - since).unsigned_abs())
+        };
+        if let Some(longest) = ends.filter_map(took).max() {
+            goings.longest = goings.longest.max(longest);
+            journal.check(longest < GOING_MAX, || format!("{em} went, and tickets ended only {longest:?} later"));
         }
         let Some(gone) = commit.iter().find(|line| line.ticket_id.is_none() && line.is_end()) else { return };
         goings.count += 1;
