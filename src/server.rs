@@ -1,6 +1,7 @@
 //! Puts an instance together, serves it, and takes it down in order.
 
 mod assembly;
+mod cell;
 mod connections;
 mod health;
 
@@ -52,6 +53,7 @@ use crate::{
 
 use self::{
     assembly::assemble,
+    cell::Instance,
     connections::{accepted, serve_calls},
     health::{Health, LIVENESS, watch_health},
 };
@@ -313,8 +315,8 @@ impl Server {
         let defect = tasks.defect();
         let (health, health_service) = tonic_health::server::health_reporter();
         let address = listener.address().map(|address| announced(&address)).unwrap_or_default();
-        let (routes, overviews) =
-            assemble(instance_id, &store, &options, &tokens, &metrics, &tasks, (&stopping, address.clone()))?;
+        let instance = Instance::new((instance_id, address.clone()), &options, (&metrics, &tasks, &stopping));
+        let (routes, overviews) = assemble(&instance, &store, &tokens)?;
         let routes = routes.and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));

@@ -5,6 +5,8 @@
 //! through the steps of a batch. What it waits for besides its own steps: one of the database's cores, whoever holds users or scopes that it
 //! wants, whoever commits with a notification, and the disk, which writes the log for all who wait for it at once.
 
+mod cells;
+
 use std::{
     cmp::Ordering,
     collections::{BTreeSet, BinaryHeap, VecDeque},
@@ -85,6 +87,8 @@ pub(crate) fn text() -> String {
             }
         }
     }
+    // Writing to a string does not fail.
+    let _ = write!(text, "\n\n{}", cells::text());
     text
 }
 

@@ -1,0 +1,211 @@
+//! A cluster of a hundred cells with a million EMs: what its parts take of processors, by what they cost in one cell; and what home takes
+//! when a hundred thousand users have a limit over all cells, by simulation of their shares.
+
+use std::fmt::Write as _;
+
+use crate::{random::Random, report::thousands};
+
+use super::{BATCH_MAX, COSTS};
+
+const CELLS: u64 = 100;
+const EMS: f64 = 1_000_000.0;
+const USERS: u64 = 100_000;
+const MAXIMUM: u8 = 10;
+
+/// Each EM starts an engine a minute, and says every ten seconds how it is.
+const ENGINES_PER_SECOND: f64 = EMS / 60.0;
+const REPORTS_PER_SECOND: f64 = EMS / 10.0;
+
+/// Of the service and PostgreSQL, for a grant, a start or an end alone, and among 256 in three limited scopes, in microseconds
+/// (`benches/results`).
+const LONE_OPERATION: f64 = 1188.0;
+const OPERATION_AT_FULL_LOAD: f64 = 113.0;
+/// The same for a report with a hundred tickets (`--crowds heartbeats`).
+const REPORT: f64 = 259.0;
+/// How many such grants there are in a second, if nothing else is done.
+const GRANTS_PER_SECOND: f64 = 9652.0;
+/// How many EMs register in a second (`--crowds heartbeats`).
+const REGISTERED_PER_SECOND: f64 = 6482.0;
+/// How many connections an instance has to a database at most.
+const CONNECTIONS: f64 = 40.0;
+
+/// What is told of a hundred cells.
+pub(super) fn text() -> String {
+    let cells = CELLS as f64;
+    let cores = |per_second: f64, each: f64| per_second * each / 1e6;
+    let (operations, full) = (ENGINES_PER_SECOND * 3.0, GRANTS_PER_SECOND * cells);
+    let rows = [
+        ("engines that start, report in and end", operations, Some(cores(operations, LONE_OPERATION))),
+        ("reports of EMs", REPORTS_PER_SECOND, Some(cores(REPORTS_PER_SECOND, REPORT))),
+        ("all that cells can grant, two cores each", full, Some(cores(full, OPERATION_AT_FULL_LOAD))),
+        ("connections to a cell, if ten instances serve all", 10.0 * CONNECTIONS, None),
+        ("connections of such an instance", cells * CONNECTIONS, None),
+        ("seconds in which home hears where each EM is", EMS / REGISTERED_PER_SECOND, None),
+    ];
+    let mut text = format!("{} EMs in {CELLS} cells\n{:>50} {:>12} {:>12}", thousands(EMS), "", "number, /s", "cores");
+    for (what, number, cores) in rows {
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n{what:>50} {:>12}", thousands(number));
+        if let Some(cores) = cores {
+            let _ = write!(text, " {cores:>12.1}");
+        }
+    }
+    let _ = write!(
+        text,
+        "\n\nlimits of {MAXIMUM} for each of {} users, by shares; of all requests\n{:>24} {:>8} {:>8} {:>8} {:>8} {:>8} {:>14} {:>22}",
+        thousands(USERS as f64),
+        "cells of a user",
+        "wanted",
+        "alone",
+        "home",
+        "cell",
+        "refused",
+        "home µs/grant",
+        "grants/s, home full"
+    );
+    for (name, placement) in [
+        ("1", Placement::Of(1)),
+        ("3", Placement::Of(3)),
+        ("10", Placement::Of(10)),
+        ("100", Placement::Of(CELLS)),
+        ("100, idle share first", Placement::IdleFirst),
+    ] {
+        for wanted in [MAXIMUM / 2, MAXIMUM] {
+            let found = Shares::new(placement).run(u64::from(wanted));
+            let _ = write!(text, "\n{name:>24} {wanted:>8} {}", found.text());
+        }
+    }
+    text
+}
+
+/// Where the requests of a user go.
+#[derive(Clone, Copy)]
+enum Placement {
+    /// To any of so many cells.
+    Of(u64),
+    /// To any cell, but first to one that has a share for it.
+    IdleFirst,
+}
+
+/// What a cell has of a user's limit.
+struct Share {
+    cell: u64,
+    amount: u8,
+    held: u8,
+}
+
+/// How requests were answered.
+#[derive(Default)]
+struct Found {
+    /// By the cell alone.
+    alone: f64,
+    /// After home gave what was free.
+    home: f64,
+    /// After another cell gave back what lay idle there.
+    another: f64,
+    refused: f64,
+}
+
+impl Found {
+    fn text(&self) -> String {
+        let granted = self.alone + self.home + self.another;
+        let part = |number: f64| format!("{:.1} %", 100.0 * number / (granted + self.refused));
+        // A change is two commits at home; one that takes back comes before one that gives.
+        let steps = 2.0 * (self.home + 2.0 * self.another) / granted;
+        let step = COSTS.read.1 + COSTS.scopes.1 + COSTS.write_scopes;
+        let refusals = self.refused / granted * (COSTS.read.1 + COSTS.scopes.1);
+        let batch = COSTS.read.0 + COSTS.scopes.0 + COSTS.write.0;
+        let taken = steps * (step + batch / BATCH_MAX as f64) + refusals;
+        let waits = (5.0 * COSTS.round_trip + COSTS.flush) / BATCH_MAX as f64;
+        // One committer at home, whose batches are full.
+        let full = 1e6 / (taken + steps * waits);
+        let full = if steps < 1e-3 { "-".to_owned() } else { thousands(full) };
+        format!(
+            "{:>8} {:>8} {:>8} {:>8} {taken:>14.2} {full:>22}",
+            part(self.alone),
+            part(self.home),
+            part(self.another),
+            part(self.refused)
+        )
+    }
+}
+
+struct Shares {
+    placement: Placement,
+    random: Random,
+    users: Vec<Vec<Share>>,
+    /// Of which user, and where.
+    tickets: Vec<(usize, u64)>,
+}
+
+impl Shares {
+    fn new(placement: Placement) -> Self {
+        let users = (0..USERS).map(|_| vec![]).collect();
+        Self { placement, random: Random::new(11), users, tickets: vec![] }
+    }
+
+    /// Until each user has come and gone often, and then as long again; a user wants so much on average.
+    fn run(mut self, wanted: u64) -> Found {
+        let requests = 40 * USERS * wanted / 10;
+        for _ in 0..requests {
+            self.next(wanted, &mut Found::default());
+        }
+        let mut found = Found::default();
+        for _ in 0..requests {
+            self.next(wanted, &mut found);
+        }
+        found
+    }
+
+    /// One request; and before it, what ends until it comes, each ticket with the same chance.
+    fn next(&mut self, wanted: u64, found: &mut Found) {
+        let arriving = USERS * wanted;
+        while self.random.up_to(arriving + self.tickets.len() as u64) > arriving {
+            let number = self.random.up_to(self.tickets.len() as u64) as usize - 1;
+            let (user, cell) = self.tickets.swap_remove(number);
+            if let Some(share) = self.users[user].iter_mut().find(|share| share.cell == cell) {
+                share.held -= 1;
+            }
+        }
+        let user = self.random.up_to(USERS) as usize - 1;
+        let cell = self.cell(user);
+        if self.request(user, cell, found) {
+            self.tickets.push((user, cell));
+        }
+    }
+
+    fn cell(&mut self, user: usize) -> u64 {
+        let idle = self.users[user].iter().find(|share| share.held < share.amount);
+        match (self.placement, idle) {
+            (Placement::Of(cells), _) => (user as u64 + self.random.up_to(cells)) % CELLS,
+            (Placement::IdleFirst, Some(share)) => share.cell,
+            (Placement::IdleFirst, None) => self.random.up_to(CELLS) - 1,
+        }
+    }
+
+    fn request(&mut self, user: usize, cell: u64, found: &mut Found) -> bool {
+        let shares = &mut self.users[user];
+        let given: u8 = shares.iter().map(|share| share.amount).sum();
+        let idle = shares.iter().position(|share| share.held < share.amount);
+        if !shares.iter().any(|share| share.cell == cell) {
+            shares.push(Share { cell, amount: 0, held: 0 });
+        }
+        let here = shares.iter().position(|share| share.cell == cell).unwrap_or_default();
+        if shares[here].held < shares[here].amount {
+            found.alone += 1.0;
+        } else if given < MAXIMUM {
+            found.home += 1.0;
+            shares[here].amount += 1;
+        } else if let Some(idle) = idle {
+            found.another += 1.0;
+            shares[idle].amount -= 1;
+            shares[here].amount += 1;
+        } else {
+            found.refused += 1.0;
+            return false;
+        }
+        shares[here].held += 1;
+        shares.retain(|share| share.amount > 0);
+        true
+    }
+}

@@ -1,0 +1,195 @@
+//! What an instance runs for a cell: services and background tasks, all over the tables of that cell and no others.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    external::http::Http,
+    metrics::Metrics,
+    service::{
+        admission::{Admission, StateCache},
+        audit::AuditService,
+        background::{
+            Driver,
+            announcing::Announcing,
+            cluster::ClusterAsAWhole,
+            counting::CountLabelSets,
+            expiry,
+            fullest::{FullestScopes, ListFullest},
+            going::Going,
+            holds::EndHolds,
+            indexing::Indexing,
+            lease::{Holder, Lease},
+            pruning::Pruning,
+            refusals::KeepRefusals,
+            retention::Retention,
+            self_audit::SelfAudit,
+            silence::Silence,
+            usage::RollUpUsage,
+        },
+        committer::{AfterCommit, Committer},
+        external::{ExternalResourceService, refresh},
+        follow::FollowService,
+        heartbeat::HeartbeatService,
+        holds::HoldService,
+        limits::LimitService,
+        overview::Overviews,
+        refusals::Refusals,
+        request_resource::RequestResourceService,
+        standby::{Standby, Watching},
+        tasks::Tasks,
+        ticket_lookup::TicketLookup,
+        usage::Usage,
+        waiting::{self, WaitingLine},
+    },
+    store::Store,
+};
+
+use super::{Options, ServerError};
+
+/// What all that an instance runs has in common, for whichever cell.
+pub(super) struct Instance<'a> {
+    pub id: Uuid,
+    /// Where it is called.
+    pub address: String,
+    pub options: &'a Options,
+    pub metrics: &'a Metrics,
+    pub tasks: &'a Tasks,
+    pub stopping: &'a CancellationToken,
+}
+
+impl<'a> Instance<'a> {
+    /// Of that id, called at that address.
+    pub fn new(
+        (id, address): (Uuid, String),
+        options: &'a Options,
+        (metrics, tasks, stopping): (&'a Metrics, &'a Tasks, &'a CancellationToken),
+    ) -> Self {
+        Self { id, address, options, metrics, tasks, stopping }
+    }
+}
+
+/// The services of a cell. What is done there although nobody waits for it goes on until the instance stops.
+pub(super) struct CellServices {
+    /// Runs the background tasks.
+    pub driver: Driver,
+    pub committer: Committer,
+    pub request_resource: RequestResourceService,
+    pub heartbeat: HeartbeatService,
+    pub tickets: TicketLookup,
+    /// Wakes whoever ends the tickets of EMs that go.
+    pub em_goes: Arc<Notify>,
+    pub audit: AuditService,
+    pub holds: HoldService,
+    pub limits: LimitService,
+    pub usage: Usage,
+    pub overviews: Overviews,
+    pub fullest: FullestScopes,
+    pub follow: FollowService,
+    pub external: ExternalResourceService,
+}
+
+impl CellServices {
+    /// Those of the cell whose tables `store` has.
+    ///
+    /// # Errors
+    /// [`ServerError::Thread`].
+    pub fn start(instance: &Instance<'_>, store: &Store) -> Result<Self, ServerError> {
+        let &Instance { id, options, metrics, tasks, stopping, .. } = instance;
+        let patience = options.patience;
+        let seen = StateCache::new(metrics.clone());
+        let (expiring_soon, expiring) = expiry::channel();
+        let (line, leaving) =
+            WaitingLine::new(store.clone(), id, options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
+        let after_commit = AfterCommit {
+            seen: seen.clone(),
+            expiring_soon: expiring_soon.clone(),
+            abandoned: line.leaving(),
+            line: line.clone(),
+        };
+        let committer = Committer::start(store.clone(), options.committers, after_commit, metrics.clone(), tasks);
+        let committer = committer.map_err(ServerError::Thread)?;
+        let admission = Admission::start(store, seen.clone(), patience.silent_after, tasks);
+        let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
+        let turned_down = expiry::TurnedDown::default();
+        tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
+        let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
+        let (holder, wake) = (Holder::default(), Arc::default);
+        driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
+        driver.start(Silence::new(committer.clone(), patience, holder.clone()), wake());
+        let refusals = Refusals::new(metrics.clone());
+        driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
+        driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
+        let jobs = metrics.jobs("label_sets");
+        driver.start(CountLabelSets::new(committer.clone(), holder.clone(), jobs), counting.clone());
+        let watch = |watching: Watching| tasks.spawn(watching.run(stopping.clone()));
+        let standby = Standby::start(options.standby.clone(), store, id, metrics, watch);
+        let audit = AuditService::new(store.clone(), standby.clone());
+
+        tasks.spawn(waiting::run(line.clone(), leaving));
+        tasks.spawn(waiting::live(line.clone()));
+        tasks.spawn(waiting::listen(line.clone(), admission.clone()));
+
+        let request_resource =
+            RequestResourceService::new(admission, committer.clone(), line.clone(), refusals, metrics.clone());
+        let (overviews, fullest) = overviews(instance, store, &driver);
+        keep_house(instance, store, (&driver, &holder), audit.clone(), fullest.clone());
+        let heartbeat = HeartbeatService::start(store, seen, committer.clone(), patience, tasks);
+        let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
+        tasks.spawn(follow.clone().read_on(stopping.clone()));
+        let external = Http::new(options.external_hosts.clone());
+        let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
+        tasks.spawn(refresh(external.clone(), line, tasks.clone(), stopping.clone()));
+        Ok(Self {
+            driver,
+            committer,
+            request_resource,
+            heartbeat,
+            tickets: TicketLookup::start(store, tasks),
+            em_goes,
+            audit,
+            holds: HoldService::new(store.clone()),
+            limits: LimitService::new(store.clone(), counting),
+            usage: Usage::new(store.clone(), standby, patience.silent_after),
+            overviews,
+            fullest,
+            follow,
+            external,
+        })
+    }
+}
+
+/// What people are shown of the cell as a whole, and what keeps it: the list of the fullest scopes, and the signs of life of instances.
+fn overviews(instance: &Instance<'_>, store: &Store, driver: &Driver) -> (Overviews, FullestScopes) {
+    let fullest = FullestScopes::default();
+    driver.start(ListFullest::new(fullest.clone()), Arc::default());
+    let announcing = Announcing::new(instance.id, instance.address.clone(), instance.metrics.clone(), driver.running());
+    driver.start(announcing, Arc::default());
+    let silent_after = instance.options.patience.silent_after;
+    let (metrics, tasks) = (instance.metrics.clone(), instance.tasks);
+    (Overviews::new(store.clone(), silent_after, fullest.clone(), metrics, tasks), fullest)
+}
+
+/// The background tasks that concern no call: what is over goes, and what there is is summed and audited.
+fn keep_house(
+    instance: &Instance<'_>,
+    store: &Store,
+    (driver, holder): (&Driver, &Holder),
+    audit: AuditService,
+    scopes: FullestScopes,
+) {
+    let options = instance.options;
+    driver.start(Lease::new(holder.clone()), Arc::default());
+    driver.start(Retention::new(options.history, holder.clone(), store.schema_session()), Arc::default());
+    driver.start(Indexing::new(holder.clone(), store.schema_session()), Arc::default());
+    driver.start(Pruning::new(holder.clone()), Arc::default());
+    driver.start(EndHolds::new(holder.clone()), Arc::default());
+    driver.start(RollUpUsage::new(holder.clone()), Arc::default());
+    driver.start(SelfAudit::new(store.clone(), audit, holder.clone()), Arc::default());
+    let (silent_after, metrics) = (options.patience.silent_after, instance.metrics.cluster.clone());
+    let cluster = ClusterAsAWhole::new(store.clone(), holder.clone(), silent_after, scopes, metrics);
+    driver.start(cluster, Arc::default());
+}

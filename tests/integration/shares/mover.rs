@@ -1,0 +1,60 @@
+//! Who moves shares to where they are wanted: what he begins, by the rows alone. He may die at any step, and another goes on.
+
+use super::protocol::{Home, Message, Share};
+
+/// Home, and the cells that live; the others keep what they have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moving<const CELLS: usize> {
+    pub home: Home<CELLS>,
+    pub shares: [Share; CELLS],
+    pub lives: [bool; CELLS],
+    /// How much is asked for in each cell and not granted yet.
+    pub lacks: [u8; CELLS],
+}
+
+impl<const CELLS: usize> Moving<CELLS> {
+    /// Finishes what is under way; then begins what is wanted, once for each cell, and finishes that.
+    pub fn round(&mut self) {
+        self.finish();
+        self.begin();
+        self.finish();
+    }
+
+    fn living(&self) -> impl Iterator<Item = usize> + use<CELLS> {
+        let lives = self.lives;
+        (0..CELLS).filter(move |cell| lives[*cell])
+    }
+
+    /// A cell that has more grants it to those who wait in the same commit, so that nobody takes it back before.
+    fn finish(&mut self) {
+        for cell in self.living() {
+            if let Some(Message::Make(number, change)) = self.home.given[cell].order()
+                && let Some(Message::Made(number, amount)) = self.shares[cell].make(number, change, None)
+            {
+                self.home.given[cell].end(number, amount, None);
+            }
+            let granted = self.shares[cell].idle().min(self.lacks[cell]);
+            self.shares[cell].held += granted;
+            self.lacks[cell] -= granted;
+        }
+    }
+
+    /// Gives what is free to those who lack it, and wants back from others what they lack then, or what is above the limit.
+    fn begin(&mut self) {
+        let mut short = self.home.total().saturating_sub(self.home.maximum);
+        for cell in self.living() {
+            let by = self.lacks[cell].min(self.home.free());
+            if by > 0 {
+                assert!(self.home.grow(cell, by, None));
+            }
+            short += self.lacks[cell] - by;
+        }
+        for cell in self.living() {
+            let by = self.shares[cell].idle().min(short);
+            if by > 0 {
+                assert!(self.home.shrink(cell, by, None));
+                short -= by;
+            }
+        }
+    }
+}

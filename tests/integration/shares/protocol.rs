@@ -1,0 +1,134 @@
+//! Shares of a limit, by the rules of `docs/CELLS.md`: the rows, and what one commit may do to them. No function here touches more
+//! than one row of home, or one of a cell, as no transaction may.
+
+/// Home's row of a cell: what it was given of the limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Given {
+    pub amount: u8,
+    /// Of the last change that is over.
+    pub number: u8,
+    pub under_way: Option<Change>,
+}
+
+/// A change that home has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Change {
+    /// The cell may hold so much from now on.
+    GrowTo(u8),
+    /// The cell is to give back so much, or as much of it as lies idle.
+    ShrinkBy(u8),
+}
+
+/// A cell's row: what it judges by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Share {
+    pub amount: u8,
+    pub held: u8,
+    /// Of the last change that it has made.
+    pub number: u8,
+}
+
+/// What travels between home and a cell: it may be lost, come late, twice, and after what was sent later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Message {
+    /// To the cell: make the change of this number.
+    Make(u8, Change),
+    /// To home: with the change of this number, the cell has so much.
+    Made(u8, u8),
+}
+
+/// What is done wrong on purpose, to see that it is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mistake {
+    /// Home gives what it does not have.
+    GivesMoreThanThereIs,
+    /// A share grows in the cell before home has committed it.
+    GrowsInTheCellFirst,
+    /// Home takes back before the cell has given.
+    ShrinksAtHomeFirst,
+    /// A cell gives back what it holds.
+    GivesBackWhatIsHeld,
+    /// A cell makes a change whose number is not the next.
+    CellIgnoresNumbers,
+    /// Home believes an answer to a change that is over.
+    HomeIgnoresNumbers,
+}
+
+/// All rows of home, and the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Home<const CELLS: usize> {
+    pub maximum: u8,
+    pub given: [Given; CELLS],
+}
+
+impl<const CELLS: usize> Home<CELLS> {
+    pub fn total(&self) -> u8 {
+        self.given.iter().map(|given| given.amount).sum()
+    }
+
+    /// What is given to nobody; nothing while a limit that was lowered drains.
+    pub fn free(&self) -> u8 {
+        self.maximum.saturating_sub(self.total())
+    }
+
+    /// Begins to give a cell more, if there is so much.
+    pub fn grow(&mut self, cell: usize, by: u8, mistake: Option<Mistake>) -> bool {
+        let is_free = by <= self.free() || mistake == Some(Mistake::GivesMoreThanThereIs);
+        let given = &mut self.given[cell];
+        if !is_free || given.under_way.is_some() {
+            return false;
+        }
+        given.under_way = Some(Change::GrowTo(given.amount + by));
+        if mistake != Some(Mistake::GrowsInTheCellFirst) {
+            given.amount += by;
+        }
+        true
+    }
+
+    /// Begins to take something back from a cell.
+    pub fn shrink(&mut self, cell: usize, by: u8, mistake: Option<Mistake>) -> bool {
+        let given = &mut self.given[cell];
+        if given.amount == 0 || given.under_way.is_some() {
+            return false;
+        }
+        given.under_way = Some(Change::ShrinkBy(by));
+        if mistake == Some(Mistake::ShrinksAtHomeFirst) {
+            given.amount = given.amount.saturating_sub(by);
+        }
+        true
+    }
+}
+
+impl Given {
+    /// What the cell has to be told, by whoever reads the row, as often as he likes.
+    pub fn order(&self) -> Option<Message> {
+        self.under_way.map(|change| Message::Make(self.number + 1, change))
+    }
+
+    /// Notes that a change is over, and what the cell has since.
+    pub fn end(&mut self, number: u8, amount: u8, mistake: Option<Mistake>) {
+        let is_awaited = self.under_way.is_some() && number == self.number + 1;
+        if is_awaited || mistake == Some(Mistake::HomeIgnoresNumbers) {
+            *self = Self { amount, number: self.number.max(number), under_way: None };
+        }
+    }
+}
+
+impl Share {
+    pub fn idle(&self) -> u8 {
+        self.amount.saturating_sub(self.held)
+    }
+
+    /// Makes a change if it is the next, and tells what the cell has; again if it was the last. What is older than that gets no answer.
+    pub fn make(&mut self, number: u8, change: Change, mistake: Option<Mistake>) -> Option<Message> {
+        if number == self.number + 1 || mistake == Some(Mistake::CellIgnoresNumbers) {
+            self.number = self.number.max(number);
+            self.amount = match change {
+                Change::GrowTo(amount) => amount,
+                Change::ShrinkBy(by) if mistake == Some(Mistake::GivesBackWhatIsHeld) => self.amount.saturating_sub(by),
+                Change::ShrinkBy(by) => self.amount.saturating_sub(by).max(self.held),
+            };
+        }
+        (number == self.number).then_some(Message::Made(number, self.amount))
+    }
+}
