@@ -1,6 +1,6 @@
 //! A connection that breaks while it commits: what holds is found out, never guessed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use linkis_rm::{
     client::ResourceRequest,
@@ -11,6 +11,7 @@ use linkis_rm::{
     server::Options,
     transport::resource_manager::RequestTimeouts,
 };
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::{
@@ -85,6 +86,56 @@ async fn nobody_claims_to_know_of_a_limit_whose_commit_is_late() {
     assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
     assert!(direct.client.limits().await.unwrap().contains(&rule), "it was set");
     proxy.set_weather(Weather::Fair);
+}
+
+/// A database that stands still keeps nobody who changes limits beyond his own deadline; and when it goes on, nobody at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_waits_for_a_limit_on_a_frozen_database_beyond_his_deadline() {
+    let (database, direct) = start().await;
+    let host = em("host1");
+    direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let (proxy, proxied) = database.behind_proxy("limits-frozen");
+    let rm = Instance::start(&proxied).await;
+    let of = |creator: String| {
+        let pattern = Pattern::new([("creator".to_owned(), Some(creator))].into());
+        Rule { pattern, mode: Default::default(), max: [(Dimension::Cores, 7)].into() }
+    };
+    rm.client.set_limit(&of("before".to_owned())).await.unwrap();
+    // It stands still before a change, and wherever a change of limits may be: each answer takes a while.
+    for late in [0, 30, 60, 90, 120, 150, 180] {
+        proxy.set_weather(Weather::Slow(Duration::from_millis(10)));
+        let mut setters = JoinSet::new();
+        for n in 0..6 {
+            let (client, rule) =
+                (hurried(&rm.address, Duration::from_millis(700 + 200 * n)), of(format!("{late}-{n}")));
+            setters.spawn(async move {
+                let begun = Instant::now();
+                (n, client.set_limit(&rule).await.map(drop), begun.elapsed())
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(late)).await;
+        proxy.set_weather(Weather::Hole);
+        while let Some(answer) = setters.join_next().await {
+            let (n, answer, took) = answer.unwrap();
+            assert!(took < Duration::from_millis(700 + 200 * n + 1500), "{n} of {late}: {answer:?} after {took:?}");
+            if let Err(error) = answer {
+                let told = ["LOCK_TIMEOUT", "DATABASE_UNAVAILABLE", "COMMIT_UNKNOWN"];
+                assert!(error.reason().is_some_and(|reason| told.contains(&reason.as_str())), "{error}");
+            }
+        }
+        // Whatever the frozen one held, the database takes back; and the other goes on where it was.
+        let ask = request(&host, "hadoop", load(1, 1, 1));
+        eventually("others are served", Duration::from_secs(10), async || {
+            direct.client.request_resource(&ask).await.is_ok()
+        })
+        .await;
+        proxy.set_weather(Weather::Fair);
+        eventually("it is served again", Duration::from_secs(20), async || {
+            rm.client.set_limit(&of("after".to_owned())).await.is_ok() && rm.client.request_resource(&ask).await.is_ok()
+        })
+        .await;
+    }
+    assert_invariants(&database, &direct.client).await;
 }
 
 /// However long the database takes to say how a commit ended, whoever waits for it is answered in time; and has nothing then, unless he

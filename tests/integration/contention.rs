@@ -10,6 +10,10 @@ use std::{
 
 use linkis_rm::{
     client::{ClientSettings, ResultResource, RmClient},
+    domain::{
+        limit::{Pattern, Rule},
+        resource::Dimension,
+    },
     server::Options,
     transport::resource_manager::RequestTimeouts,
 };
@@ -250,6 +254,36 @@ async fn a_held_user_stalls_neither_his_ems_nor_others() {
     sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
     waiting.join_all().await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 60);
+}
+
+/// Where no rule counts by user, nobody waits for one who is locked; as soon as one does, his requests do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_user_is_locked_only_where_a_rule_counts_by_user() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("a"), load(1000, 1000, 1000))).await.unwrap();
+    let by_creator = Pattern::new([("creator".to_owned(), None)].into());
+    let max = [(Dimension::Instances, 1000)].into();
+    rm.client.set_limit(&Rule { pattern: by_creator, mode: Default::default(), max }).await.unwrap();
+    let mut holder = database.connect().await;
+    sqlx::raw_sql(r#"BEGIN; INSERT INTO linkis_resource_lock (scope, "user") VALUES ('user', 'hadoop')"#)
+        .execute(&mut holder)
+        .await
+        .unwrap();
+    let hasty = hurried(&rm.address, Duration::from_millis(1500));
+    for _ in 0..20 {
+        let grant = hasty.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
+        hasty.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
+        hasty.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    }
+    rm.client.set_limit(&each_user(1000)).await.unwrap();
+    let error = hasty.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"), "{error}");
+    rm.client.delete_limit(&each_user(1000).pattern).await.unwrap();
+    // The first batch by other rules is anybody's but his.
+    hasty.request_resource(&request(&em("a"), "alice", load(1, 1, 1))).await.granted();
+    hasty.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 }
 
 /// Where no rule counts by user, users are not locked; until an operator says inside the fence that he holds some.

@@ -15,6 +15,8 @@ use uuid::Uuid;
 
 use crate::harness::*;
 
+mod killed;
+
 /// More than many steps take.
 const CROWD: i64 = 3000;
 

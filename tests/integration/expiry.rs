@@ -5,7 +5,7 @@ use std::time::Duration;
 use linkis_rm::client::{ResourceRequest, RmClient};
 use tokio::task::JoinSet;
 
-use crate::harness::*;
+use crate::{crowds::crowd, harness::*};
 
 /// How late a roll-back may be.
 const LATE_MAX: Duration = Duration::from_secs(1);
@@ -167,5 +167,42 @@ async fn what_is_overdue_for_long_when_it_is_committed_expires_too() {
         .await
         .unwrap();
     eventually("it expires", Duration::from_secs(20), || async { !lives(&rm.client, ticket).await }).await;
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// Deadlines of very many tickets, one after another: each expires soon after its own, none before, and others are served meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn very_many_deadlines_are_each_kept() {
+    const TICKETS: i64 = 6000;
+    let (database, rm) = start().await;
+    let (crowded, other) = (em("crowded"), em("other"));
+    rm.client.register(registration(other.clone(), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
+    crowd(&database, &rm.client, &crowded, TICKETS, "1 hour").await;
+    // Over ten seconds, in no order; the service hears of it when it looks next, well before the first.
+    sqlx::raw_sql(
+        "UPDATE linkis_user_resource_meta_data SET expires_at = now() + interval '4 seconds' + id * 7919 % 10000 * interval '1 ms';
+        CREATE TABLE due AS SELECT ticket_id, expires_at FROM linkis_user_resource_meta_data",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    eventually("all are back", Duration::from_secs(90), || async {
+        rm.client.request_resource(&request(&other, "alice", load(1, 1, 1))).await.granted();
+        database.count("SELECT count(*) FROM linkis_user_resource_meta_data WHERE em_instance = 'crowded:9102'").await
+            == 0
+    })
+    .await;
+    let (expired, first, median, last): (i64, f64, f64, f64) = sqlx::query_as(
+        "SELECT count(*), min(late)::float8, percentile_cont(0.5) WITHIN GROUP (ORDER BY late), max(late)::float8 FROM (
+            SELECT extract(epoch FROM action_time - expires_at)::float8 AS late
+            FROM linkis_resource_action_record JOIN due USING (ticket_id) WHERE action = 'expired') l",
+    )
+    .fetch_one(&database.pool)
+    .await
+    .unwrap();
+    println!("{expired} expired {first:.3} to {last:.3} s after their deadlines, half of them within {median:.3} s");
+    assert!(expired == TICKETS && first >= 0.0, "{expired} from {first} s");
+    // All at the end would be five seconds late, half of them.
+    assert!(median < 2.0 && last < 10.0, "half of them {median} s late, the last {last} s");
     assert_invariants(&database, &rm.client).await;
 }

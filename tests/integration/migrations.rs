@@ -1,5 +1,6 @@
 //! Upgrades: releases side by side on one database, and what a later one left.
 
+mod locks;
 mod under_load;
 
 use std::{

@@ -1,6 +1,9 @@
 //! Pages of what is listed: their sizes, their tokens, and the live end of the history.
 
-use linkis_rm::transport::proto::{self, usage_service_client::UsageServiceClient};
+use linkis_rm::transport::{
+    page::Page,
+    proto::{self, usage_service_client::UsageServiceClient},
+};
 use sqlx::{Acquire as _, Executor as _};
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;
@@ -103,4 +106,38 @@ async fn who_follows_the_history_misses_nothing_that_is_committed_late() {
     open.commit().await.unwrap();
     assert_eq!(follow(&mut usage, token).await.0, ["late", "host5:9102"]);
     rm.stop().await;
+}
+
+/// A token may be anybody's: years that no table knows are no tokens, or tell of nothing; they are never an error of the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_of_a_year_that_the_database_does_not_know_is_none() {
+    let (_database, rm) = start().await;
+    let mut usage = usage(&rm).await;
+    let refusals = Page::new("ListRefusals", 1, &proto::ListRefusalsRequest::default()).unwrap();
+    let by = proto::UsageBy::User.into();
+    let asked = proto::GetUsageRequest { by, ..Default::default() };
+    let used = Page::new("GetUsage", 1, &asked).unwrap();
+    let waiting = Page::new("ListWaiting", 1, &proto::ListWaitingRequest::default()).unwrap();
+    // Years 1 and 9999, those before and after, and the bounds of the number.
+    let first = [-62_135_596_800_i64, -62_135_596_801, -377_705_116_800, -210_866_803_201, -1, i64::MIN];
+    let last = [253_402_300_799, 253_402_300_800, 9_224_318_016_000, i64::MAX];
+    for seconds in first.into_iter().chain(last) {
+        let page_token = refusals.token(&format!("{seconds}-{}", "ff".repeat(32)));
+        match usage.list_refusals(proto::ListRefusalsRequest { page_token, ..Default::default() }).await {
+            Ok(told) => assert!(seconds == last[0] && told.get_ref().refusals.is_empty(), "{seconds}"),
+            Err(status) => names_the_token(&status),
+        }
+        for key in [format!("[{seconds},null,null]"), format!(r#"[3600,["a",""],{seconds}]"#)] {
+            let call = proto::GetUsageRequest { page_token: used.token(&key), ..asked.clone() };
+            match usage.get_usage(call).await {
+                Ok(told) => assert!(seconds == last[0] && told.get_ref().sums.is_empty(), "{key}"),
+                Err(status) => names_the_token(&status),
+            }
+        }
+        // The time that somebody waits since is told in bytes, which are compared and never read.
+        let micros = seconds.saturating_mul(1_000_000).cast_unsigned().wrapping_add(1 << 63);
+        let page_token = waiting.token(&format!("7fff{micros:016x}{}", "ff".repeat(16)));
+        let call = proto::ListWaitingRequest { page_token, ..Default::default() };
+        assert!(usage.list_waiting(call).await.unwrap().into_inner().waiting.is_empty());
+    }
 }

@@ -139,3 +139,43 @@ async fn who_waits_for_what_is_held_leaves_room_for_others() {
     assert_eq!(granted, 1024);
     assert_eq!(assert_invariants(&database, &rm.client).await, 1024 + 50);
 }
+
+/// Whoever asks for an EM that stays held is told so in time, or turned away; nobody is cut off, and little memory is taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everybody_who_asks_for_what_stays_held_is_answered() {
+    const CALLS: usize = 3000;
+    let database = Database::fresh().await;
+    let (rm, _) = server(&database, &[("REQUEST_TIMEOUT", "8s")]);
+    let (held, free) = (em("host1"), em("host2"));
+    for host in [&held, &free] {
+        rm.client.register(registration(host.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
+    }
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
+    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    let clients: Vec<_> = (0..8).map(|_| client(&rm.address)).collect();
+    let idle = rm.memory();
+    let mut calls = JoinSet::new();
+    for n in 0..CALLS {
+        let (client, ask) = (clients[n % 8].clone(), request(&held, &format!("user{n}"), load(1, 1, 1)));
+        calls.spawn(async move { client.request_resource(&ask).await });
+    }
+    let (mut waited, mut turned_away, mut most, mut others) = (0, 0, idle, 0);
+    while let Some(answer) = calls.join_next().await {
+        let error = answer.unwrap().unwrap_err();
+        match (error.code(), error.reason().as_deref()) {
+            (Some(Code::Aborted), Some("LOCK_TIMEOUT")) => waited += 1,
+            (Some(Code::ResourceExhausted), Some("OVERLOADED")) => turned_away += 1,
+            _ => panic!("{error}"),
+        }
+        if (waited + turned_away) % 100 == 0 {
+            rm.client.request_resource(&request(&free, "alice", load(1, 1, 1))).await.granted();
+            (most, others) = (most.max(rm.memory()), others + 1);
+        }
+    }
+    println!("{waited} waited, {turned_away} were turned away; idle {} MB, most {} MB", idle / MB, most / MB);
+    assert!(waited >= 1000 && turned_away > 0, "{waited} waited, {turned_away} were turned away");
+    assert!(most <= idle + 64 * MB, "{} MB, and {} MB when idle", most / MB, idle / MB);
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    assert_eq!(assert_invariants(&database, &rm.client).await, others);
+}

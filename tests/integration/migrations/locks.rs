@@ -1,0 +1,110 @@
+//! What migrations lock, and what they leave apart.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{BufRead as _, BufReader},
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use sqlx::postgres::PgConnection;
+
+use super::*;
+
+/// A migration that somebody is in the way of gives up after a moment, lets those go on who came behind it, and tries again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_that_cannot_get_its_lock_stops_nobody_for_long() {
+    let (database, rm) = start().await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    sqlx::raw_sql(NOTHING_REPORTED).execute(&database.pool).await.unwrap();
+    // Somebody reads the history, and takes his time.
+    let mut reader = database.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK linkis_resource_action_record IN ACCESS SHARE MODE").execute(&mut reader).await.unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["--listen", "127.0.0.1:0"]).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
+    command.env("RUST_LOG", "info").env("LINKIS_RM_LOG_FORMAT", "text");
+    let mut starting = command.stderr(Stdio::piped()).spawn().unwrap();
+    let (log, told) = (starting.stderr.take().unwrap(), Arc::new(Mutex::new(Vec::new())));
+    let keep = told.clone();
+    let reading = std::thread::spawn(move || {
+        BufReader::new(log).lines().map_while(Result::ok).for_each(|line| keep.lock().unwrap().push(line));
+    });
+    let tells = |what: &str| told.lock().unwrap().iter().filter(|line| line.contains(what)).count();
+    let (mut granted, mut longest) = (0, Duration::ZERO);
+    while tells("in the way of a migration") < 3 {
+        let begun = Instant::now();
+        assert!(starting.try_wait().unwrap().is_none(), "it has ended: {told:?}");
+        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        (granted, longest) = (granted + 1, longest.max(begun.elapsed()));
+    }
+    println!("{granted} grants beside three tries, each after {longest:?} at most");
+    assert_eq!(tells("serving address="), 0);
+    assert!(longest < Duration::from_secs(5), "one waited for {longest:?}");
+    sqlx::raw_sql("ROLLBACK").execute(&mut reader).await.unwrap();
+    eventually("it serves", Duration::from_secs(30), async || tells("serving address=") == 1).await;
+    starting.kill().unwrap();
+    starting.wait().unwrap();
+    reading.join().unwrap();
+    let made = "SELECT count(*) FROM linkis_rm_migration_cell WHERE version = 6";
+    assert_eq!(database.count(made).await, 1, "it was made as soon as it could be");
+    assert_eq!(assert_invariants(&database, &rm.client).await, granted);
+}
+
+/// The tables that the migrations of one side make.
+fn tables(side: &str) -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(side);
+    let texts = fs::read_dir(folder).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
+    let names = |text: String| -> Vec<String> {
+        let made = text.lines().filter_map(|line| line.strip_prefix("CREATE TABLE "));
+        made.map(|rest| rest.split([' ', '(']).next().unwrap().to_owned()).collect()
+    };
+    texts.flat_map(names).collect()
+}
+
+/// The foreign keys that lead from one side to the other.
+async fn keys_across(connection: &mut PgConnection) -> Vec<String> {
+    let [cell, home] = ["cell", "home"].map(tables);
+    assert!(cell.contains("linkis_em_resource_meta_data") && home.contains("linkis_resource_limit"));
+    let keys: Vec<(String, String, String)> = sqlx::query_as(
+        "SELECT conname::text, conrelid::regclass::text, confrelid::regclass::text FROM pg_constraint WHERE contype = 'f'",
+    )
+    .fetch_all(connection)
+    .await
+    .unwrap();
+    let of_home = |table: &String| home.contains(table);
+    let across = keys.into_iter().filter(|(_, from, to)| of_home(from) != of_home(to));
+    across.map(|(key, ..)| key).collect()
+}
+
+/// A cell may be a database of its own: nothing of it refers to home's tables, nor these to its.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_foreign_key_leads_from_a_cell_home_or_back() {
+    let (database, _rm) = start().await;
+    let mut connection = database.connect().await;
+    // All tables that there are belong to one of the two, but those that remember migrations and parts of a table.
+    let of_either: BTreeMap<String, &str> = ["cell", "home"]
+        .into_iter()
+        .flat_map(|side| tables(side).into_iter().map(move |table| (table, side)))
+        .collect();
+    let there: Vec<String> = sqlx::query_scalar(
+        "SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')
+            AND NOT relispartition AND relname NOT LIKE 'linkis_rm_migration%'",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    let nobodys: Vec<&String> = there.iter().filter(|table| !of_either.contains_key(*table)).collect();
+    assert!(nobodys.is_empty(), "{nobodys:?}");
+    assert_eq!(keys_across(&mut connection).await, [""; 0]);
+    // And it would be seen.
+    sqlx::raw_sql(
+        "ALTER TABLE linkis_rm_token ADD COLUMN cluster_id bigint CONSTRAINT leads_across REFERENCES linkis_external_cluster (cluster_id)",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    assert_eq!(keys_across(&mut connection).await, ["leads_across"]);
+}
