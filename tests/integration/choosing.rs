@@ -152,34 +152,6 @@ async fn a_reserved_em_serves_only_who_carries_its_label_named_or_not() {
     assert_eq!(placed(&rm, &named(&[])).await, "of-a");
 }
 
-/// CORE labels of a host and a request have to be the same set; the better the others match, the better. See docs/LABELS.md.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn label_features_of_linkis_are_reserved_required_and_preferred_labels() {
-    let (_database, rm) = start().await;
-    let core: [&[(&str, &str)]; 4] =
-        [&[], &[("tenant", "a")], &[("tenant", "b")], &[("tenant", "a"), ("yarnCluster", "sit")]];
-    for (n, of_host) in core.iter().enumerate() {
-        register_labelled(&rm, &format!("host{n}"), &[], of_host).await;
-    }
-    for (n, of_request) in core.iter().enumerate() {
-        assert_eq!(placed(&rm, &requiring(of_request)).await, format!("host{n}"), "{of_request:?}");
-    }
-    assert_eq!(placed(&rm, &requiring(&[("tenant", "c")])).await, "NO_EM_MATCHES");
-    assert_eq!(placed(&rm, &requiring(&[("yarnCluster", "sit")])).await, "NO_EM_MATCHES");
-    // SUITABLE and PRIORITIZED: one that matches is better, and the heavier counts more.
-    register_labelled(&rm, "route", &[("route", "r1")], &[]).await;
-    register_labelled(&rm, "node", &[("nodeLabel", "n1")], &[]).await;
-    let preference = |key: &str, value: &str, weight| Preference { key: key.into(), value: value.into(), weight };
-    for (route, node, expected) in [(2, 1, "route"), (1, 2, "node")] {
-        let preferred = vec![preference("route", "r1", route), preference("nodeLabel", "n1", node)];
-        let request = ResourceRequest { selector: Selector { preferred, ..Selector::default() }, ..requiring(&[]) };
-        assert_eq!(placed(&rm, &request).await, expected);
-    }
-    // OPTIONAL: it matters to nobody.
-    let optional = ResourceRequest { labels: labels(&[("nodeLabel", "elsewhere")]), ..requiring(&[]) };
-    assert!(["host0", "route", "node"].contains(&placed(&rm, &optional).await.as_str()));
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_may_name_the_application_alone_and_hosts_may_be_filled_one_after_another() {
     let (_database, rm) = start().await;
