@@ -7,7 +7,7 @@ use std::{
 };
 
 use indicatif::{HumanCount, HumanFloatCount};
-use linkis_rm::domain::refusal::Refusal;
+use linkis_rm::domain::{refusal::Refusal, selector::Placement};
 
 use super::{
     calls::{Answered, Outcome},
@@ -67,6 +67,21 @@ impl Tally {
     /// Whether as many tasks were granted as first fit grants.
     pub fn grants_no_fewer(&self, first_fit: &Answers) -> bool {
         self.answers.granted >= first_fit.granted
+    }
+
+    /// Of which dimensions less was granted than first fit grants.
+    pub fn less_than(&self, first_fit: &Answers) -> Vec<&'static str> {
+        let amounts = self.answers.amounts.values().into_iter().zip(first_fit.amounts.values());
+        let less = Amounts::NAMES.into_iter().zip(amounts).filter(|(_, (service, first_fit))| service < first_fit);
+        less.map(|(name, _)| name).collect()
+    }
+
+    /// Whether all answers were true, and the service did as well as it should: if it packs, it places no less of any dimension than
+    /// first fit, either.
+    pub fn is_good(&self, first_fit: &Answers, terms: Terms) -> bool {
+        let packs = terms.placement == Some(Placement::Pack);
+        let places_no_less = !packs || self.less_than(first_fit).is_empty();
+        self.violations.is_empty() && self.grants_no_fewer(first_fit) && places_no_less
     }
 
     /// The table for people.
@@ -144,6 +159,12 @@ impl Report<'_> {
         match self.tally.grants_no_fewer(self.first_fit) {
             true => writeln!(f, "the service granted no fewer than first fit: {more} more")?,
             false => writeln!(f, "the service granted FEWER than first fit: {fewer} fewer")?,
+        }
+        if self.terms.placement == Some(Placement::Pack) {
+            match &*self.tally.less_than(self.first_fit) {
+                [] => writeln!(f, "packing placed no less of any dimension than first fit")?,
+                less => writeln!(f, "packing placed LESS than first fit of {}", less.join(" and "))?,
+            }
         }
         let refused = self.tally.answers.refused_by_em + self.tally.answers.refused_by_limit;
         let how = match self.terms.in_order {

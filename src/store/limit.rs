@@ -288,7 +288,7 @@ fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a Pattern>) -> Vec<Ve
     patterns.into_iter().map(|pattern| hash(&pattern_json(pattern)).to_vec()).collect()
 }
 
-/// Those among `label_sets` that rules have.
+/// Those among `label_sets` that rules have. Of each, one row is looked up: whether one equals it, a join would find by reading all.
 pub async fn label_sets(
     executor: impl PgExecutor<'_>,
     label_sets: BTreeSet<BTreeSet<String>>,
@@ -296,8 +296,8 @@ pub async fn label_sets(
     let numbers: Vec<i64> = sqlx::query_scalar(
         "-- limit::label_sets
         SELECT k.number FROM unnest($1::text[]) WITH ORDINALITY AS k (label_set, number)
-        WHERE EXISTS (SELECT FROM linkis_resource_limit l
-            WHERE md5(l.label_set::text) = md5(k.label_set::jsonb::text) AND l.label_set = k.label_set::jsonb)",
+        WHERE k.label_set::jsonb = (SELECT l.label_set FROM linkis_resource_limit l
+            WHERE md5(l.label_set::text) >= md5(k.label_set::jsonb::text) ORDER BY md5(l.label_set::text) LIMIT 1)",
     )
     .bind(label_sets.iter().map(|set| serde_json::json!(set).to_string()).collect::<Vec<_>>())
     .fetch_all(executor)

@@ -2,13 +2,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
-        em::EmInstance,
+        em::{Em, EmInstance},
         limit::{Pattern, Rule},
         name::{Labels, Name},
         operation::Register,
@@ -152,34 +156,6 @@ async fn a_reserved_em_serves_only_who_carries_its_label_named_or_not() {
     assert_eq!(placed(&rm, &named(&[])).await, "of-a");
 }
 
-/// CORE labels of a host and a request have to be the same set; the better the others match, the better. See docs/LABELS.md.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn label_features_of_linkis_are_reserved_required_and_preferred_labels() {
-    let (_database, rm) = start().await;
-    let core: [&[(&str, &str)]; 4] =
-        [&[], &[("tenant", "a")], &[("tenant", "b")], &[("tenant", "a"), ("yarnCluster", "sit")]];
-    for (n, of_host) in core.iter().enumerate() {
-        register_labelled(&rm, &format!("host{n}"), &[], of_host).await;
-    }
-    for (n, of_request) in core.iter().enumerate() {
-        assert_eq!(placed(&rm, &requiring(of_request)).await, format!("host{n}"), "{of_request:?}");
-    }
-    assert_eq!(placed(&rm, &requiring(&[("tenant", "c")])).await, "NO_EM_MATCHES");
-    assert_eq!(placed(&rm, &requiring(&[("yarnCluster", "sit")])).await, "NO_EM_MATCHES");
-    // SUITABLE and PRIORITIZED: one that matches is better, and the heavier counts more.
-    register_labelled(&rm, "route", &[("route", "r1")], &[]).await;
-    register_labelled(&rm, "node", &[("nodeLabel", "n1")], &[]).await;
-    let preference = |key: &str, value: &str, weight| Preference { key: key.into(), value: value.into(), weight };
-    for (route, node, expected) in [(2, 1, "route"), (1, 2, "node")] {
-        let preferred = vec![preference("route", "r1", route), preference("nodeLabel", "n1", node)];
-        let request = ResourceRequest { selector: Selector { preferred, ..Selector::default() }, ..requiring(&[]) };
-        assert_eq!(placed(&rm, &request).await, expected);
-    }
-    // OPTIONAL: it matters to nobody.
-    let optional = ResourceRequest { labels: labels(&[("nodeLabel", "elsewhere")]), ..requiring(&[]) };
-    assert!(["host0", "route", "node"].contains(&placed(&rm, &optional).await.as_str()));
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_may_name_the_application_alone_and_hosts_may_be_filled_one_after_another() {
     let (_database, rm) = start().await;
@@ -272,6 +248,144 @@ async fn who_says_that_it_is_unhealthy_is_chosen_no_more() {
     for _ in 0..20 {
         assert_ne!(other.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, sick.instance);
     }
+}
+
+/// Through the instance that was told at once, through another two seconds later, however many ask meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_nobody_is_given_an_em_that_has_said_that_it_is_unhealthy() {
+    const ELSEWHERE: Duration = Duration::from_secs(2);
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    register(&first, 12, 100_000).await;
+    let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let mut callers = JoinSet::new();
+    for n in 0..12 {
+        let (is_told, stop, calls) = (n % 2 == 0, stop.clone(), calls.clone());
+        let client = if is_told { first.client.clone() } else { second.client.clone() };
+        callers.spawn(async move {
+            let mut chosen = Vec::new();
+            while !stop.load(Relaxed) {
+                let asked = Instant::now();
+                let grant = client.request_resource(&anywhere(&format!("user{n}"), load(1, 1, 1))).await.granted();
+                chosen.push((is_told, asked, grant.em));
+                calls.fetch_add(1, Relaxed);
+            }
+            chosen
+        });
+    }
+    let mut told = HashMap::new();
+    for n in 0..6 {
+        let sick = first.client.em(&em(&format!("host{n}"))).await.unwrap();
+        let report = Report {
+            em: sick.instance.clone(),
+            epoch: sick.epoch,
+            sequence: 1,
+            health: Health::Unhealthy,
+            load: None,
+            tickets: vec![],
+            observed: None,
+        };
+        first.client.heartbeat(&report).await.unwrap();
+        told.insert(sick.instance, Instant::now());
+    }
+    tokio::time::sleep(ELSEWHERE).await;
+    // From now on nobody may be given one of these.
+    let until_then = calls.load(Relaxed);
+    eventually("others ask", Duration::from_secs(60), async || calls.load(Relaxed) > until_then + 200).await;
+    stop.store(true, Relaxed);
+    let chosen = callers.join_all().await.concat();
+    for (is_told, asked, em) in &chosen {
+        let Some(told) = told.get(em) else { continue };
+        let late = *told + if *is_told { Duration::ZERO } else { ELSEWHERE };
+        assert!(*asked <= late, "{em}, {:?} after it had said so; told: {is_told}", asked.duration_since(*told));
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, chosen.len());
+}
+
+/// By what they hold, not by how often they are chosen: some ask for very much more than others, and some of it ends at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fullest_of_equal_hosts_holds_at_most_a_fifth_more_than_the_mean() {
+    const HOSTS: usize = 20;
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    for n in 0..HOSTS {
+        first.client.register(registration(em(&format!("host{n}")), load(10_000, 10_000, 10_000))).await.unwrap();
+    }
+    let mut callers = JoinSet::new();
+    for n in 0..16_u64 {
+        let client = [&first, &second][usize::from(n % 2 == 0)].client.clone();
+        callers.spawn(async move {
+            let user = format!("user{n}");
+            for call in 0..200 {
+                let mixed = (n << 32 | call).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+                let size = if mixed % 10 == 0 { 60 } else { 1 };
+                let grant = client.request_resource(&anywhere(&user, load(size, size, 1))).await.granted();
+                if mixed / 10 % 3 == 0 {
+                    client.resource_released(&release(&grant, &user)).await.unwrap();
+                }
+            }
+        });
+    }
+    callers.join_all().await;
+    let cores = |em: &Em| em.used.get(&Dimension::Cores) + em.locked.get(&Dimension::Cores);
+    let held: Vec<i64> = first.client.ems().await.unwrap().iter().map(cores).collect();
+    assert_eq!(held.len(), HOSTS);
+    let (mean, fullest) = (held.iter().sum::<i64>() as f64 / HOSTS as f64, *held.iter().max().unwrap() as f64);
+    assert!(mean > 300.0 && fullest <= 1.2 * mean, "the fullest holds {:.2} times the mean: {held:?}", fullest / mean);
+    assert_invariants(&database, &first.client).await;
+}
+
+/// How many rows of EMs were read. What a connection has read is told for certain once it is closed.
+async fn ems_read(database: &Database) -> i64 {
+    eventually("all connections are closed", Duration::from_secs(20), || async {
+        let open = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'linkis-rm'";
+        database.count(open).await == 0
+    })
+    .await;
+    let read = "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables
+        WHERE relname = 'linkis_em_resource_meta_data'";
+    database.count(read).await
+}
+
+/// What the best few have is looked up, and nothing of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_refused_everywhere_is_told_what_the_closest_of_many_ems_has_now() {
+    const HOSTS: i64 = 300;
+    const REFUSED: i64 = 400;
+    let (database, rm) = start().await;
+    let other = Instance::start(&database).await;
+    let mut spare = None;
+    for n in 0..HOSTS {
+        let host = em(&format!("host{n}"));
+        rm.client.register(registration(host.clone(), load(100, 10, 100))).await.unwrap();
+        let held = if n == 7 { 3 } else { 8 };
+        rm.client.request_resource(&request(&host, "alice", load(1, held, 1))).await.granted();
+        if n == 7 {
+            spare = Some(rm.client.request_resource(&request(&host, "alice", load(1, 2, 1))).await.granted());
+        }
+    }
+    let six = anywhere("hadoop", load(1, 6, 1));
+    let refusal = rm.client.request_resource(&six).await.refused();
+    let closest = &refusal.shortfalls[0];
+    assert!(closest.scope.contains("host7") && closest.available == 5, "{refusal:?}");
+    // There is room now, of which only another instance knows: it is found where it was looked for, without a survey.
+    other.client.resource_released(&release(&spare.unwrap(), "alice")).await.unwrap();
+    let grant = rm.client.request_resource(&six).await.granted();
+    assert_eq!(grant.em, em("host7"));
+    assert_invariants(&database, &rm.client).await;
+
+    rm.stop().await;
+    other.stop().await;
+    sqlx::raw_sql("ANALYZE linkis_em_resource_meta_data").execute(&database.pool).await.unwrap();
+    let before = ems_read(&database).await;
+    let rm = Instance::start(&database).await;
+    for _ in 0..REFUSED {
+        rm.client.request_resource(&six).await.refused();
+    }
+    rm.stop().await;
+    let read = ems_read(&database).await - before;
+    assert!(read < REFUSED * HOSTS / 10, "{read} rows for {REFUSED} refusals among {HOSTS}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

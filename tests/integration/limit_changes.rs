@@ -1,6 +1,6 @@
 //! How limits are changed: by whom, on what they expect, one by one and all at once.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use linkis_rm::{
     client::ResultResource,
@@ -293,6 +293,57 @@ async fn a_change_of_one_among_many_rules_decides_at_once_through_every_instance
     first.client.set_limit(&of("user10", 1)).await.unwrap();
     assert_eq!((may("user9").await, may("user10").await), (vec![true, true], vec![true, false]));
     assert_eq!(assert_invariants(&database, &first.client).await, 6);
+}
+
+/// How many rows of rules, and of what has changed of them, were read. What a connection has read is told for certain once it is closed.
+async fn rules_read(database: &Database) -> i64 {
+    eventually("all connections are closed", Duration::from_secs(20), || async {
+        let open = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'linkis-rm'";
+        database.count(open).await == 0
+    })
+    .await;
+    let read = "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables
+        WHERE relname IN ('linkis_resource_limit', 'linkis_resource_limit_change')";
+    database.count(read).await
+}
+
+/// Through the one that changes it and through another that follows: they read what has changed, and not the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_one_of_ten_thousand_rules_has_no_instance_read_the_others() {
+    const RULES: i64 = 10_000;
+    const CHANGES: i64 = 20;
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).collect();
+    replace(&limits, &all, false).await;
+    rm.stop().await;
+    // Without changes and with them: as they start, instances read all rules, and now and then for those who look.
+    let mut read = Vec::new();
+    for changes in [0, CHANGES] {
+        sqlx::raw_sql("ANALYZE linkis_resource_limit, linkis_resource_limit_change")
+            .execute(&database.pool)
+            .await
+            .unwrap();
+        let before = rules_read(&database).await;
+        let (first, second) = (Instance::start(&database).await, Instance::start(&database).await);
+        for rm in [&first, &second] {
+            rm.client.request_resource(&request(&em("host"), "user1", load(1, 1, 1))).await.refused();
+        }
+        let limits = Limits::connect(first.address.clone()).await.unwrap();
+        for n in 0..changes {
+            let user = format!("user{}", n * 100);
+            set(&limits, limit(Some(&user), 1), None).await.unwrap();
+            second.client.request_resource(&request(&em("host"), &user, load(1, 1, 1))).await.granted();
+            first.client.request_resource(&request(&em("host"), &user, load(1, 1, 1))).await.refused();
+        }
+        first.stop().await;
+        second.stop().await;
+        read.push(rules_read(&database).await - before);
+    }
+    let of_changes = read[1] - read[0];
+    assert!(of_changes < CHANGES * RULES / 4, "{of_changes} rows for {CHANGES} changes; {} without any", read[0]);
 }
 
 /// Somebody deletes what is still being counted: whoever waits for it is told, and meanwhile keeps nobody else from being told.

@@ -44,6 +44,7 @@ mod holds;
 mod identity;
 mod jwt;
 mod kubernetes;
+mod label_features;
 mod ledger_model;
 mod ledger_steps;
 mod lifecycle;

@@ -3,8 +3,13 @@
 use std::time::Duration;
 
 use linkis_rm::{
-    client::ResourceRequest,
-    domain::{name::Name, resource::Resource, selector::Selector},
+    client::{ResourceRequest, RmClient},
+    domain::{
+        em::Em,
+        name::Name,
+        resource::{Dimension, Resource},
+        selector::Selector,
+    },
 };
 
 use crate::{Failure, random::Random};
@@ -23,7 +28,7 @@ const SIZES: [(u64, f64); 2] = [(10_000, 0.85), (50_000, 0.8)];
 const ONE_CALLER_MIN: f64 = 0.95;
 /// Of refusals.
 const REFUSED_MIN: f64 = 0.85;
-/// Of the fullest EM, as a multiple of the mean, after [`EVEN`].
+/// Of what the fullest EM holds, as a multiple of the mean, after [`EVEN`].
 const FULLEST_MAX: f64 = 1.2;
 
 const MANY: u64 = 256;
@@ -36,7 +41,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     for (number, (full, wanted)) in (0..).zip(SIZES) {
         let ems = stage.scaled(full);
         let first = registered;
-        let register = move |client: linkis_rm::client::RmClient, number: u64| async move {
+        let register = move |client: RmClient, number: u64| async move {
             Ok(client.register(registration(em(first + number)?, ROOM)?).await?)
         };
         stage.callers.each("EMs register", ems.saturating_sub(first), register).await?;
@@ -57,11 +62,12 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             findings.told(format!("{full} EMs, refused: named"), "/s", named.rate);
             findings.at_least(of("refused"), "", anywhere.rate / named.rate, REFUSED_MIN);
             if number == 0 {
-                let seen = closed::ask(&stage.callers, MANY, EVEN, false, request(ems, false, false)).await?;
-                let mean = seen.granted() as f64 / ems as f64;
-                let fullest = seen.on.values().max().copied().unwrap_or(0) as f64;
-                findings.at_most(format!("{full} EMs: the fullest, beside the mean"), "", fullest / mean, FULLEST_MAX);
-                granted += seen.granted();
+                granted += closed::ask(&stage.callers, MANY, EVEN, false, of_any_size(ems)).await?.granted();
+                let held = held(&stage.callers.client(0)).await?;
+                let mean = held.iter().sum::<i64>() as f64 / held.len() as f64;
+                let fullest = held.into_iter().max().unwrap_or(0) as f64;
+                let what = format!("{full} EMs: what the fullest holds, beside the mean");
+                findings.at_most(what, "", fullest / mean, FULLEST_MAX);
             }
         }
     }
@@ -73,6 +79,24 @@ async fn pair(stage: &Stage, ems: u64, count: u64, refused: bool) -> Result<(See
         closed::ask(&stage.callers, count, WINDOW, refused, request(ems, true, refused)).await?,
         closed::ask(&stage.callers, count, WINDOW, refused, request(ems, false, refused)).await?,
     ))
+}
+
+/// How many cores each EM holds.
+async fn held(client: &RmClient) -> Result<Vec<i64>, Failure> {
+    let cores = |em: &Em| em.used.get(&Dimension::Cores) + em.locked.get(&Dimension::Cores);
+    Ok(client.ems().await?.iter().map(cores).collect())
+}
+
+/// For any EM; one in ten for sixteen times as much as the others.
+fn of_any_size(ems: u64) -> impl Fn(&mut Random) -> Result<ResourceRequest, Failure> + Clone + Send + 'static {
+    let anywhere = request(ems, false, false);
+    move |random| {
+        let mut request = anywhere(random)?;
+        if random.up_to(10) == 1 {
+            request.resource = Resource::load_instance(1, 16, 1)?;
+        }
+        Ok(request)
+    }
 }
 
 /// For some EM, named or not; if it is to be refused, for more than any has.
