@@ -135,8 +135,9 @@ struct Arguments {
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     crowd_rounds: u64,
 
-    /// How long to wait until the service has forgotten users who came once.
-    #[arg(long, default_value_t = 0, value_name = "MINUTES")]
+    /// How long to wait, at most, until the service has forgotten users who came once: what is new stays for a minute, and of the full size
+    /// it looks through all in some more. 0 is for not at all.
+    #[arg(long, default_value_t = 5, value_name = "MINUTES")]
     crowds_forget: u64,
 
     /// Only let everything happen at once for so many minutes, after the crowds that were asked for.

@@ -311,6 +311,57 @@ async fn who_waits_in_line_is_counted_and_keeps_out_of_the_times_of_the_others()
     instance.stop().await;
 }
 
+/// Wherever something may pile up or stand still, an idle instance tells of it already, and the documentation does, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_may_pile_up_is_told() {
+    const DOCUMENTED: &str = include_str!("../../docs/MONITORING.md");
+    const FAMILIES: [&str; 15] = [
+        "linkis_rm_committer_queue_operations",
+        "linkis_rm_batch_operations_count",
+        "linkis_rm_batch_seconds_count",
+        "linkis_rm_lock_wait_seconds_count",
+        "linkis_rm_commit_seconds_count",
+        "linkis_rm_set_aside_operations",
+        "linkis_rm_waiting_requests",
+        "linkis_rm_connections",
+        "linkis_rm_calls",
+        "linkis_rm_request_in_flight_bytes",
+        "linkis_rm_expiry_lag_seconds",
+        "linkis_rm_watchers",
+        "linkis_rm_followers",
+        "linkis_rm_jwt_known",
+        "process_resident_memory_bytes",
+    ];
+    let (_database, instance) = start().await;
+    let seen = series(instance.http).await;
+    let told = |series: &str| assert!(seen.contains(series), "{series} is not among {seen:#?}");
+    FAMILIES.into_iter().for_each(told);
+    for cache in ["ems", "scopes", "line_spots", "placement"] {
+        told(&format!("linkis_rm_cache_entries{{cache=\"{cache}\"}}"));
+    }
+    for state in ["used", "idle"] {
+        told(&format!("linkis_rm_database_pool_connections{{state=\"{state}\"}}"));
+    }
+    // These are told as soon as each has done a step.
+    let tasks = async || instance.client.tasks().await.unwrap().tasks;
+    eventually("tasks are told", LONG, async || tasks().await.len() >= 8).await;
+    for task in tasks().await {
+        for of_task in ["task_lag_seconds", "task_steps_total", "task_errors_total", "task_last_run_timestamp_seconds"]
+        {
+            told(&format!("linkis_rm_{of_task}{{task=\"{}\"}}", task.task));
+        }
+    }
+    for kind in ["em_goes", "label_sets"] {
+        told(&format!("linkis_rm_jobs{{kind=\"{kind}\"}}"));
+    }
+    for series in &seen {
+        let family = series.split('{').next().unwrap();
+        let family = ["_bucket", "_sum", "_count"].iter().find_map(|part| family.strip_suffix(part)).unwrap_or(family);
+        assert!(DOCUMENTED.contains(&format!("`{family}`")), "{family} is not in docs/MONITORING.md");
+    }
+    instance.stop().await;
+}
+
 /// Names that callers choose, be it of methods, users, hosts or limits, are no labels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_and_crowds_make_no_series() {

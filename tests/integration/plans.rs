@@ -19,9 +19,11 @@ use linkis_rm::{
         hold::NewHold,
         limit::{Pattern, Rule},
         operation::LockKey,
+        report::{Health, Report},
         resource::Dimension,
     },
     server::Options,
+    service::heartbeat::LivenessTimeouts,
     store::{
         embedded::{Embedded, Settings},
         history_part,
@@ -56,7 +58,7 @@ const DUE_MIN: i64 = 400;
 /// So many more tickets are one user's, on one EM.
 const CROWD: i64 = 5000;
 
-/// So many more are on an EM that goes.
+/// So many more are on an EM that goes, and as many on one that is given up.
 const LEAVING: i64 = 1000;
 
 /// How many pages more a statement may touch on average with many rows than with few, and how many times as many: indexes are a level
@@ -70,6 +72,9 @@ const PAGES_RATIO: f64 = 2.0;
 
 /// The last of them, which alone is used.
 const LAST_OF_CROWD: &str = "3fffffff-ffff-4fff-bfff-ffffffffffff";
+
+/// How long nothing is forgotten.
+const HISTORY: Duration = Duration::from_secs(10 * 24 * 3600);
 
 /// How many times each call is made: after a few, connections keep their plans.
 const ROUNDS: usize = 6;
@@ -93,8 +98,11 @@ const SUMS: &str = "overview::ems";
 
 /// The statements that are made beside the calls: they go through all EMs, through a page of all scopes, or through what has ended since,
 /// and touch as much.
-const BESIDE: [&str; 6] =
-    [SUMS, BOUNDED, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
+const BESIDE: [&str; 7] =
+    [SUMS, BOUNDED, SURVEY, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
+
+/// What tells which EMs have changed, once a second at most and for all together who name none; those that have are read.
+const SURVEY: &str = "em_report::survey";
 
 /// How many lines of the history one sum of what has ended looks through, as the background task does.
 const LINES_SUMMED_AT_ONCE: i64 = 10_000;
@@ -185,15 +193,15 @@ async fn fill(database: &Database, rows: i64) {
     sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
 }
 
-/// Adds what has: tickets with counters to match, which are due, or on an EM that goes.
+/// Adds what has: tickets with counters to match, which are due, or on an EM that goes, or on one that is given up.
 async fn fill_ending(database: &Database, rows: i64) {
     let due = due(rows);
     let fill = format!(
         r#"CREATE TEMPORARY TABLE ending AS
-        SELECT CASE WHEN n > {due} THEN 'leaving' ELSE 'due' || n % ({due} / 100) END AS em,
+        SELECT CASE WHEN n > {due} + {LEAVING} THEN 'lost' WHEN n > {due} THEN 'leaving' ELSE 'due' || n % ({due} / 100) END AS em,
             CASE WHEN n > {due} THEN 'leaver' ELSE 'due' || n % 100 END AS "user",
             CASE WHEN n > {due} THEN '1 day'::interval ELSE '-1 second'::interval END AS left_to_live
-        FROM generate_series(1, {due} + {LEAVING}) n;
+        FROM generate_series(1, {due} + 2 * {LEAVING}) n;
         INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time, version,
             counted_to)
@@ -211,7 +219,11 @@ async fn fill_ending(database: &Database, rows: i64) {
         SELECT label_set_id, jsonb_build_object('user', "user"), '{{}}',
             jsonb_build_object('memory', held, 'cores', held, 'instances', held),
             sha256(convert_to(label_set_id || ':{{"user":"' || "user" || '"}}', 'UTF8'))
-        FROM linkis_label_set, (SELECT "user", count(*) AS held FROM ending GROUP BY "user") h;"#
+        FROM linkis_label_set, (SELECT "user", count(*) AS held FROM ending GROUP BY "user") h;
+        -- Of those that report, one is not heard of any more.
+        INSERT INTO linkis_em_report (em_application_name, em_instance, epoch, sequence, health, report_time)
+        SELECT em_application_name, em_instance, epoch, 1, 'healthy', now() - interval '1 hour'
+        FROM linkis_em_resource_meta_data WHERE em_instance = 'lost';"#
     );
     let mut connection = database.connect().await;
     sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&mut connection).await.unwrap();
@@ -221,7 +233,7 @@ async fn round(rm: &Instance, number: usize) {
     let client = &rm.client;
     let host = em(&format!("round{number}"));
     client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    client.register(registration(host.clone(), load(9, 9, 9))).await.unwrap();
+    let epoch = client.register(registration(host.clone(), load(9, 9, 9))).await.unwrap().epoch;
     let named = ResourceRequest { request_id: Some(format!("r{number}")), ..request(&host, "hadoop", load(1, 1, 1)) };
     let grant = client.request_resource(&named).await.granted();
     assert_eq!(client.request_resource(&named).await.granted(), grant);
@@ -231,6 +243,11 @@ async fn round(rm: &Instance, number: usize) {
     client.resource_reported(&grant.reported(name("hadoop"), load(2, 1, 1))).await.unwrap();
     client.ticket(grant.ticket_id).await.unwrap();
     client.em(&host).await.unwrap();
+    report(client, &host, epoch, grant.ticket_id).await;
+    let anywhere = ResourceRequest { em: None, ..request(&host, "hadoop", load(1, 1, 1)) };
+    client.dry_run(&anywhere).await.granted();
+    let chosen = client.request_resource(&anywhere).await.granted();
+    client.ticket_released(chosen.ticket_id).await.unwrap();
     let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1)), ..request(&host, "hadoop", load(1, 1, 1)) };
     let short = client.request_resource(&short).await.granted();
     eventually("it expires", Duration::from_secs(20), async || !lives(client, short.ticket_id).await).await;
@@ -254,6 +271,17 @@ async fn round(rm: &Instance, number: usize) {
     client.adopt_ticket(&adopt).await.unwrap();
     operate(client, &host).await;
     client.unregister(&host).await.unwrap();
+}
+
+/// Reports of an EM: of all it has, of something else instead, and of all again.
+async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uuid) {
+    for (sequence, tickets, unknown) in
+        [(1, ticket_id, 0), (2, Uuid::new_v4(), 1), (3, ticket_id, 0), (4, ticket_id, 0)]
+    {
+        let (em, health, tickets) = (host.clone(), Health::Healthy, [tickets].into());
+        let report = Report { em, epoch, sequence, health, load: None, tickets, observed: None };
+        assert_eq!(client.heartbeat(&report).await.unwrap().unknown_tickets.len(), unknown);
+    }
 }
 
 /// What operators do.
@@ -472,12 +500,12 @@ impl Cost {
 
 /// What ending one of the tickets cost: how many share a batch depends on how many there are.
 fn per_end(costs: Costs, rows: i64) -> Costs {
-    let ended = due(rows) + LEAVING;
+    let ended = due(rows) + 2 * LEAVING;
     costs.into_iter().map(|(statement, cost)| (statement, Cost { calls: ended, rows: ended, ..cost })).collect()
 }
 
-/// Compares what statements cost with few rows and with many.
-fn compare(what: &str, few: &Costs, many: &Costs, more: f64) {
+/// Compares what statements cost with few rows and with many; answers which cost too much.
+fn compare(what: &str, few: &Costs, many: &Costs, more: f64) -> Vec<String> {
     println!("{what:<44}{:>8}{:>10}{:>8}{:>10}", "few:", "pages", "many:", "pages");
     let mut dear = Vec::new();
     for (statement, many) in many {
@@ -487,42 +515,63 @@ fn compare(what: &str, few: &Costs, many: &Costs, more: f64) {
         let is_left_out = BESIDE.iter().any(|beside| statement.starts_with(beside));
         if !is_left_out && few.is_some_and(|few| many.is_dear_beside(few, more)) {
             dear.push(format!(
-                "{statement} touches {:.1} pages per call, {pages:.1} with few rows",
+                "{what}: {statement} touches {:.1} pages per call, {pages:.1} with few rows",
                 many.pages_per_call()
             ));
         }
     }
-    assert!(dear.is_empty(), "{what}: {dear:#?}");
+    dear
 }
 
 /// An instance that does not forget what it finds.
 async fn with_history(database: &Database) -> Instance {
-    let history = Duration::from_secs(10 * 24 * 3600);
-    Instance::start_with(database, Options { history, ..options() }).await
+    Instance::start_with(database, Options { history: HISTORY, ..options() }).await
 }
 
-/// A database with so many rows, and what it cost to catch up with all deadlines, and then to make all calls.
-async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs, Costs) {
+/// What statements cost: to catch up with all deadlines, to count a new label set, and to make all calls.
+struct Measured {
+    ending: Costs,
+    counting: Costs,
+    calls: Costs,
+}
+
+/// A limit of very much for each value of a label.
+fn for_each(label: &str, instances: i64) -> Rule {
+    let pattern = Pattern::new([(label.to_owned(), None)].into());
+    Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
+}
+
+/// A limit with labels that no other has: all live tickets are counted for it, step by step.
+async fn count_anew(database: &Database, rm: &Instance) {
+    let rule = for_each("creator", 1_000_000_000);
+    rm.client.set_limit(&rule).await.unwrap();
+    let counting = "SELECT count(*) FROM linkis_label_set WHERE state = 'counting'";
+    eventually("all is counted", Duration::from_secs(600), async || database.count(counting).await == 0).await;
+    rm.client.delete_limit(&rule.pattern).await.unwrap();
+    let retired = "SELECT count(*) FROM linkis_label_set WHERE state <> 'counted'";
+    eventually("it counts no more", Duration::from_secs(60), async || database.count(retired).await == 0).await;
+}
+
+/// A database with so many rows, and what statements cost there.
+async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measured) {
     let start = Instant::now();
     let database = postgres.database(name).await;
     let rm = with_history(&database).await;
     rm.client.register(registration(em("template"), load(10, 10_000, 10_000))).await.unwrap();
-    let each_user = Pattern::new([("user".to_owned(), None)].into());
-    rm.client
-        .set_limit(&Rule { pattern: each_user, mode: Default::default(), max: [(Dimension::Instances, 100)].into() })
-        .await
-        .unwrap();
+    rm.client.set_limit(&for_each("user", 100)).await.unwrap();
     rm.stop().await;
     fill(&database, rows).await;
     fill_ending(&database, rows).await;
     sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
     let filled = start.elapsed();
     drop(postgres.costs(&database).await);
-    let rm = with_history(&database).await;
+    let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(2));
+    let patience = LivenessTimeouts { silent_after, lost_after, ..LivenessTimeouts::DEFAULT };
+    let rm = Instance::start_with(&database, Options { history: HISTORY, patience, ..options() }).await;
     let leaving = EmInstance::parse("em", em("any").application_name.as_str(), "leaving").unwrap();
     rm.client.unregister(&leaving).await.unwrap();
-    let ending =
-        "SELECT count(*) FROM linkis_user_resource_meta_data WHERE em_instance LIKE 'due%' OR em_instance = 'leaving'";
+    let ending = "SELECT count(*) FROM linkis_user_resource_meta_data
+        WHERE em_instance LIKE 'due%' OR em_instance IN ('leaving', 'lost')";
     eventually("they all end", Duration::from_secs(300), async || {
         tokio::time::sleep(Duration::from_millis(50)).await;
         database.count(ending).await == 0
@@ -536,6 +585,11 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs
         !postgres.costs(&database).await.contains_key("user_resource::read")
     })
     .await;
+    count_anew(&database, &rm).await;
+    let counting = postgres.costs(&database).await;
+    rm.stop().await;
+    // What reports now is given more time.
+    let rm = with_history(&database).await;
     for then in ["VACUUM ANALYZE", "SELECT pg_stat_reset()"] {
         sqlx::raw_sql(then).execute(&database.pool).await.unwrap();
     }
@@ -546,27 +600,28 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Costs
     let calls = postgres.costs(&database).await;
     let took = start.elapsed();
     println!(
-        "{rows} rows: filled in {filled:?}; {} due and {LEAVING} leaving ended in {ended:?}; {took:?} in all",
+        "{rows} rows: filled in {filled:?}; {} due, {LEAVING} leaving and as many lost ended in {ended:?}; {took:?} in all",
         due(rows)
     );
-    (database, ending, calls)
+    (database, Measured { ending, counting, calls })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_call_reads_a_large_table_from_end_to_end() {
     let many = env::var("LINKIS_RM_PLANS").map_or(MANY, |text| text.parse().unwrap());
     let postgres = Counting::start(&Database::fresh().await).await;
-    let ((_, few_ending, few_calls), (database, many_ending, many_calls)) =
+    let ((_, of_few), (database, of_many)) =
         tokio::join!(measure(&postgres, "few", FEW), measure(&postgres, "many", many));
-    let (few_ending, many_ending) = (per_end(few_ending, FEW), per_end(many_ending, many));
-    compare(
-        "for each deadline that passed and each ticket of an EM that goes",
-        &few_ending,
-        &many_ending,
-        MORE_PAGES_PER_END,
-    );
-    compare("calls", &few_calls, &many_calls, MORE_PAGES);
-    rows_read(&database, &many_calls).await;
+    let ending = "for each deadline that passed and each ticket of an EM that goes or is lost";
+    let (few_ending, many_ending) = (per_end(of_few.ending, FEW), per_end(of_many.ending, many));
+    let dear = [
+        compare(ending, &few_ending, &many_ending, MORE_PAGES_PER_END),
+        compare("steps of a limit with new labels", &of_few.counting, &of_many.counting, MORE_PAGES),
+        compare("calls", &of_few.calls, &of_many.calls, MORE_PAGES),
+    ];
+    let dear = dear.concat();
+    assert!(dear.is_empty(), "{dear:#?}");
+    rows_read(&database, &of_many.calls).await;
     a_page_looks_through_no_more_than_it_has_to(&database).await;
     a_page_of_the_present_touches_few_pages(&postgres, &database, many).await;
     filters::a_page_that_finds_nothing_touches_no_more_than_it_may(&postgres, &database).await;
@@ -610,7 +665,7 @@ async fn rows_read(database: &Database, calls: &Costs) {
         // What is counted up to a bound is counted again and again.
         let beside = match table {
             "linkis_user_resource_meta_data" => made(BOUNDED) * COUNTED_MAX,
-            "linkis_em_resource_meta_data" => made(SUMS) * ems,
+            "linkis_em_resource_meta_data" => (made(SUMS) + made(SURVEY)) * ems,
             // What has ended is summed a few thousand lines at a time, however many lines of before there are.
             "linkis_resource_action_record" => made("ended_use::list") * LINES_SUMMED_AT_ONCE,
             // The fullest scopes are looked for among all of them, again and again; what calls touch is compared above.
@@ -665,10 +720,10 @@ async fn a_page_of_the_present_touches_few_pages(postgres: &Counting, database: 
         ("actor", proto::ListActionsRequest { actor: "nobody".into(), ..all.clone() }),
         ("user", proto::ListActionsRequest { user: "nobody".into(), ..all.clone() }),
         ("EM", proto::ListActionsRequest { em, ..all.clone() }),
-        ("action", proto::ListActionsRequest { actions: vec!["lost".into()], ..all.clone() }),
+        ("action", proto::ListActionsRequest { actions: vec!["repaired".into()], ..all.clone() }),
         (
             "actor and action",
-            proto::ListActionsRequest { actor: "manager".into(), actions: vec!["lost".into()], ..all.clone() },
+            proto::ListActionsRequest { actor: "manager".into(), actions: vec!["repaired".into()], ..all.clone() },
         ),
     ] {
         for newest_first in [false, true] {

@@ -40,7 +40,7 @@ pub struct StateCache {
 #[derive(Debug, Default)]
 struct Choice {
     view: Mutex<View>,
-    /// What has changed since; nothing as long as nobody has chosen.
+    /// What has changed since; nothing as long as nobody has chosen, or when nobody has for long.
     changes: Mutex<Option<Changes>>,
 }
 
@@ -54,8 +54,13 @@ struct Changes {
 
 impl Choice {
     fn note(&self, change: impl FnOnce(&mut Changes)) {
-        if let Some(changes) = &mut *self.changes.lock().unwrap_or_else(PoisonError::into_inner) {
+        let mut noted = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(changes) = &mut *noted {
             change(changes);
+            // Nobody has chosen for long: whoever does next surveys all EMs first.
+            if changes.ems.len().max(changes.conditions.len()) > EMS_MAX {
+                *noted = None;
+            }
         }
     }
 
@@ -190,5 +195,113 @@ impl StateCache {
             view.len()
         });
         self.metrics.caches.chosen_from(ems);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, ops::Range};
+
+    use time::OffsetDateTime;
+
+    use super::*;
+    use crate::{
+        domain::{
+            name::Labels,
+            report::Health,
+            resource::Resource,
+            scope::{Counter, Scope, Usage},
+        },
+        transport::edge::{Bounds, Edge},
+    };
+
+    /// How much one commit is about.
+    const COMMIT: usize = 1000;
+
+    fn cache() -> StateCache {
+        StateCache::new(Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges()))
+    }
+
+    fn commits(most: usize) -> impl Iterator<Item = Range<usize>> {
+        (0..most + 3 * COMMIT).step_by(COMMIT).map(|begin| begin..begin + COMMIT)
+    }
+
+    fn instance(number: usize) -> EmInstance {
+        EmInstance::parse("em", "ecm", &format!("host{number}")).unwrap()
+    }
+
+    fn em(number: usize) -> Em {
+        let none = Resource::memory(0).unwrap();
+        Em {
+            instance: instance(number),
+            total: none.clone(),
+            protected: none.clone(),
+            used: none.clone(),
+            locked: none,
+            used_tickets: Default::default(),
+            labels: Labels::default(),
+            reserved: Labels::default(),
+            epoch: 1,
+            register_time: OffsetDateTime::UNIX_EPOCH,
+            version: 1,
+            going: None,
+            counted: Default::default(),
+            drain: None,
+        }
+    }
+
+    fn counter(number: usize) -> Counter {
+        let scope = Scope::new(BTreeMap::from([("user".to_owned(), format!("user{number}"))]));
+        Counter { label_set_id: 1, scope }
+    }
+
+    fn nothing() -> PostCommitState {
+        PostCommitState { ems: vec![], gone: vec![], scopes: vec![], limits: Arc::default(), line: Default::default() }
+    }
+
+    #[test]
+    fn what_was_seen_has_a_bound_and_what_came_last_is_known() {
+        let (cache, mut forgot) = (cache(), (false, false));
+        for numbers in commits(EMS_MAX.max(SCOPES_MAX)) {
+            let (first, before) = (numbers.start, cache.state().ems.len());
+            let scopes = numbers.clone().map(|number| (counter(number), Usage::default())).collect();
+            cache.update(PostCommitState { ems: numbers.map(em).collect(), scopes, ..nothing() });
+            let seen = cache.state();
+            assert!(seen.ems.contains_key(&instance(first)) && seen.scopes.contains_key(&counter(first)));
+            assert!(seen.ems.len() <= EMS_MAX + COMMIT, "{}", seen.ems.len());
+            assert!(seen.scopes.len() <= SCOPES_MAX + COMMIT, "{}", seen.scopes.len());
+            forgot = (forgot.0 || seen.ems.len() < before, forgot.1 || !seen.scopes.contains_key(&counter(0)));
+        }
+        assert_eq!(forgot, (true, true));
+    }
+
+    #[test]
+    fn what_nobody_chooses_by_any_more_is_not_kept() {
+        let cache = cache();
+        let noted = || {
+            let changes = cache.choice.changes.lock().unwrap();
+            changes.as_ref().map(|changes| (changes.ems.len(), changes.conditions.len()))
+        };
+        assert_eq!(noted(), None, "nobody has chosen yet");
+        for of_reports in [false, true] {
+            cache.choose(|_, _| ());
+            let mut most = 0;
+            for numbers in commits(EMS_MAX) {
+                // Hosts that come and go, each under a name of its own; or that only report.
+                match of_reports {
+                    false => cache.update(PostCommitState { gone: numbers.map(instance).collect(), ..nothing() }),
+                    true => numbers.for_each(|number| cache.report(&report(number))),
+                }
+                most = noted().map_or(most, |(ems, conditions)| most.max(ems).max(conditions));
+            }
+            assert!((EMS_MAX - COMMIT..=EMS_MAX).contains(&most) && noted().is_none(), "{most}, {:?}", noted());
+        }
+        cache.choose(|view, _| assert!(view.is_empty()));
+        assert_eq!(noted(), Some((0, 0)), "whoever chooses hears of what changes from then on");
+    }
+
+    fn report(number: usize) -> Report {
+        let (health, tickets) = (Health::Healthy, Default::default());
+        Report { em: instance(number), epoch: 1, sequence: 1, health, load: None, tickets, observed: None }
     }
 }
