@@ -12,21 +12,21 @@ use std::{
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
-    domain::operation::LockKey,
+    domain::{limit::Limits, operation::LockKey},
     error::Error,
     metrics::Metrics,
     service::tasks::Tasks,
     store::{
         Store, StoreError,
         resource_lock::{self, Obstacle},
-        session::{Session, answered},
+        session::answered,
     },
 };
 
 use super::{
     Pending,
     queue::BATCH_COST_MAX,
-    worker::{Answers, SetAside, Worker},
+    worker::{Answers, Worker},
 };
 
 /// How many lanes wait in the database at once, each on a connection; the others take turns.
@@ -97,8 +97,8 @@ impl Lanes {
         others
     }
 
-    /// Puts operations into the lane of `key`, and opens it if it is not open.
-    pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<Pending>) {
+    /// Puts operations into the lane of `key`, and opens it if it is not open, with the limits that are known.
+    pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<Pending>, limits: &Arc<Limits>) {
         operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.set_aside()));
         match self.waiting().entry(key) {
             Entry::Occupied(mut lane) => operations.into_iter().for_each(|pending| join(lane.get_mut(), pending)),
@@ -106,14 +106,14 @@ impl Lanes {
                 tracing::info!(key = ?lane.key(), operations = operations.len(), "somebody else holds a resource lock");
                 let key = lane.key().clone();
                 lane.insert(operations);
-                self.tasks.spawn(self.clone().serve(key));
+                self.tasks.spawn(self.clone().serve(key, limits.clone()));
             }
         }
     }
 
     /// Serves a lane until nobody waits in it.
-    async fn serve(self: Arc<Self>, key: LockKey) {
-        let mut worker = Worker::new(&self.store, self.answers(), self.metrics.clone());
+    async fn serve(self: Arc<Self>, key: LockKey, limits: Arc<Limits>) {
+        let mut worker = Worker::new(&self.store, self.answers(), self.metrics.clone(), limits);
         while self.is_wanted(&key) {
             if self.waiting().len() > LANES_ACTIVE_MAX as usize {
                 // Only lanes whose turn it is have a connection, however many there are.
@@ -123,10 +123,12 @@ impl Lanes {
                 continue;
             };
             let mut pause = Duration::ZERO;
-            match self.obstacle(worker.session(), &key).await {
+            match self.obstacle(&mut worker, &key).await {
                 Ok(Obstacle::None) => {
                     let batch = self.take(&key);
-                    self.set_all_aside(worker.commit(batch).await);
+                    for (key, operations) in worker.commit(batch).await {
+                        self.set_aside(key, operations, &worker.limits());
+                    }
                 }
                 Ok(Obstacle::Transaction) => {}
                 Ok(Obstacle::Hold) => pause = HOLD_POLL,
@@ -145,11 +147,18 @@ impl Lanes {
 
     /// What stands in the way of a lane, when it has waited for it. On the connection on which its operations are carried out then: those
     /// that are shared may all be taken, or take long to be made, while everybody whose key it is waits.
-    async fn obstacle(&self, session: &mut Session, key: &LockKey) -> Result<Obstacle, StoreError> {
-        let waited = async { resource_lock::wait(session.get().await?, key, self.turn()).await };
-        let obstacle = answered(waited).await;
+    async fn obstacle(&self, worker: &mut Worker, key: &LockKey) -> Result<Obstacle, StoreError> {
+        let waited = async { resource_lock::wait(worker.session().get().await?, key, self.turn()).await };
+        let mut obstacle = answered(waited).await;
+        if matches!((&obstacle, key), (Ok(Obstacle::Transaction | Obstacle::Hold), LockKey::User(_))) {
+            match worker.locks_users().await {
+                Ok(true) => {}
+                Ok(false) => obstacle = Ok(Obstacle::None),
+                Err(error) => obstacle = Err(error),
+            }
+        }
         if obstacle.is_err() {
-            session.reset();
+            worker.session().reset();
         }
         obstacle
     }
@@ -158,12 +167,6 @@ impl Lanes {
     fn turn(&self) -> Duration {
         let lanes = u32::try_from(self.waiting().len()).unwrap_or(u32::MAX).max(1);
         (TURN * LANES_ACTIVE_MAX / lanes).clamp(TURN_MIN, TURN)
-    }
-
-    fn set_all_aside(self: &Arc<Self>, aside: SetAside) {
-        for (key, operations) in aside {
-            self.set_aside(key, operations);
-        }
     }
 
     /// Whether somebody still waits in a lane; closes it if not.

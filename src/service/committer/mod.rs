@@ -115,7 +115,7 @@ impl Committer {
         let answers = worker::Answers::start(after_commit, undoing.clone(), committers > 1, tasks);
         let lanes = Arc::new(lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone()));
         for queues in iter::once(queues).chain(of_others) {
-            let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone());
+            let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone(), Arc::default());
             tasks.spawn_apart("committer", run(queues, lanes.clone(), worker))?;
         }
         Ok(Self { doors, room: Room::default(), line, undoing, metrics })
@@ -324,7 +324,7 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
         batch.iter_mut().for_each(|pending| pending.waits = None);
         let batch = lanes.divert(batch.into_iter());
         for (key, operations) in worker.commit(batch).await {
-            lanes.set_aside(key, operations);
+            lanes.set_aside(key, operations, &worker.limits());
         }
     }
 }

@@ -1,6 +1,10 @@
 //! Carries batches out, whatever happens to their transactions, and answers the callers.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -17,7 +21,7 @@ use crate::{
     metrics::Metrics,
     service::{background::expiry, tasks::Tasks},
     store::{
-        Store, StoreError, resource_lock,
+        Store, StoreError, limit, resource_lock,
         session::{Session, answered, durable},
         user_resource::Due,
     },
@@ -86,9 +90,14 @@ impl Part {
 }
 
 impl Worker {
-    pub fn new(store: &Store, answers: Answers, metrics: Metrics) -> Self {
+    pub fn new(store: &Store, answers: Answers, metrics: Metrics, limits: Arc<Limits>) -> Self {
         let own = answers.own;
-        Self { session: store.session(), answers, metrics, limits: Arc::default(), own }
+        Self { session: store.session(), answers, metrics, limits, own }
+    }
+
+    /// The limits that it knows.
+    pub fn limits(&self) -> Arc<Limits> {
+        self.limits.clone()
     }
 
     pub fn session(&mut self) -> &mut Session {
@@ -182,14 +191,21 @@ impl Worker {
         holds.ok()
     }
 
+    /// Whether users are locked under the limits in force. Where they no longer are, nobody has to wait for whoever still holds one.
+    pub async fn locks_users(&mut self) -> Result<bool, StoreError> {
+        let connection = self.session.get().await?;
+        match answered(limit::current(connection, &self.limits)).await {
+            Ok(limits) => self.limits = limits,
+            // They are being changed; until then those hold that are known.
+            Err(error) if error.is_lock_timeout() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.limits.locks_users())
+    }
+
     /// Finds out which keys others hold, and sets the operations on them aside; answers with the rest.
     async fn split(&mut self, part: Part, aside: &mut SetAside) -> Option<Part> {
-        let keys = batch::lock_keys(part.operations.iter().map(|pending| &pending.operation), &self.limits);
-        let held = match self.session.get().await {
-            Ok(connection) => answered(resource_lock::held(connection, &keys)).await,
-            Err(error) => Err(error),
-        };
-        let held = match held {
+        let held = match self.held(&part).await {
             Ok(held) => held,
             Err(error) => {
                 self.session.reset();
@@ -205,6 +221,15 @@ impl Worker {
             }
         }
         Some(Part { operations: rest, tries: part.tries, is_half: part.is_half })
+    }
+
+    /// Which keys of a part others hold.
+    async fn held(&mut self, part: &Part) -> Result<BTreeSet<LockKey>, StoreError> {
+        if self.limits.locks_users() {
+            self.locks_users().await?;
+        }
+        let keys = batch::lock_keys(part.operations.iter().map(|pending| &pending.operation), &self.limits);
+        answered(resource_lock::held(self.session.get().await?, &keys)).await
     }
 }
 
