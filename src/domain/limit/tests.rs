@@ -1,3 +1,5 @@
+mod linkis;
+
 use super::*;
 use crate::domain::{em::EmInstance, limit_mode::LimitMode, name::Labels, resource::ResourceType};
 
@@ -193,51 +195,4 @@ fn label_sets_are_checked_creator_first_then_user_then_larger_ones() {
         ]
     );
     assert_eq!(decided(&limits, "hadoop", "x")[0], ("creator=x".into(), None), "counted, but not limited");
-}
-
-/// Linkis's configuration of a user's engine, the level that wins first, as its `ConfigurationService.getConfigsByLabelList` reads it:
-/// user, creator and engine type, of which "each" stands for its `*`.
-const LEVELS: [[Option<&str>; 3]; 6] = [
-    [Some("hadoop"), Some("IDE"), Some("spark-3.2.1")],
-    [Some("hadoop"), None, Some("spark-3.2.1")],
-    [None, Some("IDE"), Some("spark-3.2.1")],
-    [None, None, Some("spark-3.2.1")],
-    [Some("hadoop"), None, None],
-    [None, None, None],
-];
-
-#[test]
-fn limits_fall_back_as_linkis_s_configuration_does() {
-    let keys = ["user", "creator", "engine_type"];
-    let names_instances = |level: usize| level % 2 == 1;
-    for levels in 1..1_usize << LEVELS.len() {
-        let there = || (0..LEVELS.len()).filter(|level| levels >> level & 1 == 1);
-        // Every level names the cores, every second one the instances, too.
-        let rules = there().map(|level| {
-            let values = LEVELS[level].map(|value| value.map(str::to_owned));
-            let max = i64::try_from(level).unwrap();
-            let instances = names_instances(level).then_some((Dimension::Instances, 10 + max));
-            Rule {
-                pattern: Pattern::new(keys.map(str::to_owned).into_iter().zip(values).collect()),
-                mode: LimitMode::Enforced,
-                max: [(Dimension::Cores, max)].into_iter().chain(instances).collect(),
-            }
-        });
-        let rules: Vec<Rule> = rules.collect();
-        let limits = limits(true, rules);
-        let em = EmInstance::parse("em", "ecm", "host").unwrap();
-        let (labels, nothing) = (Labels::default(), Resource::zero(ResourceType::Cpu));
-        let scopes = limits.scopes(&TicketLabels::new("hadoop", "IDE", "spark-3.2.1", &labels, &em, &nothing));
-        let decided: BTreeMap<&Dimension, i64> =
-            scopes[0].maxima().map(|(dimension, max, _)| (dimension, max)).collect();
-
-        let first = |named: &dyn Fn(usize) -> bool| {
-            there().find(|level| named(*level)).map(|level| i64::try_from(level).unwrap())
-        };
-        assert_eq!(decided.get(&Dimension::Cores).copied(), first(&|_| true), "levels {levels:06b}");
-        let instances = first(&names_instances).map(|level| 10 + level);
-        assert_eq!(decided.get(&Dimension::Instances).copied(), instances, "levels {levels:06b}");
-        // Whoever decides, it is the request's own counter.
-        assert_eq!(scopes[0].scope().to_string(), "creator=IDE,engine_type=spark-3.2.1,user=hadoop");
-    }
 }

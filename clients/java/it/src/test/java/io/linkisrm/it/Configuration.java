@@ -5,6 +5,7 @@ import java.lang.reflect.Method;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.UnaryOperator;
 import org.apache.linkis.common.ServiceInstance;
 import org.apache.linkis.governance.common.protocol.conf.RequestQueryEngineConfigWithGlobalConfig;
 import org.apache.linkis.governance.common.protocol.conf.ResponseQueryConfig;
@@ -16,6 +17,7 @@ import scala.concurrent.duration.Duration;
 final class Configuration extends Sender {
     private static final Configuration INSTANCE = new Configuration();
     private final Map<String, Map<String, String>> values = new ConcurrentHashMap<>();
+    private volatile UnaryOperator<Object> service = this::configured;
 
     /** From now on nothing is configured for anybody, so that all is as Linkis has it by default, but for whom {@link #set} says else. */
     @SuppressWarnings("unchecked")
@@ -39,8 +41,23 @@ final class Configuration extends Sender {
         use();
     }
 
+    /** From now on the sender that the manager keeps has this answer. */
+    static void answer(UnaryOperator<Object> service) throws ReflectiveOperationException {
+        INSTANCE.service = service;
+        use();
+    }
+
+    /** From now on {@link #set} says again what is configured. */
+    static void answerAsSet() throws ReflectiveOperationException {
+        answer(INSTANCE::configured);
+    }
+
     @Override
     public Object ask(Object message) {
+        return service.apply(message);
+    }
+
+    private Object configured(Object message) {
         String user = ((RequestQueryEngineConfigWithGlobalConfig) message).userCreatorLabel().getUser();
         ResponseQueryConfig answer = new ResponseQueryConfig();
         answer.setKeyAndValue(new HashMap<>());

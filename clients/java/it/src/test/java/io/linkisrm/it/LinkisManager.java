@@ -62,11 +62,19 @@ final class LinkisManager implements AutoCloseable {
                 "spring.server.port=" + port));
         own.addAll(Arrays.asList(lines));
         Files.write(conf.resolve("linkis-cg-linkismanager.properties"), own);
-        String classes = otherClasses.apply(System.getProperty("surefire.test.class.path", System.getProperty("java.class.path")));
+        String classes = otherClasses.apply(classes());
         process = new ProcessBuilder(new File(System.getProperty("java.home"), "bin/java").getPath(), "-Xmx512m", "-XX:TieredStopAtLevel=1",
                 "-XX:+UseSerialGC", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote", "-DserviceName=linkis-cg-linkismanager", "-cp", conf + File.pathSeparator + classes,
                 "org.apache.linkis.manager.LinkisManagerApplication")
                 .redirectErrorStream(true).redirectOutput(directory.resolve("log").toFile()).start();
+    }
+
+    /** Those of the tests, but for what Linkis runs in another process: its beans would be found, and started. */
+    private static String classes() {
+        String all = System.getProperty("surefire.test.class.path", System.getProperty("java.class.path"));
+        List<String> own = new ArrayList<>(Arrays.asList(all.split(File.pathSeparator)));
+        own.removeIf(path -> new File(path).getName().startsWith("linkis-configuration-"));
+        return String.join(File.pathSeparator, own);
     }
 
     /** Waits until it answers. */
