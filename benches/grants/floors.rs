@@ -20,7 +20,8 @@ use crate::{
 /// A floor is its best over these numbers of clients.
 pub(crate) const CLIENTS: [usize; 4] = [1, 4, 16, 64];
 
-const DATABASE: &str = "floors";
+/// Theirs.
+pub(crate) const DATABASE: &str = "floors";
 const SCHEMA: &str = include_str!("floors/schema.sql");
 
 /// A way to make a grant.

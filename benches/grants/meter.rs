@@ -13,6 +13,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 pub(crate) struct Meter {
     servers: Vec<u32>,
     postmaster: u32,
+    /// Only what PostgreSQL does for this one, or for all of its databases, counts: other services go on meanwhile.
+    database: String,
     connection: PgConnection,
 }
 
@@ -30,9 +32,9 @@ pub(crate) struct Reading {
 pub(crate) struct Cost {
     /// Microseconds of processor time, of the load generator (or pgbench).
     pub load: f64,
-    /// Of all servers.
+    /// Of the servers.
     pub server: f64,
-    /// Of PostgreSQL with all its children.
+    /// Of PostgreSQL with its children, but for those that are another database's.
     pub postgresql: f64,
     pub wal_bytes: f64,
 }
@@ -43,12 +45,14 @@ impl Meter {
         let mut connection = options.connect().await?;
         let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await?;
         let backend = Stat::read(u32::try_from(backend)?).ok_or("PostgreSQL's processes cannot be seen in /proc")?;
-        Ok(Self { servers, postmaster: backend.parent, connection })
+        let database = options.get_database().unwrap_or_default().to_owned();
+        Ok(Self { servers, postmaster: backend.parent, database, connection })
     }
 
-    /// Counts one more server.
-    pub fn add(&mut self, servers: impl IntoIterator<Item = u32>) {
-        self.servers.extend(servers);
+    /// Reads of others from now on: of these servers, and of what PostgreSQL does for this database.
+    pub fn turn_to(&mut self, database: &str, servers: Vec<u32>) {
+        self.database = database.to_owned();
+        self.servers = servers;
     }
 
     /// All processes of PostgreSQL.
@@ -63,11 +67,23 @@ impl Meter {
         let server_ticks = servers.map(|stat| stat.ticks).sum();
         // The children that have ended are in their parent's count.
         let postmaster = Stat::read(self.postmaster).ok_or("PostgreSQL has ended")?;
-        let children = processes().filter(|stat| stat.parent == self.postmaster);
+        let children = processes().filter(|stat| stat.parent == self.postmaster && !self.is_of_another(stat.process));
         let postgresql_ticks = postmaster.with_ended() + children.map(|stat| stat.with_ended()).sum::<u64>();
         let wal = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint";
         let wal_bytes = sqlx::query_scalar(wal).fetch_one(&mut self.connection).await?;
         Ok(Reading { load_ticks: own.with_ended(), server_ticks, postgresql_ticks, wal_bytes })
+    }
+
+    /// Whether a child of PostgreSQL works for a database that is not the measured one, as its title says.
+    fn is_of_another(&self, process: u32) -> bool {
+        let title = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        let words: Vec<&str> = title.split([' ', '\0']).collect();
+        let database = match words[..] {
+            ["postgres:", "autovacuum", "worker", database, ..] => database,
+            ["postgres:", _, database, client, ..] if client == "[local]" || client.ends_with(')') => database,
+            _ => return false,
+        };
+        database != self.database
     }
 }
 

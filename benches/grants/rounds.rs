@@ -9,7 +9,7 @@ use crate::{
     check::Checked,
     churn,
     committers::Sharing,
-    floors::Floors,
+    floors::{self, Floors},
     load::{Load, WARM_UP, Work},
     machine,
     meter::Meter,
@@ -68,7 +68,7 @@ fn grouped(series: Vec<Series>) -> Vec<Series> {
 struct Bench {
     floors: Floors,
     services: Vec<Service>,
-    _empty_server: Server,
+    empty_server: Server,
     empty: Load,
     meter: Meter,
     series: Vec<Series>,
@@ -82,9 +82,9 @@ impl Bench {
         command.arg("--empty-server");
         let empty_server = Server::start(command).await?;
         let empty = Load::connect(&[empty_server.url()], None).await?;
-        let meter = Meter::new(&database.connect_options(), vec![empty_server.process_id()]).await?;
+        let meter = Meter::new(&database.connect_options(), Vec::new()).await?;
         let (services, series) = (Vec::new(), Vec::new());
-        let mut bench = Self { floors, services, _empty_server: empty_server, empty, meter, series, seconds_left: 0.0 };
+        let mut bench = Self { floors, services, empty_server, empty, meter, series, seconds_left: 0.0 };
         if arguments.rounds > 0 {
             let sites = match (arguments.secured, arguments.watched, arguments.committers) {
                 (true, ..) => vec![Site::Plain, Site::Secured],
@@ -111,7 +111,6 @@ impl Bench {
     ) -> Result<&Service, Failure> {
         eprintln!("starting the service ({site:?})");
         let service = Service::start(database, site, workloads, dir).await?;
-        self.meter.add(service.process_ids());
         self.services.push(service);
         self.services.last().ok_or_else(|| "no service".into())
     }
@@ -132,10 +131,12 @@ impl Bench {
     async fn sample(&mut self, step: Step, window: Duration) -> Result<Sample, Failure> {
         let Step { subject, workload, callers } = step;
         if let Subject::Floor(floor) = subject {
+            self.meter.turn_to(floors::DATABASE, Vec::new());
             return self.floors.measure(floor, workload, callers, window, &mut self.meter).await;
         }
         if let Subject::HalfLoad(site) | Subject::Watched(site, _) = subject {
             let (rate, service) = (self.half_rate(site, workload), find(&self.services, site)?);
+            self.meter.turn_to(site.database(), service.process_ids());
             let watchers = match subject {
                 Subject::Watched(_, audience) => Some(Watchers::open(service.server()?, audience).await?),
                 _ => None,
@@ -147,9 +148,11 @@ impl Bench {
         }
         let (site, job) = step.job().ok_or("nobody knows how to measure that")?;
         if subject == Subject::Empty {
+            self.meter.turn_to("", vec![self.empty_server.process_id()]);
             return self.empty.measure(job, window, &mut self.meter).await;
         }
         let service = find(&self.services, site)?;
+        self.meter.turn_to(site.database(), service.process_ids());
         service.load().measure(job, window, &mut self.meter).await
     }
 

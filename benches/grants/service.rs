@@ -35,7 +35,8 @@ pub(crate) enum Site {
 }
 
 impl Site {
-    fn database(self) -> &'static str {
+    /// The name of its database.
+    pub fn database(self) -> &'static str {
         match self {
             Self::Plain => "service",
             Self::Limited => "limited",
