@@ -23,7 +23,7 @@
 //!
 //! - `manager`, `limits`, `usage`, `admin`: the calls, a file for each service;
 //! - [`calls`]: their table, and which are safe to repeat; [`RmClient::make`] makes any of them with the API's own messages;
-//! - [`Follower`]: the history as it goes on, over whatever connections;
+//! - `follow`: [`Follower`], the history as it goes on, over whatever connections;
 //! - `call`: one call, with its tries; `retry`: whether there is another, and when;
 //! - `pool`: which address is next; `connection`, `health`: one of them, of which [`check_health`] asks how it is;
 //! - `address`, `settings`, `error`: what goes in, and what goes wrong.

@@ -3,7 +3,8 @@
 //!
 //! - `service`: which service is asked, and as whom; `failure`: why there is no answer, and exit codes;
 //! - `output`: tables, JSON, terminals; `list`: lists, page by page; `consent`: what destroys is asked about;
-//! - `asking`: the flags that commands have in common; `roles`: what a command's help says of roles; `named`: hosts and engines as they are typed;
+//! - `asking`: the flags that commands have in common; `roles`: what a command's help says of roles;
+//! - `named`: hosts and engines as they are typed; `opened`: the database, for the commands that ask it;
 //! - all others: a file for each command, or for a few that belong together.
 
 use std::process::ExitCode;

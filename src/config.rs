@@ -1,4 +1,6 @@
 //! Settings: by flag and environment, read once into typed values, all mistakes reported together.
+//!
+//! - `parse`: durations, numbers and sizes out of their texts; `listen`: addresses; `database`: which PostgreSQL.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 

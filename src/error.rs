@@ -1,4 +1,6 @@
 //! Why a call failed: one type inside, which `transport::status` turns into precise gRPC statuses.
+//!
+//! - `external`: the same of calls about clusters whose queues somebody else keeps.
 
 use std::{sync::Arc, time::Duration};
 

@@ -28,15 +28,16 @@
 //! 2. Counters equal tickets: an EM's used and locked are the sums over its live tickets.
 //! 3. All or nothing: a ticket and the counters it moves change in one transaction.
 //! 4. Nothing is held for ever: a locked ticket has a deadline in its row; a used one is given up when its EM reports without it or
-//!    falls silent; a resource lock dies with its transaction.
+//!    falls silent; a resource lock dies with its transaction, and a hold at the time in its row.
 //! 5. Any instance, same answer: a decision reads the database under its locks, never an instance's memory.
 //! 6. Exactly once per request: a repeated call has the effect of one and gets the same answer, until its ticket is over.
 //! 7. Every refusal explains itself.
 //!
 //! # What is deliberately absent
 //!
-//! Advisory locks, triggers and stored procedures (but for two that have a role which may not change the schema make and drop parts of
-//! the history); a second way to write what is granted; a state kept in memory that an answer depends on.
+//! Advisory locks; triggers, but for the one on the workers of Citus; stored procedures, but for the three by which a role that may not
+//! change the schema makes, indexes and drops parts of the history; a second way to write what is granted; a state kept in memory that
+//! an answer depends on.
 
 #![warn(
     clippy::unwrap_used,

@@ -1,4 +1,8 @@
 //! Puts an instance together, serves it, and takes it down in order.
+//!
+//! - `cell`: the services and background tasks of a cell; `assembly`: what is served of them, put together;
+//! - `connections`: connections as they come, and the HTTP/2 on them;
+//! - `health`: who is told whether calls may be sent here.
 
 mod assembly;
 mod cell;

@@ -1,3 +1,5 @@
+//! What is read from flags and texts, what is said of mistakes, and that the README has every setting.
+
 use std::collections::BTreeSet;
 
 use super::*;

@@ -16,6 +16,9 @@
 //! 4. Queues and applications are two answers. Applications are asked before and after the queues, and the lesser counts: what came
 //!    or went between is not taken to be included.
 //! 5. Snapshots follow each other by the moment at which they were begun; an older one is not installed.
+//!
+//! - `asked`: what is asked for in a queue, and why it is not there;
+//! - `cluster`: what the ledger sees of a cluster; `preparation`: how a snapshot that comes into force is counted.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -2,6 +2,11 @@
 //! comes out. Operations of one batch see each other's effects; one that is rejected leaves no trace.
 //!
 //! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
+//!
+//! - `snapshot`: what a batch starts from; `slots`: what it knows of an EM, a scope and a ticket; `deltas`: what it comes to;
+//! - `queueing`: how requests enter the waiting line, and leave it; `in_use`: engines that report in; `ending`: how a ticket ends;
+//! - `adopting`: engines that run already; `draining`: what operators do to EMs and tickets;
+//! - `steps`: what concerns all tickets of an EM, however many.
 
 use std::{
     collections::{HashMap, HashSet},

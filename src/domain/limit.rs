@@ -4,6 +4,9 @@
 //! label set, the most specific one that matches a request and names a dimension decides there; rules with different label sets all
 //! apply. A counter is kept for every scope of every label set that some rule has, whatever its rules say, so that a change of a rule
 //! can never unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
+//!
+//! - `label_set`: sets of labels, and how tickets count in their scopes; `rule`: the rules, and which is found for a counter;
+//! - `maximum`: what decides in a scope; `usage`: what scopes hold beside that.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

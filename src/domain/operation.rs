@@ -1,4 +1,6 @@
 //! What can be asked of the ledger, which resource locks each operation takes, and how the ledger can answer.
+//!
+//! - `request`: what is asked for, and where; `draining`: drains; `rejection`: why an operation is rejected.
 
 use std::sync::Arc;
 

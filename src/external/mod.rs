@@ -7,6 +7,8 @@
 //!
 //! Nothing here knows the database or a caller. What an answer holds stands in no error: otherwise whoever may name an address could
 //! read by it what is not meant for him.
+//!
+//! `patient` reads what is large in a thread that lets all others go first; `fake` are servers for tests.
 
 use std::{fmt, future::Future, pin::Pin};
 

@@ -3,6 +3,9 @@
 //!
 //! What was last seen of an EM decides only the way a request takes: if it fitted then, it goes straight to the committer, which
 //! decides; if not, or if nothing was seen yet, a fresh look comes first. No answer is ever given from what was seen before.
+//!
+//! - `cache`: what this instance has last seen; `survey`: what EMs are chosen by, brought up to date;
+//! - `look`: the fresh look, for many requests at a time.
 
 use std::{
     sync::{

@@ -2,6 +2,8 @@
 //!
 //! Which provider a call is about is read from the database each time, so that a change holds at once everywhere. What a cluster
 //! says is kept for a moment: however many ask an instance, it asks the cluster once, and for one that is dead once in that moment.
+//!
+//! - `refresh`: snapshots, by which requests are judged in queues; `kept`: what was counted for the last one.
 
 use std::{
     collections::{BTreeMap, HashMap},

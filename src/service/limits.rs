@@ -1,6 +1,8 @@
 //! Limits: who may hold how much. Rules change behind a fence that is closed for a moment, in which nobody grants or gives back; so
 //! every ticket is counted by the rules before a change or by those after it. A label set that is new is counted in the background,
 //! beside the running counters, and decides when all tickets are counted.
+//!
+//! - `fence`: one change behind it; `replace`: all rules at once; `scopes`: what scopes hold, as it is listed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -7,7 +7,7 @@
 //! - [`audit`]: whether the counters are what the tickets say, and making them so;
 //! - [`limits`]: who may hold how much;
 //! - [`external`]: clusters whose queues somebody else keeps;
-//! - [`history`]: what was done, read to its live end;
+//! - [`history`]: what was done, read to its live end; [`follow`]: the same as it goes on;
 //! - [`holds`]: what nobody may change for a while;
 //! - [`fair_share`]: places of which nobody has more than his share;
 //! - [`heartbeat`]: takes what EMs report, and gives up the tickets that they miss;

@@ -1,4 +1,7 @@
 //! `linkis_resource_action_record`: the history, one row per change; also what a late or repeated call is answered by.
+//!
+//! - `batch`: the lines of a batch; `acts`: those of what is done outside of batches;
+//! - `row`: a line as it is read; `matching`, `by_key`: lines that are looked for.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,4 +1,6 @@
 //! `linkis_em_report`: the last report of each EM that has ever sent one.
+//!
+//! - `status`: what is known of EMs by their reports.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,6 @@
 //! `linkis_em_resource_meta_data`: the EMs and their counters.
+//!
+//! - `list`: EMs for people, page by page.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,11 +1,13 @@
 //! The PostgreSQL store: SQL and nothing else, one file per table.
 //!
-//! - [`em_resource`], [`em_report`], [`em_observed`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`], [`limit_change`], [`policy`], [`request_id`],
-//!   [`action_record`] and [`history_part`], [`resource_lock`], [`waiting`], [`lease`], [`token`],
-//!   [`external_resource_provider`], [`external_queue`], [`external_ticket`], [`external_refresh`],
-//!   [`external_snapshot`]: the tables;
-//! - [`server_instance`]: which instances live; [`overview`]: what the whole cluster has together;
-//! - [`settlement`]: what nearly every batch writes to several of them at once;
+//! - [`em_resource`], [`em_report`], [`em_observed`], [`em_drain`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`],
+//!   [`limit_change`], [`policy`], [`request_id`], [`action_record`], [`history_horizon`], [`resource_lock`], [`waiting`], [`lease`],
+//!   [`token`], [`refusal`], [`usage_hour`], [`cluster_figure`], [`server_instance`], [`external_resource_provider`],
+//!   [`external_queue`], [`external_ticket`], [`external_refresh`], [`external_snapshot`]: the tables;
+//! - [`schema`]: which tables there are; [`history_part`]: the parts of the history; [`resource_hold`]: lock rows that outlive a call;
+//! - [`settlement`]: what nearly every batch writes to several of them at once; `rows`: columns as values of the domain, and back;
+//! - [`overview`], [`books`], [`ended_use`], [`history_end`]: what is read of several of them: for an overview, an audit, use over time,
+//!   and whoever follows the history;
 //! - [`target`], [`url`]: where the database is; [`primary`]: which of its hosts takes writes; [`citus`]: cells, each on a worker of Citus;
 //!   [`session`]: connections, and what bounds their waits; [`standby`]: a host that follows it, for reads that may be a little old;
 //! - [`operators`]: the few connections that operators' calls share;

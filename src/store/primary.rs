@@ -6,6 +6,8 @@
 //! latest: it was promoted after the others.
 //!
 //! Hosts are named by a URL or, where a cell is moved from one to another, by the coordinator of Citus ([`owner`]).
+//!
+//! - `look`: the tasks that look; `known`: what follows from what they see; `owner`: hosts of a cell, by the coordinator.
 
 use std::{
     fmt,

@@ -1,4 +1,7 @@
 //! `linkis_user_resource_meta_data`: the live tickets.
+//!
+//! - `of_em`: those of EMs, in parts; `due`: those whose deadline is near; `groups`: all of them, for audits;
+//! - `list`: for people, page by page.
 
 use std::collections::HashMap;
 

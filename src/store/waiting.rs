@@ -1,5 +1,7 @@
 //! `linkis_resource_waiting` and `linkis_resource_waiting_spot`: the waiting line; `linkis_rm_instance`: who of those who wait
 //! there still has somebody to be answered; and the notifications that wake them.
+//!
+//! - `freed`: the notifications; `json`: how positions, spots and caps are stored; `list`: who waits, for people.
 
 use std::time::Duration;
 

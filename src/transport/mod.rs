@@ -6,7 +6,8 @@
 //! - [`deadline`]: how long a call may wait;
 //! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
 //! - [`identity`]: who calls; [`access`]: who may make which call;
-//! - [`observe`]: counts every call; [`routes`]: which service answers it; [`codec`]: how messages are read and written;
+//! - [`observe`]: counts every call; [`routes`]: which service answers it;
+//! - [`codec`]: how messages are read and written; [`message_size`]: how large they may be;
 //! - [`page`]: the pages of what is listed;
 //! - [`json`]: the same calls with JSON, for those who have no gRPC;
 //! - [`server_info`]: what an instance tells of itself;

@@ -1,6 +1,8 @@
 //! From errors to gRPC statuses: the one place where a failure gets its code, its reason and its details.
 //!
 //! A status travels in headers, of which clients take 8 KB: all that it says has a bound.
+//!
+//! - `facts`: what a status says in fields, `ErrorInfo.metadata`.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

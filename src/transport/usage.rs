@@ -1,4 +1,7 @@
 //! `UsageService`: who holds what.
+//!
+//! - `filters`: which of what is listed; `overview`: the whole cluster;
+//! - `accounting`: what is told in sums; `follow`: the history as it goes on.
 
 use tonic::{Request, Response, Status};
 use uuid::Uuid;

@@ -1,3 +1,5 @@
+//! Which rules decide, and how scopes are counted; `linkis`: the same as Apache Linkis's own limits.
+
 mod linkis;
 
 use super::*;

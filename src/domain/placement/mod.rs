@@ -4,6 +4,9 @@
 //! labels; and within these, where a label that requests ask for is common, of those that have it. A group is ordered by the free share
 //! of each dimension that somebody asked the most of, so that the best is found without looking at the others; what fits nowhere in it
 //! is remembered until somewhere it does.
+//!
+//! - `host`, `hosts`: the EMs, and what choosing needs of each; `group`: those that are alike, ordered by what is free;
+//! - `search`: the groups that a request may go to.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -1,3 +1,5 @@
+//! Which EM is chosen: by hand, and against a choice that looks at all of them.
+
 use std::{collections::BTreeSet, time::Duration};
 
 use proptest::prelude::*;

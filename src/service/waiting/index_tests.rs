@@ -1,3 +1,5 @@
+//! Who is woken by what, in which order, and how many.
+
 use time::OffsetDateTime;
 use uuid::Uuid;
 

@@ -1,3 +1,5 @@
+//! Why the private server could not be started, and what to do next.
+
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;

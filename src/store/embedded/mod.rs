@@ -1,10 +1,11 @@
 //! A private PostgreSQL server, started and stopped with this program.
 //!
 //! The server listens on a Unix socket in a directory only its own account may enter; TCP is off; and it lets nobody connect
-//! but that account and root, by the system's word on who it is. It keeps its data between runs with every durability setting on, and stops in order even when this program is killed.
+//! but that account and root, by the system's word on who it is. It keeps its data between runs with every durability setting on, and
+//! stops in order even when this program is killed.
 //!
 //! Reading order: [`Embedded`] here; `cluster` for the files, `binaries` for the programs, `account` for who runs
-//! them, `server` for the process.
+//! them, `server` for the process, `error` for what may go wrong.
 
 mod account;
 mod binaries;

@@ -5,7 +5,7 @@
 //! received and not yet read (a window, [`Bounds::connection_window`]), of the bodies of its calls (a share of [`Bounds::body_bytes`]),
 //! and of their answers (as much again, and 8 KB for each call).
 //!
-//! - `socket`: where it listens; `listener`: the accept loop, and who is turned away;
+//! - `socket`: where it listens; `open_files`: room for connections; `listener`: the accept loop, and who is turned away;
 //! - `stream`: a connection's bytes, encrypted or not;
 //! - `connection`: one connection: its greeting in time, and its end when the server stops;
 //! - `age`: how old connections get;

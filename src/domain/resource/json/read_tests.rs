@@ -1,3 +1,5 @@
+//! What is read of Linkis's JSON forms, and what is said of the rest.
+
 use super::*;
 
 fn error(resource_type: ResourceType, json: &str) -> String {
