@@ -17,7 +17,8 @@
 //! - [`scope_kind`]: what a scope is, where names would be too many; [`usage_sum`]: what was used over time;
 //! - [`line`]: who waits where, and what the places ahead keep for themselves;
 //! - [`judgement`]: whether a request can be granted;
-//! - [`report`]: what EMs report, and what follows for their tickets; [`observation`]: what they see engines use, by which nothing is decided;
+//! - [`report`]: what EMs report, and what follows for their tickets;
+//! - [`observation`]: what they see engines use, by which nothing is decided;
 //! - [`action`]: the history of what was done; [`state`]: how something stood before and after;
 //! - [`audit`]: what is stored against what the tickets say; [`counters`]: what was stored after a commit;
 //! - [`overview`]: the whole cluster in a few numbers;
