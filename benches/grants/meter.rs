@@ -34,7 +34,8 @@ pub(crate) struct Cost {
     pub load: f64,
     /// Of the servers.
     pub server: f64,
-    /// Of PostgreSQL with its children, but for those that are another database's.
+    /// Of PostgreSQL's processes that work for the measured database, or for all. Vacuum counts nowhere: it comes in pieces, which are
+    /// more than what is measured in a second or two, and which then would be some other measurement's.
     pub postgresql: f64,
     pub wal_bytes: f64,
 }
@@ -65,25 +66,27 @@ impl Meter {
         let own = Stat::read(std::process::id()).ok_or("/proc cannot be read")?;
         let servers = self.servers.iter().filter_map(|server| Stat::read(*server));
         let server_ticks = servers.map(|stat| stat.ticks).sum();
-        // The children that have ended are in their parent's count.
         let postmaster = Stat::read(self.postmaster).ok_or("PostgreSQL has ended")?;
-        let children = processes().filter(|stat| stat.parent == self.postmaster && !self.is_of_another(stat.process));
-        let postgresql_ticks = postmaster.with_ended() + children.map(|stat| stat.with_ended()).sum::<u64>();
+        let children = processes().filter(|stat| stat.parent == self.postmaster && self.counts(stat.process));
+        // Those who connect by themselves, because there is no server, have ended when it is read what they cost.
+        let ended_ticks = if self.servers.is_empty() { postmaster.ended_ticks } else { 0 };
+        let postgresql_ticks = postmaster.ticks + ended_ticks + children.map(|stat| stat.ticks).sum::<u64>();
         let wal = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint";
         let wal_bytes = sqlx::query_scalar(wal).fetch_one(&mut self.connection).await?;
         Ok(Reading { load_ticks: own.with_ended(), server_ticks, postgresql_ticks, wal_bytes })
     }
 
-    /// Whether a child of PostgreSQL works for a database that is not the measured one, as its title says.
-    fn is_of_another(&self, process: u32) -> bool {
+    /// Whether a child of PostgreSQL works for the measured database, or for all, as its title says.
+    fn counts(&self, process: u32) -> bool {
         let title = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
         let words: Vec<&str> = title.split([' ', '\0']).collect();
-        let database = match words[..] {
-            ["postgres:", "autovacuum", "worker", database, ..] => database,
-            ["postgres:", _, database, client, ..] if client == "[local]" || client.ends_with(')') => database,
-            _ => return false,
-        };
-        database != self.database
+        match words[..] {
+            ["postgres:", "autovacuum", ..] => false,
+            ["postgres:", _, database, client, ..] if client == "[local]" || client.ends_with(')') => {
+                database == self.database
+            }
+            _ => true,
+        }
     }
 }
 

@@ -213,13 +213,7 @@ impl Fault {
         match self {
             Self::MachineKilled => cluster.script("node", &[&primary.to_string()]),
             Self::StandbyKilled => cluster.script("node", &[&(3 - primary).to_string()]),
-            Self::CutOff | Self::Split => {
-                cluster.script("heal", &[&primary.to_string()]);
-                // Patroni 3.0 goes on reading from a connection that etcd has given up, and once promoted never names a synchronous standby.
-                cluster.signal_patroni(primary, Signal::KILL);
-                cluster.signal_postgres(primary, Signal::KILL);
-                cluster.script("node", &[&primary.to_string()]);
-            }
+            Self::CutOff | Self::Split => cluster.script("heal", &[&primary.to_string()]),
             Self::Frozen => {
                 cluster.signal_postgres(primary, Signal::CONT);
                 cluster.signal_patroni(primary, Signal::CONT);

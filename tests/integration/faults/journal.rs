@@ -99,6 +99,8 @@ pub struct Journal {
     broken: Mutex<(&'static str, Instant)>,
     /// When the last of it was mended.
     mended: Mutex<Instant>,
+    /// From when to when anything was broken, all that is over; by the clock that the database goes by, too.
+    outages: Mutex<Vec<(OffsetDateTime, OffsetDateTime)>>,
     /// When a token was last revoked.
     revoked: Mutex<Option<Instant>>,
 }
@@ -110,6 +112,7 @@ impl Journal {
             book: Mutex::default(),
             broken: Mutex::new((NOTHING, Instant::now())),
             mended: Mutex::new(Instant::now()),
+            outages: Mutex::default(),
             revoked: Mutex::default(),
         }
     }
@@ -133,8 +136,18 @@ impl Journal {
 
     /// Nothing is broken any more.
     pub fn mended(&self) {
-        self.broken.lock().unwrap().0 = NOTHING;
+        let now = OffsetDateTime::now_utc();
+        let (_, since) = std::mem::replace(&mut *self.broken.lock().unwrap(), (NOTHING, Instant::now()));
+        self.outages.lock().unwrap().push((now - since.elapsed(), now));
         *self.mended.lock().unwrap() = Instant::now();
+    }
+
+    /// For how long nothing was broken between two moments, all in all.
+    pub fn calm_between(&self, from: OffsetDateTime, to: OffsetDateTime) -> Duration {
+        let outages = self.outages.lock().unwrap();
+        let within = outages.iter().map(|(begin, end)| (*end).min(to) - (*begin).max(from));
+        let broken: time::Duration = within.filter(|time| time.is_positive()).sum();
+        (to - from - broken).max(time::Duration::ZERO).unsigned_abs()
     }
 
     /// For how long nothing has been broken.

@@ -26,10 +26,15 @@ pub fn print(book: &Book, tolls: &BTreeMap<Fault, Toll>, findings: &Findings) {
     let Findings { granted, ended, untold, latest_expiry, most_due, goings, judged } = findings;
     let ended = ended.iter().map(|(end, count)| format!("{end} {count}")).collect::<Vec<_>>().join(", ");
     println!("\n{granted} tickets ({untold} of them nobody was told of): {ended}");
-    println!("the latest expiry was {} late", seconds(*latest_expiry));
+    let (late, calm) = latest_expiry;
+    println!("the latest expiry was {} late; nothing was broken for {} of it", seconds(*late), seconds(*calm));
     println!("the most deadlines in one second were {most_due}");
-    let (count, largest, longest) = (goings.count, goings.largest, seconds(goings.longest));
-    println!("{count} times an EM went, with up to {largest} tickets, the last of which ended {longest} later at most");
+    let (count, largest, (longest, calm)) = (goings.count, goings.largest, goings.longest);
+    println!(
+        "{count} times an EM went, with up to {largest} tickets, the last of which ended {} later at most; nothing was broken for {} of it",
+        seconds(longest),
+        seconds(calm)
+    );
     println!(
         "limits came into force {} times, {} changes left something over them; {} commits granted something under one, {} filled it",
         judged.in_force, judged.lowered, judged.commits, judged.full
