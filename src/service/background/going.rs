@@ -68,8 +68,8 @@ enum Turn {
     Done,
     /// Others have theirs, before it goes on.
     Over,
-    /// It could not go on.
-    Stuck,
+    /// It could not go on, after so many steps.
+    Stuck(usize),
 }
 
 impl Going {
@@ -87,8 +87,8 @@ impl Going {
 
     /// Notes how a turn ended; answers whose it was if that has more to do at once.
     fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) -> Option<EmInstance> {
-        let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck));
-        if turn == Turn::Stuck && self.progress.is_none() {
+        let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck(0)));
+        if matches!(turn, Turn::Stuck(_)) && self.progress.is_none() {
             // Another instance may do better.
             self.holder.hand_over();
         }
@@ -128,7 +128,7 @@ impl Task for Going {
 /// Ends tickets of an EM, step after step for a while, as long as this instance does so for all.
 async fn end_tickets(committer: Committer, em: EmInstance, holder: Holder, steps: Arc<AtomicU64>) -> Turn {
     let step = Operation::EndTickets(em);
-    for _ in 0..STEPS_PER_TURN {
+    for done in 0..STEPS_PER_TURN {
         if !holder.holds() {
             return Turn::Done;
         }
@@ -142,7 +142,7 @@ async fn end_tickets(committer: Committer, em: EmInstance, holder: Holder, steps
             Err(error) => {
                 let (em, error): (_, &dyn std::error::Error) = (step.em(), &error);
                 tracing::warn!(%em, error, "the tickets of an EM that goes cannot end yet");
-                return Turn::Stuck;
+                return Turn::Stuck(done);
             }
         }
     }
@@ -189,7 +189,7 @@ struct Turns {
 struct Had {
     /// In which turn it had its last one.
     last: u64,
-    /// In how many turns, one after another, it could not go on; and when it is tried again.
+    /// In how many turns, one after another, it could not go on, since any step of it succeeded; and when it is tried again.
     stuck: u32,
     not_before: Instant,
 }
@@ -227,10 +227,13 @@ impl Turns {
     fn ended(&mut self, id: task::Id, turn: Turn, now: Instant) -> Option<EmInstance> {
         let em = self.under_way.remove(&id)?;
         self.count += 1;
-        let before = self.had.get(&em).map_or(0, |had| had.stuck);
+        let before = match turn {
+            Turn::Stuck(0) => self.had.get(&em).map_or(0, |had| had.stuck),
+            _ => 0,
+        };
         let (stuck, not_before) = match turn {
             Turn::Done | Turn::Over => (0, now),
-            Turn::Stuck => (before + 1, now + (STUCK_FIRST * (1 << before.min(5))).min(STUCK_MAX)),
+            Turn::Stuck(_) => (before + 1, now + (STUCK_FIRST * (1 << before.min(5))).min(STUCK_MAX)),
         };
         self.had.insert(em.clone(), Had { last: self.count, stuck, not_before });
         Some(em)
@@ -272,7 +275,7 @@ mod tests {
     async fn one_that_cannot_go_on_waits_longer_and_longer_behind_those_that_can() {
         let (mut turns, going, mut now) = (Turns::default(), ems(2 * AT_ONCE), Instant::now());
         for (id, _) in begin(&mut turns, &going[..AT_ONCE], now) {
-            drop(turns.ended(id, Turn::Stuck, now));
+            drop(turns.ended(id, Turn::Stuck(0), now));
         }
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty(), "they wait");
         now += STUCK_FIRST;
@@ -284,11 +287,16 @@ mod tests {
         for wait in [2, 4, 8, 10, 10, 10] {
             let tried = begin(&mut turns, &going[..AT_ONCE], now);
             assert_eq!(tried.len(), AT_ONCE);
-            tried.iter().for_each(|(id, _)| drop(turns.ended(*id, Turn::Stuck, now)));
+            tried.iter().for_each(|(id, _)| drop(turns.ended(*id, Turn::Stuck(0), now)));
             assert!(begin(&mut turns, &going[..AT_ONCE], now + Duration::from_millis(wait * 1000 - 1)).is_empty());
             now += Duration::from_secs(wait);
         }
         assert_eq!(turns.had.len(), AT_ONCE, "those that are gone are forgotten");
+        // Some steps of one succeed before it is stuck again: what was before is over.
+        let tried = begin(&mut turns, &going[..AT_ONCE], now);
+        tried.iter().for_each(|(id, _)| drop(turns.ended(*id, Turn::Stuck(7), now)));
+        assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty());
+        assert_eq!(begin(&mut turns, &going[..AT_ONCE], now + STUCK_FIRST).len(), AT_ONCE);
     }
 
     #[tokio::test]
