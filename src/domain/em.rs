@@ -103,17 +103,6 @@ impl Counted {
 }
 
 impl Em {
-    /// Whether the steps through its tickets have come at least as far as in `other`, which is the same EM at some moment.
-    pub fn has_stepped_to(&self, other: &Self) -> bool {
-        let counted = (self.counted.to, self.counted.under_way) >= (other.counted.to, other.counted.under_way);
-        let gone = match (self.going, other.going) {
-            (None, _) => true,
-            (Some(now), Some(then)) => (now.epoch, now.after) >= (then.epoch, then.after),
-            (Some(now), None) => now.epoch >= other.epoch,
-        };
-        counted && gone
-    }
-
     /// Whether it can be used: it does not go, or has registered again since it went.
     pub fn is_registered(&self) -> bool {
         self.going.is_none_or(|going| going.epoch < self.epoch)

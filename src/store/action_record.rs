@@ -95,24 +95,20 @@ pub async fn adopted(
     rows.into_iter().map(used).collect()
 }
 
-/// Whether it is remembered that something was reported of a ticket in use, in the batch of this moment.
-pub async fn was_reported(
-    executor: impl PgExecutor<'_>,
-    ticket_id: Uuid,
-    at: OffsetDateTime,
-) -> Result<bool, StoreError> {
-    let was_reported = sqlx::query_scalar(
-        "-- action_record::was_reported
-        SELECT EXISTS (SELECT FROM linkis_resource_action_record
-            WHERE ticket_id = $1 AND action = $2 AND action_time = $3)",
+/// Whether there is a record of this number, of the batch of this moment. A number alone may be another's: a database that crashed, or a
+/// standby that was promoted, gives those out again of which it has not heard.
+pub async fn is_there(executor: impl PgExecutor<'_>, number: i64, at: OffsetDateTime) -> Result<bool, StoreError> {
+    let is_there = sqlx::query_scalar(
+        "-- action_record::is_there
+        SELECT EXISTS (SELECT FROM linkis_resource_action_record WHERE id = $1 AND action_time = $2)",
     )
-    .bind(ticket_id)
-    .bind(Action::Reported.as_str())
+    .bind(number)
     .bind(at)
     .fetch_one(executor)
     .await?;
-    Ok(was_reported)
+    Ok(is_there)
 }
+
 /// Up to `limit` records, oldest first, from behind number `after`; of one ticket, or of all.
 pub async fn list(
     executor: impl PgExecutor<'_>,

@@ -358,7 +358,7 @@ impl Session {
     /// Waits until a transaction has ended whose connection broke while it committed; answers with a new connection, or `None` if
     /// the database does not come back in time.
     ///
-    /// How it ended is not asked: after a crash of the database, its number may be another's by now.
+    /// How it ended is not asked: after a crash of the database, its number may be another's by now; and on another worker of Citus it is.
     pub async fn settled(&mut self, transaction_id: &str) -> Option<&mut PgConnection> {
         let give_up = Instant::now() + FATE_TIMEOUT;
         while Instant::now() < give_up {

@@ -24,16 +24,28 @@ use super::{
     rows::{em_columns, labels_json},
 };
 
+/// The part that writes the history.
+const TOLD: &str = "told";
+
+/// What there is once all of it is written.
+#[derive(Debug)]
+pub struct Written {
+    /// Whether anybody may wait in line but on one's own instance.
+    pub others_wait: bool,
+    /// The number of the first line of the history, if there are any.
+    pub first_line: Option<i64>,
+}
+
 /// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
 /// engine has reported something, that ended and that were granted or adopted; the history of all that at `now`; and drops `locks`, whose rows were
-/// never visible to anyone. Answers whether anybody may wait in line but on the instance `own`.
+/// never visible to anyone.
 pub async fn write(
     connection: &mut PgConnection,
     deltas: &Deltas,
     now: OffsetDateTime,
     locks: Option<Locks>,
     own: Option<Uuid>,
-) -> Result<bool, StoreError> {
+) -> Result<Written, StoreError> {
     let mut statement = Statement::new();
     statement.counted(&deltas.ems_counted)?;
     statement.in_use(&deltas.in_use);
@@ -227,7 +239,7 @@ impl Statement {
         now: OffsetDateTime,
     ) {
         let rows = before.resource.len() + granted + behind.resource.len();
-        self.part("told", "linkis_resource_action_record", rows, |sql| {
+        self.part(TOLD, "linkis_resource_action_record", rows, |sql| {
             sql.push(
                 r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
                     engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
@@ -246,7 +258,7 @@ impl Statement {
                     None => push_granted(sql),
                 }
             }
-            sql.push(" RETURNING 1");
+            sql.push(" RETURNING id");
         });
     }
 
@@ -331,8 +343,8 @@ impl Statement {
         });
     }
 
-    /// Answers whether anybody may wait in line but on the instance `own`.
-    async fn execute(mut self, connection: &mut PgConnection, own: Option<Uuid>) -> Result<bool, StoreError> {
+    async fn execute(mut self, connection: &mut PgConnection, own: Option<Uuid>) -> Result<Written, StoreError> {
+        let tells = self.parts.iter().any(|part| part.name == TOLD);
         self.sql.push(" SELECT ARRAY[");
         for (nth, part) in self.parts.iter().enumerate() {
             let separator = if nth == 0 { "" } else { ", " };
@@ -342,12 +354,14 @@ impl Statement {
             "]::bigint[], EXISTS (SELECT FROM linkis_rm_instance
                 WHERE alive_until > clock_timestamp() AND instance_id IS DISTINCT FROM ",
         );
-        self.sql.push_bind(own).push(")");
-        let (touched, others_wait): (Vec<i64>, bool) = self.sql.build_query_as().fetch_one(connection).await?;
+        self.sql.push_bind(own).push("), ");
+        self.sql.push(if tells { "(SELECT min(id) FROM told)" } else { "NULL::bigint" });
+        let (touched, others_wait, first_line): (Vec<i64>, bool, Option<i64>) =
+            self.sql.build_query_as().fetch_one(connection).await?;
         for (part, touched) in self.parts.iter().zip(touched) {
             expect_rows(part.table, part.rows, touched.unsigned_abs())?;
         }
-        Ok(others_wait)
+        Ok(Written { others_wait, first_line })
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! - `freed`: the notifications; `json`: how positions, spots and caps are stored; `list`: who waits, for people.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
 use uuid::Uuid;
@@ -139,16 +139,20 @@ pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) 
     spots.iter().map(|spot| parse_spot(spot)).collect()
 }
 
-/// Where a request stands; empty for one that is not in line.
-pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_id: Uuid) -> Result<Spots, StoreError> {
-    let rows: Vec<(String, bool)> = sqlx::query_as(
+/// Where those among requests stand that are in line.
+pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Spots>, StoreError> {
+    let rows: Vec<(Uuid, String, bool)> = sqlx::query_as(
         "-- waiting::spots_of
-        SELECT spot::text, is_short FROM linkis_resource_waiting_spot WHERE ticket_id = $1",
+        SELECT ticket_id, spot::text, is_short FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1)",
     )
-    .bind(ticket_id)
+    .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(spot, is_short)| Ok((parse_spot(&spot)?, is_short))).collect()
+    let mut stands: HashMap<Uuid, Spots> = HashMap::new();
+    for (ticket_id, spot, is_short) in rows {
+        stands.entry(ticket_id).or_default().insert(parse_spot(&spot)?, is_short);
+    }
+    Ok(stands)
 }
 
 /// Writes requests that are new in line.

@@ -1,11 +1,16 @@
 //! A connection that breaks while it commits: what holds is found out, never guessed.
 
-use std::time::{Duration, Instant};
+use std::{
+    pin::Pin,
+    time::{Duration, Instant},
+};
 
 use linkis_rm::{
-    client::ResourceRequest,
+    client::{ClientError, ResourceRequest},
     domain::{
+        adopt::Adopt,
         limit::{Pattern, Rule},
+        operation::Grant,
         resource::Dimension,
     },
     server::Options,
@@ -13,10 +18,11 @@ use linkis_rm::{
 };
 use tokio::task::JoinSet;
 use tonic::Code;
+use uuid::Uuid;
 
 use crate::{
     harness::*,
-    proxy::{Cut, Weather},
+    proxy::{Cut, Proxy, Weather},
 };
 
 async fn commits_are_found_out(cut: Cut) {
@@ -52,6 +58,155 @@ async fn a_commit_whose_answer_is_lost_was_done() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_never_arrived_is_done_again() {
     commits_are_found_out(Cut::BeforeCommit).await;
+}
+
+/// Longer than any of these waits for anything.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A call that is still to be made.
+type Call = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send>>;
+
+/// An EM that two instances serve: one that can be cut off from the database, and one that cannot.
+struct Served {
+    database: Database,
+    direct: Instance,
+    proxy: Proxy,
+    rm: Instance,
+}
+
+impl Served {
+    async fn start(name: &str) -> Self {
+        let (database, direct) = start().await;
+        let registration = registration(em("host1"), load(1000, 1000, 1000));
+        direct.client.register(registration).await.unwrap();
+        let (proxy, proxied) = database.behind_proxy(name);
+        let rm = Instance::start(&proxied).await;
+        Self { database, direct, proxy, rm }
+    }
+
+    async fn grant(&self) -> Grant {
+        self.direct.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted()
+    }
+
+    /// A call at the first instance that gives a ticket back.
+    fn releases(&self, grant: &Grant) -> Call {
+        let (client, release) = (self.rm.client.clone(), release(grant, "hadoop"));
+        Box::pin(async move { client.resource_released(&release).await.map(drop) })
+    }
+
+    /// Has the first instance carry out `calls` in one batch and in this order, because they have waited for the EM, and tell that all was done.
+    /// Its connection is cut when it commits, and it gets no other until `meanwhile` has happened.
+    async fn cut(&self, cut: Cut, calls: Vec<Call>, meanwhile: impl Future<Output = ()>) {
+        let mut holder = self.database.connect().await;
+        let hold = "BEGIN; INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+            VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
+        sqlx::raw_sql(hold).execute(&mut holder).await.unwrap();
+        let mut made = JoinSet::new();
+        for call in calls {
+            made.spawn(call);
+            let all = format!("linkis_rm_set_aside_operations {}", made.len());
+            let waits = async || self.rm.metrics.text().unwrap().lines().any(|line| line == all);
+            eventually("it waits", LONG, waits).await;
+        }
+        self.proxy.cut_commits(cut, 1);
+        self.proxy.close();
+        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        eventually("it is cut", LONG, async || self.proxy.cuts_left() == 0).await;
+        meanwhile.await;
+        self.proxy.open();
+        for told in made.join_all().await {
+            told.unwrap();
+        }
+    }
+}
+
+/// Another instance serves the same callers, their repetitions, and the same deadlines. What it did while a connection was away says nothing
+/// about the batch that was undone there, of which that was a part.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_else_did_is_no_evidence() {
+    let served = Served::start("others").await;
+    let (direct, host) = (&served.direct.client, em("host1"));
+    let undone = Cut::BeforeCommit;
+
+    let (repeated, released) = (served.grant().await, served.grant().await);
+    let calls = vec![served.releases(&repeated), served.releases(&released)];
+    served.cut(undone, calls, async { direct.resource_released(&release(&repeated, "hadoop")).await.unwrap() }).await;
+    assert!(!lives(direct, released.ticket_id).await, "it was told to be released");
+
+    let (repeated, used) = (served.grant().await, served.grant().await);
+    let (client, reports) = (served.rm.client.clone(), inited(&used, "hadoop", None));
+    let reports: Call = Box::pin(async move { client.resource_inited(&reports).await.map(drop) });
+    let calls = vec![served.releases(&repeated), reports];
+    served.cut(undone, calls, async { direct.resource_released(&release(&repeated, "hadoop")).await.unwrap() }).await;
+    assert!(!direct.ticket(used.ticket_id).await.unwrap().is_locked(), "it was told to be in use");
+
+    let released = served.grant().await;
+    let adopt = Adopt {
+        ticket_id: Uuid::new_v4(),
+        user: name("hadoop"),
+        creator: name("IDE"),
+        engine_type: "spark-3.2.1".to_owned(),
+        em: host.clone(),
+        labels: Default::default(),
+        engine: engine("host1"),
+        used: load(1, 1, 1),
+    };
+    let (client, again) = (served.rm.client.clone(), adopt.clone());
+    let adopts: Call = Box::pin(async move { client.adopt_ticket(&again).await.map(drop) });
+    let calls = vec![adopts, served.releases(&released)];
+    served.cut(undone, calls, async { drop(direct.adopt_ticket(&adopt).await.unwrap()) }).await;
+    assert!(!lives(direct, released.ticket_id).await, "it was told to be released");
+
+    let registration = registration(host.clone(), load(1000, 1000, 1000));
+    let (client, again) = (served.rm.client.clone(), registration.clone());
+    let registers: Call = Box::pin(async move { client.register(again).await.map(drop) });
+    let (client, at) = (served.rm.client.clone(), host.clone());
+    let drains: Call = Box::pin(async move { client.drain(&at, "a new disk").await.map(drop) });
+    served.cut(undone, vec![registers, drains], async { drop(direct.register(registration).await.unwrap()) }).await;
+    assert!(direct.em(&host).await.unwrap().drain.is_some(), "it was told to be drained");
+    assert_invariants(&served.database, direct).await;
+}
+
+/// What was committed is told as that, and not done again, whatever somebody else did since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_else_did_since_hides_no_evidence() {
+    let served = Served::start("since").await;
+    let (direct, host) = (&served.direct.client, em("host1"));
+    let (client, at) = (served.rm.client.clone(), host.clone());
+    let drains: Call = Box::pin(async move { client.drain(&at, "a new disk").await.map(drop) });
+    let resumed = async { assert!(direct.resume(&host, "it is there").await.unwrap(), "it was drained") };
+    served.cut(Cut::AfterCommit, vec![drains], resumed).await;
+    assert!(direct.em(&host).await.unwrap().drain.is_none(), "it was resumed after that");
+    let drained = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'drained'";
+    assert_eq!(served.database.count(drained).await, 1, "it was drained once");
+}
+
+/// A batch that tells nothing in the history: somebody enters the line by it.
+async fn places_are_found_out(cut: Cut) {
+    let served = Served::start(&format!("places-{cut:?}")).await;
+    let (direct, host) = (&served.direct.client, em("host1"));
+    let held = direct.request_resource(&request(&host, "hadoop", load(1000, 1000, 1000))).await.granted();
+    let ask = ResourceRequest { wait_timeout: LONG, ..request(&host, "hadoop", load(1, 1, 1)) };
+    let client = served.rm.client.clone();
+    let asks: Call =
+        Box::pin(async move { client.request_resource(&ask).await.map(|answer| drop(Ok(answer).granted())) });
+    let served_next = async {
+        eventually("it stands in line", LONG, async || direct.waiting().await.unwrap().len() == 1).await;
+        direct.resource_released(&release(&held, "hadoop")).await.unwrap();
+    };
+    tokio::join!(served.cut(cut, vec![asks], async {}), served_next);
+    assert!(direct.waiting().await.unwrap().is_empty(), "it has left the line");
+    assert_eq!(assert_invariants(&served.database, direct).await, 1, "granted once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_stands_in_line_after_a_commit_whose_answer_is_lost_is_served_once() {
+    places_are_found_out(Cut::AfterCommit).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_enters_the_line_by_a_commit_that_never_arrived_enters_it_again() {
+    places_are_found_out(Cut::BeforeCommit).await;
 }
 
 /// A limit that may have been set is not said not to be.

@@ -24,9 +24,10 @@ async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnectio
 }
 
 /// Writes the counters of an EM as a batch does.
-async fn count(connection: &mut sqlx::PgConnection, em: Em) -> Result<bool, StoreError> {
+async fn count(connection: &mut sqlx::PgConnection, em: Em) -> Result<(), StoreError> {
     let now = session::clock(&mut *connection).await.unwrap();
-    settlement::write(connection, &Deltas { ems_counted: vec![em], ..Deltas::default() }, now, None, None).await
+    let deltas = Deltas { ems_counted: vec![em], ..Deltas::default() };
+    settlement::write(connection, &deltas, now, None, None).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -208,10 +208,10 @@ async fn prepare(
         };
         return Ok(Prepared { to_commit: None, committed });
     }
-    let evidence = Evidence::of(&deltas, now);
     let _writing = trace.step("write");
     write(&mut *connection, &deltas).await?;
-    let others_wait = settlement::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
+    let written = settlement::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
+    let (others_wait, evidence) = (written.others_wait, Evidence::of(&deltas, written.first_line, now));
     if others_wait && !deltas.freed.is_empty() {
         let parts: Vec<Freed> = Freed::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
