@@ -2,11 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use linkis_rm::store::{
-    Store,
-    label_resource::{self, Indexed},
+use linkis_rm::{
+    domain::usage_sum::{UsageBy, UsedBy},
+    store::{
+        Store,
+        label_resource::{self, Indexed},
+        usage_hour::{self, Listed, Range, UsageAt},
+    },
 };
 use sqlx::{Connection as _, PgConnection};
+use time::OffsetDateTime;
 
 use super::MANY;
 use crate::harness::*;
@@ -63,6 +68,91 @@ async fn a_page_of_scopes_reads_no_more_than_it_may() {
             (pages, after) = (pages + 1, page.last);
         }
         assert_eq!((found.len(), pages), (SHOWN, MANY / PAGE + 1), "{what}");
+    }
+    store.close().await;
+}
+
+/// How many pages of the database this connection has touched of a table and its indexes, now and not long ago.
+async fn touched_of(connection: &mut PgConnection, table: &str) -> i64 {
+    let touched = "SELECT sum(pg_stat_get_xact_blocks_fetched(oid))::bigint FROM pg_class
+        WHERE oid = $1::regclass OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = $1::regclass)";
+    sqlx::query_scalar(touched).bind(table).fetch_one(connection).await.unwrap()
+}
+
+/// How many names a page of use looks at.
+const NAMES_LOOKED_AT: i64 = 5000;
+
+/// What is found page by page of up to so many: how much each has found, and all that is.
+async fn used(
+    connection: &mut PgConnection,
+    range: &Range,
+    page_size: usize,
+) -> (Vec<usize>, Vec<(UsedBy, Option<OffsetDateTime>)>) {
+    let (mut sizes, mut found, mut after) = (Vec::new(), Vec::new(), None);
+    loop {
+        let mut transaction = connection.begin().await.unwrap();
+        let before = touched_of(&mut transaction, "linkis_resource_usage_hour").await;
+        // One more tells that there are more.
+        let limit = i64::try_from(page_size).unwrap() + 1;
+        let Listed { mut sums, looked_to } =
+            usage_hour::list(&mut *transaction, range, after.as_ref(), limit).await.unwrap();
+        let touched = touched_of(&mut transaction, "linkis_resource_usage_hour").await - before;
+        transaction.commit().await.unwrap();
+        assert!(touched <= 5 * NAMES_LOOKED_AT, "{touched} pages of the database for page {}", sizes.len());
+        let is_more = sums.len() > page_size;
+        sums.truncate(page_size);
+        sizes.push(sums.len());
+        found.extend(sums.iter().map(|sum| (sum.used_by.clone(), sum.hour)));
+        let last = sums.last().filter(|_| is_more);
+        after = last.map(|last| UsageAt { used_by: last.used_by.clone(), hour: last.hour }).or(looked_to);
+        if after.is_none() {
+            return (sizes, found);
+        }
+    }
+}
+
+/// Of the hours that are kept, there may be any number of names that used nothing in those that are asked for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_use_looks_at_no_more_names_and_hours_than_it_may() {
+    const DAY: i64 = 24;
+    let database = Database::fresh().await;
+    let store = Store::open(database.target(), options().history).await.unwrap();
+    // Some in every second hour; many in one; a few in the next two; and the others then.
+    let fill =
+        "INSERT INTO linkis_resource_usage_hour (used_by, is_rest, name, em_instance, hour, tickets, core_seconds,
+            byte_seconds, queue_core_seconds, queue_byte_seconds)
+        SELECT 'user', name = '', name, '', to_timestamp(0) + (1000 + hour) * interval '1 hour', 1, 1, 1, 0, 0 FROM (
+            SELECT 'a' || n, h * 2 FROM generate_series(1, 60) n, generate_series(0, 1000) h
+            UNION ALL SELECT 'b' || n, 1000 FROM generate_series(1, 6000) n
+            UNION ALL SELECT 'c' || n, h FROM generate_series(1, 20) n, generate_series(1001, 1002) h
+            UNION ALL SELECT '', 1001) n (name, hour);
+        ANALYZE linkis_resource_usage_hour";
+    sqlx::raw_sql(fill).execute(&database.pool).await.unwrap();
+    let at = |hour: i64| OffsetDateTime::from_unix_timestamp((1000 + hour) * 3600).unwrap();
+    let range = |from, to, hourly| Range { by: UsageBy::User, users: None, from: at(from), to: at(to), hourly };
+    let mut session = store.session();
+    let connection = session.get().await.unwrap();
+    for (from, to, hourly, page_size, sizes, all) in [
+        // Twice a look at each of the first, and once at each of the many.
+        (1001, 1002, false, 100, vec![0, 21], 21),
+        (1001, 1002, true, 100, vec![0, 21], 21),
+        (1001, 1002, true, 10, vec![0, 10, 10, 1], 21),
+        (1001, 1003, true, 100, vec![60, 41], 60 + 20 * 2 + 1),
+        (1001, 1003, false, 100, vec![60, 21], 60 + 21),
+        // What goes before those that are told is not looked at again.
+        (1000, 1001, false, 1000, vec![1000, 1000, 1000, 1000, 1000, 1000, 60], 6060),
+        // Nothing at all.
+        (2001, 2003, false, 100, vec![0, 0], 0),
+        // Of three months, so many hours are added up, and no more.
+        (0, 92 * DAY, false, 1000, [vec![113; 53], vec![92]].concat(), 6081),
+        (0, DAY, false, 1000, vec![60, 0], 60),
+        (0, DAY, true, 1000, vec![720, 0], 60 * 12),
+    ] {
+        let (found_sizes, found) = used(&mut *connection, &range(from, to, hourly), page_size).await;
+        let what = format!("from {from} to {to}, hourly: {hourly}, {page_size} a page");
+        assert_eq!(found_sizes, sizes, "{what}");
+        assert!(found.is_sorted() && found.len() == all, "{what}: {}", found.len());
+        assert_eq!(BTreeSet::from_iter(&found).len(), all, "{what}: none twice");
     }
     store.close().await;
 }
