@@ -45,7 +45,7 @@ pub use scopes::{ScopeFilter, Scopes};
 const OVER_MAX: usize = 100;
 
 /// How many scopes are looked at for those: in pages, up to so many.
-const LOOKED_AT_MAX: usize = 20_000;
+const LOOKED_AT_MAX: i64 = 20_000;
 const PAGE: i64 = 1000;
 
 /// How many calls look whether their rules decide already, each on a connection; the others have their turn.
@@ -234,7 +234,7 @@ impl LimitService {
         let (mut over, mut after, mut looked_at) = (Vec::new(), Vec::new(), 0);
         while over.len() < OVER_MAX && looked_at < LOOKED_AT_MAX {
             let page = answered(label_resource::list_set(session.get().await?, label_set_id, &after, PAGE)).await?;
-            looked_at += page.len();
+            looked_at += PAGE;
             let Some((last, ..)) = page.last() else { break };
             after.clone_from(last);
             let scopes = page.into_iter().map(|(_, counter, usage)| ScopeUsage::new(limits.of_counter(counter), usage));

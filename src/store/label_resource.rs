@@ -295,38 +295,52 @@ pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result
     expect_rows(TABLE, hashes.len(), done.rows_affected())
 }
 
-/// Scopes of label sets that decide, in the order of their hashes, from behind one.
+/// What a page of a list looked at.
+#[derive(Debug)]
+pub struct Looked {
+    /// The scopes of label sets that decide, in the order of their hashes; each with its hash.
+    pub scopes: Vec<(Vec<u8>, Counter, StoredUsage)>,
+    /// The last hash that was looked at, whether or not its scope is among them; `None` at the end.
+    pub last: Option<Vec<u8>>,
+}
+
+/// `$looked` at, each with whether its label set decides. However many scopes there are of others, that are being counted or go, no more
+/// than those are read.
 macro_rules! list {
-    ($name:literal) => {
+    ($name:expr, $looked:expr) => {
         concat!(
             "-- label_resource::",
             $name,
             "
-        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
-        FROM linkis_label_resource r
-        JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
-        WHERE r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
+        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version,
+            r.label_set_id = ANY (ARRAY (SELECT label_set_id FROM linkis_label_set WHERE state = 'counted')) AS decides
+        FROM (",
+            $looked,
+            ") r
+        ORDER BY r.scope_hash"
         )
     };
 }
 
-/// Up to `limit` scopes of label sets that decide, in the order of their hashes, from behind `after` (empty for the first); each
-/// with its hash.
-pub async fn list(
-    executor: impl PgExecutor<'_>,
-    after: &[u8],
-    limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
-    list_by(list!("list"), executor, after, limit).await
+/// The next scopes that match, from behind a hash.
+macro_rules! next {
+    ($condition:expr) => {
+        concat!(
+            "SELECT * FROM linkis_label_resource WHERE ",
+            $condition,
+            " AND scope_hash > $1 ORDER BY scope_hash LIMIT $2"
+        )
+    };
+}
+
+/// Scopes of label sets that decide among the next `limit` of all, in the order of their hashes, from behind `after` (empty for the first).
+pub async fn list(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
+    list_by(list!("list", next!("true")), executor, after, limit).await
 }
 
 /// The same under a name of its own, for who goes through all of them again and again: what it costs is not what a call costs.
-pub async fn walk(
-    executor: impl PgExecutor<'_>,
-    after: &[u8],
-    limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
-    list_by(list!("walk"), executor, after, limit).await
+pub async fn walk(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
+    list_by(list!("walk", next!("true")), executor, after, limit).await
 }
 
 async fn list_by(
@@ -334,34 +348,49 @@ async fn list_by(
     executor: impl PgExecutor<'_>,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
-    let rows: Vec<ListedRow> = sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?;
-    rows.into_iter().map(hashed).collect()
+) -> Result<Looked, StoreError> {
+    looked(sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?, limit)
 }
 
-/// The same, only those of some users.
+/// A row of a list, and whether its label set decides.
+#[derive(FromRow)]
+struct LookedRow {
+    scope_hash: Vec<u8>,
+    #[sqlx(flatten)]
+    row: ScopeRow,
+    version: i64,
+    decides: bool,
+}
+
+/// Of so many rows as were to be looked at, and fewer at the end.
+fn looked(rows: Vec<LookedRow>, limit: i64) -> Result<Looked, StoreError> {
+    let is_full = i64::try_from(rows.len()).is_ok_and(|seen| seen == limit);
+    let last = rows.last().map(|row| row.scope_hash.clone()).filter(|_| is_full);
+    let scope = |row: LookedRow| {
+        let (counter, usage) = row.row.parse()?;
+        Ok((row.scope_hash, counter, StoredUsage { usage, version: row.version }))
+    };
+    let scopes = rows.into_iter().filter(|row| row.decides).map(scope).collect::<Result<_, StoreError>>()?;
+    Ok(Looked { scopes, last })
+}
+
+/// The same as [`list`], only those of some users.
 pub async fn list_of(
     executor: impl PgExecutor<'_>,
     users: &BTreeSet<Name>,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
-    let rows: Vec<ListedRow> = sqlx::query_as(
-        "-- label_resource::list_of
-        SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
-        FROM unnest($3::text[]) AS u (name) CROSS JOIN LATERAL (
-            SELECT r.* FROM linkis_label_resource r
-            JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
-            WHERE r.scope ->> 'user' = u.name AND r.scope_hash > $1
-            ORDER BY r.scope_hash LIMIT $2) r
-        ORDER BY r.scope_hash LIMIT $2",
-    )
-    .bind(after)
-    .bind(limit)
-    .bind(users.iter().map(Name::as_str).collect::<Vec<_>>())
-    .fetch_all(executor)
-    .await?;
-    rows.into_iter().map(hashed).collect()
+) -> Result<Looked, StoreError> {
+    let sql = list!(
+        "list_of",
+        concat!(
+            "SELECT u.* FROM unnest($3::text[]) AS n (name) CROSS JOIN LATERAL (",
+            next!("scope ->> 'user' = n.name"),
+            ") u ORDER BY u.scope_hash LIMIT $2"
+        )
+    );
+    let users: Vec<_> = users.iter().map(Name::as_str).collect();
+    looked(sqlx::query_as(sql).bind(after).bind(limit).bind(users).fetch_all(executor).await?, limit)
 }
 
 /// Those of one creator, or of one engine type.
@@ -389,26 +418,13 @@ pub async fn list_with(
     (label, value): (Indexed, &str),
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
+) -> Result<Looked, StoreError> {
     // One text each, for its own index.
     let sql = match label {
-        Indexed::Creator => {
-            "-- label_resource::list_with, a creator
-            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
-            FROM linkis_label_resource r
-            JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
-            WHERE r.scope ->> 'creator' = $3 AND r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
-        }
-        Indexed::EngineType => {
-            "-- label_resource::list_with, an engine type
-            SELECT r.scope_hash, r.label_set_id, r.scope::text, r.used_resource::text, r.locked_resource::text, r.version
-            FROM linkis_label_resource r
-            JOIN linkis_label_set s ON s.label_set_id = r.label_set_id AND s.state = 'counted'
-            WHERE r.scope ->> 'engine_type' = $3 AND r.scope_hash > $1 ORDER BY r.scope_hash LIMIT $2"
-        }
+        Indexed::Creator => list!("list_with, a creator", next!("scope ->> 'creator' = $3")),
+        Indexed::EngineType => list!("list_with, an engine type", next!("scope ->> 'engine_type' = $3")),
     };
-    let rows: Vec<ListedRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?;
-    rows.into_iter().map(hashed).collect()
+    looked(sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?, limit)
 }
 
 fn scope_json(scope: &Scope) -> String {

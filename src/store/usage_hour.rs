@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{FromRow, PgConnection, PgExecutor, Row as _, postgres::PgRow};
 use time::{OffsetDateTime, macros::datetime};
 
 use crate::domain::{
@@ -16,6 +16,11 @@ use crate::domain::{
 use super::{StoreError, expect_rows};
 
 const TABLE: &str = "linkis_resource_usage_hour";
+
+/// How many names one page looks at that may have nothing in its hours, and how many sums it adds up: each name may have one of every hour
+/// that is kept, and there may be [`NAMES_MAX`](crate::domain::usage_sum::NAMES_MAX) names in each.
+const LOOKED_AT_MAX: i64 = 5000;
+const ADDED_UP_MAX: i64 = 250_000;
 
 /// Behind every hour.
 const LAST_HOUR: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
@@ -234,24 +239,67 @@ macro_rules! columns {
     };
 }
 
-/// Sums in the order of their index; of all names, or for each of some users their own.
-macro_rules! listing {
-    (all, $columns:ident, $grouped:literal) => {
+/// From where one goes on that is told: each hour, or each name.
+macro_rules! go_on {
+    (hours) => {
+        "l.hour + interval '1 hour'"
+    };
+    (totals) => {
+        "'infinity'"
+    };
+}
+
+/// What is told where one that is told was found. A statement of its own, which is not made for any other.
+macro_rules! told {
+    (hours) => {
+        "u.hour = l.hour LIMIT 1"
+    };
+    (totals) => {
+        "u.hour >= $2 AND u.hour < $3 HAVING count(*) > 0"
+    };
+}
+
+/// Sums of all names in the order of their index: one after the other is looked up there, without those of other hours between them. Where
+/// one was looked at that is not told, its row says no more than that.
+macro_rules! of_all {
+    ($columns:ident) => {
         concat!(
             "-- usage_hour::list, all, ",
             stringify!($columns),
             "
-        SELECT is_rest, name, em_instance, ",
+        WITH RECURSIVE looked AS (
+            (SELECT is_rest, name, em_instance, hour, 1::bigint AS nth, (hour >= $2 AND hour < $3)::int::bigint AS found
+            FROM linkis_resource_usage_hour
+            WHERE used_by = $1 AND (is_rest, name, em_instance, hour) > ($4, $5, $6, $7)
+            ORDER BY is_rest, name, em_instance, hour LIMIT 1)
+            UNION ALL
+            SELECT n.is_rest, n.name, n.em_instance, n.hour, l.nth + 1, l.found + (n.hour >= $2 AND n.hour < $3)::int
+            FROM looked l CROSS JOIN LATERAL (
+                SELECT is_rest, name, em_instance, hour FROM linkis_resource_usage_hour
+                WHERE used_by = $1 AND (is_rest, name, em_instance, hour) >= (l.is_rest, l.name, l.em_instance,
+                    CASE WHEN l.hour < $2 THEN $2 WHEN l.hour < $3 THEN ",
+            go_on!($columns),
+            " ELSE 'infinity' END)
+                ORDER BY is_rest, name, em_instance, hour LIMIT 1) n
+            WHERE l.nth < $9 AND l.found < $8)
+        SELECT l.is_rest, l.name, l.em_instance, l.hour AS looked_hour, l.nth, l.found, s.*
+        FROM looked l LEFT JOIN LATERAL (
+            SELECT ",
             columns!($columns),
             "
-        FROM linkis_resource_usage_hour
-        WHERE used_by = $1 AND hour >= $2 AND hour < $3 AND (is_rest, name, em_instance, hour) > ($4, $5, $6, $7)
-            AND $9::text[] IS NULL ",
-            $grouped,
-            " LIMIT $8"
+            FROM linkis_resource_usage_hour u
+            WHERE u.used_by = $1 AND u.is_rest = l.is_rest AND u.name = l.name AND u.em_instance = l.em_instance
+                AND l.hour >= $2 AND l.hour < $3 AND ",
+            told!($columns),
+            ") s ON true
+        ORDER BY l.nth"
         )
     };
-    (users, $columns:ident, $grouped:literal) => {
+}
+
+/// Sums of some users in the same order.
+macro_rules! of_users {
+    ($columns:ident, $grouped:literal) => {
         concat!(
             "-- usage_hour::list, of users, ",
             stringify!($columns),
@@ -271,39 +319,75 @@ macro_rules! listing {
     };
 }
 
-/// Up to `limit` sums by name and hour, from behind `after`; the others last.
+/// A page of sums.
+#[derive(Debug)]
+pub struct Listed {
+    /// By name and hour; the others last.
+    pub sums: Vec<UsageSum>,
+    /// Behind which the next page begins, where more was not looked at; `None` if that is known by the sums alone.
+    pub looked_to: Option<UsageAt>,
+}
+
+/// Up to `limit` sums by name and hour, from behind `after`; fewer, if those that are kept have more names, or hours, than one page looks at.
 pub async fn list(
     executor: impl PgExecutor<'_>,
     range: &Range,
     after: Option<&UsageAt>,
     limit: i64,
-) -> Result<Vec<UsageSum>, StoreError> {
+) -> Result<Listed, StoreError> {
     // One text each, so that each is planned for its own order.
     let sql = match (range.users.is_some(), range.hourly) {
-        (false, true) => listing!(all, hours, "ORDER BY is_rest, name, em_instance, hour"),
-        (true, true) => listing!(users, hours, "ORDER BY is_rest, name, em_instance, hour"),
-        (false, false) => {
-            listing!(all, totals, "GROUP BY is_rest, name, em_instance ORDER BY is_rest, name, em_instance")
-        }
-        (true, false) => {
-            listing!(users, totals, "GROUP BY is_rest, name, em_instance ORDER BY is_rest, name, em_instance")
-        }
+        (false, true) => of_all!(hours),
+        (true, true) => of_users!(hours, "ORDER BY is_rest, name, em_instance, hour"),
+        (false, false) => of_all!(totals),
+        (true, false) => of_users!(totals, "GROUP BY is_rest, name, em_instance ORDER BY is_rest, name, em_instance"),
     };
     let (is_rest, name, em_instance) = after.map_or((false, "", ""), |after| name_columns(&after.used_by));
     let hour = after.map_or(OffsetDateTime::UNIX_EPOCH, |after| after.hour.unwrap_or(LAST_HOUR));
-    let rows: Vec<SumRow> = sqlx::query_as(sql)
+    let query = sqlx::query(sql)
         .bind(range.by.as_str())
         .bind(range.from)
         .bind(range.to)
         .bind(is_rest)
         .bind(name)
         .bind(em_instance)
-        .bind(hour)
-        .bind(limit)
-        .bind(range.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
-        .fetch_all(executor)
-        .await?;
-    Ok(rows.into_iter().map(UsageSum::from).collect())
+        .bind(hour);
+    let Some(users) = &range.users else {
+        let limit = limit.min(range.found_max());
+        let rows = query.bind(limit).bind(LOOKED_AT_MAX).fetch_all(executor).await?;
+        return range.looked(&rows, limit);
+    };
+    let users: Vec<_> = users.iter().map(Name::as_str).collect();
+    let rows = query.bind(limit).bind(users).fetch_all(executor).await?;
+    let sums = rows.iter().map(|row| SumRow::from_row(row).map(UsageSum::from)).collect::<Result<_, _>>()?;
+    Ok(Listed { sums, looked_to: None })
+}
+
+impl Range {
+    /// How many are told on one page.
+    fn found_max(&self) -> i64 {
+        let added_up = if self.hourly { 1 } else { (self.to - self.from).whole_hours().max(1) };
+        (ADDED_UP_MAX / added_up).max(1)
+    }
+
+    /// What was found, up to `limit`, and where the looks ended.
+    fn looked(&self, rows: &[PgRow], limit: i64) -> Result<Listed, StoreError> {
+        let mut sums = Vec::with_capacity(rows.len());
+        for row in rows {
+            if row.try_get::<Option<i64>, _>("tickets")?.is_some() {
+                sums.push(UsageSum::from(SumRow::from_row(row)?));
+            }
+        }
+        let Some(last) = rows.last() else { return Ok(Listed { sums, looked_to: None }) };
+        let is_cut = last.try_get::<i64, _>("nth")? == LOOKED_AT_MAX || last.try_get::<i64, _>("found")? == limit;
+        let hour: OffsetDateTime = last.try_get("looked_hour")?;
+        let looked_to = UsageAt {
+            used_by: used_by(last.try_get("is_rest")?, last.try_get("name")?, last.try_get("em_instance")?),
+            // Of one that is added up nothing is left; of one that had none of these hours yet, they may follow.
+            hour: Some(hour).filter(|hour| self.hourly || *hour < self.from),
+        };
+        Ok(Listed { sums, looked_to: Some(looked_to).filter(|_| is_cut) })
+    }
 }
 
 /// Removes up to `limit` sums of hours that are older than `kept`; true if there may be more.

@@ -425,3 +425,94 @@ async fn rules_that_change_through_an_instance_that_is_killed_are_the_same_every
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
+
+/// Notes how many lines of the history each statement writes, and whether nobody grants or gives back meanwhile.
+async fn note_lines(database: &Database) {
+    let notes = "CREATE TABLE noted (is_fenced boolean NOT NULL, lines bigint NOT NULL);
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO noted SELECT EXISTS (
+                SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock' AND granted
+                    AND relation = 'linkis_resource_limit_version'::regclass), (SELECT count(*) FROM written);
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER note AFTER INSERT ON linkis_resource_action_record REFERENCING NEW TABLE AS written
+            FOR EACH STATEMENT EXECUTE FUNCTION note()";
+    sqlx::raw_sql(notes).execute(&database.pool).await.unwrap();
+}
+
+/// Of how many limits a call changes, what is written while nobody grants or gives back does not depend; and the history tells all the same
+/// who was judged by them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_rules_close_the_fence_no_longer_than_one() {
+    // One more is for each user.
+    const RULES: i64 = 9_999;
+    let (database, rm) = start().await;
+    let host = em("host");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    set(&limits, limit(None, 9), None).await.unwrap();
+    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
+    note_lines(&database).await;
+    let noted = async || {
+        let inside_and_before: (i64, i64) = sqlx::query_as(
+            "SELECT coalesce(sum(lines) FILTER (WHERE is_fenced), 0)::bigint,
+                coalesce(sum(lines) FILTER (WHERE NOT is_fenced), 0)::bigint FROM noted",
+        )
+        .fetch_one(&database.pool)
+        .await
+        .unwrap();
+        sqlx::raw_sql("TRUNCATE noted").execute(&database.pool).await.unwrap();
+        inside_and_before
+    };
+    set(&limits, limit(None, 8), None).await.unwrap();
+    assert_eq!(noted().await, (1, 0));
+
+    // Somebody counts by the limits for a while; who comes meanwhile is judged by those that there were.
+    let mut counting = database.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS SHARE MODE")
+        .execute(&mut counting)
+        .await
+        .unwrap();
+    let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).chain([limit(None, 7)]).collect();
+    let replacing = tokio::spawn({
+        let limits = limits.clone();
+        async move { replace(&limits, &all, false).await.changed_count }
+    });
+    eventually("the fence is waited for", Duration::from_secs(20), || is_waiting(&database)).await;
+    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
+    sqlx::raw_sql("ROLLBACK").execute(&mut counting).await.unwrap();
+    assert_eq!(replacing.await.unwrap(), 1);
+    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.refused();
+    rm.client.request_resource(&request(&host, "other", load(1, 1, 1))).await.granted();
+    assert_eq!(noted().await, (1, RULES + 1 + 2), "with two grants");
+    let told: Vec<(String, String)> = sqlx::query_as(
+        r#"SELECT action, coalesce("user", scope::text) FROM linkis_resource_action_record
+        WHERE action IN ('granted', 'limits_in_force') ORDER BY id"#,
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    let told: Vec<_> = told.iter().map(|(action, of)| (action.as_str(), of.as_str())).collect();
+    let (in_force, granted) = (("limits_in_force", r#"{"user": null}"#), ("granted", "user1"));
+    assert_eq!(told, [in_force, granted, granted, in_force, ("granted", "other")]);
+    let first = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'limit_set'
+        AND id < (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'limits_in_force')";
+    assert_eq!(database.count(first).await, RULES + 3, "all of them are told before they hold");
+
+    // The same for those that go; of a set of labels that is new, nothing decides before all is counted.
+    let of_creator: Vec<_> = (0..RULES / 10)
+        .map(|n| proto::Limit {
+            labels: BTreeMap::from([("creator".to_owned(), format!("c{n}"))]),
+            ..limit(Some(""), 9)
+        })
+        .collect();
+    replace(&limits, &of_creator, false).await;
+    eventually("they decide", Duration::from_secs(20), async || {
+        let counting = "SELECT count(*) FROM linkis_label_set WHERE state = 'counting'";
+        database.count(counting).await == 0
+    })
+    .await;
+    assert_eq!(noted().await, (2, RULES + 1 + RULES / 10), "those of users end, and those of creators decide");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}

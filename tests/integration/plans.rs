@@ -41,6 +41,7 @@ use uuid::Uuid;
 
 use crate::harness::*;
 
+mod bounded;
 mod filters;
 
 /// So many tickets, history lines and scopes, and a hundredth of EMs, are there before, where there are few.

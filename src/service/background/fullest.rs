@@ -114,13 +114,12 @@ impl Task for ListFullest {
             None => Self::begin(session).await?,
         };
         self.known = answered(limit::current(session.get().await?, &self.known)).await?;
-        let rows = answered(label_resource::walk(session.get().await?, &look.after, PAGE)).await?;
-        let is_end = i64::try_from(rows.len()).is_ok_and(|rows| rows < PAGE);
-        for (hash, counter, usage) in rows {
+        let page = answered(label_resource::walk(session.get().await?, &look.after, PAGE)).await?;
+        for (_, counter, usage) in page.scopes {
             look.note(ScopeUsage::new(self.known.of_counter(counter), usage));
-            look.after = hash;
         }
-        if !is_end {
+        if let Some(last) = page.last {
+            look.after = last;
             self.look = Some(look);
             return Ok(Step::More);
         }

@@ -31,6 +31,10 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// How long to pause before the fence is tried again.
 const PAUSE: Duration = Duration::from_millis(25);
 
+/// How many lines of the history are written inside the fence: where there are more, they go before it, and inside it stand only those that
+/// say from where on they hold.
+const LINES_INSIDE_MAX: usize = 100;
+
 /// What can be changed behind the fence.
 pub(super) enum Change {
     /// How is counted: by this release.
@@ -54,9 +58,17 @@ pub(super) struct Made {
     pub(super) lines: Vec<LimitLine>,
     /// Which rules are others than before, where all were replaced.
     pub(super) changes: RuleChanges,
+    counted: Recounted,
+}
+
+/// What a change begins to count, beside what decides.
+#[derive(Default)]
+struct Recounted {
     /// Label sets that are new, and those that decide until they do.
     begun: Vec<LabelSet>,
     before: Vec<i64>,
+    /// The labels that limits decided for until the change.
+    decided: BTreeSet<BTreeSet<String>>,
 }
 
 impl Change {
@@ -99,8 +111,8 @@ impl Change {
                 return Ok(Made { lines, ..Made::default() });
             }
         };
-        let (begun, before) = reconcile(connection, &lines).await?;
-        Ok(Made { lines, changes, begun, before })
+        let counted = reconcile(connection, &lines).await?;
+        Ok(Made { lines, changes, counted })
     }
 }
 
@@ -110,16 +122,37 @@ impl Made {
         self.lines.iter().filter_map(of_rule).collect()
     }
 
+    /// Whether so much has changed that it is told before the fence is closed.
+    fn is_much(&self) -> bool {
+        self.lines.len() > LINES_INSIDE_MAX
+    }
+
+    /// Before the fence: of many changes, the history tells beforehand; they hold from the lines on that [`Made::finish`] writes.
+    async fn tell_much(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
+        if self.is_much() { action_record::insert_limits(connection, &self.lines, by).await } else { Ok(()) }
+    }
+
     /// Inside the fence: where there is no EM, there is no ticket to count, and none registers meanwhile; and the history tells of
-    /// the change behind what was granted before it, and before what is granted after it.
+    /// the change behind what was granted before it, and before what is granted after it. However much has changed, that is little.
     async fn finish(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
-        let mut lines = self.lines.clone();
-        if !self.begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
-            label_set::set_state(connection, &self.before, State::Retired).await?;
-            label_set::set_state(connection, &ids(&self.begun), State::Counted).await?;
-            lines.extend(self.begun.iter().map(in_force));
+        let mut lines = if self.is_much() { self.in_force() } else { self.lines.clone() };
+        let Recounted { begun, before, .. } = &self.counted;
+        if !begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
+            label_set::set_state(connection, before, State::Retired).await?;
+            label_set::set_state(connection, &ids(begun), State::Counted).await?;
+            lines.extend(begun.iter().map(in_force));
         }
         action_record::insert_limits(connection, &lines, by).await
+    }
+
+    /// That what was told beforehand holds, of each set of labels that limits decided for: one that is new decides when it is counted.
+    fn in_force(&self) -> Vec<LimitLine> {
+        let label_set = |line: &LimitLine| match line {
+            LimitLine::Set(rule, _) | LimitLine::Deleted(rule) => Some(rule.label_set()),
+            LimitLine::Policy(..) | LimitLine::InForce(_) => None,
+        };
+        let changed: BTreeSet<_> = self.lines.iter().filter_map(label_set).collect();
+        changed.intersection(&self.counted.decided).cloned().map(LimitLine::InForce).collect()
     }
 }
 
@@ -240,6 +273,7 @@ async fn fenced(
         let made = change.make(&mut transaction, by).await?;
         limit_change::insert(&mut transaction, before, &made.of_rules()).await?;
         waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
+        made.tell_much(&mut transaction, by).await?;
         limit::close_fence(&mut transaction).await?;
         made.finish(&mut transaction, by).await?;
         Ok::<_, FencedError>((transaction, made))
@@ -254,11 +288,8 @@ async fn fenced(
 }
 
 /// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any
-/// more ends. Answers the label sets that are new, and those that decide until they do.
-async fn reconcile(
-    connection: &mut PgConnection,
-    lines: &[LimitLine],
-) -> Result<(Vec<LabelSet>, Vec<i64>), StoreError> {
+/// more ends.
+async fn reconcile(connection: &mut PgConnection, lines: &[LimitLine]) -> Result<Recounted, StoreError> {
     let policies = policy::read(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
     let of_new_rule = |line: &LimitLine| match line {
@@ -273,6 +304,7 @@ async fn reconcile(
         return Err(StoreError::TooManyLabelSets { most: LABEL_SETS_MAX });
     }
     let wanted_keys: BTreeSet<_> = wanted.iter().map(|counting| &counting.keys).collect();
+    let decided = sets.iter().filter(|set| set.is_counted).map(|set| set.counting.keys.clone()).collect();
     // One that decides goes on until its successor does.
     let is_over = |set: &LabelSet| match set.is_counted {
         true => !wanted_keys.contains(&set.counting.keys),
@@ -287,5 +319,5 @@ async fn reconcile(
         before.extend(kept.iter().filter(|set| set.counting.keys == counting.keys).map(|set| set.id));
         begun.push(label_set::insert(connection, counting.clone()).await?);
     }
-    Ok((begun, before))
+    Ok(Recounted { begun, before, decided })
 }

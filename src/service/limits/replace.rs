@@ -59,21 +59,22 @@ impl LimitService {
     }
 }
 
-/// Scopes that hold more than `limits` allow, among the first of all that are counted.
+/// Scopes that hold more than `limits` allow, among the first there are.
 async fn over_any(connection: &mut PgConnection, limits: &Limits) -> Result<Over, Error> {
-    let (mut over, mut after, mut looked_at) = (Over::default(), Vec::new(), 0);
+    let (mut over, mut after) = (Over::default(), Vec::new());
     over.is_partial = limits.rules().any(|(_, decides)| !decides);
-    while looked_at < LOOKED_AT_MAX {
+    for _ in 0..LOOKED_AT_MAX / PAGE {
         let page = answered(label_resource::list(&mut *connection, &after, PAGE)).await?;
-        looked_at += page.len();
-        let Some((last, ..)) = page.last() else { return Ok(over) };
-        after.clone_from(last);
-        for (_, counter, usage) in page {
+        for (_, counter, usage) in page.scopes {
             let scope = ScopeUsage::new(limits.of_counter(counter), usage);
             if scope.is_over() {
                 over.count += 1;
                 over.first.extend((over.count <= OVER_MAX).then_some(scope));
             }
+        }
+        match page.last {
+            Some(place) => after = place,
+            None => return Ok(over),
         }
     }
     over.is_partial = true;

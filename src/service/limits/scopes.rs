@@ -9,18 +9,18 @@ use crate::{
         limit::{ScopeUsage, sort_fullest},
         name::Name,
         operation::Rejection,
-        scope::{Counter, Scope, StoredUsage},
+        scope::Scope,
     },
     error::Error,
     store::{
-        label_resource::{self, Indexed},
+        label_resource::{self, Indexed, Looked},
         session::answered,
     },
 };
 
 use super::LimitService;
 
-/// How many scopes are looked at at once for those with certain labels, and how often, at most, for one page.
+/// How many scopes are looked at at once where not all of them are shown, and how often, at most, for one page.
 const SCOPES_AT_ONCE: usize = 1000;
 const SCOPE_LOOKS_MAX: usize = 5;
 
@@ -40,12 +40,7 @@ impl ScopeFilter {
     }
 
     /// Those that the index finds which finds the fewest, and others besides.
-    async fn read(
-        &self,
-        connection: &mut PgConnection,
-        after: &[u8],
-        limit: i64,
-    ) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, Error> {
+    async fn read(&self, connection: &mut PgConnection, after: &[u8], limit: i64) -> Result<Looked, Error> {
         if let Some(users) = &self.users {
             return Ok(answered(label_resource::list_of(connection, users, after, limit)).await?);
         }
@@ -85,17 +80,18 @@ impl LimitService {
     }
 
     /// A page of up to `limit` scopes that hold something and match, from behind the place `after` (empty for the first). It looks through so
-    /// many scopes, and may find few.
+    /// many scopes, those included that are just being counted or go, and may find few.
     pub async fn scopes(&self, filter: &ScopeFilter, after: &[u8], limit: usize) -> Result<Scopes, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
-        let at_once = if filter.labels.is_empty() { limit.saturating_add(1) } else { SCOPES_AT_ONCE };
         let (mut shown, mut last) = (Vec::new(), after.to_vec());
-        for _ in 0..SCOPE_LOOKS_MAX {
+        for look in 0..SCOPE_LOOKS_MAX {
+            // Mostly all of those without labels to look for are shown; one more tells whether there are more.
+            let is_whole = look == 0 && filter.labels.is_empty();
+            let at_once = if is_whole { limit.saturating_add(1) } else { SCOPES_AT_ONCE };
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);
-            let rows = filter.read(&mut connection, &last, read).await?;
-            let is_end = rows.len() < at_once;
-            for (place, counter, usage) in rows {
+            let page = filter.read(&mut connection, &last, read).await?;
+            for (place, counter, usage) in page.scopes {
                 if shown.len() == limit {
                     return Ok(Scopes { shown, next: Some(last) });
                 }
@@ -104,8 +100,9 @@ impl LimitService {
                     shown.push(ScopeUsage::new(limits.of_counter(counter), usage));
                 }
             }
-            if is_end {
-                return Ok(Scopes { shown, next: None });
+            match page.last {
+                Some(place) => last = place,
+                None => return Ok(Scopes { shown, next: None }),
             }
         }
         Ok(Scopes { shown, next: Some(last) })

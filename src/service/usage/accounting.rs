@@ -16,7 +16,7 @@ use crate::{
     store::{
         refusal::{self, RefusalAt},
         session::{answered, clock},
-        usage_hour::{self, Range, UsageAt},
+        usage_hour::{self, Listed, Range, UsageAt},
     },
 };
 
@@ -104,6 +104,8 @@ impl UsageQuery {
 pub struct UsedPage {
     /// Up to one more than were asked for.
     pub sums: Vec<UsageSum>,
+    /// Behind which the next page begins, where fewer were found among all that this one looks at.
+    pub looked_to: Option<UsageAt>,
     /// Of which hours.
     pub range: Range,
     /// All that ended before this is in it.
@@ -144,7 +146,7 @@ impl Usage {
         Ok(Refusals { shown, next: Some(last) })
     }
 
-    /// Up to `limit` sums of what was used, by name and hour, from behind `after`.
+    /// Up to `limit` sums of what was used, by name and hour, from behind `after`. It looks through so many names, and may find few.
     ///
     /// # Errors
     /// [`Error::InvalidField`] for a time that cannot be summed over.
@@ -174,8 +176,8 @@ async fn used_on(
 ) -> Result<UsedPage, Error> {
     let range = query.clone().range(clock(connection).await?)?;
     let complete_until = answered(usage_hour::progress(&mut *connection)).await?.complete_until;
-    let sums = answered(usage_hour::list(&mut *connection, &range, after, limit)).await?;
-    Ok(UsedPage { sums, range, complete_until })
+    let Listed { sums, looked_to } = answered(usage_hour::list(&mut *connection, &range, after, limit)).await?;
+    Ok(UsedPage { sums, looked_to, range, complete_until })
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub enum LimitLine {
     Deleted(Rule),
     /// A kind of EMs, by its application name, has another policy; with the one before it, if there was one.
     Policy(Name, Policy, Option<Policy>),
-    /// All tickets of a label set are counted: its rules decide from here on.
+    /// From here on the rules of a label set decide as they are: all of its tickets are counted, or very many of its rules were told of before.
     InForce(BTreeSet<String>),
 }
 
@@ -110,7 +110,7 @@ impl LimitLine {
 }
 
 /// Remembers what limits have changed, and who changed them; inside the fence, so that the numbers of the lines tell who was judged by
-/// them.
+/// them, or, of very many changes, before it: then that is told by the numbers of the lines [`LimitLine::InForce`] inside it.
 pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], by: &Actor) -> Result<(), StoreError> {
     if lines.is_empty() {
         return Ok(());

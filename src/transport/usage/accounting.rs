@@ -122,16 +122,15 @@ pub(super) async fn get_usage(
     query.to = to.or(query.to);
     let Dated { told: mut found, as_of } = usage.used(&query, after.as_ref(), page.size + 1).await?;
     let more = page.cut(&mut found.sums);
-    let key = |last: &UsageSum| {
-        let at = UsageAt { used_by: last.used_by.clone(), hour: last.hour };
-        page.token(&usage_key(found.range.to, &at))
-    };
+    let last = found.sums.last().filter(|_| more);
+    let last = last.map(|last| UsageAt { used_by: last.used_by.clone(), hour: last.hour });
+    let next = last.or(found.looked_to).map(|at| page.token(&usage_key(found.range.to, &at)));
     Ok(proto::GetUsageResponse {
         sums: found.sums.iter().map(usage_sum).collect(),
         from_time: Some(answer::timestamp(found.range.from)),
         to_time: Some(answer::timestamp(found.range.to)),
         complete_until: Some(answer::timestamp(found.complete_until)),
-        next_page_token: found.sums.last().filter(|_| more).map(key).unwrap_or_default(),
+        next_page_token: next.unwrap_or_default(),
         as_of_time: as_of.map(answer::timestamp),
     })
 }
