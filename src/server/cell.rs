@@ -182,7 +182,7 @@ fn keep_house(
     scopes: FullestScopes,
 ) {
     let options = instance.options;
-    driver.start(Lease::new(holder.clone()), Arc::default());
+    driver.start(Lease::new(instance.id, holder.clone()), Arc::default());
     driver.start(Retention::new(options.history, holder.clone(), store.schema_session()), Arc::default());
     driver.start(Indexing::new(holder.clone(), store.schema_session()), Arc::default());
     driver.start(Pruning::new(holder.clone()), Arc::default());

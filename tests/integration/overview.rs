@@ -258,6 +258,13 @@ async fn instances_are_told_while_they_live() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_holds_the_lease_is_an_instance_that_is_told() {
+    let (database, _rm) = start().await;
+    let told = "SELECT count(*) FROM linkis_rm_lease JOIN linkis_rm_server USING (instance_id)";
+    eventually("one holds it", Duration::from_secs(20), async || database.count(told).await == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_tell_how_they_fare_and_what_is_left() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
