@@ -60,6 +60,22 @@ fn patience_is_checked() {
 }
 
 #[test]
+fn how_callers_are_known_is_told() {
+    let (tls, here) = (["--tls-cert", "c", "--tls-key", "k"], ["--listen", "127.0.0.1:1"]);
+    for (arguments, told) in [
+        (&[&here[..]][..], "nothing; everybody may do everything until a token is made"),
+        (&[&here, &["--jwt-config", "j"]], "tokens or JWTs"),
+        (&[&here, &tls], "TLS; everybody may do everything until a token is made"),
+        (&[&["--listen", "0.0.0.0:1"], &tls], "TLS, with tokens"),
+        (&[&tls, &["--jwt-config", "j"]], "TLS, with tokens or JWTs"),
+        (&[&tls, &["--tls-client-ca", "a"]], "TLS, with certificates or tokens"),
+        (&[&tls, &["--tls-client-ca", "a", "--jwt-config", "j"]], "TLS, with certificates, tokens or JWTs"),
+    ] {
+        assert_eq!(check(&arguments.concat()).unwrap().security.to_string(), told, "{arguments:?}");
+    }
+}
+
+#[test]
 fn bounds_are_checked() {
     for (flag, wrong, told) in [
         ("--committers", "0", "from 1 to 32"),
