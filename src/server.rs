@@ -74,7 +74,7 @@ pub struct Options {
     /// What its callers may wait for.
     pub times: RequestTimeouts,
     /// How long signs of life of its EMs may be missing.
-    pub patience: LivenessTimeouts,
+    pub liveness: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when it stops.

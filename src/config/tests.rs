@@ -13,7 +13,7 @@ fn the_defaults_hold() {
     let config = check(&[]).unwrap();
     assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
     assert_eq!(config.lock_ttl, Duration::from_secs(600));
-    assert_eq!(config.patience, LivenessTimeouts::DEFAULT);
+    assert_eq!(config.liveness, LivenessTimeouts::DEFAULT);
     assert_eq!(config.bounds, Bounds::DEFAULT);
 }
 
@@ -43,7 +43,7 @@ fn a_standby_belongs_to_a_database_that_is_named() {
 }
 
 #[test]
-fn patience_is_checked() {
+fn liveness_timeouts_are_checked() {
     for (arguments, told) in [
         (&["--em-silent-after", "3m"][..], "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice"),
         (&["--em-silent-after", "0s"], "--em-silent-after"),

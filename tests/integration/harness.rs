@@ -189,14 +189,14 @@ pub fn options() -> Options {
         request_timeout: Duration::from_secs(30),
         max_wait: Duration::from_secs(600),
     };
-    let patience = LivenessTimeouts::DEFAULT;
+    let liveness = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
     let (shutdown_delay, committers, bounds) = (Duration::ZERO, 1, Bounds::DEFAULT);
     let (standby, migrates) = (None, true);
     Options {
         times,
-        patience,
+        liveness,
         history,
         drain_timeout,
         shutdown_delay,
