@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     domain::{
         name::{FieldError, Name, check_text},
-        queue::{Application, Queue, Queues},
+        queue::{Application, Queue, Queues, is_in},
     },
     error::{Error, ExternalError},
     service::external::{ExternalResourceService, Seen},
@@ -39,11 +39,6 @@ impl ExternalResource {
 fn find<'a>(seen: &'a Seen<Queues>, name: &str) -> Result<&'a Queue, Error> {
     let not_found = |error| ExternalError::Queue { provider: seen.provider.to_string(), error };
     Ok(seen.value.find(name).map_err(not_found)?)
-}
-
-/// Whether a path is that of a queue, or of one that is in it.
-fn is_in(path: &str, queue: &str) -> bool {
-    path.strip_prefix(queue).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[tonic::async_trait]
