@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::{
     error::Error,
+    files::LOOK_INTERVAL,
     metrics::Metrics,
     store::{
         Store, StoreError, server_instance,
@@ -33,9 +34,6 @@ pub const LAG_MAX: Duration = Duration::from_secs(10);
 
 /// How long after the instance has said that it lives it is looked whether the standby knows, and how long after that it says so again.
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// How often the file of the URL is read, if it stands in one.
-const FILE_INTERVAL: Duration = Duration::from_secs(3);
 
 /// How many moments are kept of which the standby has not heard yet: those of twice as long as it may be behind.
 const MARKS_MAX: usize = 20;
@@ -219,7 +217,7 @@ impl Watching {
                     tracing::warn!(error, "the standby cannot be asked; the primary is");
                 }
                 was_well = looked.is_ok();
-                if file_read.elapsed() >= FILE_INTERVAL {
+                if file_read.elapsed() >= LOOK_INTERVAL {
                     file_read = Instant::now();
                     if self.looking.read_again().await {
                         self.forget();
