@@ -214,7 +214,7 @@ impl Reach {
     }
 
     /// Whether it reaches this EM.
-    pub fn has_em(&self, em: &EmInstance) -> bool {
+    fn has_em(&self, em: &EmInstance) -> bool {
         self.0.as_deref().is_none_or(|bound| bound.ems.iter().any(|pattern| pattern.matches(em)))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! How old an answer may be is known without comparing clocks or places in logs: about once a second an instance says in the database that
 //! it lives, and at which moment that was. A standby that knows of it knows everything that was committed before. One that has not heard
-//! for [`LAG_MAX`], does not answer, or follows nobody any more is not asked: the primary is.
+//! for `LAG_MAX`, does not answer, or follows nobody any more is not asked: the primary is.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ use crate::{
 use super::history::History;
 
 /// The oldest that an answer may be; beyond it the primary is asked.
-pub const LAG_MAX: Duration = Duration::from_secs(10);
+const LAG_MAX: Duration = Duration::from_secs(10);
 
 /// How long after the instance has said that it lives it is looked whether the standby knows, and how long after that it says so again.
 const PAUSE: Duration = Duration::from_millis(500);
