@@ -209,7 +209,7 @@ async fn a_revoked_token_ends_watching() {
     let database = Database::fresh().await;
     let shown = token(&database, "gone", &["--role", "viewer", "--user", "alice"]);
     let rm = Instance::start(&database).await;
-    let channel = tonic::transport::Endpoint::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
+    let channel = channel_to(&rm.address).await;
     let mut usage: UsageServiceClient<tonic::service::interceptor::InterceptedService<Channel, Show>> =
         UsageServiceClient::new(with(&channel, &shown));
     let mut stream = usage.watch(proto::WatchRequest {}).await.unwrap().into_inner();
