@@ -257,7 +257,7 @@ pub struct Config {
     /// How long a request may wait in line for resources.
     pub max_wait: Duration,
     /// How long signs of life of EMs may be missing.
-    pub patience: LivenessTimeouts,
+    pub liveness: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when the server stops.
@@ -319,7 +319,7 @@ impl Arguments {
         let shutdown_delay = duration("--shutdown-delay (LINKIS_RM_SHUTDOWN_DELAY)", &self.shutdown_delay, "0s", "1h");
         let name = "--committers (LINKIS_RM_COMMITTERS)";
         let committers = ok_or_record(&mut mistakes, parse_number(name, &self.committers, 1, COMMITTERS_MAX));
-        let patience = self.patience(&mut mistakes);
+        let liveness = self.liveness(&mut mistakes);
         let bounds = self.bounds(&mut mistakes);
         let external_hosts = self.external_hosts(&mut mistakes);
         let telemetry = self.telemetry(&mut mistakes);
@@ -337,7 +337,7 @@ impl Arguments {
                 lock_ttl: lock_ttl?,
                 request_timeout: request_timeout?,
                 max_wait: max_wait?,
-                patience: patience?,
+                liveness: liveness?,
                 history: history?,
                 drain_timeout: drain_timeout?,
                 shutdown_delay: shutdown_delay?,
@@ -415,7 +415,7 @@ impl Arguments {
         })
     }
 
-    fn patience(&self, mistakes: &mut Vec<String>) -> Option<LivenessTimeouts> {
+    fn liveness(&self, mistakes: &mut Vec<String>) -> Option<LivenessTimeouts> {
         let silent = "--em-silent-after (LINKIS_RM_EM_SILENT_AFTER)";
         let silent_after = ok_or_record(mistakes, parse_duration(silent, &self.em_silent_after, "1s", "1d"));
         let lost = "--em-lost-after (LINKIS_RM_EM_LOST_AFTER)";

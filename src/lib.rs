@@ -14,7 +14,7 @@
 //! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
 //! - [`commands`]: what the program does other than serving, through the client;
 //! - [`config`], [`limits_file`], [`telemetry`], [`metrics`], [`error`]: settings, limits in version control, logs and traces, what is
-//!   counted, and why a call failed; [`notify`]: what systemd is told.
+//!   counted, and why a call failed; [`files`]: those that are read again; [`notify`]: what systemd is told.
 //!
 //! `main → server → transport → service → {store, external} → domain`: nothing reaches back.
 //!
@@ -59,6 +59,8 @@ pub mod domain;
 pub mod error;
 #[cfg(feature = "server")]
 pub mod external;
+#[cfg(feature = "server")]
+pub mod files;
 #[cfg(feature = "server")]
 pub mod http;
 #[cfg(feature = "server")]

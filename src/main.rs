@@ -60,7 +60,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
             request_timeout: config.request_timeout,
             max_wait: config.max_wait,
         },
-        patience: config.patience,
+        liveness: config.liveness,
         history: config.history,
         drain_timeout: config.drain_timeout,
         shutdown_delay: config.shutdown_delay,

@@ -74,7 +74,7 @@ pub struct Options {
     /// What its callers may wait for.
     pub times: RequestTimeouts,
     /// How long signs of life of its EMs may be missing.
-    pub patience: LivenessTimeouts,
+    pub liveness: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// How long calls may take to finish when it stops.
@@ -114,13 +114,18 @@ impl Security {
 /// How an instance is protected, for people.
 impl fmt::Display for Security {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &self.tls {
-            Some(tls) if tls.client_ca.is_some() => "TLS, with certificates or tokens",
-            Some(_) if !self.is_open => "TLS, with tokens",
-            Some(_) => "TLS; everybody may do everything until a token is made",
-            None if !self.is_open => "tokens",
-            None => "nothing; everybody may do everything until a token is made",
-        })
+        let has_certificates = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        let shown = match (has_certificates, &self.jwt) {
+            (true, None) => "certificates or tokens",
+            (true, Some(_)) => "certificates, tokens or JWTs",
+            (false, _) if self.is_open => {
+                let protection = if self.tls.is_some() { "TLS" } else { "nothing" };
+                return write!(f, "{protection}; everybody may do everything until a token is made");
+            }
+            (false, None) => "tokens",
+            (false, Some(_)) => "tokens or JWTs",
+        };
+        write!(f, "{}{shown}", if self.tls.is_some() { "TLS, with " } else { "" })
     }
 }
 

@@ -22,7 +22,7 @@ const OPTIONS: Options = Options {
         request_timeout: Duration::from_secs(30),
         max_wait: Duration::from_secs(600),
     },
-    patience: LivenessTimeouts::DEFAULT,
+    liveness: LivenessTimeouts::DEFAULT,
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
     shutdown_delay: Duration::ZERO,

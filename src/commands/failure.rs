@@ -9,7 +9,7 @@ use crate::{client::ClientError, domain::name::FieldError};
 use super::output::{json::SchemaError, text::clean_lines};
 
 /// What was asked for is so.
-pub const EXIT_YES: u8 = 0;
+const EXIT_YES: u8 = 0;
 
 /// The answer is "no": something differs, is not there, or was not done.
 pub const EXIT_NO: u8 = 1;

@@ -2,7 +2,7 @@
 
 use crate::{
     client::Call,
-    domain::access::{Leave, Role},
+    domain::access::{Permission, Role},
     transport::access::{Needed, Table},
 };
 
@@ -19,11 +19,11 @@ fn needs_by(path: &str) -> String {
         // A service that has the call, and does not know who may make it, serves it to nobody.
         None => return "No role may do this.".to_owned(),
     };
-    let with = |leave: Leave| {
-        let roles = Role::ALL.into_iter().filter(|role| row.leave(*role) == leave);
+    let with = |permission: Permission| {
+        let roles = Role::ALL.into_iter().filter(|role| row.permission(*role) == permission);
         roles.map(Role::as_str).collect::<Vec<_>>()
     };
-    let (all, own) = (with(Leave::All), with(Leave::Own));
+    let (all, own) = (with(Permission::All), with(Permission::Own));
     let own = match own.as_slice() {
         [] => String::new(),
         own => format!(", or {} for what is their own", own.join(" or ")),

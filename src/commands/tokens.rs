@@ -24,15 +24,12 @@ use crate::{
 
 use super::{
     consent::Consent,
-    failure::{self, EXIT_NO_ANSWER, EXIT_USAGE},
+    failure::{self, EXIT_NO, EXIT_NO_ANSWER, EXIT_USAGE},
     opened::{OpenError, Opened},
     output::OutputArguments,
 };
 
 mod listed;
-
-/// There was nothing to revoke.
-const EXIT_NOTHING: u8 = 1;
 
 /// How many random bytes are drawn for a token: of 256 bytes, four and more in five are used.
 const RANDOM_BYTES: usize = 256;
@@ -191,7 +188,7 @@ impl Tokens {
                 database.close().await;
                 let text: String = revoked.iter().map(|id| format!("revoked {id}\n")).collect();
                 if revoked.is_empty() {
-                    return Ok(("nothing to revoke\n".to_owned(), ExitCode::from(EXIT_NOTHING)));
+                    return Ok(("nothing to revoke\n".to_owned(), ExitCode::from(EXIT_NO)));
                 }
                 Ok((text, ExitCode::SUCCESS))
             }

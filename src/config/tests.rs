@@ -13,7 +13,7 @@ fn the_defaults_hold() {
     let config = check(&[]).unwrap();
     assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
     assert_eq!(config.lock_ttl, Duration::from_secs(600));
-    assert_eq!(config.patience, LivenessTimeouts::DEFAULT);
+    assert_eq!(config.liveness, LivenessTimeouts::DEFAULT);
     assert_eq!(config.bounds, Bounds::DEFAULT);
 }
 
@@ -43,7 +43,7 @@ fn a_standby_belongs_to_a_database_that_is_named() {
 }
 
 #[test]
-fn patience_is_checked() {
+fn liveness_timeouts_are_checked() {
     for (arguments, told) in [
         (&["--em-silent-after", "3m"][..], "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice"),
         (&["--em-silent-after", "0s"], "--em-silent-after"),
@@ -57,6 +57,22 @@ fn patience_is_checked() {
     let wrong = ["--em-silent-after", "3m", "--lost-after-reports", "0"];
     assert_eq!(check(&wrong).unwrap_err().0.len(), 2);
     assert!(check(&["--em-silent-after", "150s"]).is_ok());
+}
+
+#[test]
+fn how_callers_are_known_is_told() {
+    let (tls, here) = (["--tls-cert", "c", "--tls-key", "k"], ["--listen", "127.0.0.1:1"]);
+    for (arguments, told) in [
+        (&[&here[..]][..], "nothing; everybody may do everything until a token is made"),
+        (&[&here, &["--jwt-config", "j"]], "tokens or JWTs"),
+        (&[&here, &tls], "TLS; everybody may do everything until a token is made"),
+        (&[&["--listen", "0.0.0.0:1"], &tls], "TLS, with tokens"),
+        (&[&tls, &["--jwt-config", "j"]], "TLS, with tokens or JWTs"),
+        (&[&tls, &["--tls-client-ca", "a"]], "TLS, with certificates or tokens"),
+        (&[&tls, &["--tls-client-ca", "a", "--jwt-config", "j"]], "TLS, with certificates, tokens or JWTs"),
+    ] {
+        assert_eq!(check(&arguments.concat()).unwrap().security.to_string(), told, "{arguments:?}");
+    }
 }
 
 #[test]

@@ -158,7 +158,7 @@ impl Rights {
 
 /// What a role may do with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leave {
+pub enum Permission {
     /// Nothing.
     No,
     /// What concerns the EMs or users that its holder is bound to.
@@ -183,15 +183,19 @@ impl Reach {
     /// No bounds at all.
     pub const ALL: Self = Self(None);
 
-    /// What a caller with these rights may do with a call that gives each role this `leave`; `None` for nothing.
-    pub fn of(rights: &Rights, leave: impl Fn(Role) -> Leave) -> Option<Self> {
+    /// What a caller with these rights may do with a call that gives each role this `permission`; `None` for nothing.
+    pub fn of(rights: &Rights, permission: impl Fn(Role) -> Permission) -> Option<Self> {
         let (mut ems, mut users, mut is_any) = (vec![], BTreeSet::new(), false);
         for role in &rights.roles {
-            match (leave(*role), role, &rights.users) {
-                (Leave::No, ..) => continue,
-                (Leave::All, ..) | (Leave::Own, Role::Manager | Role::Viewer, None) => return Some(Self::ALL),
-                (Leave::Own, Role::Manager | Role::Viewer, Some(own)) => users.extend(own.iter().cloned()),
-                (Leave::Own, Role::Ecm | Role::Operator | Role::Admin, _) => ems.extend(rights.ems.iter().cloned()),
+            match (permission(*role), role, &rights.users) {
+                (Permission::No, ..) => continue,
+                (Permission::All, ..) | (Permission::Own, Role::Manager | Role::Viewer, None) => {
+                    return Some(Self::ALL);
+                }
+                (Permission::Own, Role::Manager | Role::Viewer, Some(own)) => users.extend(own.iter().cloned()),
+                (Permission::Own, Role::Ecm | Role::Operator | Role::Admin, _) => {
+                    ems.extend(rights.ems.iter().cloned())
+                }
             }
             is_any = true;
         }
@@ -214,7 +218,7 @@ impl Reach {
     }
 
     /// Whether it reaches this EM.
-    pub fn has_em(&self, em: &EmInstance) -> bool {
+    fn has_em(&self, em: &EmInstance) -> bool {
         self.0.as_deref().is_none_or(|bound| bound.ems.iter().any(|pattern| pattern.matches(em)))
     }
 
@@ -373,7 +377,7 @@ mod tests {
         let users = || Some([user("alice")].into());
         let ems = || vec![EmPattern::of_host(None, "host1")];
         let rights = |roles: &[Role], users| Rights { roles: roles.iter().copied().collect(), ems: ems(), users };
-        let own = |_| Leave::Own;
+        let own = |_| Permission::Own;
         let of = |roles: &[Role], users| Reach::of(&rights(roles, users), own);
         assert_eq!(of(&[], users()), None);
         assert_eq!(of(&[Role::Manager], None), Some(Reach::ALL));
@@ -389,7 +393,7 @@ mod tests {
         let denied = both.check(Some(&em("a", "host2:1")), &user("bob")).unwrap_err();
         assert_eq!(denied.roles, "ecm,manager");
         assert!(both.check(None, &user("bob")).is_err());
-        assert_eq!(Reach::of(&rights(&[Role::Viewer], None), |_| Leave::No), None);
-        assert_eq!(Reach::of(&Rights::of_admin(), |_| Leave::All), Some(Reach::ALL));
+        assert_eq!(Reach::of(&rights(&[Role::Viewer], None), |_| Permission::No), None);
+        assert_eq!(Reach::of(&Rights::of_admin(), |_| Permission::All), Some(Reach::ALL));
     }
 }

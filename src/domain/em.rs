@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{
     drain::Drain,
     end::End,
-    name::{FieldError, Labels, Name},
+    name::{FieldError, Labels, Name, parse_instance},
     resource::{Dimension, Left, Resource, ResourceError, ResourceType},
     ticket_digest::TicketDigest,
 };
@@ -25,10 +25,8 @@ pub struct EmInstance {
 impl EmInstance {
     /// Checks both parts; `field` is the path of the instance in the request.
     pub fn parse(field: &str, application_name: &str, instance: &str) -> Result<Self, FieldError> {
-        Ok(Self {
-            application_name: Name::parse(&format!("{field}.application_name"), application_name)?,
-            instance: Name::parse(&format!("{field}.instance"), instance)?,
-        })
+        let (application_name, instance) = parse_instance(field, application_name, instance)?;
+        Ok(Self { application_name, instance })
     }
 }
 

@@ -22,6 +22,7 @@
 //! - [`action`]: the history of what was done; [`state`]: how something stood before and after;
 //! - [`audit`]: what is stored against what the tickets say; [`counters`]: what was stored after a commit;
 //! - [`overview`]: the whole cluster in a few numbers;
+//! - [`timestamp`]: moments as text;
 //! - [`operation`]: what can be asked of the ledger, and how it can answer;
 //! - [`selector`], [`placement`]: which EMs a request may go to, and which is proposed;
 //! - [`ledger`]: `(state, operation) → (outcome, deltas)`.
@@ -62,6 +63,7 @@ pub mod selector;
 pub mod state;
 pub mod ticket;
 pub mod ticket_digest;
+pub mod timestamp;
 #[cfg(feature = "server")]
 pub mod token;
 pub mod usage_sum;

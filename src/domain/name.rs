@@ -56,6 +56,12 @@ impl fmt::Display for Name {
     }
 }
 
+/// Checks the names of an application and of one of its instances; `field` is the path of both in the request.
+pub(super) fn parse_instance(field: &str, application_name: &str, instance: &str) -> Result<(Name, Name), FieldError> {
+    let application_name = Name::parse(&format!("{field}.application_name"), application_name)?;
+    Ok((application_name, Name::parse(&format!("{field}.instance"), instance)?))
+}
+
 /// Checks a text that may be empty: its length, and that it has no control characters.
 pub fn check_text(field: &str, text: &str) -> Result<(), FieldError> {
     let chars = text.chars().count();

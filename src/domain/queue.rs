@@ -302,6 +302,11 @@ impl Queues {
     }
 }
 
+/// Whether a path is that of a queue, or of one that is in it.
+pub fn is_in(path: &str, queue: &str) -> bool {
+    path.strip_prefix(queue).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 fn last_name(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
 }

@@ -16,9 +16,9 @@ pub const CREATOR: &str = "creator";
 pub const ENGINE_TYPE: &str = "engine_type";
 
 /// The derived label for what stands before the version in an engine's type: `spark` of `spark-3.2.1`.
-pub const ENGINE_FAMILY: &str = "engine_family";
+const ENGINE_FAMILY: &str = "engine_family";
 /// The derived label for the application name of the EM.
-pub const EM_APPLICATION: &str = "em_application";
+const EM_APPLICATION: &str = "em_application";
 /// The derived label for the instance of the EM.
 pub const EM: &str = "em";
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 
 use super::{
     access::{EmPattern, Rights},
@@ -13,6 +13,7 @@ use super::{
     limit::Rule,
     policy::Policy,
     ticket::{Ticket, TicketState},
+    timestamp::rfc3339,
 };
 
 /// The longest that one is, in bytes; of what is longer, its beginning is told.
@@ -138,7 +139,7 @@ impl State {
 }
 
 fn time(time: OffsetDateTime) -> Value {
-    time.format(&Rfc3339).unwrap_or_default().into()
+    rfc3339(time).into()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::{
     em::EmInstance,
     end::End,
-    name::{FieldError, Labels, Name},
+    name::{FieldError, Labels, Name, parse_instance},
     principal::Principal,
     resource::{Resource, ResourceType},
     scope::TicketLabels,
@@ -24,10 +24,8 @@ pub struct EngineInstance {
 impl EngineInstance {
     /// Checks both parts; `field` is the path of the instance in the request.
     pub fn parse(field: &str, application_name: &str, instance: &str) -> Result<Self, FieldError> {
-        Ok(Self {
-            application_name: Name::parse(&format!("{field}.application_name"), application_name)?,
-            instance: Name::parse(&format!("{field}.instance"), instance)?,
-        })
+        let (application_name, instance) = parse_instance(field, application_name, instance)?;
+        Ok(Self { application_name, instance })
     }
 }
 

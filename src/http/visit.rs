@@ -9,7 +9,7 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 /// How long a connection may take, with its one request and the answer.
-pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is known of a connection, and how long it may stay.
 #[derive(Debug)]

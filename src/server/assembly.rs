@@ -51,7 +51,7 @@ fn routes(instance: &Instance<'_>, cell: CellServices) -> Result<Routes<Received
     let info = ServerInfo {
         instance_id: instance.id,
         times,
-        patience: options.patience,
+        liveness: options.liveness,
         history: options.history,
         tls: options.security.tls.is_some(),
     };

@@ -99,7 +99,7 @@ impl CellServices {
     /// [`ServerError::Thread`].
     pub fn start(instance: &Instance<'_>, store: &Store) -> Result<Self, ServerError> {
         let &Instance { id, options, metrics, tasks, stopping, .. } = instance;
-        let patience = options.patience;
+        let liveness = options.liveness;
         let seen = StateCache::new(metrics.clone());
         let (expiring_soon, expiring) = expiry::channel();
         let (line, leaving) =
@@ -112,14 +112,14 @@ impl CellServices {
         };
         let committer = Committer::start(store.clone(), options.committers, after_commit, metrics.clone(), tasks);
         let committer = committer.map_err(ServerError::Thread)?;
-        let admission = Admission::start(store, seen.clone(), patience.silent_after, tasks);
+        let admission = Admission::start(store, seen.clone(), liveness.silent_after, tasks);
         let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
         let turned_down = expiry::TurnedDown::default();
         tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
         let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
         let (holder, wake) = (Holder::default(), Arc::default);
         driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
-        driver.start(Silence::new(committer.clone(), patience, holder.clone()), wake());
+        driver.start(Silence::new(committer.clone(), liveness, holder.clone()), wake());
         let refusals = Refusals::new(metrics.clone());
         driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
         driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
@@ -137,7 +137,7 @@ impl CellServices {
             RequestResourceService::new(admission, committer.clone(), line.clone(), refusals, metrics.clone());
         let (overviews, fullest) = overviews(instance, store, &driver);
         keep_house(instance, store, (&driver, &holder), audit.clone(), fullest.clone());
-        let heartbeat = HeartbeatService::start(store, seen, committer.clone(), patience, tasks);
+        let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, tasks);
         let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
         tasks.spawn(follow.clone().read_on(stopping.clone()));
         let external = Http::new(options.external_hosts.clone());
@@ -153,7 +153,7 @@ impl CellServices {
             audit,
             holds: HoldService::new(store.clone()),
             limits: LimitService::new(store.clone(), counting),
-            usage: Usage::new(store.clone(), standby, patience.silent_after),
+            usage: Usage::new(store.clone(), standby, liveness.silent_after),
             overviews,
             fullest,
             follow,
@@ -168,7 +168,7 @@ fn overviews(instance: &Instance<'_>, store: &Store, driver: &Driver) -> (Overvi
     driver.start(ListFullest::new(fullest.clone()), Arc::default());
     let announcing = Announcing::new(instance.id, instance.address.clone(), instance.metrics.clone(), driver.running());
     driver.start(announcing, Arc::default());
-    let silent_after = instance.options.patience.silent_after;
+    let silent_after = instance.options.liveness.silent_after;
     let (metrics, tasks) = (instance.metrics.clone(), instance.tasks);
     (Overviews::new(store.clone(), silent_after, fullest.clone(), metrics, tasks), fullest)
 }
@@ -182,14 +182,14 @@ fn keep_house(
     scopes: FullestScopes,
 ) {
     let options = instance.options;
-    driver.start(Lease::new(holder.clone()), Arc::default());
+    driver.start(Lease::new(instance.id, holder.clone()), Arc::default());
     driver.start(Retention::new(options.history, holder.clone(), store.schema_session()), Arc::default());
     driver.start(Indexing::new(holder.clone(), store.schema_session()), Arc::default());
     driver.start(Pruning::new(holder.clone()), Arc::default());
     driver.start(EndHolds::new(holder.clone()), Arc::default());
     driver.start(RollUpUsage::new(holder.clone()), Arc::default());
     driver.start(SelfAudit::new(store.clone(), audit, holder.clone()), Arc::default());
-    let (silent_after, metrics) = (options.patience.silent_after, instance.metrics.cluster.clone());
+    let (silent_after, metrics) = (options.liveness.silent_after, instance.metrics.cluster.clone());
     let cluster = ClusterAsAWhole::new(store.clone(), holder.clone(), silent_after, scopes, metrics);
     driver.start(cluster, Arc::default());
 }

@@ -63,7 +63,7 @@ pub struct Put {
 
 /// What a caller knows of a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
+pub enum ExpectedProvider {
     /// Nothing.
     Anything,
     /// That there is none.
@@ -194,7 +194,13 @@ impl ExternalResourceService {
     /// # Errors
     /// A field that is wrong; [`ExternalError::Changed`], [`ExternalError::LabelsTaken`], [`ExternalError::TooMany`];
     /// [`Error::LockTimeout`]; [`Error::CommitUnknown`].
-    pub async fn put(&self, by: &Actor, put: Put, expected: Expected, deadline: Instant) -> Result<Shown, Error> {
+    pub async fn put(
+        &self,
+        by: &Actor,
+        put: Put,
+        expected: ExpectedProvider,
+        deadline: Instant,
+    ) -> Result<Shown, Error> {
         let _turn = self.turn(deadline).await?;
         let mut session = self.store.session();
         let (mut transaction, records) = begin(&mut session).await?;
@@ -221,7 +227,7 @@ impl ExternalResourceService {
         &self,
         put: &Put,
         records: &[ProviderRecord],
-        expected: Expected,
+        expected: ExpectedProvider,
     ) -> Result<Box<dyn ExternalResource>, Error> {
         let Put { provider, config } = put;
         let before = records.iter().find(|record| is(record, &provider.resource_type, &provider.name));
@@ -255,7 +261,7 @@ impl ExternalResourceService {
         by: &Actor,
         resource_type: &Name,
         name: &Name,
-        expected: Expected,
+        expected: ExpectedProvider,
         deadline: Instant,
     ) -> Result<(), Error> {
         let _turn = self.turn(deadline).await?;
@@ -364,7 +370,7 @@ impl Source {
     }
 }
 
-impl Expected {
+impl ExpectedProvider {
     fn check(self, name: &Name, found: Option<&ProviderRecord>) -> Result<(), ExternalError> {
         let holds = match self {
             Self::Anything => true,

@@ -116,7 +116,7 @@ pub struct HeartbeatService {
     queue: mpsc::Sender<Pending>,
     room: Arc<Semaphore>,
     committer: Committer,
-    patience: LivenessTimeouts,
+    liveness: LivenessTimeouts,
 }
 
 impl HeartbeatService {
@@ -125,19 +125,19 @@ impl HeartbeatService {
         store: &Store,
         seen: StateCache,
         committer: Committer,
-        patience: LivenessTimeouts,
+        liveness: LivenessTimeouts,
         tasks: &Tasks,
     ) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let (differing, compared) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(keep::run(inbox, differing, store.session(), seen));
-        tasks.spawn(compare::run(compared, store.session(), patience.lost_after_reports));
-        Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, patience }
+        tasks.spawn(compare::run(compared, store.session(), liveness.lost_after_reports));
+        Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, liveness }
     }
 
     /// How often an EM should report.
     pub fn interval(&self) -> Duration {
-        self.patience.report_interval()
+        self.liveness.report_interval()
     }
 
     /// Takes a report, gives up the tickets that are lost by it, and names those that are unknown.

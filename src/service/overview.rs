@@ -56,7 +56,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// The EMs that came, went, or stand otherwise than in another, which was taken before.
-    pub fn changes_since(&self, before: &Self) -> Vec<EmChange> {
+    fn changes_since(&self, before: &Self) -> Vec<EmChange> {
         match before.number.checked_add(1) == Some(self.number) {
             true => self.changes.clone(),
             false => changes(&before.overview.states, &self.overview.states),

@@ -2,7 +2,7 @@
 //!
 //! How old an answer may be is known without comparing clocks or places in logs: about once a second an instance says in the database that
 //! it lives, and at which moment that was. A standby that knows of it knows everything that was committed before. One that has not heard
-//! for [`LAG_MAX`], does not answer, or follows nobody any more is not asked: the primary is.
+//! for `LAG_MAX`, does not answer, or follows nobody any more is not asked: the primary is.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -17,6 +17,7 @@ use uuid::Uuid;
 
 use crate::{
     error::Error,
+    files::LOOK_INTERVAL,
     metrics::Metrics,
     store::{
         Store, StoreError, server_instance,
@@ -29,13 +30,10 @@ use crate::{
 use super::history::History;
 
 /// The oldest that an answer may be; beyond it the primary is asked.
-pub const LAG_MAX: Duration = Duration::from_secs(10);
+const LAG_MAX: Duration = Duration::from_secs(10);
 
 /// How long after the instance has said that it lives it is looked whether the standby knows, and how long after that it says so again.
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// How often the file of the URL is read, if it stands in one.
-const FILE_INTERVAL: Duration = Duration::from_secs(3);
 
 /// How many moments are kept of which the standby has not heard yet: those of twice as long as it may be behind.
 const MARKS_MAX: usize = 20;
@@ -219,7 +217,7 @@ impl Watching {
                     tracing::warn!(error, "the standby cannot be asked; the primary is");
                 }
                 was_well = looked.is_ok();
-                if file_read.elapsed() >= FILE_INTERVAL {
+                if file_read.elapsed() >= LOOK_INTERVAL {
                     file_read = Instant::now();
                     if self.looking.read_again().await {
                         self.forget();

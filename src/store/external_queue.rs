@@ -12,7 +12,7 @@ use time::{Duration, OffsetDateTime};
 use crate::domain::{
     external::{CheckRules, Cluster, ClusterDelta, KUBERNETES, Rooms, Snapshot, WhenAway, along},
     provider::Provider,
-    queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT},
+    queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT, is_in},
 };
 
 use super::{StoreError, rows::Table};
@@ -204,8 +204,7 @@ impl QueueRow {
 /// Where a queue may be that is called so, and all that this would be in.
 fn candidates(name: &str) -> impl Iterator<Item = String> {
     let full = format!("{ROOT}.{name}");
-    let is_full = name == ROOT || name.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with('.'));
-    let paths: BTreeSet<String> = match is_full {
+    let paths: BTreeSet<String> = match is_in(name, ROOT) {
         true => along(name).chain(along(&full)).map(str::to_owned).collect(),
         false => along(&full).map(str::to_owned).collect(),
     };

@@ -21,6 +21,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use sqlx::{PgConnection, migrate::MigrateError, postgres::PgPool};
 use tokio_util::sync::CancellationToken;
 
+use crate::files::LOOK_INTERVAL;
+
 pub mod action_record;
 pub mod books;
 pub mod citus;
@@ -70,9 +72,6 @@ use operators::Operators;
 use primary::{Missing, Primary};
 use target::Target;
 use url::Hosts;
-
-/// How often the file with the database's URL is read, if it stands in one.
-const LOOK_INTERVAL: Duration = Duration::from_secs(3);
 
 /// How long to wait for connections to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ use super::{StoreError, expect_rows, resource_lock::KeyColumns, rows::Table};
 const TABLE: Table = Table("linkis_resource_lock");
 
 /// How many of all that is held are counted.
-pub const HELD_COUNTED_MAX: i64 = 20_000;
+const HELD_COUNTED_MAX: i64 = 20_000;
 
 #[derive(FromRow)]
 struct HoldRow {
@@ -157,7 +157,7 @@ pub async fn count(executor: impl PgExecutor<'_>) -> Result<usize, StoreError> {
     Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-/// How many keys somebody holds, by a call or by a row that was put there by hand; up to [`HELD_COUNTED_MAX`].
+/// How many keys somebody holds, by a call or by a row that was put there by hand; up to `HELD_COUNTED_MAX`.
 pub async fn count_held(executor: impl PgExecutor<'_>) -> Result<i64, StoreError> {
     // In the order of an index: the table itself is full of what batches have left, and scanning it would read all that.
     Ok(sqlx::query_scalar(

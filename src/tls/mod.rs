@@ -13,7 +13,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -29,14 +28,13 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::files::LOOK_INTERVAL;
+
 use turns::Turns;
 
 pub mod expiry;
 pub mod names;
 mod turns;
-
-/// How often the files are looked at. By their content, because Kubernetes changes a link somewhere above them.
-const LOOK_INTERVAL: Duration = Duration::from_secs(3);
 
 /// The largest file that is read: thousands of certificates.
 const FILE_BYTES_MAX: u64 = 4 << 20;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::domain::access::{
     Denied,
-    Leave::{self, All, No, Own},
+    Permission::{self, All, No, Own},
     Reach, Rights, Role,
 };
 
@@ -13,7 +13,7 @@ use crate::domain::access::{
 pub struct Row {
     /// Its path.
     pub method: &'static str,
-    leave: [Leave; Role::ALL.len()],
+    permissions: [Permission; Role::ALL.len()],
 }
 
 /// Calls that whoever reaches the server may make, so that load balancers need no secrets.
@@ -74,14 +74,14 @@ static TABLE: [Row; 48] = [
     row("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", [All, All,    All,   All,     All]),
 ];
 
-const fn row(method: &'static str, leave: [Leave; Role::ALL.len()]) -> Row {
-    Row { method, leave }
+const fn row(method: &'static str, permissions: [Permission; Role::ALL.len()]) -> Row {
+    Row { method, permissions }
 }
 
 impl Row {
     /// What it gives a role.
-    pub fn leave(&self, role: Role) -> Leave {
-        let [ecm, manager, viewer, operator, admin] = self.leave;
+    pub fn permission(&self, role: Role) -> Permission {
+        let [ecm, manager, viewer, operator, admin] = self.permissions;
         match role {
             Role::Ecm => ecm,
             Role::Manager => manager,
@@ -93,7 +93,7 @@ impl Row {
 
     /// Whether it is for those alone who run the cluster.
     pub fn is_of_administrators(&self) -> bool {
-        [Role::Ecm, Role::Manager, Role::Viewer].into_iter().all(|role| self.leave(role) == No)
+        [Role::Ecm, Role::Manager, Role::Viewer].into_iter().all(|role| self.permission(role) == No)
     }
 
     /// What is left of the call to a caller with these rights.
@@ -101,8 +101,8 @@ impl Row {
     /// # Errors
     /// [`Denied`] if nothing is.
     pub fn reach(&self, rights: &Rights) -> Result<Reach, Denied> {
-        Reach::of(rights, |role| self.leave(role)).ok_or_else(|| {
-            let roles: Vec<_> = Role::ALL.into_iter().filter(|role| self.leave(*role) != No).collect();
+        Reach::of(rights, |role| self.permission(role)).ok_or_else(|| {
+            let roles: Vec<_> = Role::ALL.into_iter().filter(|role| self.permission(*role) != No).collect();
             let needs: Vec<_> = roles.into_iter().map(Role::as_str).collect();
             Denied { roles: rights.role_names(), needs: format!("one of the roles {}", needs.join(", ")) }
         })

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     domain::{
         name::{FieldError, Name, check_text},
-        queue::{Application, Queue, Queues},
+        queue::{Application, Queue, Queues, is_in},
     },
     error::{Error, ExternalError},
     service::external::{ExternalResourceService, Seen},
@@ -39,15 +39,6 @@ impl ExternalResource {
 fn find<'a>(seen: &'a Seen<Queues>, name: &str) -> Result<&'a Queue, Error> {
     let not_found = |error| ExternalError::Queue { provider: seen.provider.to_string(), error };
     Ok(seen.value.find(name).map_err(not_found)?)
-}
-
-/// Whether a path is that of a queue, or of one that is in it.
-fn is_in(path: &str, queue: &str) -> bool {
-    path.strip_prefix(queue).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-}
-
-fn size(page: &Page) -> usize {
-    usize::try_from(page.size).unwrap_or(usize::MAX)
 }
 
 #[tonic::async_trait]
@@ -117,7 +108,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         let page = Page::new("ListQueues", page_size, &filters).map_err(Error::from)?;
         let after = page.key(&page_token).map_err(Error::from)?;
         let seen = self.service.queues(&selector).await?;
-        let mut found: Vec<&Queue> = seen.value.behind(after).take(size(&page).saturating_add(1)).collect();
+        let mut found: Vec<&Queue> = seen.value.behind(after).take(page.entries_max().saturating_add(1)).collect();
         let next = if page.cut(&mut found) { found.last().map(|last| page.token(&last.path)) } else { None };
         Ok(Response::new(proto::ListQueuesResponse {
             queues: found.into_iter().map(|queue| convert::external::queue(&seen.value, queue)).collect(),
@@ -158,7 +149,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
                 && within.is_none_or(|within| is_in(path, within));
             matches.then_some((application, path))
         });
-        let mut found: Vec<_> = matching.take(size(&page).saturating_add(1)).collect();
+        let mut found: Vec<_> = matching.take(page.entries_max().saturating_add(1)).collect();
         let next = if page.cut(&mut found) { found.last().map(|(last, _)| page.token(&last.id)) } else { None };
         let ids: Vec<&str> = found.iter().map(|(app, _)| app.id.as_str()).collect();
         let tickets = self.service.tickets_of(&seen.provider, &ids).await?;

@@ -64,9 +64,14 @@ impl Page {
         if binding == self.binding { Ok(Some(key)) } else { Err(bad_token()) }
     }
 
+    /// [`Page::size`], for what is in memory.
+    pub fn entries_max(&self) -> usize {
+        usize::try_from(self.size).unwrap_or(usize::MAX)
+    }
+
     /// Cuts what was read, one entry more than the page has, to the page; true if there is more behind it.
     pub fn cut<T>(&self, entries: &mut Vec<T>) -> bool {
-        let size = usize::try_from(self.size).unwrap_or(usize::MAX);
+        let size = self.entries_max();
         let more = entries.len() > size;
         entries.truncate(size);
         more

@@ -29,7 +29,7 @@ pub struct ServerInfo {
     /// What its callers may wait for.
     pub times: RequestTimeouts,
     /// How long signs of life may be missing.
-    pub patience: LivenessTimeouts,
+    pub liveness: LivenessTimeouts,
     /// How long ended tickets and request ids are remembered.
     pub history: Duration,
     /// Whether connections are encrypted.
@@ -39,15 +39,15 @@ pub struct ServerInfo {
 impl ServerInfo {
     /// As callers are told.
     pub fn message(&self) -> proto::GetServerInfoResponse {
-        let Self { instance_id, times, patience, history, tls } = self;
+        let Self { instance_id, times, liveness, history, tls } = self;
         proto::GetServerInfoResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             instance_id: instance_id.to_string(),
             bounds: Some(bounds(times)),
-            report_interval: duration(patience.report_interval()),
-            em_silent_after: duration(patience.silent_after),
-            em_lost_after: duration(patience.lost_after),
-            lost_after_reports: patience.lost_after_reports.into(),
+            report_interval: duration(liveness.report_interval()),
+            em_silent_after: duration(liveness.silent_after),
+            em_lost_after: duration(liveness.lost_after),
+            lost_after_reports: liveness.lost_after_reports.into(),
             history: duration(*history),
             tls: *tls,
             // As it turns out: tokens may come at any time.

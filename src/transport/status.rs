@@ -233,6 +233,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::FailedPrecondition, "TICKET_ENDED", Hint::None)
         }
         Rejection::TicketExists { .. } => (Code::AlreadyExists, "TICKET_EXISTS", Hint::None),
+        // No caller is told: whoever lost its place goes to the end of the line.
         Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
         Rejection::TicketNotFound { .. } | Rejection::NoTicketOfEngine(_) => {
             (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)

@@ -95,10 +95,6 @@ impl Usage {
     }
 }
 
-fn size(page: &Page) -> usize {
-    usize::try_from(page.size).unwrap_or(usize::MAX)
-}
-
 /// Checks that no more are named in `field` than one call may get.
 fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     match named > GET_MAX {
@@ -194,7 +190,7 @@ impl UsageService for Usage {
         let (filter, min_fullness) = filters::ems(message).map_err(Error::from)?;
         let key = page.key(&message.page_token).map_err(Error::from)?;
         let after = key.map(parse_em_key).transpose().map_err(Error::from)?;
-        let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), size(&page)).await?;
+        let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), page.entries_max()).await?;
         let next_page_token = ems.next.map(|em| page.token(&em_key(&em))).unwrap_or_default();
         let message = |(em, status): &(Em, Option<EmStatus>)| convert::answer::em_resource(em, status.as_ref());
         let ems = ems.shown.iter().map(message).collect::<Result<_, _>>()?;
@@ -278,8 +274,8 @@ impl UsageService for Usage {
         let is_of_operator = identity::is_of_operator(&call);
         let filter = filters::actions(message, identity::reach(&call)?, is_of_operator).map_err(Error::from)?;
         let usage::Dated { told: lines, as_of } = match message.newest_first {
-            false => self.usage.actions(&filter, key.unwrap_or(0), size(&page)).await?,
-            true => self.usage.newest_actions(&filter, key, size(&page)).await?,
+            false => self.usage.actions(&filter, key.unwrap_or(0), page.entries_max()).await?,
+            true => self.usage.newest_actions(&filter, key, page.entries_max()).await?,
         };
         let token = page.token(&lines.last.to_string());
         let next_page_token = if lines.more { token.clone() } else { String::new() };
@@ -322,12 +318,12 @@ impl UsageService for Usage {
         if message.over_limit_only || message.fullest_first {
             return match key {
                 Some(_) => Err(Error::from(bad_token()).into()),
-                None => Ok(Response::new(self.fullest(message, &filter, size(&page)).await?)),
+                None => Ok(Response::new(self.fullest(message, &filter, page.entries_max()).await?)),
             };
         }
         // The hash of the last scope; behind nothing, all of them.
         let after = parse_hex(key.unwrap_or_default()).ok_or_else(|| Error::from(bad_token()))?;
-        let scopes = self.limits.scopes(&filter, &after, size(&page)).await?;
+        let scopes = self.limits.scopes(&filter, &after, page.entries_max()).await?;
         Ok(Response::new(proto::ListScopesResponse {
             scopes: scopes.shown.iter().map(convert::limit::scope_usage).collect(),
             next_page_token: scopes.next.map(|place| page.token(&hex(&place))).unwrap_or_default(),

@@ -11,11 +11,7 @@ use linkis_rm::transport::proto::{
     limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient,
 };
 use serde_json::{Value, json};
-use tonic::{
-    Code,
-    service::interceptor::InterceptedService,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Code, service::interceptor::InterceptedService, transport::Channel};
 
 use crate::{
     harness::*,
@@ -133,7 +129,7 @@ async fn each_act_leaves_its_line_with_who_from_where_and_how_it_stood() {
     let [ann, otto] =
         [("ann", "admin"), ("otto", "operator")].map(|(who, role)| token(&database, who, &["--role", role]));
     let (process, _log) = asking(&database);
-    let channel = Endpoint::from_shared(process.address.clone()).unwrap().connect().await.unwrap();
+    let channel = channel_to(&process.address).await;
     let (mut admin, mut operator, mut rm) =
         (Person::new(&channel, &ann), Person::new(&channel, &otto), rm_of(&channel, &ann));
     rm.register(register("host1")).await.unwrap();
@@ -318,7 +314,7 @@ async fn what_is_denied_is_logged_at_a_bounded_rate_and_leaves_no_line() {
     let [ann, otto, vera] = [("ann", "admin"), ("otto", "operator"), ("vera", "viewer")]
         .map(|(who, role)| token(&database, who, &["--role", role]));
     let (process, log) = asking(&database);
-    let channel = Endpoint::from_shared(process.address.clone()).unwrap().connect().await.unwrap();
+    let channel = channel_to(&process.address).await;
     let (mut admin, mut operator) = (Person::new(&channel, &ann), Person::new(&channel, &otto));
     rm_of(&channel, &ann).register(register("host1")).await.unwrap();
     admin.admin.drain(drain("host1", "a new disk")).await.unwrap();
@@ -343,7 +339,7 @@ async fn what_is_denied_is_logged_at_a_bounded_rate_and_leaves_no_line() {
     assert!((1..=40).contains(&lines.len()) && whole, "{lines:#?}");
 
     let (process, _log) = asking(&database);
-    let channel = Endpoint::from_shared(process.address.clone()).unwrap().connect().await.unwrap();
+    let channel = channel_to(&process.address).await;
     let seen = Person::new(&channel, &vera).history().await;
     assert_eq!(seen.iter().map(|line| line.action.as_str()).collect::<Vec<_>>(), ["registered", "drained"]);
     assert!(seen.iter().all(|line| line.address.is_empty() && line.actor == "ann"), "{seen:?}");

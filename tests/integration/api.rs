@@ -19,10 +19,6 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus,
 
 use crate::harness::*;
 
-async fn channel(address: &str) -> Channel {
-    Channel::from_shared(address.to_owned()).unwrap().connect().await.unwrap()
-}
-
 macro_rules! services_by_reflection {
     ($version:ident, $address:expr) => {{
         use tonic_reflection::pb::$version::{
@@ -31,7 +27,7 @@ macro_rules! services_by_reflection {
         };
         let message_request = Some(MessageRequest::ListServices(String::new()));
         let question = ServerReflectionRequest { host: String::new(), message_request };
-        let mut client = ServerReflectionClient::new(channel($address).await);
+        let mut client = ServerReflectionClient::new(channel_to($address).await);
         let mut answers = client.server_reflection_info(tokio_stream::once(question)).await.unwrap().into_inner();
         match answers.message().await.unwrap().unwrap().message_response {
             Some(MessageResponse::ListServicesResponse(list)) => {
@@ -81,7 +77,7 @@ async fn health(client: &mut HealthClient<Channel>, service: &str) -> Option<Ser
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_is_told_while_serving_and_a_stop_drains() {
     let (_database, rm) = start().await;
-    let client = HealthClient::new(channel(&rm.address).await);
+    let client = HealthClient::new(channel_to(&rm.address).await);
     for service in ["", "linkis.rm.v1.ResourceManagerService", "linkis.rm.v1.UsageService", "linkis.rm.v1.AdminService"]
     {
         eventually("serving", Duration::from_secs(5), || async {

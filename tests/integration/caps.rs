@@ -40,15 +40,9 @@ fn told(error: &ClientError) -> (Code, String) {
     (error.code().unwrap(), error.reason().unwrap())
 }
 
-async fn registered() -> (Database, Instance) {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
-    (database, rm)
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lower_of_a_request_s_cap_and_the_limit_decides() {
-    let (database, rm) = registered().await;
+    let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&each_user(3)).await.unwrap();
     rm.client.request_resource(&capped("hadoop", &[of_user(1)])).await.granted();
     let answers = [
@@ -84,7 +78,7 @@ async fn the_lower_of_a_request_s_cap_and_the_limit_decides() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_served() {
-    let (database, first) = registered().await;
+    let (database, first) = start_with_host1().await;
     let second = Instance::start(&database).await;
     let watched = Rule { max: [(Dimension::Instances, 0)].into(), ..in_mode(&["user"], LimitMode::Watched) };
     for rule in [in_mode(&["user"], LimitMode::Off), watched] {
@@ -109,7 +103,7 @@ async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_serve
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cap_for_labels_by_which_nothing_is_counted_tells_what_to_type() {
-    let (_database, rm) = registered().await;
+    let (_database, rm) = start_with_host1().await;
     rm.client.set_limit(&each_user(3)).await.unwrap();
     let asks = capped("hadoop", &[of_user(1), cap(&["user", "creator"], &[(Dimension::Cores, 1)])]);
     let anywhere = ResourceRequest { em: None, ..asks.clone() };
@@ -141,7 +135,7 @@ async fn a_cap_for_labels_by_which_nothing_is_counted_tells_what_to_type() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn caps_are_few_and_each_is_for_other_labels() {
-    let (_database, rm) = registered().await;
+    let (_database, rm) = start_with_host1().await;
     let some = |labels: &[&str]| cap(labels, &[(Dimension::Cores, 1)]);
     let five: Vec<Cap> = ["a", "b", "c", "d", "e"].iter().map(|label| some(&[label])).collect();
     let cases = [

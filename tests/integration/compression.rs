@@ -8,19 +8,11 @@ use linkis_rm::transport::{
     },
 };
 use tokio_stream::once;
-use tonic::{
-    Code, Response,
-    codec::CompressionEncoding::Gzip,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Code, Response, codec::CompressionEncoding::Gzip};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::harness::*;
-
-async fn channel(rm: &Instance) -> Channel {
-    Endpoint::from_shared(rm.address.clone()).unwrap().connect().await.unwrap()
-}
 
 /// A client that compresses, and accepts that.
 macro_rules! gzip {
@@ -44,7 +36,7 @@ fn cores(cores: i64) -> Option<proto::Resource> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_service_takes_gzip_and_answers_so() {
     let (_database, rm) = start().await;
-    let channel = channel(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let mut manager = gzip!(ResourceManagerServiceClient::new(channel.clone()));
     let call = proto::RegisterRequest { em: em_message(), total: cores(10), ..Default::default() };
     let registered = manager.register(call).await.unwrap();
@@ -78,7 +70,7 @@ async fn every_service_takes_gzip_and_answers_so() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_compress_is_not_answered_so() {
     let (_database, rm) = start().await;
-    let mut usage = UsageServiceClient::new(channel(&rm).await).accept_compressed(Gzip);
+    let mut usage = UsageServiceClient::new(channel_to(&rm.address).await).accept_compressed(Gzip);
     assert!(!is_gzip(&usage.list_ems(proto::ListEmsRequest::default()).await.unwrap()));
 }
 
@@ -86,7 +78,7 @@ async fn who_does_not_compress_is_not_answered_so() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_compressed_may_hold_no_more_than_a_message_may() {
     let (_database, rm) = start().await;
-    let channel = channel(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let bomb = || "0".repeat(4 << 20);
     let mut manager = gzip!(ResourceManagerServiceClient::new(channel.clone()));
     let request = proto::RequestResourceRequest { user: bomb(), ..Default::default() };

@@ -258,7 +258,7 @@ async fn a_lease_whose_connection_ends_stays_where_it_is() {
     rm.stop().await;
     let store = Store::open(database.target(), options().history).await.unwrap();
     let (holder, mut session) = (Holder::default(), store.session());
-    let mut lease = Lease::new(holder.clone());
+    let mut lease = Lease::new(Uuid::new_v4(), holder.clone());
     assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);
     assert!(holder.holds());
     let own = sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()");

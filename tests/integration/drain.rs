@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use linkis_rm::{
-    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    client::{ClientError, ResourceRequest, ResultResource},
     domain::{operation::Grant, principal::Principal, resource::Resource},
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tonic::Code;
 use uuid::Uuid;
 
@@ -27,13 +27,6 @@ fn anywhere(user: &str, resource: Resource) -> ResourceRequest {
 
 fn patient(request: ResourceRequest) -> ResourceRequest {
     ResourceRequest { wait_timeout: LONG, ..request }
-}
-
-type Call = JoinHandle<Result<ResultResource, ClientError>>;
-
-fn ask(client: &RmClient, request: ResourceRequest) -> Call {
-    let client = client.clone();
-    tokio::spawn(async move { client.request_resource(&request).await })
 }
 
 async fn answered(call: Call) -> Result<ResultResource, ClientError> {
@@ -181,7 +174,7 @@ async fn who_names_no_em_is_told_that_none_is_left() {
     let host = em("host1");
     rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
     let held = rm.client.request_resource(&request(&host, "first", cpu(10))).await.granted();
-    let waits = ask(&second.client, patient(anywhere("hadoop", cpu(1))));
+    let waits = ask_in_task(&second.client, patient(anywhere("hadoop", cpu(1))));
     eventually("it stands in line", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
     rm.client.drain(&host, "it goes").await.unwrap();
     let none = |error: ClientError| {
@@ -219,9 +212,10 @@ async fn who_waits_on_an_em_that_is_drained_goes_elsewhere_or_is_told() {
     }
     let instance = |n: usize| [&first, &second][n % 2];
     let mut any: Vec<Call> =
-        (0..ANY).map(|n| ask(&instance(n).client, patient(anywhere(&format!("any{n}"), cpu(1))))).collect();
-    let named: Vec<Call> =
-        (0..NAMED).map(|n| ask(&instance(n).client, patient(request(&host, &format!("named{n}"), cpu(1))))).collect();
+        (0..ANY).map(|n| ask_in_task(&instance(n).client, patient(anywhere(&format!("any{n}"), cpu(1))))).collect();
+    let named: Vec<Call> = (0..NAMED)
+        .map(|n| ask_in_task(&instance(n).client, patient(request(&host, &format!("named{n}"), cpu(1)))))
+        .collect();
     let waiting = async || first.client.waiting().await.unwrap();
     eventually("all wait", LONG, async || waiting().await.len() == ANY + NAMED).await;
 
@@ -329,7 +323,7 @@ async fn an_operator_ends_a_ticket_whosever_it_is() {
     let grant = async |user: &str| rm.client.request_resource(&request(&host, user, cpu(5))).await.granted();
     let (locked, used): (Grant, Grant) = (grant("hadoop").await, grant("alice").await);
     rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
-    let waits = ask(&second.client, patient(request(&host, "waits", cpu(10))));
+    let waits = ask_in_task(&second.client, patient(request(&host, "waits", cpu(10))));
     eventually("it stands in line", LONG, async || rm.client.waiting().await.unwrap().len() == 1).await;
 
     assert_eq!(rm.client.force_release(used.ticket_id, "it hangs").await.unwrap(), "forced");

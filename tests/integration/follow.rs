@@ -500,12 +500,12 @@ async fn a_copy_that_is_kept_with_the_feed_is_what_the_service_has() {
     let silence = ["--em-silent-after", "1s", "--em-lost-after", "3s", "--lost-after-reports", "2"];
     let arguments = [&["--database-url", &url][..], &silence].concat();
     let first = Process::start(&arguments);
-    let patience = LivenessTimeouts {
+    let liveness = LivenessTimeouts {
         silent_after: Duration::from_secs(1),
         lost_after: Duration::from_secs(3),
         lost_after_reports: 2,
     };
-    let second = Instance::start_with(&database, linkis_rm::server::Options { patience, ..options() }).await;
+    let second = Instance::start_with(&database, linkis_rm::server::Options { liveness, ..options() }).await;
     for n in 0..6 {
         second.client.register(registration(em(&format!("host{n}")), load(400, 400, 400))).await.unwrap();
     }

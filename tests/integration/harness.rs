@@ -49,6 +49,11 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPool},
 };
 use tokio::{sync::oneshot, task::JoinHandle};
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
+use tonic_types::StatusExt as _;
 use uuid::Uuid;
 
 use crate::{citus_cluster::Cell, proxy::Proxy};
@@ -189,14 +194,14 @@ pub fn options() -> Options {
         request_timeout: Duration::from_secs(30),
         max_wait: Duration::from_secs(600),
     };
-    let patience = LivenessTimeouts::DEFAULT;
+    let liveness = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
     let (shutdown_delay, committers, bounds) = (Duration::ZERO, 1, Bounds::DEFAULT);
     let (standby, migrates) = (None, true);
     Options {
         times,
-        patience,
+        liveness,
         history,
         drain_timeout,
         shutdown_delay,
@@ -258,6 +263,13 @@ pub async fn start() -> (Database, Instance) {
     (database, instance)
 }
 
+/// The same, with one EM that has plenty.
+pub async fn start_with_host1() -> (Database, Instance) {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
+    (database, rm)
+}
+
 /// A client of its own, with its own connection. It tells what the service answers, and asks for nothing twice.
 pub fn client(address: &str) -> RmClient {
     hurried(address, Duration::from_secs(60))
@@ -266,6 +278,25 @@ pub fn client(address: &str) -> RmClient {
 /// The same, with less time.
 pub fn hurried(address: &str, timeout: Duration) -> RmClient {
     RmClient::with(address, &ClientSettings::once(timeout)).unwrap()
+}
+
+/// A connection of its own, for what [`client`] does not do.
+pub async fn channel_to(address: &str) -> Channel {
+    Endpoint::from_shared(address.to_owned()).unwrap().connect().await.unwrap()
+}
+
+/// A request that is under way.
+pub type Call = JoinHandle<Result<ResultResource, ClientError>>;
+
+/// Asks, and waits for the answer in a task.
+pub fn ask_in_task(client: &RmClient, request: ResourceRequest) -> Call {
+    let client = client.clone();
+    tokio::spawn(async move { client.request_resource(&request).await })
+}
+
+/// The code of an error, and its reason; empty if it has none.
+pub fn code_and_reason(status: &Status) -> (Code, String) {
+    (status.code(), status.get_details_error_info().map(|info| info.reason).unwrap_or_default())
 }
 
 pub fn name(text: &str) -> Name {

@@ -35,7 +35,7 @@ const NEVER: Duration = Duration::from_secs(3600);
 const LONGEST: Duration = Duration::from_secs(30);
 
 fn patience(silent_after: Duration, lost_after: Duration, lost_after_reports: i16) -> Options {
-    Options { patience: LivenessTimeouts { silent_after, lost_after, lost_after_reports }, ..options() }
+    Options { liveness: LivenessTimeouts { silent_after, lost_after, lost_after_reports }, ..options() }
 }
 
 async fn start_with(options: Options) -> (Database, Instance) {

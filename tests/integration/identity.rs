@@ -17,11 +17,8 @@ use linkis_rm::{
     },
 };
 use tonic::{
-    Code, Request, Status,
-    codegen::http::uri::PathAndQuery,
-    metadata::MetadataValue,
-    service::interceptor::InterceptedService,
-    transport::{Channel, Endpoint},
+    Code, Request, Status, codegen::http::uri::PathAndQuery, metadata::MetadataValue,
+    service::interceptor::InterceptedService, transport::Channel,
 };
 use tonic_prost::ProstCodec;
 use tonic_types::StatusExt as _;
@@ -84,10 +81,6 @@ pub fn rm_of(channel: &Channel, token: &str) -> ResourceManagerServiceClient<Wit
 
 fn usage_of(channel: &Channel, token: &str) -> UsageServiceClient<With> {
     UsageServiceClient::new(with(channel, token))
-}
-
-async fn connect(rm: &Instance) -> Channel {
-    Endpoint::from_shared(rm.address.clone()).unwrap().connect().await.unwrap()
 }
 
 pub fn reason(status: &Status) -> String {
@@ -190,7 +183,7 @@ async fn each_role_makes_its_calls_and_no_others() {
     let words: Vec<&str> = MATRIX.split_whitespace().collect();
     let matrix: BTreeMap<&str, &str> = words.chunks(2).map(|pair| (pair[0], pair[1])).collect();
     let rm = Instance::start(&database).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let methods = described();
     let mut seen = BTreeSet::new();
     for (path, is_unary) in &methods {
@@ -237,7 +230,7 @@ async fn everybody_may_do_everything_until_there_is_a_token_and_only_where_that_
     let refused = closed.client.register(registration(em("host1"), load(64, 16, 16))).await.unwrap_err();
     assert_eq!(refused.reason().as_deref(), Some("TOKEN_MISSING"));
 
-    let channel = connect(&open).await;
+    let channel = channel_to(&open.address).await;
     let follow = proto::FollowActionsRequest::default();
     let mut followed = UsageServiceClient::new(channel.clone()).follow_actions(follow).await.unwrap().into_inner();
     let admin = token(&database, "first", &["--role", "admin"]);
@@ -287,7 +280,7 @@ async fn a_token_that_is_no_good_is_refused_with_its_reason_and_does_nothing() {
     }
     let unknown = token(&Database::fresh().await, "elsewhere", &["--role", "admin"]);
     let rm = Instance::start(&database).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let over = || async { rm_of(&channel, &expired).register(register("host1")).await.is_err() };
     eventually("its time is over", KNOWN_WITHIN, over).await;
     rm_of(&channel, &good)
@@ -325,7 +318,7 @@ async fn unknown_tokens_cost_the_database_nothing() {
     let unknown = token(&Database::fresh().await, "elsewhere", &["--role", "admin"]);
     let (proxy, behind) = database.behind_proxy("tokens");
     let rm = Instance::start(&behind).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     proxy.close();
     for _ in 0..1000 {
         let status = usage_of(&channel, &unknown).list_ems(proto::ListEmsRequest::default()).await.unwrap_err();
@@ -349,12 +342,12 @@ async fn a_revocation_ends_streams_and_waiting_calls_on_every_instance() {
     for rm in &instances {
         for token in [&gone, &stays] {
             let (asking, questions) = tokio::sync::mpsc::channel::<ServerReflectionRequest>(1);
-            let mut client = ServerReflectionClient::new(with(&connect(rm).await, token));
+            let mut client = ServerReflectionClient::new(with(&channel_to(&rm.address).await, token));
             let questions = tokio_stream::wrappers::ReceiverStream::new(questions);
             streams.push((asking, client.server_reflection_info(questions).await.unwrap().into_inner()));
         }
     }
-    let channel = connect(&instances[0]).await;
+    let channel = channel_to(&instances[0].address).await;
     rm_of(&channel, &stays).register(register("host1")).await.unwrap();
     rm_of(&channel, &stays).request_resource(ask("host1", "alice", 16)).await.unwrap();
     let wait = proto::RequestResourceRequest {
@@ -392,7 +385,7 @@ async fn a_revocation_is_heard_of_although_a_connection_was_lost_without_a_word(
     let gone = token(&database, "gone", &["--role", "viewer"]);
     let (proxy, behind) = database.behind_proxy("forgotten");
     let rm = Instance::start(&behind).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let ask = || usage_of(&channel, &gone);
     ask().get_server_info(proto::GetServerInfoRequest {}).await.unwrap();
     // It has read them, on the connection that is lost now.

@@ -31,10 +31,7 @@ use ring::{
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinSet};
-use tonic::{
-    Code, Status,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Code, Status, transport::Channel};
 
 use crate::{
     certificates::{FAR, Folder, Identity, authority, certify},
@@ -144,10 +141,6 @@ async fn start_with_keys(database: &Database, folder: &Folder, signers: &[&Signe
     Instance::start_with(database, believing(folder.0.join("config"))).await
 }
 
-async fn connect(rm: &Instance) -> Channel {
-    Endpoint::from_shared(rm.address.clone()).unwrap().connect().await.unwrap()
-}
-
 /// What becomes of a call of one who shows this.
 async fn asks(channel: &Channel, shown: &str) -> Result<(), Status> {
     let mut usage = UsageServiceClient::new(with(channel, shown));
@@ -171,7 +164,7 @@ async fn a_jwt_is_for_what_its_claims_say_and_a_bad_one_for_nothing() {
     let admin = token(&database, "admin", &["--role", "admin"]);
     let (ec, ed, stranger) = (Signer::ec("ec"), Signer::ed("ed"), Signer::ec("ec"));
     let rm = start_with_keys(&database, &folder, &[&ec, &ed]).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let boss = ec.sign(&claims("boss", json!({})));
     for host in ["host1", "host2"] {
         rm_of(&channel, &boss).register(register(host)).await.unwrap();
@@ -256,7 +249,7 @@ async fn keys_and_claims_change_while_calls_go_on_and_garbage_changes_nothing() 
     let (database, folder) = (Database::fresh().await, Folder::new("jwt-changes"));
     let (old, stays, new) = (Signer::ec("old"), Signer::ed("stays"), Signer::ec("new"));
     let rm = start_with_keys(&database, &folder, &[&old, &stays]).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let by = |signer: &Signer, name: &str| signer.sign(&claims(name, json!({})));
     let boss = by(&stays, "boss");
     rm_of(&channel, &boss).register(register("host1")).await.unwrap();
@@ -316,7 +309,7 @@ async fn what_goes_on_under_a_jwt_ends_with_its_time() {
 
     let (database, folder, signer) = (Database::fresh().await, Folder::new("jwt-ends"), Signer::ec("k"));
     let rm = start_with_keys(&database, &folder, &[&signer]).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let boss = signer.sign(&claims("boss", json!({})));
     rm_of(&channel, &boss).register(register("host1")).await.unwrap();
     rm_of(&channel, &boss).request_resource(ask("host1", "alice", 16)).await.unwrap();
@@ -412,7 +405,7 @@ async fn an_address_is_asked_for_keys_when_one_is_unknown_and_never_for_each_cal
     let publisher = Publisher::start(&key_set(&[&old]), None).await;
     folder.write("config", &config(&publisher.address, json!({})).to_string());
     let rm = Instance::start_with(&database, believing(folder.0.join("config"))).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     assert_eq!(publisher.asked(), 1, "before it serves");
     let (boss, heir) = (old.sign(&claims("boss", json!({}))), new.sign(&claims("boss", json!({}))));
     for _ in 0..50 {
@@ -452,7 +445,7 @@ async fn an_address_is_believed_by_its_certificate_and_shown_a_token() {
     folder.write("token", "s3cret\n");
     folder.write("config", &config(&publisher.address, json!({"ca": own, "token_file": token})).to_string());
     let rm = Instance::start_with(&database, believing(folder.0.join("config"))).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let boss = signer.sign(&claims("boss", json!({})));
     assert_eq!(refused(&channel, &boss).await, "JWT_KEY_UNKNOWN", "nobody vouches for the address");
     assert_eq!((publisher.asked(), counted(&rm, "reload_failures_total") > 0), (0, true));
@@ -470,7 +463,7 @@ async fn a_crowd_of_bad_jwts_takes_nothing_from_others() {
     let (signer, stranger) = (Signer::ec("k"), Signer::ec("k"));
     let (proxy, behind) = database.behind_proxy("jwt");
     let rm = start_with_keys(&behind, &folder, &[&signer]).await;
-    let (channel, crowded) = (connect(&rm).await, connect(&rm).await);
+    let (channel, crowded) = (channel_to(&rm.address).await, channel_to(&rm.address).await);
     let boss = signer.sign(&claims("boss", json!({})));
     asks(&channel, &boss).await.unwrap();
     proxy.close();

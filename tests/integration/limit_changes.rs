@@ -55,10 +55,6 @@ async fn all(limits: &Limits, page_size: i32) -> Vec<proto::Limit> {
     }
 }
 
-fn reason(status: &Status) -> (Code, String) {
-    (status.code(), status.get_details_error_info().map(|info| info.reason).unwrap_or_default())
-}
-
 async fn set(limits: &Limits, limit: proto::Limit, expected_etag: Option<&str>) -> Result<(), Status> {
     let call = proto::SetLimitRequest { limit: Some(limit), expected_etag: expected_etag.map(str::to_owned) };
     limits.clone().set_limit(call).await.map(drop)
@@ -126,7 +122,7 @@ async fn a_limit_is_only_changed_from_what_its_caller_knows() {
     let etag = async || all(&limits, 10).await[0].etag.clone();
     let changed = |answer: Result<(), Status>| {
         let status = answer.unwrap_err();
-        assert_eq!(reason(&status), (Code::Aborted, "LIMIT_CHANGED".to_owned()), "{status:?}");
+        assert_eq!(code_and_reason(&status), (Code::Aborted, "LIMIT_CHANGED".to_owned()), "{status:?}");
         status.message().to_owned()
     };
     // Empty stands for none, which only the first of many who try finds.
@@ -150,7 +146,7 @@ async fn a_limit_is_only_changed_from_what_its_caller_knows() {
     let third = etag().await;
     delete(&limits, limit(Some("hadoop"), 0), Some(&third)).await.unwrap();
     let status = delete(&limits, limit(Some("hadoop"), 0), Some(&third)).await.unwrap_err();
-    assert_eq!(reason(&status), (Code::NotFound, "NO_SUCH_LIMIT".to_owned()));
+    assert_eq!(code_and_reason(&status), (Code::NotFound, "NO_SUCH_LIMIT".to_owned()));
     let message = changed(set(&limits, limit(Some("hadoop"), 1), Some(&third)).await);
     assert!(message.contains("gone"), "{message}");
     assert_eq!(all(&limits, 10).await, []);

@@ -22,19 +22,13 @@ fn rule(labels: &[(&str, Option<&str>)], mode: LimitMode, instances: Option<i64>
     Rule { pattern: Pattern::new(labels.collect()), mode, max }
 }
 
-async fn registered() -> (Database, Instance) {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
-    (database, rm)
-}
-
 fn ask(user: &str) -> ResourceRequest {
     request(&em("host1"), user, load(1, 1, 1))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_goes_beyond_a_watched_limit_is_granted_told_and_counted() {
-    let (database, rm) = registered().await;
+    let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&rule(&[("user", None)], LimitMode::Watched, Some(1))).await.unwrap();
     let within = rm.client.request_resource(&ask("hadoop")).await.granted();
     assert_eq!(within.over_watched, []);
@@ -74,7 +68,7 @@ async fn what_goes_beyond_a_watched_limit_is_granted_told_and_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_that_is_off_has_use_counted_and_refuses_nothing() {
-    let (database, rm) = registered().await;
+    let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&rule(&[("user", None), ("creator", None)], LimitMode::Off, None)).await.unwrap();
     for user in ["hadoop", "hadoop", "alice"] {
         assert_eq!(rm.client.request_resource(&ask(user)).await.granted().over_watched, []);
@@ -96,7 +90,7 @@ async fn a_limit_that_is_off_has_use_counted_and_refuses_nothing() {
 /// In each dimension the most specific limit decides, whatever it does there; what it does not name falls to the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_mode_of_the_most_specific_limit_decides_its_dimensions_on_every_instance() {
-    let (database, first) = registered().await;
+    let (database, first) = start_with_host1().await;
     let second = Instance::start(&database).await;
     let each = Rule {
         max: [(Dimension::Instances, 1), (Dimension::Cores, 3)].into(),
@@ -127,7 +121,7 @@ async fn the_mode_of_the_most_specific_limit_decides_its_dimensions_on_every_ins
 /// A limit that only watches from now on serves those who waited for it; and is told as changed, in the history, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_a_limit_that_only_watches_from_now_on_is_served() {
-    let (database, rm) = registered().await;
+    let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&rule(&[("user", None)], LimitMode::Enforced, Some(1))).await.unwrap();
     rm.client.request_resource(&ask("hadoop")).await.granted();
     let (client, patient) =

@@ -87,9 +87,9 @@ async fn ems_are_found_by_what_they_are_and_how_they_stand() {
     for statement in [silent, registered] {
         sqlx::raw_sql(statement).execute(&database.pool).await.unwrap();
     }
-    let mut patience = options();
-    patience.patience.silent_after = Duration::from_secs(5);
-    let rm = Instance::start_with(&database, patience).await;
+    let mut watchful = options();
+    watchful.liveness.silent_after = Duration::from_secs(5);
+    let rm = Instance::start_with(&database, watchful).await;
     let mut usage = usage(&rm).await;
     let all = proto::ListEmsRequest::default();
     let ecm = "linkis-cg-engineconnmanager".to_owned();
@@ -125,10 +125,10 @@ async fn ems_are_found_by_what_they_are_and_how_they_stand() {
 /// Whatever is asked for, a page looks through so many EMs, and the next one goes on behind them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_page_of_ems_that_match_seldom_ends_and_the_next_one_goes_on() {
-    let mut patience = options();
-    patience.patience.silent_after = Duration::from_secs(5);
+    let mut watchful = options();
+    watchful.liveness.silent_after = Duration::from_secs(5);
     let database = Database::fresh().await;
-    let rm = Instance::start_with(&database, patience).await;
+    let rm = Instance::start_with(&database, watchful).await;
     // More than a page looks through, and behind them one that is everything that the others are not.
     let crowd = EmInstance::parse("em", "crowd", "0").unwrap();
     let epoch = rm.client.register(registration(crowd.clone(), load(10, 10, 10))).await.unwrap().epoch;

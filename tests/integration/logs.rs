@@ -10,10 +10,7 @@ use std::{
 use linkis_rm::transport::proto;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use tonic::{
-    Request,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Request, transport::Channel};
 
 use crate::{certificates::Folder, harness::*, identity::*};
 
@@ -62,7 +59,7 @@ impl Logging {
 
     async fn connect(&self) -> Channel {
         let address = typed(self.line("serving").unwrap()["address"].as_str().unwrap());
-        Endpoint::from_shared(address).unwrap().connect().await.unwrap()
+        channel_to(&address).await
     }
 
     fn stop(mut self) {

@@ -18,10 +18,6 @@ use crate::{crowds::crowd, harness::*, proxy::Weather};
 
 type Manager = ResourceManagerServiceClient<Channel>;
 
-fn told(status: &Status) -> (Code, String) {
-    (status.code(), status.get_details_error_info().map(|info| info.reason).unwrap_or_default())
-}
-
 /// Gives a ticket back by its id alone.
 async fn release_alone(manager: &Manager, ticket_id: Uuid) -> Result<(), Status> {
     let call = proto::ResourceReleasedRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
@@ -57,7 +53,7 @@ async fn a_ticket_is_given_back_by_its_id_alone() {
         release_alone(&manager, grant.ticket_id).await.unwrap();
     }
     let nothing = release_alone(&manager, Uuid::now_v7()).await.unwrap_err();
-    assert_eq!(told(&nothing), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
+    assert_eq!(code_and_reason(&nothing), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
     // What is said all the same has to be right, also of one that is over.
     let living = ask(request(&host, "hadoop", load(1, 1, 1))).await;
     let other = Some(proto::EmInstance { application_name: "ecm".into(), instance: "elsewhere".into() });
@@ -66,7 +62,7 @@ async fn a_ticket_is_given_back_by_its_id_alone() {
         let of_eve = proto::ResourceReleasedRequest { user: "eve".into(), ..named.clone() };
         for call in [of_eve, proto::ResourceReleasedRequest { em: other.clone(), ..named }] {
             let refused = manager.clone().resource_released(call).await.unwrap_err();
-            assert_eq!(told(&refused), (Code::PermissionDenied, "TICKET_NOT_OWNED".to_owned()));
+            assert_eq!(code_and_reason(&refused), (Code::PermissionDenied, "TICKET_NOT_OWNED".to_owned()));
         }
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
@@ -160,9 +156,9 @@ async fn tickets_are_found_by_their_engine() {
     assert_eq!(get(String::new(), engine_message(&engine("one"))).await.unwrap(), one.ticket_id.to_string());
     assert_eq!(get(one.ticket_id.to_string(), None).await.unwrap(), one.ticket_id.to_string());
     let many = get(String::new(), engine_message(&engine("many"))).await.unwrap_err();
-    assert_eq!(told(&many), (Code::FailedPrecondition, "MANY_TICKETS".to_owned()));
+    assert_eq!(code_and_reason(&many), (Code::FailedPrecondition, "MANY_TICKETS".to_owned()));
     let none = get(String::new(), engine_message(&engine("none"))).await.unwrap_err();
-    assert_eq!(told(&none), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
+    assert_eq!(code_and_reason(&none), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
     let nameless = Some(proto::EngineInstance { application_name: "e".into(), instance: String::new() });
     for (ticket_id, engine, field) in [
         (String::new(), None, "ticket_id"),
@@ -256,7 +252,7 @@ async fn many_are_got_by_their_keys_in_the_order_of_the_keys() {
             false => {
                 let fields = [(ems.unwrap_err(), "ems"), (tickets.unwrap_err(), "ticket_ids")];
                 for (status, field) in fields {
-                    assert_eq!(told(&status), (Code::InvalidArgument, "INVALID_FIELD".to_owned()));
+                    assert_eq!(code_and_reason(&status), (Code::InvalidArgument, "INVALID_FIELD".to_owned()));
                     assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
                 }
             }
@@ -290,7 +286,7 @@ async fn a_crowd_that_gets_many_at_once_leaves_others_served() {
             let (mut usage, ticket_ids) = (usage.clone(), ticket_ids.clone());
             calls.spawn(async move {
                 let answer = usage.batch_get_tickets(proto::BatchGetTicketsRequest { ticket_ids }).await;
-                answer.map(|answer| answer.into_inner().tickets.len()).map_err(|status| told(&status))
+                answer.map(|answer| answer.into_inner().tickets.len()).map_err(|status| code_and_reason(&status))
             });
         }
     }

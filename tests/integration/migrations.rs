@@ -23,6 +23,7 @@ use linkis_rm::{
     },
     store::{Store, history_part},
 };
+use uuid::Uuid;
 
 use crate::harness::{options as options_of_tests, *};
 
@@ -120,7 +121,7 @@ async fn what_is_old_is_forgotten_beside_a_part_that_cannot_be_dropped() {
         .unwrap();
     let store = Store::open(database.target(), options_of_tests().history).await.unwrap();
     let (holder, mut session) = (Holder::default(), store.session());
-    Lease::new(holder.clone()).step(&mut session).await.unwrap();
+    Lease::new(Uuid::new_v4(), holder.clone()).step(&mut session).await.unwrap();
     let mut retention = Retention::new(options_of_tests().history, holder, None);
     assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
     assert_eq!(database.count("SELECT count(*) FROM linkis_request_id").await, 0);

@@ -209,7 +209,7 @@ async fn a_revoked_token_ends_watching() {
     let database = Database::fresh().await;
     let shown = token(&database, "gone", &["--role", "viewer", "--user", "alice"]);
     let rm = Instance::start(&database).await;
-    let channel = tonic::transport::Endpoint::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
+    let channel = channel_to(&rm.address).await;
     let mut usage: UsageServiceClient<tonic::service::interceptor::InterceptedService<Channel, Show>> =
         UsageServiceClient::new(with(&channel, &shown));
     let mut stream = usage.watch(proto::WatchRequest {}).await.unwrap().into_inner();
@@ -255,6 +255,13 @@ async fn instances_are_told_while_they_live() {
     assert_eq!(first.client.overview().await.unwrap().throughput.unwrap().grants_per_second, 0.0);
     second.stop().await;
     assert_eq!(first.client.instances().await.unwrap().len(), 1, "it has said that it goes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_holds_the_lease_is_an_instance_that_is_told() {
+    let (database, _rm) = start().await;
+    let told = "SELECT count(*) FROM linkis_rm_lease JOIN linkis_rm_server USING (instance_id)";
+    eventually("one holds it", Duration::from_secs(20), async || database.count(told).await == 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

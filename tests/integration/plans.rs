@@ -567,8 +567,8 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measu
     let filled = start.elapsed();
     drop(postgres.costs(&database).await);
     let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(2));
-    let patience = LivenessTimeouts { silent_after, lost_after, ..LivenessTimeouts::DEFAULT };
-    let rm = Instance::start_with(&database, Options { history: HISTORY, patience, ..options() }).await;
+    let liveness = LivenessTimeouts { silent_after, lost_after, ..LivenessTimeouts::DEFAULT };
+    let rm = Instance::start_with(&database, Options { history: HISTORY, liveness, ..options() }).await;
     let leaving = EmInstance::parse("em", em("any").application_name.as_str(), "leaving").unwrap();
     rm.client.unregister(&leaving).await.unwrap();
     let ending = "SELECT count(*) FROM linkis_user_resource_meta_data

@@ -20,7 +20,7 @@ use opentelemetry_proto::tonic::{
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{
     Request, Response, Status,
-    transport::{Channel, Endpoint, Server, server::TcpIncoming},
+    transport::{Channel, Server, server::TcpIncoming},
 };
 
 use crate::{harness::*, identity::*, metrics::scrape};
@@ -85,7 +85,7 @@ fn traced(database: &Database, endpoint: &str, settings: &[(&str, &str)]) -> Pro
 }
 
 async fn connect(process: &Process) -> ResourceManagerServiceClient<Channel> {
-    let channel = Endpoint::from_shared(process.address.clone()).unwrap().connect().await.unwrap();
+    let channel = channel_to(&process.address).await;
     ResourceManagerServiceClient::new(channel)
 }
 

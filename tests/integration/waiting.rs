@@ -9,7 +9,7 @@ use std::{
 };
 
 use linkis_rm::{
-    client::{ClientError, ResourceRequest, ResultResource, RmClient},
+    client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         em::EmInstance,
         limit::{Pattern, Rule},
@@ -20,7 +20,7 @@ use linkis_rm::{
     transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
 };
 use sqlx::postgres::PgListener;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tonic::Code;
 use uuid::Uuid;
 
@@ -44,16 +44,10 @@ fn user_limit(user: &str, instances: i64) -> Rule {
     Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
 }
 
-/// Asks, and waits for the answer in a task.
-fn ask(client: &RmClient, request: ResourceRequest) -> JoinHandle<Result<ResultResource, ClientError>> {
-    let client = client.clone();
-    tokio::spawn(async move { client.request_resource(&request).await })
-}
-
 /// Asks, and comes back when the request stands in line.
-async fn stand_in_line(client: &RmClient, request: ResourceRequest) -> JoinHandle<Result<ResultResource, ClientError>> {
+async fn stand_in_line(client: &RmClient, request: ResourceRequest) -> Call {
     let before = client.waiting().await.unwrap().len();
-    let call = ask(client, request);
+    let call = ask_in_task(client, request);
     eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() > before).await;
     call
 }
@@ -62,7 +56,7 @@ async fn nobody_waits(client: &RmClient) {
     eventually("nobody waits", LONG, async || client.waiting().await.unwrap().is_empty()).await;
 }
 
-async fn granted(call: JoinHandle<Result<ResultResource, ClientError>>) -> Grant {
+async fn granted(call: Call) -> Grant {
     tokio::time::timeout(LONG, call).await.expect("an answer").unwrap().granted()
 }
 
@@ -162,7 +156,7 @@ async fn a_big_request_is_not_starved_by_a_stream_of_small_ones() {
     }
     let busy = async || first.client.em(&host).await.unwrap().locked.get(&Dimension::Cores) > 50;
     eventually("the stream flows", LONG, busy).await;
-    let call = ask(&first.client, patient(&host, "big", cpu(90)));
+    let call = ask_in_task(&first.client, patient(&host, "big", cpu(90)));
     let since = Mutex::new(None);
     let stands = async || {
         let line = first.client.waiting().await.unwrap();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::domain::queue::Naming;
+use crate::domain::queue::{Naming, is_in};
 
 const PATHS: [&str; 4] = ["root", "root.a", "root.a.x", "root.b"];
 const LEAVES: [&str; 2] = ["root.a.x", "root.b"];
@@ -15,10 +15,6 @@ fn amounts(n: i64) -> QueueAmounts {
 
 fn at(seconds: i64) -> OffsetDateTime {
     OffsetDateTime::UNIX_EPOCH + Duration::seconds(seconds)
-}
-
-fn is_in(path: &str, queue: &str) -> bool {
-    path == queue || path.starts_with(&format!("{queue}."))
 }
 
 fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> Queues {

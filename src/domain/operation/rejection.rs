@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 use crate::domain::{
@@ -15,6 +14,7 @@ use crate::domain::{
     report::ReportNumber,
     resource::{ResourceError, ResourceType},
     ticket::{EndedTicket, EngineInstance},
+    timestamp::rfc3339,
 };
 
 /// Why an operation could not be carried out. It has changed nothing.
@@ -294,7 +294,7 @@ pub enum Rejection {
 
 /// How and when a ticket ended, for people.
 pub fn ended_at(ended: &EndedTicket) -> String {
-    format!("{} at {}", ended.end, ended.at.format(&Rfc3339).unwrap_or_else(|_| ended.at.to_string()))
+    format!("{} at {}", ended.end, rfc3339(ended.at))
 }
 
 impl Rejection {
@@ -322,7 +322,7 @@ impl Rejection {
 fn already_held(key: &LockKey, taken: Option<&TakenHold>) -> String {
     match taken {
         Some(TakenHold { reason, by, until, .. }) => {
-            let until = until.format(&Rfc3339).unwrap_or_else(|_| until.to_string());
+            let until = rfc3339(*until);
             format!("{key} is held by {by} until {until} ({reason}); wait, or release that hold first")
         }
         None => {
@@ -333,7 +333,7 @@ fn already_held(key: &LockKey, taken: Option<&TakenHold>) -> String {
 
 fn em_draining(em: &EmInstance, drain: &Drain) -> String {
     let Drain { reason, by, since } = drain;
-    let since = since.format(&Rfc3339).unwrap_or_else(|_| since.to_string());
+    let since = rfc3339(*since);
     format!(
         "the EM {em} is drained since {since} by {by} ({reason}): nothing new is granted there; name another EM, or leave the choice to the \
          service"
@@ -353,7 +353,7 @@ fn limit_changed(limit: &str, last: Option<&(String, OffsetDateTime)>) -> String
     match last {
         Some((by, at)) => format!(
             "the limit for {limit} is not what was expected: it was last set by {by} at {}; read it again, and then change it",
-            at.format(&Rfc3339).unwrap_or_else(|_| at.to_string())
+            rfc3339(*at)
         ),
         None => format!("the limit for {limit} is not what was expected: it is gone; read it again, and then set it"),
     }

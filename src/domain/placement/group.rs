@@ -143,7 +143,7 @@ impl Group {
     }
 
     /// The dimension that a request takes the most of, beside all that the group has.
-    pub fn dominant(&self, share: &Resource) -> Dimension {
+    fn dominant(&self, share: &Resource) -> Dimension {
         let part = |dimension: &Dimension, asked: i64| {
             let whole = self.capacity.get(dimension).map_or(0, |capacity| capacity.sum).max(1);
             i128::from(asked) * WHOLE * WHOLE / whole

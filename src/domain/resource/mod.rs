@@ -8,6 +8,9 @@
 //! the arithmetic, the comparisons, [`Resource::project`] (one type seen as another), [`Left`] (the signed rest that
 //! decides a grant), the JSON forms and the size strings.
 //!
+//! The service adds, subtracts, and asks what covers what. Products, quotients and the other comparisons are there because
+//! Linkis's resources have them: `conformance` compares every one with what Linkis answers.
+//!
 //! What always holds:
 //! - an amount in a `Resource` is never negative; only a [`Left`] may show a deficit;
 //! - arithmetic never wraps and never clamps: it answers or it says which dimension stood in the way;

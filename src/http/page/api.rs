@@ -135,11 +135,6 @@ fn shared(
     Ok(admitted.reach().is_all().then_some(Question { method, query, is_of_operator }))
 }
 
-/// As text in JSON.
-pub fn quoted(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
-}
-
 /// A header's value.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ use crate::{error::Error, http::visit::Visit, service::overview::Seen, transport
 
 use super::{
     Site, Slot,
-    api::{Answer, quoted},
+    api::Answer,
     history::Point,
     picture::{News, Told},
     session,
@@ -69,8 +69,8 @@ async fn run(
     let stopping = site.stopping.clone();
     let end = tokio::select! {
         () = tell.closed() => return,
-        () = stopping.cancelled() => event("trouble", &quoted("the instance stops")),
-        why = admitted.caller.ended.why() => event("login", &quoted(&why.to_string())),
+        () = stopping.cancelled() => word("trouble", "the instance stops"),
+        why = admitted.caller.ended.why() => word("login", &why.to_string()),
         end = follow(&site, &admitted, seen, &tell) => match end {
             Some(end) => end,
             None => return visit.cut_off(),
@@ -85,6 +85,10 @@ async fn run(
 fn event(kind: &str, json: &str) -> String {
     // JSON has no line ends of its own.
     format!("event: {kind}\ndata: {json}\n\n")
+}
+
+fn word(kind: &str, text: &str) -> String {
+    event(kind, &Value::from(text).to_string())
 }
 
 /// `None` if it is not taken in time.
@@ -109,13 +113,13 @@ async fn follow(
         };
         let picture = match picture {
             Ok(picture) => picture,
-            Err(error) => return Some(event("trouble", &quoted(&error.to_string()))),
+            Err(error) => return Some(word("trouble", &error.to_string())),
         };
         let (points, next) = site.history.since(points_told, is_bound);
         points_told = next;
         let message = Message { news: told.news(&picture, is_bound), points, server: server.take() };
         let Ok(json) = serde_json::to_string(&message) else {
-            return Some(event("trouble", &quoted("a defect of the service")));
+            return Some(word("trouble", "a defect of the service"));
         };
         send(tell, event("picture", &json), UNREAD_MAX).await?;
     }

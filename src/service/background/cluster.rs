@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-use super::{Step, Task, fullest::FullestScopes, lease::Holder};
+use super::{PAUSE_TIMES, Step, Task, fullest::FullestScopes, lease::Holder};
 
 /// How many of the fullest scopes are told: each is a series.
 const FULLEST_MAX: usize = 50;
@@ -32,9 +32,6 @@ const SCOPE_BYTES_MAX: usize = 256;
 
 /// How often holds are counted: between them lie the dead rows of all locks.
 const HOLDS_EVERY: Duration = Duration::from_secs(30);
-
-/// How many times as long as it took, it rests.
-const PAUSE_TIMES: u32 = 19;
 
 /// Works out what is told of the cluster, and tells it.
 #[derive(Debug)]

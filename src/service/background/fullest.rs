@@ -15,16 +15,13 @@ use crate::{
     },
 };
 
-use super::{Step, Task};
+use super::{PAUSE_TIMES, Step, Task};
 
 /// How many are listed.
 pub const LISTED_MAX: usize = 1000;
 
 /// How many scopes one step looks at.
 const PAGE: i64 = 1000;
-
-/// How many times as long as a look through all of them took, it pauses before the next.
-const PAUSE_TIMES: u32 = 19;
 
 /// The fullest scopes, as they were seen lately.
 #[derive(Debug)]

@@ -55,12 +55,10 @@ pub struct Lease {
 
 impl Lease {
     /// Of an instance that does not hold it yet.
-    pub fn new(holder: Holder) -> Self {
-        Self { instance_id: Uuid::new_v4(), holder, leaves_it_until: Instant::now() }
+    pub fn new(instance_id: Uuid, holder: Holder) -> Self {
+        Self { instance_id, holder, leaves_it_until: Instant::now() }
     }
-}
 
-impl Lease {
     /// Takes it or renews it, if it is not another's.
     async fn hold(&self, session: &mut Session) -> Result<(), StoreError> {
         // Nobody holds its row for long.

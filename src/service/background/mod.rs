@@ -52,6 +52,10 @@ pub mod silence;
 mod steps;
 pub mod usage;
 
+/// How many times as long as a look at everything took, whoever has looked rests before the next: that takes a connection a twentieth of
+/// its time at most.
+const PAUSE_TIMES: u32 = 19;
+
 /// The longest pause after steps that failed one after another.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 

@@ -28,6 +28,7 @@ use crate::{
         principal::Principal,
     },
     external::allowed::AllowedHosts,
+    files::LOOK_INTERVAL,
     metrics::Metrics,
     service::tokens::Caller,
 };
@@ -42,9 +43,6 @@ mod claims;
 pub mod config;
 mod keys;
 mod source;
-
-/// How often the configuration is looked at. By its content, because Kubernetes changes a link somewhere above it.
-const LOOK_INTERVAL: Duration = Duration::from_secs(3);
 
 /// The largest configuration that is read.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;

@@ -22,6 +22,7 @@ use crate::{
         allowed::AllowedHosts,
         http::{Failure, Http},
     },
+    files::LOOK_INTERVAL,
     metrics::Metrics,
 };
 
@@ -32,9 +33,6 @@ use super::{
 
 /// The most that is read of keys, certificates or a token.
 const BYTES_MAX: u64 = 1 << 20;
-
-/// How often a file is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_secs(3);
 
 /// How often an address is asked, and how often at most if somebody shows a JWT with a key that is not known.
 const ASK_INTERVAL: Duration = Duration::from_secs(60);

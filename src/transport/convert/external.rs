@@ -10,7 +10,7 @@ use crate::{
         provider::Provider,
         queue::{self, Naming, Queues},
     },
-    service::external::{Expected, Put, SelectBy, Selector, Shown},
+    service::external::{ExpectedProvider, Put, SelectBy, Selector, Shown},
     transport::proto,
 };
 
@@ -36,11 +36,11 @@ pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
 }
 
 /// What a caller knows of a provider.
-pub fn expected(etag: Option<&str>) -> Expected {
+pub fn expected(etag: Option<&str>) -> ExpectedProvider {
     match etag {
-        None => Expected::Anything,
-        Some("") => Expected::Nothing,
-        Some(etag) => Uuid::parse_str(etag).map_or(Expected::Unknown, Expected::Etag),
+        None => ExpectedProvider::Anything,
+        Some("") => ExpectedProvider::Nothing,
+        Some(etag) => Uuid::parse_str(etag).map_or(ExpectedProvider::Unknown, ExpectedProvider::Etag),
     }
 }
 

@@ -32,7 +32,7 @@ pub const TICKETS_MAX: usize = 100_000;
 pub const TICKET_BYTES: usize = size_of::<Uuid>();
 
 /// How many queues a request may name.
-pub const QUEUE_NAMES_MAX: usize = 8;
+const QUEUE_NAMES_MAX: usize = 8;
 
 fn missing(field: &str) -> FieldError {
     FieldError::new(field, "is required")

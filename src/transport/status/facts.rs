@@ -1,6 +1,6 @@
 //! What an error says in fields, `ErrorInfo.metadata`: what its text says in words, so that no program has to take texts apart.
 
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
@@ -11,6 +11,7 @@ use crate::{
         refusal::Refusal,
         report::ReportNumber,
         ticket::{EndedTicket, EngineInstance},
+        timestamp::rfc3339,
     },
     error::{Error, ExternalError},
 };
@@ -89,7 +90,7 @@ fn of_rejection(rejection: &Rejection) -> Vec<Fact> {
             of_em(em, [("label", key.clone()), ("value", value.clone())])
         }
         Rejection::EmDraining { em, drain } => {
-            let (by, since) = (drain.by.to_string(), time(drain.since));
+            let (by, since) = (drain.by.to_string(), rfc3339(drain.since));
             of_em(em, [("drain_time", since), ("drained_by", by), ("reason", drain.reason.to_string())])
         }
         Rejection::LabelMissing { em, key } => of_em(em, [("label", key.clone())]),
@@ -122,7 +123,7 @@ fn of_rejection(rejection: &Rejection) -> Vec<Fact> {
         Rejection::AlreadyHeld { taken, .. } => taken.as_ref().map_or_else(Vec::new, |taken| {
             vec![
                 ("held_by", taken.by.to_string()),
-                ("hold_until", time(taken.until)),
+                ("hold_until", rfc3339(taken.until)),
                 ("reason", taken.reason.to_string()),
             ]
         }),
@@ -151,12 +152,8 @@ fn engine_names(engine: &EngineInstance) -> [Fact; 2] {
     [("engine_application_name", engine.application_name.to_string()), ("engine_instance", engine.instance.to_string())]
 }
 
-fn time(at: OffsetDateTime) -> String {
-    at.format(&Rfc3339).unwrap_or_else(|_| at.to_string())
-}
-
 fn how_it_ended(ended: &EndedTicket) -> Vec<Fact> {
-    vec![ticket(ended.id), ("ended", ended.end.as_str().to_owned()), ("end_time", time(ended.at))]
+    vec![ticket(ended.id), ("ended", ended.end.as_str().to_owned()), ("end_time", rfc3339(ended.at))]
 }
 
 fn stale_report(registered: i64, last: Option<ReportNumber>) -> Vec<Fact> {
@@ -181,7 +178,7 @@ fn shortfall(refusal: &Refusal) -> Vec<Fact> {
 fn limit_changed(limit: &str, last: Option<&(String, OffsetDateTime)>) -> Vec<Fact> {
     let mut facts = vec![("limit", limit.to_owned())];
     if let Some((by, at)) = last {
-        facts.extend([("updated_by", by.clone()), ("update_time", time(*at))]);
+        facts.extend([("updated_by", by.clone()), ("update_time", rfc3339(*at))]);
     }
     facts
 }

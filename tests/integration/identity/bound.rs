@@ -8,7 +8,7 @@ async fn an_ecm_speaks_for_its_own_host_alone() {
     let [token_a, token_b] = ["host1", "host2"].map(|host| token(&database, host, &["--role", "ecm", "--em", host]));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let rm = Instance::start(&database).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let (mut a, mut b) = (rm_of(&channel, &token_a), rm_of(&channel, &token_b));
     let mut usage_a = usage_of(&channel, &token_a);
     a.register(register("host1")).await.unwrap();
@@ -166,7 +166,7 @@ async fn who_is_bound_to_users_asks_for_these_and_sees_nothing_of_others() {
     let one = token(&database, "one", &["--role", "viewer", "--user", "alice"]);
     let all = token(&database, "all", &["--role", "viewer"]);
     let rm = Instance::start(&database).await;
-    let channel = connect(&rm).await;
+    let channel = channel_to(&rm.address).await;
     let (mut boss, mut limits) = (rm_of(&channel, &admin), LimitServiceClient::new(with(&channel, &admin)));
     boss.register(register("host1")).await.unwrap();
     for (labels, each) in [(None, Some("user")), (Some("bob"), None), (Some("alice"), None)] {

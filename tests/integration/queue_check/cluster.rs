@@ -14,6 +14,7 @@ use axum::{
 };
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+use linkis_rm::domain::queue::is_in;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -43,10 +44,6 @@ struct Serving {
     next: Arc<Mutex<Shown>>,
     now: Arc<Mutex<Shown>>,
     asked: Arc<AtomicUsize>,
-}
-
-fn is_in(path: &str, queue: &str) -> bool {
-    path.strip_prefix(queue).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Shown {

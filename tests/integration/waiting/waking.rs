@@ -7,7 +7,7 @@ async fn whatever_makes_room_on_any_instance_wakes_the_first_in_line() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let (host, grant) = full_em(&first.client, "host1", 10).await;
-    let served = async |what: &str, call: JoinHandle<_>, start: Instant| {
+    let served = async |what: &str, call: Call, start: Instant| {
         let grant = granted(call).await;
         assert!(start.elapsed() < AT_ONCE, "{what}: after {:?}", start.elapsed());
         grant
@@ -164,7 +164,7 @@ async fn room_in_many_places_at_once_wakes_everybody() {
     }
     let mut calls = Vec::new();
     for (host, _) in &grants {
-        calls.push(ask(&second.client, patient(host, "hadoop", cpu(10))));
+        calls.push(ask_in_task(&second.client, patient(host, "hadoop", cpu(10))));
     }
     eventually("all wait", LONG, async || first.client.waiting().await.unwrap().len() == 150).await;
     let mut releases = JoinSet::new();

@@ -14,11 +14,16 @@ final class Repetition {
     private static final long PAUSE_MILLIS_MIN = 100;
     private static final long PAUSE_MILLIS_MAX = 2000;
 
-    /** Calls of which the second says something else than the first. */
+    /** Calls of which the second does more than the first, or says something else. */
     private static final Set<String> ONCE = Collections.unmodifiableSet(new HashSet<>(Arrays.asList(
             "linkis.rm.v1.ResourceManagerService/Unregister",
             "linkis.rm.v1.LimitService/DeleteLimit",
-            "linkis.rm.v1.AdminService/Repair")));
+            "linkis.rm.v1.LimitService/ReplaceLimits",
+            "linkis.rm.v1.AdminService/Repair",
+            "linkis.rm.v1.AdminService/Resume",
+            "linkis.rm.v1.AdminService/ReleaseHold",
+            "linkis.rm.v1.ExternalResourceService/PutProvider",
+            "linkis.rm.v1.ExternalResourceService/DeleteProvider")));
 
     private Repetition() {}
 
