@@ -169,6 +169,9 @@ async fn lacking(connection: &mut PgConnection) -> Result<Vec<(String, String)>,
 
 /// Makes one index of the first part that is over and lacks any; true if there was one. It takes as long as the part is large, and whoever
 /// writes a line that belongs there, although that time is over, waits for it.
+///
+/// Meanwhile the database keeps all versions of all rows: see docs/KNOWN_LIMITS.md. One made `CONCURRENTLY` would keep them, too (those that
+/// did not, of PostgreSQL 14.0 to 14.3, lacked rows), for two scans instead of one; and no function of whoever migrates could make it.
 pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreError> {
     let over = session::clock(&mut *connection).await?.saturating_sub(OVER_FOR);
     let lacking = lacking(&mut *connection).await?.into_iter();
