@@ -1,6 +1,7 @@
 //! Requests over HTTP to clusters: bounded in time and size, never redirected, and with credentials for named addresses alone.
 
 use std::{
+    ops::Deref,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -9,7 +10,10 @@ use reqwest::{
     Certificate, Client, ClientBuilder, Identity, RequestBuilder, Response, StatusCode, Url, header, redirect,
 };
 use secrecy::{ExposeSecret as _, SecretString};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
 use tokio_rustls::rustls;
 
 use super::{Address, allowed::AllowedHosts};
@@ -21,7 +25,7 @@ pub(super) struct Times {
     pub connect: Duration,
     /// Until the other side says something, or something more.
     pub read: Duration,
-    /// An answer, with all that stands in it.
+    /// An answer, with all that stands in it, but for the wait for a turn.
     pub answer: Duration,
     /// All that is asked, of whichever addresses and however often, until something is fetched.
     pub fetch: Duration,
@@ -37,8 +41,11 @@ const TIMES: Times = Times {
 /// The largest answer, unpacked: that of 3,000 queues of a capacity scheduler.
 const BODY_BYTES_MAX: usize = 32 << 20;
 
-/// How many clusters are fetched from at once: each may take an answer of the largest size, and what is read of it.
-const FETCHES_MAX: usize = 4;
+/// How many large answers are taken in at once: each may have the largest size, and takes what is read of it besides.
+const LARGE_ANSWERS_MAX: usize = 4;
+
+/// What is no larger waits for no turn: of all clusters together it is little.
+const SMALL_BYTES_MAX: usize = 64 << 10;
 
 /// How often a cluster is tried, with a rest between: neither too many instances at the same moment, nor all the while.
 pub(super) const ROUNDS_MAX: u32 = 3;
@@ -62,6 +69,21 @@ pub struct Http {
     times: Times,
     /// By which certificates the other side is believed, in PEM; `None` for those of the machine.
     ca: Option<Arc<Vec<u8>>>,
+}
+
+/// What stands at an address. If it is large, it has its turn for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Answer {
+    body: Vec<u8>,
+    turn: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for Answer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.body
+    }
 }
 
 /// Who asks: a user and a password.
@@ -162,7 +184,7 @@ impl Http {
     }
 
     pub(super) fn with_times(allowed: AllowedHosts, times: Times) -> Self {
-        let turns = Arc::new(Semaphore::new(FETCHES_MAX));
+        let turns = Arc::new(Semaphore::new(LARGE_ANSWERS_MAX));
         Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times, ca: None }
     }
 
@@ -192,8 +214,6 @@ impl Http {
         let _ = rustls::crypto::ring::default_provider().install_default();
         Client::builder()
             .connect_timeout(self.times.connect)
-            .read_timeout(self.times.read)
-            .timeout(self.times.answer)
             .redirect(redirect::Policy::none())
             // A proxy of the environment would be told credentials, and asked for hosts that nobody allowed it.
             .no_proxy()
@@ -232,18 +252,8 @@ impl Http {
         self.times.fetch
     }
 
-    /// Waits for its turn to fetch from a cluster.
-    pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
-        self.turns.acquire().await.map_err(|_| Failure::Stopping)
-    }
-
     /// What stands under `path` at an address.
-    pub(super) async fn get(
-        &self,
-        address: &Address,
-        path: &str,
-        login: Option<Login<'_>>,
-    ) -> Result<Vec<u8>, Failure> {
+    pub(super) async fn get(&self, address: &Address, path: &str, login: Option<Login<'_>>) -> Result<Answer, Failure> {
         self.check(address)?;
         let url: Url = address.join(path)?;
         let request = self.client()?.get(url).header(header::ACCEPT, "application/json");
@@ -251,7 +261,7 @@ impl Http {
             Some((user, password)) => request.basic_auth(user, Some(password.expose_secret())),
             None => request,
         };
-        answer(request, BODY_BYTES_MAX).await
+        self.answer(request, BODY_BYTES_MAX).await
     }
 
     /// What stands under `path` with this query at an address, by a client of its own, for whoever shows this token.
@@ -261,7 +271,7 @@ impl Http {
         address: &Address,
         (path, query): (&str, &[(&str, &str)]),
         token: Option<&SecretString>,
-    ) -> Result<Vec<u8>, Failure> {
+    ) -> Result<Answer, Failure> {
         self.check(address)?;
         let mut url = address.join(path)?;
         url.query_pairs_mut().extend_pairs(query);
@@ -270,7 +280,7 @@ impl Http {
             Some(token) => request.bearer_auth(token.expose_secret()),
             None => request,
         };
-        answer(request, BODY_BYTES_MAX).await
+        self.answer(request, BODY_BYTES_MAX).await
     }
 
     /// The document at an address, of at most so many bytes, for whoever shows this token.
@@ -289,22 +299,42 @@ impl Http {
             Some(token) => request.bearer_auth(token.expose_secret()),
             None => request,
         };
-        answer(request, most).await
+        Ok(self.answer(request, most).await?.body)
     }
-}
 
-async fn answer(request: RequestBuilder, most: usize) -> Result<Vec<u8>, Failure> {
-    let mut response = request.send().await.map_err(|error| failure(&error))?;
-    check_status(&response)?;
-    // As it comes: nothing is kept for what is only said to come.
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| failure(&error))? {
-        if body.len() + chunk.len() > most {
-            return Err(Failure::TooLarge(most));
+    /// The answer to a request, of at most so many bytes.
+    async fn answer(&self, request: RequestBuilder, most: usize) -> Result<Answer, Failure> {
+        let mut deadline = Instant::now() + self.times.answer;
+        let mut response = self.until(deadline, request.send()).await?;
+        check_status(&response)?;
+        // As it comes: nothing is kept for what is only said to come, and who says nothing has no turn that others wait for.
+        let mut answer = Answer { body: Vec::new(), turn: None };
+        while let Some(chunk) = self.until(deadline, response.chunk()).await? {
+            let bytes = answer.body.len() + chunk.len();
+            if bytes > most {
+                return Err(Failure::TooLarge(most));
+            }
+            if bytes > SMALL_BYTES_MAX && answer.turn.is_none() {
+                let asked = Instant::now();
+                answer.turn = Some(self.turns.clone().acquire_owned().await.map_err(|_| Failure::Stopping)?);
+                deadline += asked.elapsed();
+            }
+            answer.body.extend_from_slice(&chunk);
         }
-        body.extend_from_slice(&chunk);
+        Ok(answer)
     }
-    Ok(body)
+
+    /// What the other side says next, if it does in time. Its time is counted here: a client's own would go on while a turn is waited for.
+    async fn until<T>(
+        &self,
+        deadline: Instant,
+        coming: impl Future<Output = Result<T, reqwest::Error>>,
+    ) -> Result<T, Failure> {
+        match timeout_at(deadline.min(Instant::now() + self.times.read), coming).await {
+            Ok(come) => come.map_err(|error| failure(&error)),
+            Err(_) => Err(Failure::Timeout),
+        }
+    }
 }
 
 fn check_status(response: &Response) -> Result<(), Failure> {
@@ -335,5 +365,32 @@ fn failure(error: &reqwest::Error) -> Failure {
         error if error.is_timeout() => Failure::Timeout,
         error if error.is_connect() => Failure::Connect,
         _ => Failure::Broken,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::external::fake::{Fake, Reply, client};
+
+    #[tokio::test]
+    async fn what_is_large_waits_for_its_turn_in_nobodys_time() {
+        let fake = Fake::start(|path| Reply::Json("x".repeat(if path == "/large" { 1 << 20 } else { 100 }))).await;
+        let (http, address) = (client("127.0.0.1"), Address::parse(&format!("http://{}", fake.address)).unwrap());
+        let all = u32::try_from(LARGE_ANSWERS_MAX).unwrap();
+        let others = http.turns.clone().acquire_many_owned(all).await.unwrap();
+        assert_eq!(http.get(&address, "/small", None).await.unwrap().len(), 100);
+        let large = tokio::spawn({
+            let http = http.clone();
+            async move { http.get(&address, "/large", None).await }
+        });
+        // Longer than an answer may take.
+        tokio::time::sleep(http.times.answer * 2).await;
+        assert!(!large.is_finished());
+        drop(others);
+        let large = large.await.unwrap().unwrap();
+        assert_eq!((large.len(), http.turns.available_permits()), (1 << 20, LARGE_ANSWERS_MAX - 1));
+        drop(large);
+        assert_eq!(http.turns.available_permits(), LARGE_ANSWERS_MAX);
     }
 }

@@ -398,6 +398,48 @@ async fn questions() {
     assert_eq!(told(usage.get_ticket(call).await), bad_field("ticket_id"));
 }
 
+/// Some fit into a message, but not into the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_that_the_database_does_not_know() {
+    /// The years −9999 and −5000, the second before the first that PostgreSQL knows, and the last before 1970.
+    const TOO_EARLY: [i64; 4] = [-377_705_116_800, -219_951_936_000, -210_866_803_201, -1];
+    let (_database, rm) = start().await;
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let by = proto::UsageBy::User.into();
+    for seconds in [i64::MIN, i64::MAX].into_iter().chain(TOO_EARLY) {
+        let time = Some(prost_types::Timestamp { seconds, nanos: 0 });
+        for (field, from_time, to_time) in [("from_time", time, None), ("to_time", None, time)] {
+            for newest_first in [false, true] {
+                let call = proto::ListActionsRequest { newest_first, from_time, to_time, ..Default::default() };
+                assert_eq!(told(usage.list_actions(call).await), bad_field(field), "{seconds}");
+            }
+            let call = proto::ListRefusalsRequest { from_time, to_time, ..Default::default() };
+            assert_eq!(told(usage.list_refusals(call).await), bad_field(field), "{seconds}");
+            let call = proto::GetUsageRequest { by, from_time, to_time, ..Default::default() };
+            assert_eq!(told(usage.get_usage(call).await), bad_field(field), "{seconds}");
+        }
+        // Who makes his own token may say any time in it.
+        let call = proto::ListRefusalsRequest::default();
+        let key = format!("{seconds}-{}", "00".repeat(32));
+        let page_token = Page::new("ListRefusals", 1, &call).unwrap().token(&key);
+        let call = proto::ListRefusalsRequest { page_token, ..call };
+        assert_eq!(told(usage.list_refusals(call).await), bad_field("page_token"), "{seconds}");
+        let call = proto::GetUsageRequest { by, ..Default::default() };
+        for key in [format!("[{seconds},null,null]"), format!("[3600,null,{seconds}]")] {
+            let page_token = Page::new("GetUsage", 1, &call).unwrap().token(&key);
+            let call = proto::GetUsageRequest { page_token, ..call.clone() };
+            assert_eq!(told(usage.get_usage(call).await), bad_field("page_token"), "{seconds}");
+        }
+    }
+    for seconds in [0, 253_402_300_799] {
+        let from_time = Some(prost_types::Timestamp { seconds, nanos: 999_999_999 });
+        usage.list_actions(proto::ListActionsRequest { from_time, ..Default::default() }).await.unwrap();
+        usage.list_actions(proto::ListActionsRequest { to_time: from_time, ..Default::default() }).await.unwrap();
+        usage.list_refusals(proto::ListRefusalsRequest { from_time, ..Default::default() }).await.unwrap();
+        usage.list_refusals(proto::ListRefusalsRequest { to_time: from_time, ..Default::default() }).await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sums_that_cannot_be_counted() {
     let (database, rm) = start().await;

@@ -1,7 +1,7 @@
 //! Requests in queues that an external cluster keeps: what it shows, and what was granted since, on however many instances.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -21,7 +21,7 @@ use linkis_rm::{
         resource_manager_service_client::ResourceManagerServiceClient,
     },
 };
-use tokio::task::JoinSet;
+use tokio::{net::TcpListener, task::JoinSet};
 use tonic_types::StatusExt as _;
 
 use crate::harness::*;
@@ -37,8 +37,12 @@ use cluster::{Cluster, QueueOf};
 const SOON: Duration = Duration::from_secs(20);
 
 async fn put(rm: &Instance, config: String) {
-    let provider =
-        proto::Provider { resource_type: "Yarn".into(), name: "default".into(), config, ..Default::default() };
+    put_as(rm, "default", BTreeMap::new(), config).await;
+}
+
+async fn put_as(rm: &Instance, name: &str, labels: BTreeMap<String, String>, config: String) {
+    let (resource_type, name) = ("Yarn".into(), name.into());
+    let provider = proto::Provider { resource_type, name, labels, config, ..Default::default() };
     let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: None };
     ExternalResourceServiceClient::connect(rm.address.clone()).await.unwrap().put_provider(call).await.unwrap();
 }
@@ -268,6 +272,41 @@ async fn while_a_cluster_is_away_requests_get_what_its_provider_says() {
     let again = two.client.request_resource(&in_queue("a", 4)).await.granted();
     assert_eq!(again.queue.unwrap().basis, Basis::Snapshot);
     assert_eq!(assert_invariants(&database, &one.client).await, 4);
+}
+
+/// Twice as many as large answers are taken in at once; and what the other one answers is large.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clusters_that_hang_keep_no_other_from_being_refreshed() {
+    const HANGING: usize = 8;
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let connected = Arc::<AtomicUsize>::default();
+    for number in 0..HANGING {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connected = connected.clone();
+        tokio::spawn(async move {
+            let mut silent = Vec::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connected.fetch_add(usize::from(silent.is_empty()), Ordering::SeqCst);
+                silent.push(stream);
+            }
+        });
+        // A request without labels gets the default one's queues.
+        let labels = [("cluster".to_owned(), number.to_string())].into();
+        let config = format!(r#"{{"rmWebAddress": "http://{address}", "refreshInterval": "200ms", "maxAge": "20s"}}"#);
+        put_as(&rm, &format!("hanging{number}"), labels, config).await;
+    }
+    eventually("all of them are asked", SOON, async || connected.load(Ordering::SeqCst) == HANGING).await;
+    let cluster = Cluster::start(&[("root", 100, 0, "RUNNING"), ("root.a", 100, 0, "RUNNING")]).await;
+    cluster.show(|shown| shown.padding = 100_000);
+    put(&rm, cluster.config("")).await;
+    for _ in 0..5 {
+        let before = database.count(GENERATION).await;
+        eventually("a snapshot", Duration::from_secs(4), async || database.count(GENERATION).await > before).await;
+    }
+    rm.client.request_resource(&in_queue("a", 12)).await.granted();
+    assert_invariants(&database, &rm.client).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -69,7 +69,6 @@ pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, Fetch
 
 async fn look(source: &Source, http: &Http) -> Result<Queues, Failure> {
     let asked = Asked { access: Access::read(source, http).await?, http };
-    let _turn = http.turn().await?;
     let namespaces = asked.list::<Namespace>(NAMESPACES).await?;
     let quotas = Quotas::new(asked.list::<ResourceQuota>(QUOTAS).await?);
     let nodes = match namespaces.iter().all(|(name, _)| quotas.decide_alone(name)) {

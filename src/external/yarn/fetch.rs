@@ -11,7 +11,7 @@ use crate::{
     domain::queue::{Application, QueueAmounts, Queues},
     external::{
         Address, FetchError,
-        http::{Failure, Http, ROUNDS_MAX, rest},
+        http::{Answer, Failure, Http, ROUNDS_MAX, rest},
         patient::patiently,
     },
 };
@@ -86,9 +86,8 @@ async fn from_active<T>(yarn: &Yarn, http: &Http, ask: Ask<T>) -> Result<T, Fetc
 }
 
 impl Asked<'_> {
-    /// Asks, when it is its turn, if this is the active one. A single one need not be asked whether it is: it says so.
+    /// Asks, if this is the active one. A single one need not be asked whether it is: it says so.
     async fn if_active<T>(self, ask: Ask<T>) -> Result<T, Failure> {
-        let _turn = self.http.turn().await?;
         if self.yarn.config.addresses.len() > 1 && !cluster::is_active(&self.get(INFO).await?)? {
             return Err(Failure::NotActive);
         }
@@ -108,7 +107,7 @@ impl Asked<'_> {
         read(self.get(APPLICATIONS).await?, cluster::applications).await
     }
 
-    async fn get(self, path: &str) -> Result<Vec<u8>, Failure> {
+    async fn get(self, path: &str) -> Result<Answer, Failure> {
         let login = self.yarn.config.login.as_ref().map(|login| (login.user.as_str(), &login.password));
         match self.http.get(self.address, path, login).await {
             // A standby names the active one as that calls itself, or says when to come again.
@@ -120,7 +119,7 @@ impl Asked<'_> {
 }
 
 /// Reads megabytes.
-async fn read<T: Send + 'static>(body: Vec<u8>, parse: fn(&[u8]) -> Result<T, ParseError>) -> Result<T, Failure> {
+async fn read<T: Send + 'static>(body: Answer, parse: fn(&[u8]) -> Result<T, ParseError>) -> Result<T, Failure> {
     Ok(patiently(move || parse(&body)).await??)
 }
 

@@ -16,6 +16,7 @@
 //! - `retention`: what is older than the history reaches;
 //! - `self_audit`: whether the books are in order, every hour;
 //! - `steps`: how a job's step is tried again that failed;
+//! - `turns`: whose turn it is of many EMs;
 //! - `usage`: use over time, summed from the ends in the history.
 
 use std::{
@@ -50,6 +51,7 @@ pub mod retention;
 pub mod self_audit;
 pub mod silence;
 mod steps;
+mod turns;
 pub mod usage;
 
 /// How many times as long as a look at everything took, whoever has looked rests before the next: that takes a connection a twentieth of

@@ -4,11 +4,15 @@
 //! because nobody can report while the service or its database is away. So every instance also watches for itself: only an EM of
 //! which it saw the same last sign, look after look without a gap, for as long as `lost_after` exceeds `silent_after`, is given up.
 //! As that is at least `silent_after`, every EM had the time to report to a service that was there. The removal itself is an
-//! operation like any other, judged again under the locks; so it does not matter how many instances propose it.
+//! operation like any other, judged again under the locks; so it does not matter how many instances propose it. It may take long, of an EM
+//! that somebody holds, and is done beside the looks: these go on, and nobody else's watch has a gap.
 
 use std::{collections::HashMap, time::Duration};
 
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::{self, JoinSet},
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     domain::{
@@ -23,7 +27,11 @@ use crate::{
     },
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{
+    Step, Task,
+    lease::Holder,
+    turns::{Turn, Turns},
+};
 
 /// How many silent EMs one statement reads.
 const LOOK_PAGE: i64 = 1000;
@@ -31,10 +39,10 @@ const LOOK_PAGE: i64 = 1000;
 /// Two looks further apart than this are no unbroken watch: the instance itself was away.
 const GAP_MAX: Duration = Duration::from_secs(5);
 
-/// How many EMs are given up in one step.
+/// How many EMs are given up at once.
 const REAPS_MAX: usize = 64;
 
-/// How long giving one up may wait for its locks; the next look tries again.
+/// How long giving one up may wait for its locks; it has another turn later.
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Gives silent EMs up.
@@ -44,21 +52,49 @@ pub struct Silence {
     patience: LivenessTimeouts,
     holder: Holder,
     watch: Watch,
+    turns: Turns,
+    under_way: JoinSet<Turn>,
 }
 
 impl Silence {
     /// Of EMs that are silent for longer than `patience` allows. Every instance watches; the one that holds the lease gives up.
     pub fn new(committer: Committer, patience: LivenessTimeouts, holder: Holder) -> Self {
         let watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
-        Self { committer, patience, holder, watch }
+        let (turns, under_way) = (Turns::new(REAPS_MAX), JoinSet::new());
+        Self { committer, patience, holder, watch, turns, under_way }
     }
 
-    async fn reap(&self, lost: Vec<Reap>) {
-        let mut under_way = JoinSet::new();
-        for reap in lost.into_iter().take(REAPS_MAX) {
-            under_way.spawn(give_up(self.committer.clone(), reap));
+    fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
+        let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck));
+        drop(self.turns.ended(id, turn, Instant::now()));
+    }
+
+    /// Notes those that have ended, without waiting for any.
+    fn note_ended(&mut self) {
+        while let Some(ended) = self.under_way.try_join_next_with_id() {
+            self.note(ended);
         }
-        while under_way.join_next().await.is_some() {}
+    }
+
+    /// Gives up so many at once, until it is time for the next look or there is nothing more to do.
+    async fn reap(&mut self, lost: Vec<Reap>) -> Step {
+        let until = Instant::now() + Self::PERIOD;
+        let mut lost: HashMap<EmInstance, Reap> = lost.into_iter().map(|reap| (reap.em.clone(), reap)).collect();
+        let mut next = self.turns.look(lost.keys().cloned().collect());
+        loop {
+            for em in self.turns.take(&mut next, Instant::now()) {
+                let Some(reap) = lost.remove(&em) else { continue };
+                let id = self.under_way.spawn(give_up(self.committer.clone(), reap)).id();
+                self.turns.begun(id, em);
+            }
+            match timeout_at(until, self.under_way.join_next_with_id()).await {
+                Ok(Some(ended)) => self.note(ended),
+                Ok(None) => return Step::Done,
+                Err(_) => return Step::More,
+            }
+            // Those of one batch end together.
+            self.note_ended();
+        }
     }
 }
 
@@ -67,28 +103,29 @@ impl Task for Silence {
     const PERIOD: Duration = Duration::from_secs(1);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
+        self.note_ended();
         let silent = poll(session, self.patience.silent_after).await;
         let silent = silent.inspect_err(|_| self.watch.clear())?;
         let lost = self.watch.observe(Instant::now(), silent);
         if !self.holder.holds() {
             return Ok(Step::Done);
         }
-        let more = lost.len() > REAPS_MAX;
-        self.reap(lost).await;
-        Ok(if more { Step::More } else { Step::Done })
+        Ok(self.reap(lost).await)
     }
 }
 
-async fn give_up(committer: Committer, reap: Reap) {
+async fn give_up(committer: Committer, reap: Reap) -> Turn {
     let em = reap.em.clone();
     match committer.submit_in_background(Operation::Reap(reap), Instant::now() + REAP_TIMEOUT).await {
         Ok(Outcome::Reaped(Some(ended_tickets))) => {
             tracing::warn!(%em, ended_tickets, "an EM is lost: it was silent for too long, and is unregistered");
+            Turn::Done
         }
-        Ok(_) => {}
+        Ok(_) => Turn::Done,
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(%em, error, "a silent EM could not be given up yet");
+            Turn::Stuck
         }
     }
 }

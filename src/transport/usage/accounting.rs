@@ -1,6 +1,5 @@
 //! `ListRefusals` and `GetUsage`: what is told in sums.
 
-use prost_types::Timestamp;
 use time::OffsetDateTime;
 use tonic::Request;
 
@@ -29,7 +28,7 @@ use crate::{
     },
 };
 
-use super::filters::users;
+use super::filters::{moment, users};
 
 pub(super) async fn list_refusals(
     usage: &Usage,
@@ -69,13 +68,6 @@ fn refusal_filter(message: &proto::ListRefusalsRequest, reach: &Reach) -> Result
         from: moment("from_time", message.from_time)?,
         to: moment("to_time", message.to_time)?,
     })
-}
-
-/// A moment that the database knows.
-fn moment(field: &str, timestamp: Option<Timestamp>) -> Result<Option<OffsetDateTime>, FieldError> {
-    let Some(timestamp) = timestamp else { return Ok(None) };
-    let time = answer::time(timestamp).filter(|time| *time >= OffsetDateTime::UNIX_EPOCH);
-    time.map(Some).ok_or_else(|| FieldError::new(field, "must be between the years 1970 and 9999"))
 }
 
 fn refusal_key(at: &RefusalAt) -> String {

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use prost_types::Timestamp;
+use time::OffsetDateTime;
+
 use crate::{
     domain::{
         access::{Denied, Reach},
@@ -26,6 +29,13 @@ pub(super) fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>,
     }
     let user = Name::parse("user", user)?;
     Ok(Some([user].into_iter().filter(|user| reach.has_user(user)).collect()))
+}
+
+/// A moment that the database knows: its times begin later than those of a message.
+pub(super) fn moment(field: &str, timestamp: Option<Timestamp>) -> Result<Option<OffsetDateTime>, FieldError> {
+    let Some(timestamp) = timestamp else { return Ok(None) };
+    let time = convert::answer::time(timestamp).filter(|time| *time >= OffsetDateTime::UNIX_EPOCH);
+    time.map(Some).ok_or_else(|| FieldError::new(field, "must be between the years 1970 and 9999"))
 }
 
 /// Which tickets.
@@ -105,13 +115,6 @@ pub fn actions(
     reach: &Reach,
     is_of_operator: bool,
 ) -> Result<action_record::Filter, FieldError> {
-    let time = |field: &str, time: Option<prost_types::Timestamp>| {
-        let parse = |time| {
-            convert::answer::time(time)
-                .ok_or_else(|| FieldError::new(field, "is out of range; years up to 9999 are told"))
-        };
-        time.map(parse).transpose()
-    };
     if message.actions.len() > ACTIONS_MAX {
         let problem = format!("names {}; at most {ACTIONS_MAX} are allowed", message.actions.len());
         return Err(FieldError::new("actions", problem));
@@ -134,8 +137,8 @@ pub fn actions(
             "" => None,
             actor => Some(Name::parse("actor", actor)?),
         },
-        from: time("from_time", message.from_time)?,
-        to: time("to_time", message.to_time)?,
+        from: moment("from_time", message.from_time)?,
+        to: moment("to_time", message.to_time)?,
         objects: is_of_operator,
     })
 }

@@ -107,6 +107,36 @@ async fn a_silent_em_is_unregistered_with_its_tickets() {
     assert_eq!(back.beat(&[&lost[0]]).await.unknown_tickets.len(), 1);
 }
 
+/// What is tried with the one for as long as it may be tried leaves no gap in the watch over the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_held_silent_em_does_not_keep_others_from_being_given_up() {
+    let (silent_after, watched) = (Duration::from_secs(1), Duration::from_secs(8));
+    let (database, rm) = start_with(patience(silent_after, silent_after + watched, 3)).await;
+    let (held, dies) = (Ecm::register(&rm.client, "held", 10).await, Ecm::register(&rm.client, "dies", 10).await);
+    sqlx::raw_sql(
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let beating = dies.beating(vec![]);
+    held.beat(&[]).await;
+    eventually("it is silent", LONGEST, || held.is_silent()).await;
+    // It is to be given up, and cannot be, in the middle of the watch over the other.
+    tokio::time::sleep(watched / 2).await;
+    drop(beating);
+    eventually("the other is silent", LONGEST, || dies.is_silent()).await;
+    let silent = Instant::now();
+    eventually("the other is given up", LONGEST, async || !dies.is_registered().await).await;
+    let took = silent.elapsed();
+    assert!(took < watched + Duration::from_secs(4), "{took:?}: its watch began anew");
+    assert!(held.is_registered().await, "nobody can give it up");
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    eventually("it is given up, too", LONGEST, async || !held.is_registered().await).await;
+    assert_invariants(&database, &rm.client).await;
+}
+
 /// By the database's clock everyone is silent for an hour: because the service was away, or because the clock jumped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_is_lost_because_the_service_was_away() {

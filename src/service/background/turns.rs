@@ -1,0 +1,161 @@
+//! Turns: of many EMs that want something done in the background, so many have their turn at once. One that cannot go on, mostly because
+//! somebody holds it, waits for longer and longer until its next turn, and those that can come first.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use tokio::{task, time::Instant};
+
+use crate::domain::em::EmInstance;
+
+/// How long one that could not go on waits for its next turn at first, and at most.
+const STUCK_FIRST: Duration = Duration::from_secs(1);
+const STUCK_MAX: Duration = Duration::from_secs(10);
+
+/// How the turn of an EM ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// Nothing is left to do; or somebody else goes on.
+    Done,
+    /// Others have theirs, before it goes on.
+    Over,
+    /// It went on, and then could not any more.
+    Halted,
+    /// It could not go on at all.
+    Stuck,
+}
+
+/// Whose turn it is.
+#[derive(Debug)]
+pub struct Turns {
+    /// How many EMs have one at once.
+    at_once: usize,
+    under_way: HashMap<task::Id, EmInstance>,
+    /// Of EMs that are known, and had a turn.
+    had: HashMap<EmInstance, Had>,
+    /// How many turns there were.
+    count: u64,
+}
+
+/// What an EM has had.
+#[derive(Debug, Clone, Copy)]
+struct Had {
+    /// In which turn it had its last one.
+    last: u64,
+    /// In how many turns, one after another, it could not go on; and when it is tried again.
+    stuck: u32,
+    not_before: Instant,
+}
+
+impl Turns {
+    /// So many EMs have theirs at once.
+    pub fn new(at_once: usize) -> Self {
+        Self { at_once, under_way: HashMap::new(), had: HashMap::new(), count: 0 }
+    }
+
+    /// Those of these EMs, which are all that are known, that have no turn just now.
+    pub fn look(&mut self, known: Vec<EmInstance>) -> Vec<EmInstance> {
+        let under_way: HashSet<&EmInstance> = self.under_way.values().collect();
+        let next: Vec<EmInstance> = known.into_iter().filter(|em| !under_way.contains(em)).collect();
+        let known: HashSet<&EmInstance> = next.iter().chain(under_way).collect();
+        self.had.retain(|em, _| known.contains(em));
+        next
+    }
+
+    /// Takes those whose turn comes now from `next`: first those that could go on, and of these who has waited longest.
+    pub fn take(&self, next: &mut Vec<EmInstance>, now: Instant) -> Vec<EmInstance> {
+        let room = self.at_once.saturating_sub(self.under_way.len());
+        let order = |em: &EmInstance| self.had.get(em).map_or((0, 0), |had| (had.stuck, had.last));
+        let is_ready = |em: &EmInstance| self.had.get(em).is_none_or(|had| had.not_before <= now);
+        next.sort_by_key(order);
+        let mut taken = 0;
+        let take = |em: &mut EmInstance| {
+            let takes = taken < room && is_ready(em);
+            taken += usize::from(takes);
+            takes
+        };
+        next.extract_if(.., take).collect()
+    }
+
+    /// The turn of an EM has begun, in this task.
+    pub fn begun(&mut self, id: task::Id, em: EmInstance) {
+        self.under_way.insert(id, em);
+    }
+
+    /// How the turn in this task ended; answers whose it was.
+    pub fn ended(&mut self, id: task::Id, turn: Turn, now: Instant) -> Option<EmInstance> {
+        let em = self.under_way.remove(&id)?;
+        self.count += 1;
+        let before = self.had.get(&em).map_or(0, |had| had.stuck);
+        let (stuck, not_before) = match turn {
+            Turn::Done | Turn::Over => (0, now),
+            Turn::Halted => (1, now + STUCK_FIRST),
+            Turn::Stuck => (before + 1, now + (STUCK_FIRST * (1 << before.min(5))).min(STUCK_MAX)),
+        };
+        self.had.insert(em.clone(), Had { last: self.count, stuck, not_before });
+        Some(em)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT_ONCE: usize = 16;
+
+    fn ems(count: usize) -> Vec<EmInstance> {
+        (0..count).map(|n| EmInstance::parse("em", "ecm", &format!("host{n:03}")).unwrap()).collect()
+    }
+
+    /// Begins the turns that come now, and answers whose they are.
+    fn begin(turns: &mut Turns, going: &[EmInstance], now: Instant) -> Vec<(task::Id, EmInstance)> {
+        let mut next = turns.look(going.to_vec());
+        let begun = turns.take(&mut next, now).into_iter().map(|em| (tokio::spawn(async {}).id(), em));
+        let begun: Vec<_> = begun.collect();
+        begun.iter().for_each(|(id, em)| turns.begun(*id, em.clone()));
+        begun
+    }
+
+    #[tokio::test]
+    async fn each_em_that_goes_has_its_turn() {
+        let (mut turns, going, now) = (Turns::new(AT_ONCE), ems(AT_ONCE + 4), Instant::now());
+        let first = begin(&mut turns, &going, now);
+        assert_eq!(first.iter().map(|(_, em)| em).collect::<Vec<_>>(), going[..AT_ONCE].iter().collect::<Vec<_>>());
+        assert!(begin(&mut turns, &going, now).is_empty(), "there is no room");
+        for (id, _) in &first[..6] {
+            assert!(turns.ended(*id, Turn::Over, now).is_some());
+        }
+        // Those that had none, and then those whose turn was over first.
+        let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
+        assert_eq!(next, [&going[AT_ONCE..], &going[..2]].concat());
+    }
+
+    #[tokio::test]
+    async fn one_that_cannot_go_on_waits_longer_and_longer_behind_those_that_can() {
+        let (mut turns, going, mut now) = (Turns::new(AT_ONCE), ems(2 * AT_ONCE), Instant::now());
+        for (id, _) in begin(&mut turns, &going[..AT_ONCE], now) {
+            drop(turns.ended(id, Turn::Stuck, now));
+        }
+        assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty(), "they wait");
+        now += STUCK_FIRST;
+        let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
+        assert_eq!(next, going[AT_ONCE..], "those that can come first");
+        let ids: Vec<_> = turns.under_way.keys().copied().collect();
+        ids.into_iter().for_each(|id| drop(turns.ended(id, Turn::Over, now)));
+        // Nobody else is there any more: they are tried again, and are waited for no longer than at most.
+        for wait in [2, 4, 8, 10, 10, 10] {
+            let tried = begin(&mut turns, &going[..AT_ONCE], now);
+            assert_eq!(tried.len(), AT_ONCE);
+            tried.iter().for_each(|(id, _)| drop(turns.ended(*id, Turn::Stuck, now)));
+            assert!(begin(&mut turns, &going[..AT_ONCE], now + Duration::from_millis(wait * 1000 - 1)).is_empty());
+            now += Duration::from_secs(wait);
+        }
+        assert_eq!(turns.had.len(), AT_ONCE, "those that are gone are forgotten");
+        // One goes on for a while before it is stuck again: what was before is over.
+        begin(&mut turns, &going[..AT_ONCE], now).iter().for_each(|(id, _)| drop(turns.ended(*id, Turn::Halted, now)));
+        assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty());
+        assert_eq!(begin(&mut turns, &going[..AT_ONCE], now + STUCK_FIRST).len(), AT_ONCE);
+    }
+}
