@@ -104,6 +104,38 @@ async fn a_crowd_of_overdue_tickets_on_a_held_em_does_not_keep_others_from_expir
     assert_invariants(&database, &rm.client).await;
 }
 
+/// Nor do several, which might have all the room together: neither before it is known that they are held, nor after.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowds_of_overdue_tickets_on_held_ems_do_not_make_others_expire_late() {
+    const TTL: Duration = Duration::from_secs(1);
+    let (database, rm) = start().await;
+    let (held, other) = ([em("held0"), em("held1"), em("held2")], em("other"));
+    rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
+    for host in &held {
+        crowd(&database, &rm.client, host, 2 * CROWD, "1 hour").await;
+    }
+    sqlx::raw_sql(
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
+        SELECT 'em', em_application_name, em_instance FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'held%';
+        UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 second'",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    // That they are held is known when each has been tried for five seconds.
+    for _ in 0..6 {
+        let short = linkis_rm::client::ResourceRequest { lock_ttl: Some(TTL), ..one_core(&other, "alice") };
+        let grant = rm.client.request_resource(&short).await.granted();
+        eventually("it expires", 4 * TTL, || async { !lives(&rm.client, grant.ticket_id).await }).await;
+    }
+    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    eventually("all are back", Duration::from_secs(60), || async {
+        database.count("SELECT count(*) FROM linkis_user_resource_meta_data").await == 0
+    })
+    .await;
+    assert_invariants(&database, &rm.client).await;
+}
+
 /// An EM with very many tickets goes in steps; when the instance that began dies, another goes on; what registers meanwhile stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_em_with_very_many_tickets_goes_in_steps_through_any_instance() {

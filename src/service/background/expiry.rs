@@ -62,6 +62,10 @@ const WATCHED_OF_EM_MAX: usize = 4096;
 const UNDER_WAY_MAX: usize = 2048;
 const UNDER_WAY_OF_EM_MAX: usize = 1024;
 
+/// How many of an EM of which none has gone yet: whether somebody holds it is known only when the first have been tried in vain, and
+/// until then several that are held must not have all there is.
+const UNDER_WAY_OF_EM_FIRST: usize = 256;
+
 /// How many tickets may wait for a timer.
 const WAITING_MAX: usize = 1024;
 
@@ -202,7 +206,7 @@ struct Share {
 
 impl Default for Share {
     fn default() -> Self {
-        Self { watched: 0, under_way: 0, under_way_max: UNDER_WAY_OF_EM_MAX, next: VecDeque::new() }
+        Self { watched: 0, under_way: 0, under_way_max: UNDER_WAY_OF_EM_FIRST, next: VecDeque::new() }
     }
 }
 
@@ -213,6 +217,13 @@ impl Share {
 
     fn note(&mut self, went: bool) {
         self.under_way_max = if went { (self.under_way_max * 2).min(UNDER_WAY_OF_EM_MAX) } else { 1 };
+    }
+
+    /// What waits beyond what may be watched, the last first to go: it is watched no longer.
+    fn give_back(&mut self) -> VecDeque<Released> {
+        let excess = self.watched.saturating_sub(self.watched_max()).min(self.next.len());
+        self.watched -= excess;
+        self.next.split_off(self.next.len() - excess)
     }
 }
 
@@ -235,6 +246,8 @@ impl Timers {
         let share = self.shares.entry(ticket.em.clone()).or_default();
         if share.under_way >= share.under_way_max {
             share.next.push_back(ticket);
+            let given_back = share.give_back();
+            self.unwatch(given_back);
             return;
         }
         share.under_way += 1;
@@ -273,7 +286,19 @@ impl Timers {
             }
             let room = share.under_way_max.saturating_sub(share.under_way).min(share.next.len());
             let next: Vec<Released> = share.next.drain(..room).collect();
+            let given_back = share.give_back();
+            self.unwatch(given_back);
             next.into_iter().for_each(|ticket| self.roll_back(ticket));
+        }
+    }
+
+    /// Leaves these to the next sweep, which finds them again.
+    fn unwatch(&mut self, tickets: VecDeque<Released>) {
+        if !tickets.is_empty() {
+            self.turned_down.0.store(true, Ordering::Relaxed);
+        }
+        for ticket in tickets {
+            self.watched.remove(&ticket.ticket_id);
         }
     }
 }
@@ -281,13 +306,14 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::name::Name;
 
     #[test]
     fn a_held_em_keeps_little_of_what_there_is_for_all() {
         let mut share = Share::default();
         assert!(
-            share.watched_max() < WATCHED_MAX && share.under_way_max < UNDER_WAY_MAX,
-            "there is always room for others"
+            share.watched_max() * 4 < WATCHED_MAX && share.under_way_max * 4 < UNDER_WAY_MAX,
+            "there is room for others beside several that may be held"
         );
         share.note(false);
         assert_eq!((share.under_way_max, share.watched_max()), (1, 4));
@@ -295,5 +321,31 @@ mod tests {
             share.note(true);
         }
         assert_eq!((share.under_way_max, share.watched_max()), (UNDER_WAY_OF_EM_MAX, WATCHED_OF_EM_MAX));
+        assert!(
+            share.watched_max() < WATCHED_MAX && share.under_way_max < UNDER_WAY_MAX,
+            "there is always room for others"
+        );
+    }
+
+    #[test]
+    fn what_waits_on_an_em_that_turns_out_to_be_held_is_watched_no_longer() {
+        let (user, em) = (Name::parse("user", "hadoop").unwrap(), EmInstance::parse("em", "ecm", "held").unwrap());
+        let ticket = |n| Released { ticket_id: Uuid::from_u128(n), user: user.clone(), em: em.clone() };
+        let (watched, under_way) = (WATCHED_OF_EM_MAX, UNDER_WAY_OF_EM_MAX);
+        let next = (0..watched - under_way).map(|n| ticket(n as u128)).collect();
+        let mut share = Share { watched, under_way, under_way_max: under_way, next };
+        assert!(share.give_back().is_empty(), "all may be watched while it goes on");
+        // All that are under way are tried in vain, one after another; and some with timers fall due yet.
+        for left in (0..under_way).rev() {
+            (share.watched, share.under_way) = (share.watched - 1, left);
+            share.note(false);
+            share.give_back();
+            assert!(share.watched <= share.watched_max().max(left), "{share:?}");
+        }
+        (share.watched, share.under_way) = (11, 1);
+        share.next = (0..10).map(ticket).collect();
+        let given_back = share.give_back();
+        assert_eq!((share.watched, share.next.len()), (share.watched_max(), 3));
+        assert_eq!(given_back, (3..10).map(ticket).collect::<Vec<_>>(), "those that fell due last");
     }
 }
