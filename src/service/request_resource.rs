@@ -62,8 +62,11 @@ impl RequestResourceService {
         Self { admission, committer, line, refusals, metrics }
     }
 
-    /// The same of the first of `asks` that fits: they are one ticket's, and differ in what they ask for alone. If none fits, it waits: it
-    /// stands in line for the first that ever may, and is granted whichever fits first. Also tells which of them was answered.
+    /// Answers [`Outcome::Granted`] or [`Outcome::Refused`] to the first of `asks` that fits, and which of them that is: they are one ticket's,
+    /// and differ in what they ask for alone. If none fits, it may wait: it stands in line for the first that ever may, and is granted
+    /// whichever fits first. Without an EM, one is chosen. Whoever waits in line gives `active` up: what he had while he was judged at once.
+    ///
+    /// However many they are, they count as one request.
     pub async fn request_any<A>(
         &self,
         em: Option<EmInstance>,
@@ -71,13 +74,43 @@ impl RequestResourceService {
         deadlines: Deadlines,
         active: A,
     ) -> Result<(Outcome, usize), Error> {
-        if let [ask] = &asks[..] {
-            return Ok((self.request(em, ask.clone(), deadlines, active).await?, 0));
-        }
+        let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a request"))?;
+        let under_way = RequestUnderWay::begin(&self.metrics.requests);
+        let (any_em, may_wait) = (em.is_none(), deadlines.line.is_some());
+        let answered = match asks.len() {
+            1 => self.judge(em, asked.clone(), (&[], &mut None), deadlines, active).await.map(|answer| (answer, 0)),
+            // Apart, because most name one.
+            _ => Box::pin(self.judge_in_turn(em, asks, deadlines, active)).await,
+        };
+        let (answer, number) = match answered {
+            Ok((answer, number)) => (Ok(answer), number),
+            Err(error) => (Err(error), 0),
+        };
+        decisions::request(&asked, may_wait, &answer);
+        under_way.end(match &answer {
+            Ok(Outcome::Refused(refusal)) => {
+                self.refusals.note(&asked.user, refusal, any_em);
+                // Whoever may wait for what may fit some day is refused at the end of his time.
+                Ended::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
+            }
+            Ok(_) => Ended::Granted,
+            Err(_) => Ended::Failed,
+        });
+        Ok((answer?, number))
+    }
+
+    /// One after another, each at once; then the first that may fit some day, in line, where it is granted any of the others as well.
+    async fn judge_in_turn<A>(
+        &self,
+        em: Option<EmInstance>,
+        asks: Vec<Arc<RequestSpec>>,
+        deadlines: Deadlines,
+        active: A,
+    ) -> Result<(Outcome, usize), Error> {
         let (mut may_fit, mut first) = (Vec::new(), None);
         for (number, ask) in asks.into_iter().enumerate() {
             let at_once = Deadlines { line: None, ..deadlines };
-            match Box::pin(self.request(em.clone(), ask.clone(), at_once, ())).await? {
+            match self.judge(em.clone(), ask.clone(), (&[], &mut None), at_once, ()).await? {
                 Outcome::Refused(refusal) => {
                     if !refusal.never_fits {
                         may_fit.push((number, ask));
@@ -91,7 +124,8 @@ impl RequestResourceService {
         match (may_fit.next().filter(|_| deadlines.line.is_some()), first) {
             (Some((number, ask)), _) => {
                 let (numbers, others): (Vec<usize>, Vec<Arc<RequestSpec>>) = may_fit.unzip();
-                let (answer, other) = self.request_or(em, ask, &others, deadlines, active).await?;
+                let mut other = None;
+                let answer = self.judge(em, ask, (&others, &mut other), deadlines, active).await?;
                 Ok((answer, other.and_then(|other| numbers.get(other).copied()).unwrap_or(number)))
             }
             (None, Some(refused)) => Ok(refused),
@@ -99,44 +133,7 @@ impl RequestResourceService {
         }
     }
 
-    /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen. Whoever waits in line gives `active` up: what he had
-    /// while he was judged at once.
-    pub async fn request<A>(
-        &self,
-        em: Option<EmInstance>,
-        ask: Arc<RequestSpec>,
-        deadlines: Deadlines,
-        active: A,
-    ) -> Result<Outcome, Error> {
-        Ok(self.request_or(em, ask, &[], deadlines, active).await?.0)
-    }
-
-    /// The same; in line, it is granted `others` as well, if it fits there first. Tells which of them, if it is one of them.
-    async fn request_or<A>(
-        &self,
-        em: Option<EmInstance>,
-        ask: Arc<RequestSpec>,
-        others: Others<'_>,
-        deadlines: Deadlines,
-        active: A,
-    ) -> Result<(Outcome, Option<usize>), Error> {
-        let under_way = RequestUnderWay::begin(&self.metrics.requests);
-        let (asked, any_em, may_wait) = (ask.clone(), em.is_none(), deadlines.line.is_some());
-        let mut other = None;
-        let answer = self.judge(em, ask, (others, &mut other), deadlines, active).await;
-        decisions::request(&asked, may_wait, &answer);
-        under_way.end(match &answer {
-            Ok(Outcome::Refused(refusal)) => {
-                self.refusals.note(&asked.user, refusal, any_em);
-                // Whoever may wait for what may fit some day is refused at the end of his time.
-                Ended::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
-            }
-            Ok(_) => Ended::Granted,
-            Err(_) => Ended::Failed,
-        });
-        Ok((answer?, other))
-    }
-
+    /// In line, it is granted `others` as well, if it fits there first; and tells which of them, if it is one of them.
     async fn judge<A>(
         &self,
         em: Option<EmInstance>,
