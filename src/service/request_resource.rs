@@ -23,7 +23,7 @@ use crate::{
 
 use super::{
     admission::{Admission, Verdict},
-    committer::Committer,
+    committer::{Committer, Patience},
     refusals::Refusals,
     waiting::{Caller, WaitingLine, Wake, Woken},
 };
@@ -62,8 +62,11 @@ impl RequestResourceService {
         Self { admission, committer, line, refusals, metrics }
     }
 
-    /// The same of the first of `asks` that fits: they are one ticket's, and differ in what they ask for alone. If none fits, it waits: it
-    /// stands in line for the first that ever may, and is granted whichever fits first. Also tells which of them was answered.
+    /// Answers [`Outcome::Granted`] or [`Outcome::Refused`] to the first of `asks` that fits, and which of them that is: they are one ticket's,
+    /// and differ in what they ask for alone. If none fits, it may wait: it stands in line for the first that ever may, and is granted
+    /// whichever fits first. Without an EM, one is chosen. Whoever waits in line gives `active` up: what he had while he was judged at once.
+    ///
+    /// However many they are, they count as one request.
     pub async fn request_any<A>(
         &self,
         em: Option<EmInstance>,
@@ -71,13 +74,43 @@ impl RequestResourceService {
         deadlines: Deadlines,
         active: A,
     ) -> Result<(Outcome, usize), Error> {
-        if let [ask] = &asks[..] {
-            return Ok((self.request(em, ask.clone(), deadlines, active).await?, 0));
-        }
+        let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a request"))?;
+        let under_way = RequestUnderWay::begin(&self.metrics.requests);
+        let (any_em, may_wait) = (em.is_none(), deadlines.line.is_some());
+        let answered = match asks.len() {
+            1 => self.judge(em, asked.clone(), (&[], &mut None), deadlines, active).await.map(|answer| (answer, 0)),
+            // Apart, because most name one.
+            _ => Box::pin(self.judge_in_turn(em, asks, deadlines, active)).await,
+        };
+        let (answer, number) = match answered {
+            Ok((answer, number)) => (Ok(answer), number),
+            Err(error) => (Err(error), 0),
+        };
+        decisions::request(&asked, may_wait, &answer);
+        under_way.end(match &answer {
+            Ok(Outcome::Refused(refusal)) => {
+                self.refusals.note(&asked.user, refusal, any_em);
+                // Whoever may wait for what may fit some day is refused at the end of his time.
+                Ended::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
+            }
+            Ok(_) => Ended::Granted,
+            Err(_) => Ended::Failed,
+        });
+        Ok((answer?, number))
+    }
+
+    /// One after another, each at once; then the first that may fit some day, in line, where it is granted any of the others as well.
+    async fn judge_in_turn<A>(
+        &self,
+        em: Option<EmInstance>,
+        asks: Vec<Arc<RequestSpec>>,
+        deadlines: Deadlines,
+        active: A,
+    ) -> Result<(Outcome, usize), Error> {
         let (mut may_fit, mut first) = (Vec::new(), None);
         for (number, ask) in asks.into_iter().enumerate() {
             let at_once = Deadlines { line: None, ..deadlines };
-            match Box::pin(self.request(em.clone(), ask.clone(), at_once, ())).await? {
+            match self.judge(em.clone(), ask.clone(), (&[], &mut None), at_once, ()).await? {
                 Outcome::Refused(refusal) => {
                     if !refusal.never_fits {
                         may_fit.push((number, ask));
@@ -91,7 +124,8 @@ impl RequestResourceService {
         match (may_fit.next().filter(|_| deadlines.line.is_some()), first) {
             (Some((number, ask)), _) => {
                 let (numbers, others): (Vec<usize>, Vec<Arc<RequestSpec>>) = may_fit.unzip();
-                let (answer, other) = self.request_or(em, ask, &others, deadlines, active).await?;
+                let mut other = None;
+                let answer = self.judge(em, ask, (&others, &mut other), deadlines, active).await?;
                 Ok((answer, other.and_then(|other| numbers.get(other).copied()).unwrap_or(number)))
             }
             (None, Some(refused)) => Ok(refused),
@@ -99,44 +133,7 @@ impl RequestResourceService {
         }
     }
 
-    /// Answers [`Outcome::Granted`] or [`Outcome::Refused`]. Without an EM, one is chosen. Whoever waits in line gives `active` up: what he had
-    /// while he was judged at once.
-    pub async fn request<A>(
-        &self,
-        em: Option<EmInstance>,
-        ask: Arc<RequestSpec>,
-        deadlines: Deadlines,
-        active: A,
-    ) -> Result<Outcome, Error> {
-        Ok(self.request_or(em, ask, &[], deadlines, active).await?.0)
-    }
-
-    /// The same; in line, it is granted `others` as well, if it fits there first. Tells which of them, if it is one of them.
-    async fn request_or<A>(
-        &self,
-        em: Option<EmInstance>,
-        ask: Arc<RequestSpec>,
-        others: Others<'_>,
-        deadlines: Deadlines,
-        active: A,
-    ) -> Result<(Outcome, Option<usize>), Error> {
-        let under_way = RequestUnderWay::begin(&self.metrics.requests);
-        let (asked, any_em, may_wait) = (ask.clone(), em.is_none(), deadlines.line.is_some());
-        let mut other = None;
-        let answer = self.judge(em, ask, (others, &mut other), deadlines, active).await;
-        decisions::request(&asked, may_wait, &answer);
-        under_way.end(match &answer {
-            Ok(Outcome::Refused(refusal)) => {
-                self.refusals.note(&asked.user, refusal, any_em);
-                // Whoever may wait for what may fit some day is refused at the end of his time.
-                Ended::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
-            }
-            Ok(_) => Ended::Granted,
-            Err(_) => Ended::Failed,
-        });
-        Ok((answer?, other))
-    }
-
+    /// In line, it is granted `others` as well, if it fits there first; and tells which of them, if it is one of them.
     async fn judge<A>(
         &self,
         em: Option<EmInstance>,
@@ -157,18 +154,18 @@ impl RequestResourceService {
             }
         }
         let answer = match &em {
-            Some(em) => self.request_on(request(em.clone(), &ask), deadlines.locks).await?,
-            None => self.choose(&ask, deadlines.locks).await?,
+            Some(em) => self.request_on(request(em.clone(), &ask), deadlines.locks.into()).await,
+            None => self.choose(&ask, deadlines).await,
         };
-        match (answer, deadlines.line) {
-            (Outcome::Refused(refusal), Some(until)) if !refusal.never_fits => {
-                let em = em.or_else(|| self.admission.closest(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
-                let caller = self.line.enter(any_em, &ask, until)?;
-                drop(active);
-                traces::within("line", Box::pin(self.wait(request(em, &ask), others, caller))).await
-            }
-            (answer, _) => Ok(answer),
-        }
+        let may_fit = match &answer {
+            Ok(Outcome::Refused(refusal)) => !refusal.never_fits,
+            answer => any_em && Patience::elsewhere(deadlines.locks).turned_away(answer),
+        };
+        let Some(until) = deadlines.line.filter(|_| may_fit) else { return answer };
+        let em = em.or_else(|| self.admission.home(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
+        let caller = self.line.enter(any_em, &ask, until)?;
+        drop(active);
+        traces::within("line", Box::pin(self.wait(request(em, &ask), others, caller))).await
     }
 
     /// What the first of `asks` that fits would be answered now, or the first of all, on which EM, how much there is room for there, and
@@ -202,6 +199,7 @@ impl RequestResourceService {
                 self.admission.survey(deadline).await?;
                 self.admission
                     .best(&ask, &[])
+                    .or_else(|| self.admission.best_even_held(&ask))
                     .or_else(|| self.admission.closest(&ask))
                     .ok_or_else(|| self.admission.none_for(&ask))?
             }
@@ -210,30 +208,32 @@ impl RequestResourceService {
         Ok((em, verdict, room))
     }
 
-    async fn request_on(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {
+    async fn request_on(&self, request: Request, patience: Patience) -> Result<Outcome, Error> {
         if self.admission.is_doubtful(&request)
-            && let Verdict::Refused(short) = self.admission.look(request.clone(), deadline).await?
+            && let Verdict::Refused(short) = self.admission.look(request.clone(), patience.until).await?
         {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
-        self.commit(request, deadline).await
+        self.commit(request, patience).await
     }
 
     /// Has the request judged under the locks; a grant tells the counters, if they were asked for.
-    async fn commit(&self, request: Request, deadline: Instant) -> Result<Outcome, Error> {
+    async fn commit(&self, request: Request, patience: Patience) -> Result<Outcome, Error> {
         let by = request.ask.principal.clone();
         if !request.ask.return_counters {
-            return self.committer.submit(by.into(), Operation::Request(request), deadline).await;
+            return self.committer.submit(by.into(), Operation::Request(request), patience).await;
         }
-        match self.committer.submit_counted(by.into(), Operation::Request(request), deadline, true).await? {
+        match self.committer.submit_counted(by.into(), Operation::Request(request), patience, true).await? {
             (Outcome::Granted(grant), counters) => Ok(Outcome::Granted(Grant { counters, ..grant })),
             (outcome, _) => Ok(outcome),
         }
     }
 
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
-    /// none, the one that comes closest says why.
-    async fn choose(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Result<Outcome, Error> {
+    /// none but those that somebody holds, it waits for one of these, unless it may stand in line instead. If it fits on none at all, the
+    /// one that comes closest says why.
+    async fn choose(&self, ask: &Arc<RequestSpec>, deadlines: Deadlines) -> Result<Outcome, Error> {
+        let Deadlines { locks: deadline, line } = deadlines;
         self.admission.survey_beside(deadline).await?;
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
@@ -242,11 +242,20 @@ impl RequestResourceService {
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
         }
+        let patience = Patience { until: deadline, may_go: line.is_some() };
+        if line.is_none()
+            && let Some(em) = self.admission.best_even_held(ask)
+        {
+            let answer = self.request_on(request(em, ask), patience).await;
+            if !may_do_elsewhere(&answer, patience) {
+                return answer;
+            }
+        }
         let mut tries = 0;
         loop {
             let em = self.admission.closest(ask).ok_or_else(|| self.admission.none_for(ask))?;
             tries += 1;
-            match self.request_on(request(em, ask), deadline).await {
+            match self.request_on(request(em, ask), patience).await {
                 // Drained since it was seen: it is not the closest any more, and nobody has named it.
                 Err(Error::Rejected(rejection)) if rejection.is_draining() && tries < CANDIDATES_MAX => {}
                 Err(Error::Rejected(rejection)) if rejection.is_draining() => {
@@ -259,19 +268,17 @@ impl RequestResourceService {
 
     /// What the first of some EMs answers on which it fits.
     async fn try_some(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Option<Result<Outcome, Error>> {
-        let mut tried = Vec::new();
+        let (mut tried, patience) = (Vec::new(), Patience::elsewhere(deadline));
         while tried.len() < CANDIDATES_MAX {
             let em = self.admission.choose(ask, &tried)?;
-            let answer = self.request_on(request(em.clone(), ask), deadline).await;
+            let answer = self.request_on(request(em.clone(), ask), patience).await;
             if !matches!(answer, Ok(Outcome::Granted(_))) {
                 self.admission.settle(&em);
             }
-            match answer {
-                // Somebody was faster, or the EM is another by now; there may still be room elsewhere.
-                Ok(Outcome::Refused(refusal)) if refusal.is_of_em_alone() => tried.push(em),
-                Err(Error::Rejected(rejection)) if rejection.is_of_em() => tried.push(em),
-                answer => return Some(answer),
+            if !may_do_elsewhere(&answer, patience) {
+                return Some(answer);
             }
+            tried.push(em);
         }
         None
     }
@@ -302,11 +309,15 @@ impl RequestResourceService {
         others: Others<'_>,
         caller: &mut Caller,
     ) -> Result<(Outcome, Option<usize>), Error> {
-        let (mut next, mut refusal) = (Try::default(), None);
+        let (mut next, mut refusal, mut turned_away) = (Try::default(), None, 0);
         loop {
-            let other = next.other.take();
+            let (other, mut again) = (next.other.take(), None);
             let ask = other.and_then(|other| others.get(other)).unwrap_or(&request.ask).clone();
-            match self.try_in_line(&request, ask, next.elsewhere.take(), caller).await {
+            // Whoever names no EM waits for no holder, unless whatever he tries to stand on is held.
+            let (until, stands) = (caller.until(), !caller.spots().is_empty());
+            let may_go = caller.any_em() && (stands || turned_away < CANDIDATES_MAX);
+            let patience = Patience { until, may_go };
+            match self.try_in_line(&request, ask, next.elsewhere.take(), (&mut *caller, patience)).await {
                 Ok(Outcome::Waiting(waiting)) => {
                     if let Some(wake) = next.woken_by.take() {
                         caller.count_look(wake);
@@ -343,6 +354,18 @@ impl RequestResourceService {
                     }
                     continue;
                 }
+                answer if patience.turned_away(&answer) && stands => {
+                    turned_away += 1;
+                    again = looks_again(next.woken_by.take(), turned_away, caller);
+                }
+                answer if patience.turned_away(&answer) => {
+                    turned_away += 1;
+                    match self.other_home(&request, caller).await? {
+                        Some(em) => request.em = em,
+                        None => turned_away = CANDIDATES_MAX,
+                    }
+                    continue;
+                }
                 // Whoever stands in line outlives a short outage.
                 Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
                     Woken::Look(_) => continue,
@@ -353,9 +376,12 @@ impl RequestResourceService {
                 },
                 Err(error) => return Err(error),
             }
+            if again.is_none() {
+                turned_away = 0;
+            }
             // What was just tried in vain is not tried again before it is woken.
             let others = (others, other.is_none());
-            match (self.until_worth_trying(&mut request, others, caller).await?, refusal.take()) {
+            match (self.until_worth_trying(&mut request, others, (&mut *caller, again)).await?, refusal.take()) {
                 (Some(worth_trying), still) => (next, refusal) = (worth_trying, still),
                 (None, Some(refusal)) => return Ok((Outcome::Refused(refusal), None)),
                 (None, None) => return Err(Error::LockTimeout),
@@ -370,7 +396,7 @@ impl RequestResourceService {
         request: &Request,
         ask: Arc<RequestSpec>,
         elsewhere: Option<EmInstance>,
-        caller: &mut Caller,
+        (caller, patience): (&mut Caller, Patience),
     ) -> Result<Outcome, Error> {
         let is_other = !Arc::ptr_eq(&ask, &request.ask);
         let wait = caller.wait(request.ask.ticket_id, is_other || elsewhere.is_some()).await?;
@@ -378,7 +404,7 @@ impl RequestResourceService {
         let scopes = if is_other { RequestScopes::default() } else { request.scopes.clone() };
         let tried = Request { em, ask, wait: Some(wait), scopes };
         caller.tries();
-        self.commit(tried, caller.until()).await
+        self.commit(tried, patience).await
     }
 
     /// Where a request that any EM will do for may stand instead of where it cannot.
@@ -387,20 +413,24 @@ impl RequestResourceService {
             return Ok(None);
         }
         self.admission.survey(caller.until()).await?;
-        Ok(self.admission.closest(&request.ask).filter(|em| *em != request.em))
+        Ok(self.admission.home(&request.ask).filter(|em| *em != request.em))
     }
 
-    /// Waits until the request may fit, or has to stand elsewhere in line; `None` when the caller's time is up.
+    /// Waits until the request may fit, or has to stand elsewhere in line; `None` when the caller's time is up. Who was woken and is to look
+    /// `again` does not sleep before.
     async fn until_worth_trying(
         &self,
         request: &mut Request,
         (others, at_once): (Others<'_>, bool),
-        caller: &mut Caller,
+        (caller, again): (&mut Caller, Option<Wake>),
     ) -> Result<Option<Try>, Error> {
         if at_once && let Some(fits) = self.fits_as_other(request, others, caller).await {
             return Ok(Some(fits));
         }
-        let mut woken = caller.woken().await;
+        let mut woken = match again {
+            Some(wake) => Woken::Look(wake),
+            None => caller.woken().await,
+        };
         loop {
             let wake = match woken {
                 Woken::TimeIsUp => return Ok(None),
@@ -498,6 +528,9 @@ impl RequestResourceService {
                 }
                 tried.push(em);
             }
+            if self.admission.is_held(&request.em) {
+                return Ok(None);
+            }
         }
         match self.admission.look(request.clone(), caller.until()).await {
             Ok(Verdict::Refused(short)) if stands_well(caller, &short) => Ok(None),
@@ -506,6 +539,27 @@ impl RequestResourceService {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether an answer is about one EM alone, so that there may still be room elsewhere: somebody was faster, holds it, or it is another by now.
+fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: Patience) -> bool {
+    match answer {
+        Ok(Outcome::Refused(refusal)) => refusal.is_of_em_alone(),
+        Err(Error::Rejected(rejection)) => rejection.is_of_em(),
+        answer => patience.turned_away(answer),
+    }
+}
+
+/// By what somebody who was sent away from a held EM looks again at once: by now it is known to be held, and there may be room on another.
+/// `None` if that was so too often.
+fn looks_again(woken_by: Option<Wake>, turned_away: usize, caller: &Caller) -> Option<Wake> {
+    let mut wake = woken_by.unwrap_or(Wake::NEWS);
+    if turned_away >= CANDIDATES_MAX {
+        caller.pass_on(wake);
+        return None;
+    }
+    wake.is_coming = false;
+    Some(wake)
 }
 
 /// Whether it can stay in line where it stands.

@@ -41,7 +41,7 @@ impl Admin {
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        self.committer.submit(identity::actor(call), operation, deadline).await
+        self.committer.submit(identity::actor(call), operation, deadline.into()).await
     }
 }
 

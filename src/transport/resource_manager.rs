@@ -230,7 +230,7 @@ pub(super) fn submit(
     operation: Operation,
     (deadline, return_counters): (Instant, bool),
 ) -> impl Future<Output = Result<Told, Error>> + Send {
-    let done = committer.submit_counted(by, operation, deadline, return_counters);
+    let done = committer.submit_counted(by, operation, deadline.into(), return_counters);
     async move {
         let (outcome, counters) = done.await?;
         Ok((outcome, counters.map(|counters| convert::answer::counters(&counters)).transpose()?))

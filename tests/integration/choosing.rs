@@ -13,9 +13,10 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
         em::{Em, EmInstance},
+        hold::NewHold,
         limit::{Pattern, Rule},
         name::{Labels, Name},
-        operation::Register,
+        operation::{LockKey, Register},
         policy::Policy,
         report::{Health, Report},
         resource::{Dimension, Resource},
@@ -333,6 +334,84 @@ async fn the_fullest_of_equal_hosts_holds_at_most_a_fifth_more_than_the_mean() {
     let (mean, fullest) = (held.iter().sum::<i64>() as f64 / HOSTS as f64, *held.iter().max().unwrap() as f64);
     assert!(mean > 300.0 && fullest <= 1.2 * mean, "the fullest holds {:.2} times the mean: {held:?}", fullest / mean);
     assert_invariants(&database, &first.client).await;
+}
+
+/// Held by an operator, or by somebody's transaction.
+async fn hold(rm: &Instance, database: &Database, host: &EmInstance, by_operator: bool) -> Option<sqlx::PgConnection> {
+    if by_operator {
+        let (key, duration) = (LockKey::Em(host.clone()), Duration::from_secs(600));
+        rm.client.hold(&NewHold { key, duration, reason: name("books are checked") }).await.unwrap();
+        return None;
+    }
+    let mut holder = database.connect().await;
+    sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
+    let lock = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance) VALUES ('em', $1, $2)";
+    let lock = sqlx::query(lock).bind(host.application_name.as_str()).bind(host.instance.as_str());
+    lock.execute(&mut holder).await.unwrap();
+    Some(holder)
+}
+
+async fn a_held_em_is_passed_over(by_operator: bool) {
+    let (database, rm) = start().await;
+    register(&rm, 3, 16).await;
+    let held = em("host0");
+    // It is the emptiest of all.
+    for n in 0..6 {
+        rm.client.request_resource(&request(&em(["host1", "host2"][n % 2]), "hadoop", load(1, 1, 1))).await.granted();
+    }
+    assert_eq!(rm.client.dry_run(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, held);
+    let holder = hold(&rm, &database, &held, by_operator).await;
+    let ask = async |user: usize| {
+        let client = hurried(&rm.address, Duration::from_secs(8));
+        let asked = Instant::now();
+        let grant = client.request_resource(&anywhere(&format!("user{user}"), load(1, 1, 1))).await.granted();
+        assert_ne!(grant.em, held, "nobody passes the holder");
+        asked.elapsed()
+    };
+    // Some who find out, all at once, and some who come later.
+    let first = tokio::join!(ask(1), ask(2), ask(3), ask(4), ask(5), ask(6));
+    let mut later = Vec::new();
+    for user in 7..=26 {
+        later.push(ask(user).await);
+    }
+    println!("those who find out wait {first:?}, the others {:?} at most", later.iter().max());
+    assert!(later.iter().all(|took| *took < Duration::from_secs(1)), "{later:?}");
+    assert_eq!(rm.client.tickets(None).await.unwrap().len(), 32, "and nothing was granted twice");
+
+    // Where nothing else is left, he waits for it: as long as he says, or until it is free.
+    let hasty = hurried(&rm.address, Duration::from_secs(1));
+    let error = hasty.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
+    let client = rm.client.clone();
+    let waits =
+        tokio::spawn(async move { client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted() });
+    let is_set_aside = || async { rm.metrics.text().unwrap().contains("linkis_rm_set_aside_operations 1\n") };
+    eventually("it waits for the holder", Duration::from_secs(10), is_set_aside).await;
+    match holder {
+        Some(mut holder) => drop(sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap()),
+        None => assert!(rm.client.release_hold(&LockKey::Em(held.clone())).await.unwrap()),
+    }
+    let freed = Instant::now();
+    assert_eq!(waits.await.unwrap().em, held);
+    assert!(freed.elapsed() < Duration::from_secs(2), "served after {:?}", freed.elapsed());
+    // From then on it is chosen like any other.
+    assert_eq!(rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, held);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 34);
+    let stopping = Instant::now();
+    hold(&rm, &database, &held, true).await;
+    hasty.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
+    rm.stop().await;
+    assert!(stopping.elapsed() < Duration::from_secs(8), "who looks out for it keeps no server from stopping");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_held_em_is_passed_over_while_others_have_room() {
+    a_held_em_is_passed_over(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_em_that_a_transaction_holds_is_passed_over_while_others_have_room() {
+    a_held_em_is_passed_over(false).await;
 }
 
 /// How many rows of EMs were read. What a connection has read is told for certain once it is closed.

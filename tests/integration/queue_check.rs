@@ -429,6 +429,35 @@ async fn of_several_queues_the_first_with_room_is_taken() {
     assert_eq!(assert_invariants(&database, &one.client).await, 1);
 }
 
+/// However many queues it names: by its one answer, among the metrics as among the refusals that are told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_with_several_queues_is_counted_once() {
+    const PATHS: [&str; 8] = ["root.a", "root.b", "root.c", "root.d", "root.e", "root.f", "root.g", "root.h"];
+    // There is room in the last alone.
+    let queues = PATHS.iter().map(|path| (*path, 20, if *path == PATHS[7] { 5 } else { 15 }, "RUNNING"));
+    let queues: Vec<QueueOf> = [("root", 200, 0, "RUNNING")].into_iter().chain(queues).collect();
+    let (database, _cluster, one, _two) = two_instances(&queues, "").await;
+    let names = PATHS.map(|path| path.trim_start_matches("root.").to_owned());
+    let ask = ResourceRequest { queue_names: names.into(), ..in_queue("a", 10) };
+    let ended = |outcome: &str| {
+        let series = format!(r#"linkis_rm_requests_total{{outcome="{outcome}""#);
+        let text = one.metrics.text().unwrap();
+        let of_each = text.lines().filter(|line| line.starts_with(&series));
+        of_each.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
+    };
+    let all = || ["granted", "refused", "timed_out", "never_fits", "failed"].map(ended);
+    let grant = one.client.request_resource(&ask).await.granted();
+    assert_eq!((grant.queue.unwrap().path.as_str(), all()), ("root.h", [1, 0, 0, 0, 0]));
+    one.client.request_resource(&ask).await.refused();
+    assert_eq!(all(), [1, 1, 0, 0, 0]);
+    let patient = ResourceRequest { wait_timeout: Duration::from_millis(300), ..ask };
+    one.client.request_resource(&patient).await.refused();
+    assert_eq!(all(), [1, 1, 1, 0, 0]);
+    let told = "SELECT coalesce(sum(refusals), 0)::bigint FROM linkis_resource_refusal";
+    eventually("both refusals are told", SOON, async || database.count(told).await >= 2).await;
+    assert_eq!(database.count(told).await, 2);
+}
+
 /// It stands in line for one of its queues, and is granted in whichever has room first: by a release on another instance, or by what others
 /// leave.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,8 +12,9 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         em::EmInstance,
+        hold::NewHold,
         limit::{Pattern, Rule},
-        operation::Grant,
+        operation::{Grant, LockKey},
         resource::{Dimension, Resource},
     },
     store::waiting::CHANNEL,
@@ -428,4 +429,48 @@ async fn who_names_no_em_is_not_refused_for_the_sake_of_one() {
     nobody_waits(&rm.client).await;
     let over = "SELECT count(*) FROM linkis_em_resource_meta_data WHERE over_committed";
     assert_eq!(database.count(over).await, 1, "the one that shrank");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_for_any_em_is_not_kept_by_a_held_one() {
+    let (database, rm) = start().await;
+    let hold = async |host: &EmInstance| {
+        let (key, duration) = (LockKey::Em(host.clone()), Duration::from_secs(600));
+        rm.client.hold(&NewHold { key, duration, reason: name("books are checked") }).await.unwrap();
+    };
+    let limit = Rule { max: [(Dimension::Cores, 10)].into(), ..user_limit("hadoop", 1) };
+    rm.client.set_limit(&limit).await.unwrap();
+    let (full, grant) = full_em(&rm.client, "full", 10).await;
+    let anywhere = || ResourceRequest { em: None, ..patient(&full, "hadoop", cpu(10)) };
+    // The only one with room is held: it stands in line elsewhere.
+    let held = em("held");
+    rm.client.register(registration(held.clone(), cpu(20))).await.unwrap();
+    hold(&held).await;
+    let call = stand_in_line(&rm.client, anywhere()).await;
+    assert_eq!(rm.client.waiting().await.unwrap()[0].em, full);
+    let start = Instant::now();
+    rm.client.resource_released(&release(&grant, "first")).await.unwrap();
+    let grant = granted(call).await;
+    assert_eq!(grant.em, full);
+    assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
+
+    // It waits for its user's limit, and is woken when where it stands and where there is the most room are held.
+    let home = em("home");
+    rm.client.register(registration(home.clone(), cpu(20))).await.unwrap();
+    rm.client.request_resource(&request(&home, "other", cpu(1))).await.granted();
+    let call = stand_in_line(&rm.client, anywhere()).await;
+    assert_eq!(rm.client.waiting().await.unwrap()[0].em, home);
+    hold(&home).await;
+    let emptiest = em("emptiest");
+    rm.client.register(registration(emptiest.clone(), cpu(100))).await.unwrap();
+    hold(&emptiest).await;
+    let start = Instant::now();
+    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    assert_eq!(granted(call).await.em, full);
+    assert!(start.elapsed() < Duration::from_secs(3), "after {:?}", start.elapsed());
+    nobody_waits(&rm.client).await;
+    for host in [held, home, emptiest] {
+        assert!(rm.client.release_hold(&LockKey::Em(host)).await.unwrap());
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2, "and nothing was granted twice");
 }

@@ -241,7 +241,25 @@ impl View {
     /// free share; rather one that is only full than one that is too small for ever. `None` if no EM matches that is neither silent nor
     /// unhealthy.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
-        let search = Search::new(ask, policies, Vec::new(), &[]);
+        let (_, id) = self.find_closest(ask, policies, &[])?;
+        self.hosts.get(id).map(|host| host.em.instance.clone())
+    }
+
+    /// The same for a request that is going to stand in line there: rather none of those in `except`, where it may fit some day on another.
+    pub fn home(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
+        let other = self.find_closest(ask, policies, except).filter(|(may_fit, _)| *may_fit);
+        let (_, id) = other.or_else(|| self.find_closest(ask, policies, &[]))?;
+        self.hosts.get(id).map(|host| host.em.instance.clone())
+    }
+
+    /// The closest but for those in `except`, and whether the request would fit there if nothing were granted.
+    fn find_closest(
+        &mut self,
+        ask: &RequestSpec,
+        policies: &Policies,
+        except: &[EmInstance],
+    ) -> Option<(bool, HostId)> {
+        let search = Search::new(ask, policies, Vec::new(), except);
         let mut shares = Shares::of(ask);
         let mut best: Option<(bool, Rank)> = None;
         let mut any = None;
@@ -254,8 +272,7 @@ impl View {
                 any = group.any(hosts, &|host| only.is_none_or(|only| only(host)));
             }
         });
-        let id = best.map(|(_, rank)| rank.host).or(any)?;
-        self.hosts.get(id).map(|host| host.em.instance.clone())
+        best.map(|(may_fit, rank)| (may_fit, rank.host)).or(any.map(|id| (false, id)))
     }
 
     /// How many EMs match the request, also if they are silent or unhealthy.

@@ -354,6 +354,21 @@ fn the_closest_is_full_rather_than_too_small() {
     assert_eq!(view.closest(&ask(500, 50), &Policies::new()).unwrap().instance.as_str(), "small");
 }
 
+#[test]
+fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() {
+    let (held, full) = (em("held", (100, 100), (50, 50)), em("full", (50, 50), (50, 50)));
+    let mut view = view([held.clone(), full.clone(), em("small", (10, 10), (0, 0))]);
+    let mut home = |cores, except: &[&Em]| {
+        let except: Vec<EmInstance> = except.iter().map(|em| em.instance.clone()).collect();
+        view.home(&ask(cores, cores), &Policies::new(), &except).unwrap().instance.to_string()
+    };
+    assert_eq!(home(20, &[]), "held");
+    assert_eq!(home(20, &[&held]), "full");
+    // On the small one it never fits.
+    assert_eq!(home(20, &[&held, &full]), "held");
+    assert_eq!(home(80, &[&held]), "held");
+}
+
 /// What happens to a view, and to a plain list that is looked through from end to end.
 #[derive(Debug, Clone)]
 enum Step {

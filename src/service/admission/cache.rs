@@ -20,7 +20,7 @@ use crate::{
     metrics::Metrics,
 };
 
-use super::{State, Verdict};
+use super::{State, Verdict, held::HeldEms};
 
 /// How many EMs and scopes are remembered.
 const EMS_MAX: usize = 100_000;
@@ -31,6 +31,7 @@ const SCOPES_MAX: usize = 100_000;
 pub struct StateCache {
     state: Arc<Mutex<State>>,
     choice: Arc<Choice>,
+    held: Arc<HeldEms>,
     commits: Arc<AtomicU64>,
     metrics: Metrics,
 }
@@ -92,7 +93,7 @@ impl Choice {
 impl StateCache {
     /// Nothing has been seen yet.
     pub fn new(metrics: Metrics) -> Self {
-        Self { state: Arc::default(), choice: Arc::default(), commits: Arc::default(), metrics }
+        Self { state: Arc::default(), choice: Arc::default(), held: Arc::default(), commits: Arc::default(), metrics }
     }
 
     /// Remembers how things stand after a commit.
@@ -175,6 +176,16 @@ impl StateCache {
         self.choice.note(|changes| {
             changes.conditions.insert(report.em.clone(), Condition::reported(report));
         });
+    }
+
+    /// Somebody holds an EM, so that whoever wants to change anything about it waits; or nobody does any more.
+    pub fn note_held(&self, em: &EmInstance, is_held: bool) {
+        self.held.note(em, is_held);
+    }
+
+    /// The EMs that somebody holds.
+    pub(super) fn held(&self) -> &HeldEms {
+        &self.held
     }
 
     pub(super) fn forget(&self, em: &EmInstance) {

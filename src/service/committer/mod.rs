@@ -77,6 +77,34 @@ pub struct Committer {
     metrics: Metrics,
 }
 
+/// For how long an operation waits.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// Until when.
+    pub until: Instant,
+    /// Whether it may be tried on another EM: then it does not wait for whoever holds this one, but is taken out, and its caller told
+    /// [`Error::LockTimeout`] before his time.
+    pub may_go: bool,
+}
+
+impl From<Instant> for Patience {
+    fn from(until: Instant) -> Self {
+        Self { until, may_go: false }
+    }
+}
+
+impl Patience {
+    /// Of one that may be tried on another EM.
+    pub fn elsewhere(until: Instant) -> Self {
+        Self { until, may_go: true }
+    }
+
+    /// Whether an answer says that somebody holds the EM: then the operation is not carried out, and there is time for another EM.
+    pub fn turned_away<T>(self, answer: &Result<T, Error>) -> bool {
+        self.may_go && matches!(answer, Err(Error::LockTimeout)) && Instant::now() < self.until
+    }
+}
+
 /// What other parts of the service are told after a commit.
 #[derive(Debug)]
 pub struct AfterCommit {
@@ -111,9 +139,9 @@ impl Committer {
         let doors = Dealt::new(first, others);
         let queues_of_callers = Arc::new(doors.map(|doors| doors.callers.downgrade()));
         let undoing = Undoing { queues: queues_of_callers, metrics: metrics.clone() };
-        let line = after_commit.line.clone();
+        let (line, seen) = (after_commit.line.clone(), after_commit.seen.clone());
         let answers = worker::Answers::start(after_commit, undoing.clone(), committers > 1, tasks);
-        let lanes = Arc::new(lanes::Lanes::new(store.clone(), answers, metrics.clone(), tasks.clone()));
+        let lanes = Arc::new(lanes::Lanes::new(store.clone(), (answers, seen), metrics.clone(), tasks.clone()));
         for queues in iter::once(queues).chain(of_others) {
             let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone(), Arc::default());
             tasks.spawn_apart("committer", run(queues, lanes.clone(), worker))?;
@@ -128,16 +156,16 @@ impl Committer {
     /// transaction has not begun.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] at `deadline`, if the operation was not yet carried out, and [`Error::CommitUnknown`] soon after it, if that
-    /// has no end; [`Error::Overloaded`] if too many wait.
+    /// [`Error::LockTimeout`] at the end of its patience, if the operation was not yet carried out, and [`Error::CommitUnknown`] soon after
+    /// it, if that has no end; [`Error::Overloaded`] if too many wait. [`Patience::turned_away`] tells a `LockTimeout` before that.
     pub fn submit<'a>(
         &'a self,
         by: Actor,
         operation: Operation,
-        deadline: Instant,
+        patience: Patience,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).called(&operation);
-        self.carry_out(queue, by, operation, deadline, None)
+        self.carry_out(queue, by, operation, patience, None)
     }
 
     /// The same; if they are `wanted`, also tells the counters right after the commit, unless the operation was counted nowhere.
@@ -148,12 +176,12 @@ impl Committer {
         &'a self,
         by: Actor,
         operation: Operation,
-        deadline: Instant,
+        patience: Patience,
         wanted: bool,
     ) -> impl Future<Output = Result<(Outcome, Option<Box<Counters>>), Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).called(&operation);
         let (tell, told) = wanted.then(oneshot::channel).unzip();
-        let done = self.carry_out(queue, by, operation, deadline, tell);
+        let done = self.carry_out(queue, by, operation, patience, tell);
         async move {
             let outcome = done.await?;
             // They are told before the outcome is.
@@ -171,7 +199,7 @@ impl Committer {
         deadline: Instant,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).uncalled(&operation);
-        self.carry_out(queue, Principal::Service.into(), operation, deadline, None)
+        self.carry_out(queue, Principal::Service.into(), operation, deadline.into(), None)
     }
 
     fn carry_out<'a>(
@@ -179,19 +207,24 @@ impl Committer {
         queue: &mpsc::Sender<Pending>,
         by: Actor,
         operation: Operation,
-        deadline: Instant,
+        patience: Patience,
         counters: Option<TellCounters>,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let told = Told::of(&by.principal, &operation);
-        let mut queued = self.put(queue, by, operation, deadline, counters);
+        let mut queued = self.put(queue, by, operation, patience, counters);
         async move {
             // Where it is: what is moved here is kept twice.
             let done = match &mut queued {
-                Ok(answer) => answer.wait(deadline).await,
+                Ok(answer) => answer.wait(patience.until).await,
                 Err(error) => Err(error.clone()),
             };
             told.tell(&done);
-            done.inspect_err(|error| self.metrics.committer.failed(error))
+            if let Err(error) = &done
+                && !patience.turned_away(&done)
+            {
+                self.metrics.committer.failed(error);
+            }
+            done
         }
     }
 
@@ -201,7 +234,7 @@ impl Committer {
         queue: &mpsc::Sender<Pending>,
         by: Actor,
         operation: Operation,
-        deadline: Instant,
+        patience: Patience,
         counters: Option<TellCounters>,
     ) -> Result<Answer, Error> {
         // More than fits into a batch would stay in its queue for ever, and with it all that is behind it.
@@ -215,7 +248,7 @@ impl Committer {
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.making_room(&operation);
         let trace = traces::operation(operation.kind());
-        let pending = Pending { by, operation, deadline, progress, reply, counters, waits, trace, _room: Some(place) };
+        let pending = Pending { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -286,10 +319,10 @@ impl Undoing {
     fn submit(&self, by: Principal, operation: Operation) {
         let (by, queue) = (by.into(), self.queues.of(operation.em()).upgrade());
         let (reply, answer) = oneshot::channel();
-        let deadline = Instant::now() + DETACHED_TIMEOUT;
+        let patience = (Instant::now() + DETACHED_TIMEOUT).into();
         let waits = Some(self.metrics.committer.queued());
         let (progress, trace) = (Progress::default(), traces::Operation::default());
-        let pending = Pending { by, operation, deadline, progress, reply, counters: None, waits, trace, _room: None };
+        let pending = Pending { by, operation, patience, progress, reply, counters: None, waits, trace, _room: None };
         let queued = queue.is_some_and(|queue| queue.try_send(pending).is_ok());
         match Handle::try_current() {
             // Somebody has to want the answer, or the operation is not carried out.
@@ -318,6 +351,7 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
             }
         };
         if !is_open {
+            lanes.close();
             return;
         }
         let mut batch = queues.next();
@@ -334,7 +368,7 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
 struct Pending {
     by: Actor,
     operation: Operation,
-    deadline: Instant,
+    patience: Patience,
     progress: Progress,
     reply: oneshot::Sender<Result<Outcome, Error>>,
     /// Whoever wants the counters, too: told before the answer.

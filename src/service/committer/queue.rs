@@ -211,9 +211,9 @@ mod tests {
 
     fn pending(operation: Operation) -> Pending {
         let (reply, _) = oneshot::channel();
-        let (by, deadline) = (Principal::Anonymous.into(), Instant::now());
+        let (by, patience) = (Principal::Anonymous.into(), Instant::now().into());
         let (progress, trace) = (Progress::default(), Default::default());
-        Pending { by, operation, deadline, progress, reply, counters: None, waits: None, trace, _room: None }
+        Pending { by, operation, patience, progress, reply, counters: None, waits: None, trace, _room: None }
     }
 
     fn em(host: &str) -> EmInstance {

@@ -71,7 +71,7 @@ impl Part {
     fn drop_overdue(&mut self) {
         let now = Instant::now();
         let wanted = std::mem::take(&mut self.operations).into_iter().filter(|pending| !pending.reply.is_closed());
-        let (overdue, rest) = wanted.partition(|pending| pending.deadline <= now);
+        let (overdue, rest) = wanted.partition(|pending| pending.patience.until <= now);
         self.operations = rest;
         answer_all(overdue, &Error::LockTimeout);
     }
