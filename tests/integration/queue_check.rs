@@ -450,7 +450,7 @@ async fn a_request_with_several_queues_is_counted_once() {
     assert_eq!((grant.queue.unwrap().path.as_str(), all()), ("root.h", [1, 0, 0, 0, 0]));
     one.client.request_resource(&ask).await.refused();
     assert_eq!(all(), [1, 1, 0, 0, 0]);
-    let patient = ResourceRequest { wait_timeout: Duration::from_millis(300), ..ask };
+    let patient = ResourceRequest { wait_timeout: Duration::from_secs(3), ..ask };
     one.client.request_resource(&patient).await.refused();
     assert_eq!(all(), [1, 1, 1, 0, 0]);
     let told = "SELECT coalesce(sum(refusals), 0)::bigint FROM linkis_resource_refusal";
