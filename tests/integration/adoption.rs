@@ -227,9 +227,7 @@ async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     rm.client.set_limit(&each_user(5)).await.unwrap();
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&em("host1")).await;
     let adopt = engine_of("host1", "hadoop", load(1, 1, 1));
     let mut calls = Vec::new();
     for number in 0..3 {
@@ -246,7 +244,7 @@ async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
         })
         .await;
     }
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     let mut answers = Vec::new();
     for call in calls {
         answers.push(call.await.unwrap().map_err(|error| told(&error).1));

@@ -97,10 +97,7 @@ impl Served {
     /// Has the first instance carry out `calls` in one batch and in this order, because they have waited for the EM, and tell that all was done.
     /// Its connection is cut when it commits, and it gets no other until `meanwhile` has happened.
     async fn cut(&self, cut: Cut, calls: Vec<Call>, meanwhile: impl Future<Output = ()>) {
-        let mut holder = self.database.connect().await;
-        let hold = "BEGIN; INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-            VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-        sqlx::raw_sql(hold).execute(&mut holder).await.unwrap();
+        let mut holder = self.database.transaction_that_holds(&em("host1")).await;
         let mut made = JoinSet::new();
         for call in calls {
             made.spawn(call);

@@ -349,9 +349,7 @@ async fn who_waits_for_a_limit_that_is_deleted_again_waits_no_more() {
     rm.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
     rm.client.request_resource(&request(&em("host"), "hadoop", load(1, 1, 1))).await.granted();
     // Nothing is counted as long as somebody holds the EM.
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&em("host")).await;
     let of = |n: usize| Rule {
         pattern: Pattern::new(BTreeMap::from([(format!("label{n}"), None)])),
         mode: Default::default(),
@@ -374,7 +372,7 @@ async fn who_waits_for_a_limit_that_is_deleted_again_waits_no_more() {
         set.unwrap().unwrap();
     }
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "told after {:?}", begun.elapsed());
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
 }
 
 /// An instance is killed again and again while rules change through it: what it had not committed is nowhere, and the others follow
