@@ -19,6 +19,7 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient},
     domain::{
+        adopt::Adopt,
         em::{Em, EmInstance},
         limit::{Counting, LabelSet, Limits, Pattern, Rule, ScopeUsage},
         limit_mode::LimitMode,
@@ -347,6 +348,20 @@ pub fn registration(em: EmInstance, total: Resource) -> Register {
 pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
     let request = ResourceRequest::new(Some(em.clone()), name(user), name("IDE"), resource);
     ResourceRequest { engine_type: "spark-3.2.1".into(), ..request }
+}
+
+/// An engine that already runs on a host, and uses so much.
+pub fn adoption(host: &str, user: &str, used: Resource) -> Adopt {
+    Adopt {
+        ticket_id: Uuid::new_v4(),
+        user: name(user),
+        creator: name("IDE"),
+        engine_type: "spark-3.2.1".into(),
+        em: em(host),
+        labels: Labels::default(),
+        engine: engine(host),
+        used,
+    }
 }
 
 pub fn inited(grant: &Grant, user: &str, used: Option<Resource>) -> Inited {
