@@ -22,19 +22,6 @@ use crate::harness::*;
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn engine_of(host: &str, user: &str, used: Resource) -> Adopt {
-    Adopt {
-        ticket_id: Uuid::new_v4(),
-        user: name(user),
-        creator: name("IDE"),
-        engine_type: "spark-3.2.1".to_owned(),
-        em: em(host),
-        labels: Default::default(),
-        engine: engine(host),
-        used,
-    }
-}
-
 fn released(adopt: &Adopt) -> Released {
     Released { ticket_id: adopt.ticket_id, user: adopt.user.clone(), em: adopt.em.clone() }
 }
@@ -57,7 +44,7 @@ fn report(em: EmInstance, epoch: i64, sequence: i64, tickets: Vec<Uuid>) -> Repo
 async fn an_engine_that_runs_is_put_into_the_books_once() {
     let (database, rm) = start().await;
     let host = rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
-    let adopt = engine_of("host1", "hadoop", load(2, 2, 1));
+    let adopt = adoption("host1", "hadoop", load(2, 2, 1));
     let reported = |sequence| report(em("host1"), host.epoch, sequence, vec![adopt.ticket_id]);
     let unknown = rm.client.heartbeat(&reported(1)).await.unwrap().unknown_tickets;
     assert_eq!(unknown.len(), 1, "its host would be told to stop it");
@@ -89,7 +76,7 @@ async fn an_engine_that_runs_is_put_into_the_books_once() {
 async fn what_cannot_be_adopted_is_told_why() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
-    let adopt = engine_of("host1", "hadoop", load(1, 1, 1));
+    let adopt = adoption("host1", "hadoop", load(1, 1, 1));
     let gpus = Resource::special([("gpu".to_owned(), 1)].into()).unwrap();
     let cases = [
         (Adopt { em: em("nowhere"), ..adopt.clone() }, Code::NotFound, "EM_NOT_REGISTERED", None),
@@ -117,7 +104,7 @@ async fn what_is_adopted_is_counted_even_where_there_is_no_room_and_then_drains(
     rm.client.register(registration(em("host1"), load(10, 10, 3))).await.unwrap();
     rm.client.set_limit(&each_user(2)).await.unwrap();
     let locked = rm.client.request_resource(&request(&em("host1"), "alice", load(1, 1, 1))).await.granted();
-    let engines: Vec<Adopt> = (0..4).map(|_| engine_of("host1", "hadoop", load(1, 1, 1))).collect();
+    let engines: Vec<Adopt> = (0..4).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
     for engine in &engines {
         rm.client.adopt_ticket(engine).await.unwrap();
     }
@@ -160,7 +147,7 @@ async fn thousands_are_adopted_over_a_few_connections() {
         connections.spawn(async move {
             let mut calls = JoinSet::new();
             for engine in 0..ENGINES {
-                let adopt = engine_of(&format!("host{}", engine % 5), &format!("user{number}"), load(1, 1, 1));
+                let adopt = adoption(&format!("host{}", engine % 5), &format!("user{number}"), load(1, 1, 1));
                 let client = client.clone();
                 calls.spawn(async move {
                     let (first, second) = tokio::join!(client.adopt_ticket(&adopt), client.adopt_ticket(&adopt));
@@ -184,7 +171,7 @@ async fn thousands_are_adopted_over_a_few_connections() {
 async fn on_an_em_that_goes_nothing_is_adopted_and_what_was_ends() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
-    let engines: Vec<Adopt> = (0..400).map(|_| engine_of("host1", "hadoop", load(1, 1, 1))).collect();
+    let engines: Vec<Adopt> = (0..400).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
     let mut calls = JoinSet::new();
     for (number, engine) in engines.iter().cloned().enumerate() {
         let client = rm.client.clone();
@@ -227,10 +214,8 @@ async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     rm.client.set_limit(&each_user(5)).await.unwrap();
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
-    let adopt = engine_of("host1", "hadoop", load(1, 1, 1));
+    database.hold_by_hand(&em("host1")).await;
+    let adopt = adoption("host1", "hadoop", load(1, 1, 1));
     let mut calls = Vec::new();
     for number in 0..3 {
         let (client, adopt) = (rm.client.clone(), adopt.clone());
@@ -246,7 +231,7 @@ async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
         })
         .await;
     }
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     let mut answers = Vec::new();
     for call in calls {
         answers.push(call.await.unwrap().map_err(|error| told(&error).1));
@@ -268,7 +253,7 @@ async fn an_id_that_is_given_to_two_engines_at_once_is_one_s() {
     for _ in 0..100 {
         let (one, other) = (first.client.clone(), second.client.clone());
         calls.spawn(async move {
-            let adopt = engine_of("host0", "hadoop", load(1, 1, 1));
+            let adopt = adoption("host0", "hadoop", load(1, 1, 1));
             let elsewhere = Adopt { em: em("host1"), ..adopt.clone() };
             let (one, other) = tokio::join!(one.adopt_ticket(&adopt), other.adopt_ticket(&elsewhere));
             let refused = one.as_ref().err().or(other.as_ref().err()).map(|error| told(error).1);

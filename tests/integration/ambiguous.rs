@@ -8,7 +8,6 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
     domain::{
-        adopt::Adopt,
         limit::{Pattern, Rule},
         operation::Grant,
         resource::Dimension,
@@ -18,19 +17,85 @@ use linkis_rm::{
 };
 use tokio::task::JoinSet;
 use tonic::Code;
-use uuid::Uuid;
 
 use crate::{
     harness::*,
     proxy::{Cut, Proxy, Weather},
 };
 
+/// Longer than any of these waits for anything.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A call that is still to be made.
+type Call = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send>>;
+
+/// An EM that two instances serve: one that can be cut off from the database, and one that cannot.
+struct Served {
+    database: Database,
+    /// The one that cannot.
+    direct: Instance,
+    /// Between the first and the database.
+    proxy: Proxy,
+    /// The first.
+    rm: Instance,
+}
+
+impl Served {
+    async fn start(name: &str) -> Self {
+        Self::start_with(name, options()).await
+    }
+
+    /// The same, where the first has two seconds for each call.
+    async fn start_hasty(name: &str) -> Self {
+        let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
+        Self::start_with(name, Options { times, ..options() }).await
+    }
+
+    async fn start_with(name: &str, options: Options) -> Self {
+        let (database, direct) = start().await;
+        let registration = registration(em("host1"), load(1000, 1000, 1000));
+        direct.client.register(registration).await.unwrap();
+        let (proxy, proxied) = database.behind_proxy(name);
+        let rm = Instance::start_with(&proxied, options).await;
+        Self { database, direct, proxy, rm }
+    }
+
+    async fn grant(&self) -> Grant {
+        self.direct.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted()
+    }
+
+    /// A call at the first instance that gives a ticket back.
+    fn releases(&self, grant: &Grant) -> Call {
+        let (client, release) = (self.rm.client.clone(), release(grant, "hadoop"));
+        Box::pin(async move { client.resource_released(&release).await.map(drop) })
+    }
+
+    /// Has the first instance carry out `calls` in one batch and in this order, because they have waited for the EM, and tell that all was done.
+    /// Its connection is cut when it commits, and it gets no other until `meanwhile` has happened.
+    async fn cut(&self, cut: Cut, calls: Vec<Call>, meanwhile: impl Future<Output = ()>) {
+        let mut holder = self.database.transaction_that_holds(&em("host1")).await;
+        let mut made = JoinSet::new();
+        for call in calls {
+            made.spawn(call);
+            let all = format!("linkis_rm_set_aside_operations {}", made.len());
+            let waits = async || self.rm.metrics.text().unwrap().lines().any(|line| line == all);
+            eventually("it waits", LONG, waits).await;
+        }
+        self.proxy.cut_commits(cut, 1);
+        self.proxy.close();
+        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        eventually("it is cut", LONG, async || self.proxy.cuts_left() == 0).await;
+        meanwhile.await;
+        self.proxy.open();
+        for told in made.join_all().await {
+            told.unwrap();
+        }
+    }
+}
+
 async fn commits_are_found_out(cut: Cut) {
-    let (database, direct) = start().await;
+    let Served { database, direct, proxy, rm } = Served::start(&format!("{cut:?}")).await;
     let host = em("host1");
-    direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    let (proxy, proxied) = database.behind_proxy(&format!("{cut:?}"));
-    let rm = Instance::start(&proxied).await;
 
     for round in 1..=5 {
         proxy.cut_commits(cut, 1);
@@ -60,66 +125,6 @@ async fn a_commit_that_never_arrived_is_done_again() {
     commits_are_found_out(Cut::BeforeCommit).await;
 }
 
-/// Longer than any of these waits for anything.
-const LONG: Duration = Duration::from_secs(20);
-
-/// A call that is still to be made.
-type Call = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send>>;
-
-/// An EM that two instances serve: one that can be cut off from the database, and one that cannot.
-struct Served {
-    database: Database,
-    direct: Instance,
-    proxy: Proxy,
-    rm: Instance,
-}
-
-impl Served {
-    async fn start(name: &str) -> Self {
-        let (database, direct) = start().await;
-        let registration = registration(em("host1"), load(1000, 1000, 1000));
-        direct.client.register(registration).await.unwrap();
-        let (proxy, proxied) = database.behind_proxy(name);
-        let rm = Instance::start(&proxied).await;
-        Self { database, direct, proxy, rm }
-    }
-
-    async fn grant(&self) -> Grant {
-        self.direct.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted()
-    }
-
-    /// A call at the first instance that gives a ticket back.
-    fn releases(&self, grant: &Grant) -> Call {
-        let (client, release) = (self.rm.client.clone(), release(grant, "hadoop"));
-        Box::pin(async move { client.resource_released(&release).await.map(drop) })
-    }
-
-    /// Has the first instance carry out `calls` in one batch and in this order, because they have waited for the EM, and tell that all was done.
-    /// Its connection is cut when it commits, and it gets no other until `meanwhile` has happened.
-    async fn cut(&self, cut: Cut, calls: Vec<Call>, meanwhile: impl Future<Output = ()>) {
-        let mut holder = self.database.connect().await;
-        let hold = "BEGIN; INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-            VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-        sqlx::raw_sql(hold).execute(&mut holder).await.unwrap();
-        let mut made = JoinSet::new();
-        for call in calls {
-            made.spawn(call);
-            let all = format!("linkis_rm_set_aside_operations {}", made.len());
-            let waits = async || self.rm.metrics.text().unwrap().lines().any(|line| line == all);
-            eventually("it waits", LONG, waits).await;
-        }
-        self.proxy.cut_commits(cut, 1);
-        self.proxy.close();
-        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
-        eventually("it is cut", LONG, async || self.proxy.cuts_left() == 0).await;
-        meanwhile.await;
-        self.proxy.open();
-        for told in made.join_all().await {
-            told.unwrap();
-        }
-    }
-}
-
 /// Another instance serves the same callers, their repetitions, and the same deadlines. What it did while a connection was away says nothing
 /// about the batch that was undone there, of which that was a part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -141,16 +146,7 @@ async fn what_somebody_else_did_is_no_evidence() {
     assert!(!direct.ticket(used.ticket_id).await.unwrap().is_locked(), "it was told to be in use");
 
     let released = served.grant().await;
-    let adopt = Adopt {
-        ticket_id: Uuid::new_v4(),
-        user: name("hadoop"),
-        creator: name("IDE"),
-        engine_type: "spark-3.2.1".to_owned(),
-        em: host.clone(),
-        labels: Default::default(),
-        engine: engine("host1"),
-        used: load(1, 1, 1),
-    };
+    let adopt = adoption("host1", "hadoop", load(1, 1, 1));
     let (client, again) = (served.rm.client.clone(), adopt.clone());
     let adopts: Call = Box::pin(async move { client.adopt_ticket(&again).await.map(drop) });
     let calls = vec![adopts, served.releases(&released)];
@@ -209,6 +205,12 @@ async fn who_enters_the_line_by_a_commit_that_never_arrived_enters_it_again() {
     places_are_found_out(Cut::BeforeCommit).await;
 }
 
+/// A limit on the cores of one creator.
+fn seven_cores(creator: &str) -> Rule {
+    let pattern = Pattern::new([("creator".to_owned(), Some(creator.to_owned()))].into());
+    Rule { pattern, mode: Default::default(), max: [(Dimension::Cores, 7)].into() }
+}
+
 /// A limit that may have been set is not said not to be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_claims_to_know_of_a_limit_whose_commit_was_cut() {
@@ -216,26 +218,21 @@ async fn nobody_claims_to_know_of_a_limit_whose_commit_was_cut() {
     for cut in [Cut::BeforeCommit, Cut::AfterCommit] {
         let (proxy, proxied) = database.behind_proxy(&format!("limits-{cut:?}"));
         let rm = Instance::start(&proxied).await;
-        let pattern = Pattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
-        let rule = Rule { pattern: pattern.clone(), mode: Default::default(), max: [(Dimension::Cores, 7)].into() };
+        let rule = seven_cores("IDE");
         proxy.cut_commits(cut, 1);
         let error = rm.client.set_limit(&rule).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
         assert_eq!(rm.client.limits().await.unwrap().contains(&rule), matches!(cut, Cut::AfterCommit));
         rm.client.set_limit(&rule).await.unwrap();
-        rm.client.delete_limit(&pattern).await.unwrap();
+        rm.client.delete_limit(&rule.pattern).await.unwrap();
     }
 }
 
 /// Nor is it if there is no time left to hear of its commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_claims_to_know_of_a_limit_whose_commit_is_late() {
-    let (database, direct) = start().await;
-    let (proxy, proxied) = database.behind_proxy("limits-late");
-    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
-    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
-    let pattern = Pattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
-    let rule = Rule { pattern, mode: Default::default(), max: [(Dimension::Cores, 7)].into() };
+    let Served { direct, proxy, rm, .. } = Served::start_hasty("limits-late").await;
+    let rule = seven_cores("IDE");
     proxy.cut_commits(Cut::Silence, 1);
     let error = rm.client.set_limit(&rule).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("COMMIT_UNKNOWN"), "{error}");
@@ -246,23 +243,16 @@ async fn nobody_claims_to_know_of_a_limit_whose_commit_is_late() {
 /// A database that stands still keeps nobody who changes limits beyond his own deadline; and when it goes on, nobody at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_a_limit_on_a_frozen_database_beyond_his_deadline() {
-    let (database, direct) = start().await;
+    let Served { database, direct, proxy, rm } = Served::start("limits-frozen").await;
     let host = em("host1");
-    direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    let (proxy, proxied) = database.behind_proxy("limits-frozen");
-    let rm = Instance::start(&proxied).await;
-    let of = |creator: String| {
-        let pattern = Pattern::new([("creator".to_owned(), Some(creator))].into());
-        Rule { pattern, mode: Default::default(), max: [(Dimension::Cores, 7)].into() }
-    };
-    rm.client.set_limit(&of("before".to_owned())).await.unwrap();
+    rm.client.set_limit(&seven_cores("before")).await.unwrap();
     // It stands still before a change, and wherever a change of limits may be: each answer takes a while.
     for late in [0, 30, 60, 90, 120, 150, 180] {
         proxy.set_weather(Weather::Slow(Duration::from_millis(10)));
         let mut setters = JoinSet::new();
         for n in 0..6 {
             let (client, rule) =
-                (hurried(&rm.address, Duration::from_millis(700 + 200 * n)), of(format!("{late}-{n}")));
+                (hurried(&rm.address, Duration::from_millis(700 + 200 * n)), seven_cores(&format!("{late}-{n}")));
             setters.spawn(async move {
                 let begun = Instant::now();
                 (n, client.set_limit(&rule).await.map(drop), begun.elapsed())
@@ -286,7 +276,7 @@ async fn nobody_waits_for_a_limit_on_a_frozen_database_beyond_his_deadline() {
         .await;
         proxy.set_weather(Weather::Fair);
         eventually("it is served again", Duration::from_secs(20), async || {
-            rm.client.set_limit(&of("after".to_owned())).await.is_ok() && rm.client.request_resource(&ask).await.is_ok()
+            rm.client.set_limit(&seven_cores("after")).await.is_ok() && rm.client.request_resource(&ask).await.is_ok()
         })
         .await;
     }
@@ -297,12 +287,8 @@ async fn nobody_waits_for_a_limit_on_a_frozen_database_beyond_his_deadline() {
 /// can come back for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_a_commit_beyond_his_deadline() {
-    let (database, direct) = start().await;
+    let Served { database, direct, proxy, rm } = Served::start_hasty("grants-late").await;
     let host = em("host1");
-    direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    let (proxy, proxied) = database.behind_proxy("grants-late");
-    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
-    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
     for request_id in [None, Some("r1".to_owned())] {
         let warm = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
         rm.client.ticket_released(warm.ticket_id).await.unwrap();
@@ -331,14 +317,12 @@ async fn nobody_waits_for_a_commit_beyond_his_deadline() {
 /// Nobody may repeat by himself what may have been granted, unless that is no second grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_in_doubt_is_repeated_by_itself_only_where_that_is_harmless() {
-    let (database, direct) = start().await;
+    let Served { database, direct, proxy, rm } = Served::start("doubt").await;
     let host = em("host1");
-    direct.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    let (proxy, proxied) = database.behind_proxy("doubt");
-    let rm = Instance::start(&proxied).await;
     for (round, request_id) in [(1, None), (2, Some("r1".to_owned()))] {
         let request = ResourceRequest { request_id, ..request(&host, "hadoop", load(1, 1, 1)) };
-        let warm = rm.client.request_resource(&request_without_id(&request)).await.granted();
+        let without_id = ResourceRequest { request_id: None, ..request.clone() };
+        let warm = rm.client.request_resource(&without_id).await.granted();
         rm.client.ticket_released(warm.ticket_id).await.unwrap();
         // It commits, nobody hears of it, and there is no way back.
         proxy.cut_commits(Cut::AfterCommit, 1);
@@ -363,8 +347,4 @@ async fn a_grant_in_doubt_is_repeated_by_itself_only_where_that_is_harmless() {
         })
         .await;
     }
-}
-
-fn request_without_id(request: &ResourceRequest) -> ResourceRequest {
-    ResourceRequest { request_id: None, ..request.clone() }
 }

@@ -354,9 +354,7 @@ async fn what_cannot_be_read_is_told_and_left_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hold_is_noted_and_its_em_is_left_alone() {
     let (database, rm, _) = inhabited().await;
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    execute(&database, hold).await;
+    database.hold_by_hand(&em("host1")).await;
     let report = rm.client.audit().await.unwrap();
     assert!(report.differences.is_empty());
     let note = "em=linkis-cg-engineconnmanager/host1:9102 is held by a row in linkis_resource_lock: calls on it wait";
@@ -366,7 +364,7 @@ async fn a_hold_is_noted_and_its_em_is_left_alone() {
     let done = rm.client.repair().await.unwrap();
     assert_eq!((done.repaired.count, done.remaining.count), (1, 1), "{done:?}");
     assert!(done.remaining.first[0].problem.contains("release that hold"), "{done:?}");
-    execute(&database, "DELETE FROM linkis_resource_lock").await;
+    database.release_holds().await;
     assert_eq!(rm.client.repair().await.unwrap().repaired.count, 1);
     assert_invariants(&database, &rm.client).await;
 }
@@ -533,9 +531,7 @@ async fn the_commands_print_and_exit_as_scripts_need() {
         Command::new(env!("CARGO_BIN_EXE_linkis-rm")).arg("audit").env("LINKIS_RM_ADDRESS", &address).output();
     assert_eq!(by_environment.unwrap().status.code(), Some(0));
 
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    execute(&database, hold).await;
+    database.hold_by_hand(&em("host1")).await;
     execute(&database, spoil).await;
     let repair = ask("repair");
     assert_eq!(repair.status.code(), Some(1));

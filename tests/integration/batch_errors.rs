@@ -41,10 +41,7 @@ async fn given_up(database: &Database) -> i64 {
 /// Asks so often at once that all are in one batch; answers what each was told.
 async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>> {
     let host = em("host1");
-    let mut holder = database.connect().await;
-    let hold = "BEGIN; INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&mut holder).await.unwrap();
+    let mut holder = database.transaction_that_holds(&host).await;
     let mut calls = JoinSet::new();
     for _ in 0..TOGETHER {
         let (client, ask) = (rm.client.clone(), request(&host, "hadoop", load(1, 1, 1)));

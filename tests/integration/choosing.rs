@@ -343,12 +343,7 @@ async fn hold(rm: &Instance, database: &Database, host: &EmInstance, by_operator
         rm.client.hold(&NewHold { key, duration, reason: name("books are checked") }).await.unwrap();
         return None;
     }
-    let mut holder = database.connect().await;
-    sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
-    let lock = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance) VALUES ('em', $1, $2)";
-    let lock = sqlx::query(lock).bind(host.application_name.as_str()).bind(host.instance.as_str());
-    lock.execute(&mut holder).await.unwrap();
-    Some(holder)
+    Some(database.transaction_that_holds(host).await)
 }
 
 async fn a_held_em_is_passed_over(by_operator: bool) {

@@ -22,18 +22,6 @@ use tonic::Code;
 
 use crate::harness::*;
 
-/// Holds the EM on host "held".
-const HOLD_EM: &str = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-    VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')";
-
-/// A foreign transaction that holds it.
-async fn hold_em(database: &Database) -> sqlx::PgConnection {
-    let mut holder = database.connect().await;
-    sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
-    sqlx::raw_sql(HOLD_EM).execute(&mut holder).await.unwrap();
-    holder
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_instances_grant_exactly_what_there_is() {
     let (database, first) = start().await;
@@ -119,7 +107,7 @@ async fn the_history_tells_all_that_happened_in_one_transaction() {
     let host = em("held");
     rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
     let first = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-    let mut holder = hold_em(&database).await;
+    let mut holder = database.transaction_that_holds(&em("held")).await;
     let turn = || tokio::time::sleep(Duration::from_millis(200));
     let ask = request(&host, "alice", load(1, 1, 1));
     let report = inited(&first, "hadoop", None);
@@ -187,7 +175,7 @@ async fn a_held_em_stalls_nobody_else_and_its_requests_wait_for_it() {
     };
     let calm = run(Duration::from_secs(1)).await;
 
-    let mut holder = hold_em(&database).await;
+    let mut holder = database.transaction_that_holds(&em("held")).await;
     let served = Arc::new(AtomicU32::new(0));
     let mut waiting = JoinSet::new();
     for n in 0..20 {
@@ -303,7 +291,7 @@ async fn a_user_is_held_although_no_rule_counts_by_user() {
     let error = hasty.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
     rm.client.request_resource(&request(&em("a"), "alice", load(1, 1, 1))).await.granted();
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
     assert_invariants(&database, &rm.client).await;
 }
@@ -315,7 +303,7 @@ async fn a_committed_lock_row_is_respected() {
     for host in ["held", "free"] {
         rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
     }
-    sqlx::raw_sql(HOLD_EM).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&em("held")).await;
     let hasty = hurried(&rm.address, Duration::from_millis(400));
     let error = hasty.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
@@ -326,7 +314,7 @@ async fn a_committed_lock_row_is_respected() {
         );
     rm.client.request_resource(&request(&em("free"), "alice", load(1, 1, 1))).await.granted();
     assert!(!patient.is_finished());
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     patient.await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 }
@@ -336,7 +324,7 @@ async fn a_committed_lock_row_is_respected() {
 async fn what_cannot_be_granted_is_refused_without_locks() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
-    let _holder = hold_em(&database).await;
+    let _holder = database.transaction_that_holds(&em("held")).await;
     let refusal = rm.client.request_resource(&request(&em("held"), "hadoop", load(11, 1, 1))).await.refused();
     assert!(refusal.never_fits);
     let unknown = rm.client.request_resource(&request(&em("nowhere"), "hadoop", load(1, 1, 1))).await.unwrap_err();
@@ -351,14 +339,14 @@ async fn the_server_bounds_every_wait() {
     options.times.request_timeout = Duration::from_millis(50);
     let rm = Instance::start_with(&database, options).await;
     rm.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
-    sqlx::raw_sql(HOLD_EM).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&em("held")).await;
     for _ in 0..5 {
         let start = Instant::now();
         let error = rm.client.request_resource(&request(&em("held"), "hadoop", load(1, 1, 1))).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     }
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
@@ -465,7 +453,7 @@ async fn what_was_granted_before_its_em_went_in_the_same_batch_stands_before_it_
     let held = em("held");
     for _ in 0..50 {
         rm.client.register(registration(held.clone(), load(10, 10, 10))).await.unwrap();
-        let mut holder = hold_em(&database).await;
+        let mut holder = database.transaction_that_holds(&em("held")).await;
         let (client, ask) = (rm.client.clone(), request(&held, "hadoop", load(1, 1, 1)));
         let asking = tokio::spawn(async move { client.request_resource(&ask).await });
         // Until it is set aside; if that takes longer, the next try may do.

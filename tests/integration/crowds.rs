@@ -83,13 +83,7 @@ async fn a_crowd_of_overdue_tickets_on_a_held_em_does_not_keep_others_from_expir
     let (held, other) = (em("held"), em("other"));
     rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
     crowd(&database, &rm.client, &held, 5 * CROWD, "-1 hours").await;
-    sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    database.hold_by_hand(&held).await;
     // What had begun before the hold is over by now, and each of these falls due behind all that is held.
     for _ in 0..3 {
         let short = linkis_rm::client::ResourceRequest {
@@ -99,7 +93,7 @@ async fn a_crowd_of_overdue_tickets_on_a_held_em_does_not_keep_others_from_expir
         let grant = rm.client.request_resource(&short).await.granted();
         eventually("it expires", Duration::from_secs(20), || async { !lives(&rm.client, grant.ticket_id).await }).await;
     }
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     eventually("all are back", Duration::from_secs(60), || async { tickets_of(&database, &held).await == 0 }).await;
     assert_invariants(&database, &rm.client).await;
 }
@@ -114,21 +108,18 @@ async fn crowds_of_overdue_tickets_on_held_ems_do_not_make_others_expire_late() 
     for host in &held {
         crowd(&database, &rm.client, host, 2 * CROWD, "1 hour").await;
     }
-    sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        SELECT 'em', em_application_name, em_instance FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'held%';
-        UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 second'",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    for host in &held {
+        database.hold_by_hand(host).await;
+    }
+    let overdue = "UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 second'";
+    sqlx::raw_sql(overdue).execute(&database.pool).await.unwrap();
     // That they are held is known when each has been tried for five seconds.
     for _ in 0..6 {
         let short = linkis_rm::client::ResourceRequest { lock_ttl: Some(TTL), ..one_core(&other, "alice") };
         let grant = rm.client.request_resource(&short).await.granted();
         eventually("it expires", 4 * TTL, || async { !lives(&rm.client, grant.ticket_id).await }).await;
     }
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     eventually("all are back", Duration::from_secs(60), || async {
         database.count("SELECT count(*) FROM linkis_user_resource_meta_data").await == 0
     })
@@ -228,13 +219,7 @@ async fn a_limit_over_very_many_tickets_is_counted_in_steps() {
     rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
     crowd(&database, &rm.client, &crowded, CROWD, "1 hour").await;
     // Nothing of this EM can be counted yet.
-    sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'crowded:9102')",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    database.hold_by_hand(&crowded).await;
     let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
     let limit =
         proto::Limit { each: vec!["user".into()], max: [("cores".to_owned(), 440)].into(), ..Default::default() };
@@ -251,7 +236,7 @@ async fn a_limit_over_very_many_tickets_is_counted_in_steps() {
     for _ in 0..20 {
         rm.client.request_resource(&one_core(&other, "user1")).await.granted();
     }
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     eventually("it decides", Duration::from_secs(60), || async {
         rm.client.request_resource(&one_core(&other, &Uuid::new_v4().to_string())).await.granted();
         state().await == proto::LimitState::InForce
@@ -394,20 +379,16 @@ async fn held_ems_that_go_do_not_keep_others_from_going() {
     for host in held.iter().chain([&free]) {
         crowd(&database, &rm.client, host, 70, "1 hour").await;
     }
-    sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        SELECT 'em', em_application_name, em_instance FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'held%'",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    for host in &held {
+        database.hold_by_hand(host).await;
+    }
     // First those that are held: they have what there is for all.
     have_go(&database, "held%").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     have_go(&database, "later%").await;
     eventually("it is gone", Duration::from_secs(30), || async { tickets_of(&database, &free).await == 0 }).await;
     assert_eq!(tickets_of(&database, &held[0]).await, 70, "it is held");
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     eventually("all are gone", Duration::from_secs(60), || async {
         database.count("SELECT count(*) FROM linkis_user_resource_meta_data").await == 0
     })

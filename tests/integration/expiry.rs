@@ -133,10 +133,9 @@ async fn overdue_tickets_on_a_held_em_do_not_keep_others_from_expiring() {
     register(&rm.client).await;
     let held = em("held");
     rm.client.register(registration(held.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
+    database.hold_by_hand(&held).await;
     sqlx::raw_sql(
-        r#"INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-           VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102');
-           INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
+        r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
                em_instance, resource_type, user_locked_resource, labels, locked_time, expires_at)
            SELECT gen_random_uuid(), 'hadoop', 'IDE', '', 'linkis-cg-engineconnmanager', 'held:9102', 'CPU',
                '{"cores":1}', '{}', now(), now() - interval '1 hour'

@@ -19,6 +19,7 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient},
     domain::{
+        adopt::Adopt,
         em::{Em, EmInstance},
         limit::{Counting, LabelSet, Limits, Pattern, Rule, ScopeUsage},
         limit_mode::LimitMode,
@@ -45,7 +46,7 @@ use linkis_rm::{
 };
 use rustix::process::{Pid, Signal};
 use sqlx::{
-    ConnectOptions as _, PgConnection,
+    ConnectOptions as _, PgConnection, PgExecutor,
     postgres::{PgConnectOptions, PgPool},
 };
 use tokio::{sync::oneshot, task::JoinHandle};
@@ -170,6 +171,30 @@ impl Database {
     pub async fn count(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
     }
+
+    /// Holds an EM by hand, as an operator may without the service: calls on it wait until [`Self::release_holds`].
+    pub async fn hold_by_hand(&self, em: &EmInstance) {
+        insert_hold(&self.pool, em).await;
+    }
+
+    /// Somebody's transaction that holds an EM: calls on it wait until that ends.
+    pub async fn transaction_that_holds(&self, em: &EmInstance) -> PgConnection {
+        let mut holder = self.connect().await;
+        sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
+        insert_hold(&mut holder, em).await;
+        holder
+    }
+
+    /// Lets go of all EMs and users that are held, by whomever.
+    pub async fn release_holds(&self) {
+        sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&self.pool).await.unwrap();
+    }
+}
+
+async fn insert_hold(executor: impl PgExecutor<'_>, em: &EmInstance) {
+    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance) VALUES ('em', $1, $2)";
+    let hold = sqlx::query(hold).bind(em.application_name.as_str()).bind(em.instance.as_str());
+    hold.execute(executor).await.unwrap();
 }
 
 /// How a process reaches a database: the socket's folder goes into the query, because its path is no host name.
@@ -323,6 +348,20 @@ pub fn registration(em: EmInstance, total: Resource) -> Register {
 pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
     let request = ResourceRequest::new(Some(em.clone()), name(user), name("IDE"), resource);
     ResourceRequest { engine_type: "spark-3.2.1".into(), ..request }
+}
+
+/// An engine that already runs on a host, and uses so much.
+pub fn adoption(host: &str, user: &str, used: Resource) -> Adopt {
+    Adopt {
+        ticket_id: Uuid::new_v4(),
+        user: name(user),
+        creator: name("IDE"),
+        engine_type: "spark-3.2.1".into(),
+        em: em(host),
+        labels: Labels::default(),
+        engine: engine(host),
+        used,
+    }
 }
 
 pub fn inited(grant: &Grant, user: &str, used: Option<Resource>) -> Inited {

@@ -206,10 +206,9 @@ async fn what_cannot_be_held_is_told() {
     assert_eq!(field(&new(of_em("a"), Duration::ZERO)).await, "duration");
 
     // By somebody's hand, and by somebody else.
+    database.hold_by_hand(&em("a")).await;
     sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-            VALUES ('em', 'linkis-cg-engineconnmanager', 'a:9102');
-        INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance, reason, held_by, hold_time, hold_until)
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance, reason, held_by, hold_time, hold_until)
             VALUES ('em', 'linkis-cg-engineconnmanager', 'b:9102', 'mine', 'other', now(), now() + interval '1 minute')",
     )
     .execute(&database.pool)
@@ -248,9 +247,7 @@ async fn a_crowd_that_reads_keeps_nobody_waiting_whose_key_is_free_again() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(64, 64, 64))).await.unwrap();
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&host).await;
     let (asking, asked) = (rm.client.clone(), request(&host, "bob", load(1, 1, 1)));
     let waiting = tokio::spawn(async move { asking.request_resource(&asked).await });
     let is_set_aside = || async { rm.metrics.text().unwrap().contains("linkis_rm_set_aside_operations 1\n") };
@@ -276,7 +273,7 @@ async fn a_crowd_that_reads_keeps_nobody_waiting_whose_key_is_free_again() {
         .collect();
     let has_no_room = || async { turned_away.load(Ordering::Relaxed) > 0 };
     eventually("there are no connections for all readers", Duration::from_secs(30), has_no_room).await;
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     let granted = tokio::time::timeout(Duration::from_secs(10), waiting).await;
     stop.store(true, Ordering::Relaxed);
     sqlx::raw_sql("ROLLBACK").execute(&mut locks).await.unwrap();

@@ -183,13 +183,12 @@ async fn a_deadline_that_has_passed_and_is_not_rolled_back_is_told() {
     let host = em("held");
     instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
     let grant = instance.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-            VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102');
-        UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 hour'";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&host).await;
+    let overdue = "UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 hour'";
+    sqlx::raw_sql(overdue).execute(&database.pool).await.unwrap();
     let lag = async || scrape(instance.http).await["linkis_rm_expiry_lag_seconds"];
     eventually("it is an hour late", LONG, async || (3600.0..3700.0).contains(&lag().await)).await;
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     eventually("it expires", LONG, async || !lives(&instance.client, grant.ticket_id).await).await;
     eventually("nothing is late any more", LONG, async || lag().await < 10.0).await;
     instance.stop().await;
@@ -260,9 +259,7 @@ async fn what_is_set_aside_is_told_while_it_waits() {
     let (database, instance) = start().await;
     let host = em("held");
     instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&host).await;
     let calls: Vec<_> = (0..3)
         .map(|_| {
             let (client, host) = (instance.client.clone(), host.clone());
@@ -270,7 +267,7 @@ async fn what_is_set_aside_is_told_while_it_waits() {
         })
         .collect();
     eventually_is(instance.http, "linkis_rm_set_aside_operations", 3.0).await;
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     for call in calls {
         call.await.unwrap().granted();
     }
@@ -441,16 +438,14 @@ async fn an_instance_that_stops_says_so_until_it_has_finished() {
     let (database, instance) = start().await;
     let (client, http, host) = (instance.client.clone(), instance.http, em("held"));
     client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&host).await;
     let call = tokio::spawn(async move { client.request_resource(&request(&host, "alice", load(1, 1, 1))).await });
     eventually_is(http, "linkis_rm_set_aside_operations", 1.0).await;
     let stopping = tokio::spawn(instance.stop());
     eventually_told(http, "/readyz", 503, "not ready: stopping\n").await;
     assert_eq!(get(http, "/livez").await.0, 200);
     assert_eq!(scrape(http).await["linkis_rm_set_aside_operations"], 1.0);
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     call.await.unwrap().granted();
     stopping.await.unwrap();
     let is_over = async || TcpStream::connect(http).await.is_err();

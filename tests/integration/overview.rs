@@ -287,13 +287,10 @@ async fn tasks_tell_how_they_fare_and_what_is_left() {
     eventually("it goes on", Duration::from_secs(20), grows).await;
 
     // An EM that goes, and cannot: somebody holds it.
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        SELECT 'em', em_application_name, em_instance FROM linkis_em_resource_meta_data";
+    database.hold_by_hand(&host).await;
     let goes = "UPDATE linkis_em_resource_meta_data SET going_epoch = epoch, going_end = 'unregistered',
             going_after = '00000000-0000-0000-0000-000000000000'";
-    for statement in [hold, goes] {
-        sqlx::raw_sql(statement).execute(&database.pool).await.unwrap();
-    }
+    sqlx::raw_sql(goes).execute(&database.pool).await.unwrap();
     // And a task that fails tells why.
     sqlx::raw_sql("ALTER TABLE linkis_resource_usage_hour RENAME TO hidden").execute(&database.pool).await.unwrap();
     let why = || async {
@@ -304,7 +301,7 @@ async fn tasks_tell_how_they_fare_and_what_is_left() {
     sqlx::raw_sql("ALTER TABLE hidden RENAME TO linkis_resource_usage_hour").execute(&database.pool).await.unwrap();
     let jobs = rm.client.tasks().await.unwrap().jobs;
     assert_eq!(jobs, [proto::Job { kind: "em_goes".into(), subject: host.to_string(), left: 3 }]);
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     let gone = || async { rm.client.tasks().await.unwrap().jobs.is_empty() };
     eventually("it goes", Duration::from_secs(30), gone).await;
     second.stop().await;

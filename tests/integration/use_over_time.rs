@@ -23,9 +23,8 @@ async fn connect(rm: &Instance) -> UsageServiceClient<Channel> {
     UsageServiceClient::connect(rm.address.clone()).await.unwrap()
 }
 
-/// All pages of a day and the next hour, if it begins meanwhile.
-async fn used(usage: &UsageServiceClient<Channel>, by: UsageBy, page_size: i32) -> Vec<proto::UsageSum> {
-    let mut call = proto::GetUsageRequest { by: by.into(), page_size, ..Default::default() };
+/// All pages of what `call` asks for.
+async fn pages(usage: &UsageServiceClient<Channel>, mut call: proto::GetUsageRequest) -> Vec<proto::UsageSum> {
     let mut sums = vec![];
     loop {
         let page = usage.clone().get_usage(call.clone()).await.unwrap().into_inner();
@@ -35,6 +34,11 @@ async fn used(usage: &UsageServiceClient<Channel>, by: UsageBy, page_size: i32) 
         }
         call.page_token = page.next_page_token;
     }
+}
+
+/// All of a day and the next hour, if it begins meanwhile.
+async fn used(usage: &UsageServiceClient<Channel>, by: UsageBy, page_size: i32) -> Vec<proto::UsageSum> {
+    pages(usage, proto::GetUsageRequest { by: by.into(), page_size, ..Default::default() }).await
 }
 
 fn tickets(sums: &[proto::UsageSum]) -> i64 {
@@ -94,18 +98,9 @@ async fn what_ended_is_summed_by_whom_it_was_for_and_where() {
         assert!((sums[0].core_seconds - by_user[0].core_seconds - by_user[1].core_seconds).abs() < 0.001);
     }
     // Hour by hour, all of it in the hour of the end; of one user alone.
-    let call =
-        proto::GetUsageRequest { by: UsageBy::User.into(), hourly: true, user: "alice".into(), ..Default::default() };
-    let mut hours = vec![];
-    let mut paged = proto::GetUsageRequest { page_size: 1, ..call };
-    loop {
-        let page = usage.clone().get_usage(paged.clone()).await.unwrap().into_inner();
-        hours.extend(page.sums);
-        if page.next_page_token.is_empty() {
-            break;
-        }
-        paged.page_token = page.next_page_token;
-    }
+    let (by, user) = (UsageBy::User.into(), "alice".into());
+    let hourly = proto::GetUsageRequest { by, user, hourly: true, page_size: 1, ..Default::default() };
+    let hours = pages(&usage, hourly).await;
     assert!((1..=2).contains(&hours.len()), "{hours:?}");
     assert_eq!(tickets(&hours), 2);
     assert!(hours.iter().all(|sum| sum.hour.unwrap().seconds % 3600 == 0 && sum.name == "alice"));

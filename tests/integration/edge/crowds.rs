@@ -21,9 +21,7 @@ async fn a_crowd_of_requests_is_turned_away_and_no_release() {
     let grants = grants.join_all().await;
     let idle = rm.memory();
     // So that none of them is done before all have come.
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&host).await;
     let (mut requests, mut releases) = (JoinSet::new(), JoinSet::new());
     for n in 0..REQUESTS {
         let (client, ask) = (clients[n % 8].clone(), request(&host, &format!("user{n}"), load(1, 1, 1)));
@@ -51,7 +49,7 @@ async fn a_crowd_of_requests_is_turned_away_and_no_release() {
     rm.client.register(registration(em("host2"), load(1, 1, 1))).await.unwrap();
     rm.client.ems().await.unwrap();
     assert!(releases.try_join_next().is_none(), "they wait, and are not turned away");
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     while let Some(released) = releases.join_next().await {
         released.unwrap().expect("no release is turned away");
         most = most.max(rm.memory());
@@ -116,9 +114,7 @@ async fn who_waits_for_what_is_held_leaves_room_for_others() {
     for host in [&held, &free] {
         rm.client.register(registration(host.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
     }
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&held).await;
     let clients: Vec<_> = (0..4).map(|_| client(&rm.address)).collect();
     let mut calls = JoinSet::new();
     for n in 0..1300 {
@@ -134,7 +130,7 @@ async fn who_waits_for_what_is_held_leaves_room_for_others() {
     for n in 0..50 {
         rm.client.request_resource(&request(&free, &format!("user{n}"), load(1, 1, 1))).await.granted();
     }
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     let granted = calls.join_all().await.into_iter().map(Expect::granted).count();
     assert_eq!(granted, 1024);
     assert_eq!(assert_invariants(&database, &rm.client).await, 1024 + 50);
@@ -150,9 +146,7 @@ async fn everybody_who_asks_for_what_stays_held_is_answered() {
     for host in [&held, &free] {
         rm.client.register(registration(host.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
     }
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&held).await;
     let clients: Vec<_> = (0..8).map(|_| client(&rm.address)).collect();
     let idle = rm.memory();
     let mut calls = JoinSet::new();
@@ -176,6 +170,6 @@ async fn everybody_who_asks_for_what_stays_held_is_answered() {
     println!("{waited} waited, {turned_away} were turned away; idle {} MB, most {} MB", idle / MB, most / MB);
     assert!(waited >= 1000 && turned_away > 0, "{waited} waited, {turned_away} were turned away");
     assert!(most <= idle + 64 * MB, "{} MB, and {} MB when idle", most / MB, idle / MB);
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     assert_eq!(assert_invariants(&database, &rm.client).await, others);
 }

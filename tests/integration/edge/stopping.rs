@@ -151,17 +151,14 @@ async fn a_connection_that_is_old_makes_way_and_no_call_is_cut_off() {
 async fn a_stop_waits_for_calls_under_way() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
-    let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'host1:9102')";
-    sqlx::raw_sql(hold).execute(&database.pool).await.unwrap();
+    database.hold_by_hand(&em("host1")).await;
     let client = rm.client.clone();
     let call =
         tokio::spawn(async move { client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await });
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let pool = database.pool.clone();
     let letting_go = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(1500)).await;
-        sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&pool).await.unwrap();
+        database.release_holds().await;
     });
     assert_eq!(rm.stop().await, Ending::Drained);
     call.await.unwrap().granted();

@@ -49,7 +49,7 @@ mod injector;
 mod journal;
 mod probe;
 mod queues;
-mod random;
+pub mod random;
 mod rules;
 mod summary;
 mod watcher;

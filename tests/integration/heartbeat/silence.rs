@@ -113,13 +113,7 @@ async fn a_held_silent_em_does_not_keep_others_from_being_given_up() {
     let (silent_after, watched) = (Duration::from_secs(1), Duration::from_secs(8));
     let (database, rm) = start_with(patience(silent_after, silent_after + watched, 3)).await;
     let (held, dies) = (Ecm::register(&rm.client, "held", 10).await, Ecm::register(&rm.client, "dies", 10).await);
-    sqlx::raw_sql(
-        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance)
-        VALUES ('em', 'linkis-cg-engineconnmanager', 'held:9102')",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+    database.hold_by_hand(&held.em).await;
     let beating = dies.beating(vec![]);
     held.beat(&[]).await;
     eventually("it is silent", LONGEST, || held.is_silent()).await;
@@ -132,7 +126,7 @@ async fn a_held_silent_em_does_not_keep_others_from_being_given_up() {
     let took = silent.elapsed();
     assert!(took < watched + Duration::from_secs(4), "{took:?}: its watch began anew");
     assert!(held.is_registered().await, "nobody can give it up");
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&database.pool).await.unwrap();
+    database.release_holds().await;
     eventually("it is given up, too", LONGEST, async || !held.is_registered().await).await;
     assert_invariants(&database, &rm.client).await;
 }

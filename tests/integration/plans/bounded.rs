@@ -13,7 +13,7 @@ use linkis_rm::{
 use sqlx::{Connection as _, PgConnection};
 use time::OffsetDateTime;
 
-use super::MANY;
+use super::tables::MANY;
 use crate::harness::*;
 
 /// How many rows of a table this connection has read, now and not long ago.

@@ -1,8 +1,14 @@
 //! Filters: what an index finds costs the same however much there is, and a page that looks through much has a bound.
 
-use linkis_rm::transport::proto::UsageBy::{Creator, Em, EngineType, User};
+use linkis_rm::transport::proto::{
+    self,
+    UsageBy::{Creator, Em, EngineType, User},
+    usage_service_client::UsageServiceClient,
+};
+use tonic::transport::Channel;
 
-use super::*;
+use super::{costs::Counting, tables::LAST_OF_CROWD, with_history};
+use crate::harness::*;
 
 type Usage = UsageServiceClient<Channel>;
 
@@ -11,6 +17,10 @@ const EMS: i64 = 50_000;
 
 /// How many rows a page looks through at most.
 const LOOKED_AT_MAX: i64 = 5000;
+
+/// How many pages of the database one page of the history may touch, whatever is looked for in it: half as many as the lines that are looked
+/// through, of which neighbours mostly share one.
+const HISTORY_PAGES_TOUCHED_MAX: i64 = 1500;
 
 /// How many pages are looked at in a row.
 const PAGES: usize = 3;
@@ -156,6 +166,91 @@ pub(super) async fn a_page_that_finds_nothing_touches_no_more_than_it_may(postgr
         }
         println!("{what}: up to {most} pages touched by each of {PAGES}");
         assert!(most as f64 <= pages_per_row * LOOKED_AT_MAX as f64, "{what}: {most}");
+    }
+    rm.stop().await;
+}
+
+/// A page of the tickets of the crowd that are used.
+pub(super) async fn used_of_crowd(
+    usage: &mut Usage,
+    em: Option<proto::EmInstance>,
+    page_token: String,
+) -> proto::ListTicketsResponse {
+    let (user, state) = ("crowd".into(), "used".into());
+    let call = proto::ListTicketsRequest { em, user, state, page_size: 10, page_token, engine: None };
+    usage.list_tickets(call).await.unwrap().into_inner()
+}
+
+/// What a page looks through in vain, the next one does not look through again.
+pub(super) async fn a_page_looks_through_no_more_than_it_has_to(database: &Database) {
+    let rm = with_history(database).await;
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let crowded = proto::EmInstance { application_name: "other".into(), instance: "crowded".into() };
+    for em in [None, Some(crowded)] {
+        let (mut found, mut pages, mut page_token) = (vec![], 0, String::new());
+        loop {
+            let page = used_of_crowd(&mut usage, em.clone(), page_token).await;
+            (found, pages) = ([found, page.tickets].concat(), pages + 1);
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!((found.len(), pages), (1, 6));
+        assert_eq!(found[0].ticket_id, LAST_OF_CROWD);
+    }
+    rm.stop().await;
+}
+
+/// However many lines of the part that is being written are of others, a page of what is rare among them touches few pages of the database, and
+/// pages go on until there is nothing more to look through.
+pub(super) async fn a_page_of_the_present_touches_few_pages(postgres: &Counting, database: &Database, rows: i64) {
+    // As busy instances write them: neighbours are of different batches.
+    let present = format!(
+        r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
+            em_instance, resource_type, resource, actor, action_time)
+        SELECT 'granted', gen_random_uuid(), 'user' || n % 100, 'IDE', '', '{{}}', 'other', 'host' || n % 100, 'LoadInstance',
+            '{{"memory":1,"cores":1,"instances":1,"instance":1}}', 'manager', now()
+        FROM generate_series(1, {rows}) n"#
+    );
+    let mut connection = database.connect().await;
+    sqlx::raw_sql(sqlx::AssertSqlSafe(present)).execute(&mut connection).await.unwrap();
+    let rm = with_history(database).await;
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let em = Some(proto::EmInstance { application_name: "other".into(), instance: "nowhere".into() });
+    let all = proto::ListActionsRequest::default();
+    for (what, filter) in [
+        ("actor", proto::ListActionsRequest { actor: "nobody".into(), ..all.clone() }),
+        ("user", proto::ListActionsRequest { user: "nobody".into(), ..all.clone() }),
+        ("EM", proto::ListActionsRequest { em, ..all.clone() }),
+        ("action", proto::ListActionsRequest { actions: vec!["repaired".into()], ..all.clone() }),
+        (
+            "actor and action",
+            proto::ListActionsRequest { actor: "manager".into(), actions: vec!["repaired".into()], ..all.clone() },
+        ),
+    ] {
+        for newest_first in [false, true] {
+            let (mut most, mut pages, mut page_token) = (0, 0, String::new());
+            while pages < 8 {
+                drop(postgres.costs(database).await);
+                let call = proto::ListActionsRequest { newest_first, page_token, ..filter.clone() };
+                let page = usage.list_actions(call).await.unwrap().into_inner();
+                assert!(page.actions.is_empty(), "{page:?}");
+                let costs = postgres.costs(database).await;
+                let of_call =
+                    |statement: &str| ["action_record::", "history_part::"].iter().any(|of| statement.starts_with(of));
+                let touched =
+                    costs.iter().filter(|(statement, _)| of_call(statement)).map(|(_, cost)| cost.pages).sum();
+                (most, pages, page_token) = (i64::max(most, touched), pages + 1, page.next_page_token);
+                if page_token.is_empty() {
+                    break;
+                }
+            }
+            println!(
+                "the history by {what}, newest first: {newest_first}: up to {most} pages touched by each of {pages}"
+            );
+            assert!(most <= HISTORY_PAGES_TOUCHED_MAX, "{what}: {most}");
+        }
     }
     rm.stop().await;
 }

@@ -1,0 +1,140 @@
+//! What statements of the service cost, as PostgreSQL counts it, with few rows beside many.
+
+use std::collections::BTreeMap;
+
+use linkis_rm::store::embedded::{Embedded, Settings};
+use sqlx::ConnectOptions as _;
+
+use super::tables::{LEAVING, due};
+use crate::harness::*;
+
+/// How many pages more a statement may touch on average with many rows than with few: indexes are a level or two deeper, and a batch
+/// looks up many rows.
+pub(super) const MORE_PAGES: f64 = 25.0;
+
+/// The same for each ticket that ends, in batches of however many.
+pub(super) const MORE_PAGES_PER_END: f64 = 4.0;
+
+/// How many times as many, besides.
+const PAGES_RATIO: f64 = 2.0;
+
+/// What one instance asks for all every few seconds, and counts only up to a bound that even many rows do not reach.
+pub(super) const BOUNDED: &str = "overview::totals";
+
+/// What it asks for of all EMs.
+pub(super) const SUMS: &str = "overview::ems";
+
+/// What tells which EMs have changed, once a second at most and for all together who name none; those that have are read.
+pub(super) const SURVEY: &str = "em_report::survey";
+
+/// The statements that are made beside the calls: they go through all EMs, through a page of all scopes, or through what has ended since,
+/// and touch as much.
+const BESIDE: [&str; 7] =
+    [SUMS, BOUNDED, SURVEY, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
+
+/// A PostgreSQL that counts what each statement touches, where that can be had; otherwise that of the other tests.
+pub(super) struct Counting(Option<Embedded>);
+
+impl Counting {
+    pub(super) async fn start(elsewhere: &Database) -> Self {
+        let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_stat_statements'";
+        if elsewhere.count(available).await == 0 {
+            println!("pg_stat_statements is not installed here: pages are not compared");
+            return Self(None);
+        }
+        let data_dir = scratch("plans");
+        remove_at_end(&data_dir);
+        let options = [("shared_preload_libraries", "pg_stat_statements"), ("pg_stat_statements.track", "all")];
+        let server_options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        Self(Some(Embedded::start(Settings { data_dir, server_options }).await.unwrap()))
+    }
+
+    pub(super) async fn database(&self, name: &str) -> Database {
+        let Some(postgres) = &self.0 else { return Database::fresh().await };
+        let mut admin = postgres.connect_options().connect().await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
+        let options = postgres.connect_options().database(name);
+        let database = Database::from(options);
+        sqlx::raw_sql("CREATE EXTENSION pg_stat_statements").execute(&database.pool).await.unwrap();
+        database
+    }
+
+    pub(super) async fn stop(self) {
+        if let Some(postgres) = self.0 {
+            postgres.stop().await;
+        }
+    }
+
+    /// What each statement of the service touched since it was asked last.
+    pub(super) async fn costs(&self, database: &Database) -> Costs {
+        if self.0.is_none() {
+            return Costs::new();
+        }
+        let mut connection = database.connect().await;
+        let rows: Vec<(String, i64, i64, i64)> = sqlx::query_as(
+            "SELECT substring(query FROM '^-- ([^\n]*)'), sum(calls)::bigint, sum(shared_blks_hit + shared_blks_read)::bigint,
+                sum(rows)::bigint
+            FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
+            WHERE datname = current_database() AND query LIKE '-- %' GROUP BY 1",
+        )
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+        sqlx::raw_sql("SELECT pg_stat_statements_reset(0, oid, 0) FROM pg_database WHERE datname = current_database()")
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        rows.into_iter().map(|(statement, calls, pages, rows)| (statement, Cost { calls, pages, rows })).collect()
+    }
+}
+
+/// By statement: how often it was made, how many pages it touched in all, and how many rows it answered with.
+pub(super) type Costs = BTreeMap<String, Cost>;
+
+#[derive(Clone, Copy)]
+pub(super) struct Cost {
+    pub(super) calls: i64,
+    pub(super) pages: i64,
+    rows: i64,
+}
+
+impl Cost {
+    fn pages_per_call(self) -> f64 {
+        self.pages as f64 / self.calls as f64
+    }
+
+    fn pages_per_row(self) -> f64 {
+        self.pages as f64 / self.rows.max(1) as f64
+    }
+
+    /// Whether it is more by the call, and not just because it answers with more rows.
+    fn is_dear_beside(self, few: Self, more: f64) -> bool {
+        self.pages_per_call() > few.pages_per_call() * PAGES_RATIO + more
+            && self.pages_per_row() > few.pages_per_row() * PAGES_RATIO
+    }
+}
+
+/// What ending one of the tickets cost: how many share a batch depends on how many there are.
+pub(super) fn per_end(costs: Costs, rows: i64) -> Costs {
+    let ended = due(rows) + 2 * LEAVING;
+    costs.into_iter().map(|(statement, cost)| (statement, Cost { calls: ended, rows: ended, ..cost })).collect()
+}
+
+/// Compares what statements cost with few rows and with many; answers which cost too much.
+pub(super) fn compare(what: &str, few: &Costs, many: &Costs, more: f64) -> Vec<String> {
+    println!("{what:<44}{:>8}{:>10}{:>8}{:>10}", "few:", "pages", "many:", "pages");
+    let mut dear = Vec::new();
+    for (statement, many) in many {
+        let few = few.get(statement).copied();
+        let (calls, pages) = few.map(|few| (few.calls, few.pages_per_call())).unwrap_or_default();
+        println!("{statement:<44}{calls:>8}{pages:>10.1}{:>8}{:>10.1}", many.calls, many.pages_per_call());
+        let is_left_out = BESIDE.iter().any(|beside| statement.starts_with(beside));
+        if !is_left_out && few.is_some_and(|few| many.is_dear_beside(few, more)) {
+            dear.push(format!(
+                "{what}: {statement} touches {:.1} pages per call, {pages:.1} with few rows",
+                many.pages_per_call()
+            ));
+        }
+    }
+    dear
+}
