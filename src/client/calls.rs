@@ -40,7 +40,7 @@ calls! {
     RESOURCE_RELEASED: "ResourceManagerService" / "ResourceReleased", ResourceReleasedRequest => ResourceReleasedResponse, SAFE;
     /// A report with the same sequence counts once.
     HEARTBEAT: "ResourceManagerService" / "Heartbeat", HeartbeatRequest => HeartbeatResponse, SAFE;
-    /// The same again changes nothing.
+    /// The same again is success, also if it expects what there was before.
     SET_LIMIT: "LimitService" / "SetLimit", SetLimitRequest => SetLimitResponse, SAFE;
     /// Again, it tells that there is no such limit, or removes one that was set since.
     DELETE_LIMIT: "LimitService" / "DeleteLimit", DeleteLimitRequest => DeleteLimitResponse, ONLY_IF_NOT_DONE;

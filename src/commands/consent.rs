@@ -30,6 +30,11 @@ impl Consent {
         reason(self.reason.as_deref())
     }
 
+    /// Whether somebody is asked, for whom things may change while he thinks.
+    pub fn asks(&self) -> bool {
+        !self.yes
+    }
+
     fn confirm(&self, question: &str) -> Result<(), Failure> {
         if !output::is_attended() {
             let more = if self.reason.is_none() { ", and --reason," } else { "" };

@@ -62,6 +62,11 @@ pub enum Failure {
     /// Somebody was asked, and did not want it.
     #[error("nothing was done")]
     Declined,
+    /// Somebody was asked, and it is not any more what he was asked about.
+    #[error(
+        "somebody else has changed the limits meanwhile, so nothing was done.\nType the same again to see what it would change now."
+    )]
+    Changed,
     /// It was looked for far enough.
     #[error(
         "{pages} pages after another had nothing of it, and there is more to look through.\nSay more of it: since and until when (--since, --until), or which ticket."
@@ -88,7 +93,7 @@ impl Failure {
     /// How the process ends.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Declined => EXIT_NO,
+            Self::Declined | Self::Changed => EXIT_NO,
             Self::Usage(_) => EXIT_USAGE,
             Self::Output(_) | Self::Schema(_) | Self::NotFound { .. } => EXIT_NO_ANSWER,
             Self::Service { error, .. } => match error.code() {
@@ -127,12 +132,31 @@ fn said(error: &ClientError) -> String {
     }
 }
 
+/// What the client says of a connection that was made, and then broke or was closed; of one that was not made, it says that it cannot connect.
+const BROKE: &str = "the connection";
+
+/// The addresses with encryption, if there are some without that could have it.
+fn encrypted(addresses: &str) -> Option<String> {
+    let encrypted = |address: &str| match address.strip_prefix("http://") {
+        Some(rest) => format!("https://{rest}"),
+        None if address.starts_with("https://") || address.starts_with("unix:") => address.to_owned(),
+        None => format!("https://{address}"),
+    };
+    let all = addresses.split(',').map(|address| encrypted(address.trim())).collect::<Vec<_>>().join(",");
+    (all != addresses).then_some(all)
+}
+
 /// What to type next.
 fn advice(error: &ClientError, address: &str) -> String {
     match error.code() {
-        Some(Code::Unavailable) if error.reason().is_none() => {
-            format!("\nNo service answers at {address}. Start one with linkis-rm, or name another with --address.")
-        }
+        Some(Code::Unavailable) if error.reason().is_none() => match encrypted(address) {
+            Some(encrypted) if said(error).contains(BROKE) => {
+                format!("\nSomething is there, and breaks off. If it encrypts: --address {encrypted}")
+            }
+            _ => {
+                format!("\nNo service answers at {address}. Start one with linkis-rm, or name another with --address.")
+            }
+        },
         Some(Code::Unauthenticated) => {
             "\nSay who asks with --token-file, or with --client-cert and --client-key.".into()
         }

@@ -10,7 +10,7 @@ use crate::{
     config::parse_duration,
 };
 
-use super::service::Service;
+use super::{output::text::clean_lines, service::Service};
 
 /// Whom to ask, and of what.
 #[derive(Debug, Clone, Args)]
@@ -53,7 +53,8 @@ impl Health {
                 None => drop(writeln!(std::io::stdout(), "{address} serves")),
                 Some(problem) => {
                     all_serve = false;
-                    eprintln!("linkis-rm: {address} {problem}");
+                    // Another program's words may be in it.
+                    eprintln!("linkis-rm: {}", clean_lines(&format!("{address} {problem}")));
                 }
             }
         }

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use crate::{
     client::calls,
     config,
+    domain::limit::Pattern,
     transport::{
         convert,
         proto::{
@@ -93,6 +94,9 @@ pub struct Delete {
     asking: Asking,
 }
 
+/// How many limits a page has.
+const PAGE: i32 = 1000;
+
 const COLUMNS: &[Column] = &[
     Column::text("LIMIT"),
     Column::text("MAX"),
@@ -137,6 +141,9 @@ impl Apply {
         if count(&changes) > 0 {
             // Who is asked sees what it is about; the answer tells it again, as it was done.
             let reason = self.consent.ask(&format!("{}Change the limits so?", changes_text(&changes, "would be ")))?;
+            if self.consent.asks() && !is_same(&changes, &compare(&service, limits.clone()).await?) {
+                return Err(Failure::Changed);
+            }
             changes = counting::replaced(&service, &ReplaceLimitsRequest { limits, dry_run: false, reason }).await?;
         }
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, ""))?;
@@ -157,8 +164,12 @@ impl Delete {
         }
         let pattern = convert::limit::pattern("LABEL", &limit)?;
         let service = self.asking.service(TIMEOUT)?;
+        let expected_etag = match self.consent.asks() {
+            true => Some(etag(&service, &pattern).await?),
+            false => None,
+        };
         let reason = self.consent.ask(&format!("This removes the limit {pattern}. Remove it?"))?;
-        let question = DeleteLimitRequest { limit: Some(limit), expected_etag: None, reason };
+        let question = DeleteLimitRequest { limit: Some(limit), expected_etag, reason };
         let answer = service.make(&calls::DELETE_LIMIT, &question).await?;
         self.asking.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("removed the limit {pattern}\n"))?;
         Ok(Answer::Yes)
@@ -175,6 +186,26 @@ fn read(file: PathBuf) -> Result<Vec<Limit>, Failure> {
 async fn compare(service: &Asked, limits: Vec<Limit>) -> Result<ReplaceLimitsResponse, Failure> {
     let question = ReplaceLimitsRequest { limits, dry_run: true, ..Default::default() };
     service.make_slowly("comparing the limits", &calls::REPLACE_LIMITS, &question).await
+}
+
+/// Whether they change the same limits, whoever holds too much then.
+fn is_same(a: &ReplaceLimitsResponse, b: &ReplaceLimitsResponse) -> bool {
+    let limits = |changes: &ReplaceLimitsResponse| (changes.added_count, changes.changed_count, changes.removed_count);
+    limits(a) == limits(b) && a.added == b.added && a.changed == b.changed && a.removed == b.removed
+}
+
+/// What tells the limit with these labels from what it may become; empty if there is none.
+async fn etag(service: &Asked, pattern: &Pattern) -> Result<String, Failure> {
+    let mut question = ListLimitsRequest { page_size: PAGE, ..Default::default() };
+    loop {
+        let page = service.make(&calls::LIST_LIMITS, &question).await?;
+        let is_it = |limit: &&Limit| convert::limit::pattern("limit", limit).is_ok_and(|known| known == *pattern);
+        match page.limits.iter().find(is_it) {
+            Some(limit) => return Ok(limit.etag.clone()),
+            None if page.next_page_token.is_empty() => return Ok(String::new()),
+            None => question.page_token = page.next_page_token,
+        }
+    }
 }
 
 fn count(changes: &ReplaceLimitsResponse) -> i64 {

@@ -13,7 +13,7 @@ use crate::{
 use super::{
     failure::{EXIT_NO_ANSWER, EXIT_USAGE},
     opened::{OpenError, Opened},
-    output::progress,
+    output::{progress, text::clean_lines},
 };
 
 /// Which database.
@@ -46,7 +46,7 @@ impl Migrate {
                 ExitCode::SUCCESS
             }
             Err(failure) => {
-                eprintln!("linkis-rm: {}", telemetry::with_causes(&failure));
+                eprintln!("linkis-rm: {}", clean_lines(&telemetry::with_causes(&failure)));
                 let is_usage = matches!(failure, Failure::Open(OpenError::Usage(_)));
                 ExitCode::from(if is_usage { EXIT_USAGE } else { EXIT_NO_ANSWER })
             }

@@ -1,6 +1,10 @@
 //! `linkis-rm tokens`: what callers show to say who they are, made, listed and revoked straight on the database.
 
-use std::{collections::BTreeSet, io::Write as _, process::ExitCode};
+use std::{
+    collections::BTreeSet,
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use clap::{Args, Subcommand};
 use secrecy::{ExposeSecret as _, SecretString};
@@ -26,7 +30,7 @@ use super::{
     consent::Consent,
     failure::{self, EXIT_NO, EXIT_NO_ANSWER, EXIT_USAGE},
     opened::{OpenError, Opened},
-    output::OutputArguments,
+    output::{OutputArguments, text::clean_lines},
 };
 
 mod listed;
@@ -117,6 +121,8 @@ enum Failure {
     TooMany,
     #[error("the system gives no random bytes")]
     Random,
+    #[error("the token cannot be written, so nobody has it; revoke it: linkis-rm tokens revoke --id {id}")]
+    Unwritten { id: Uuid, source: io::Error },
     #[error(transparent)]
     Common(#[from] failure::Failure),
 }
@@ -138,12 +144,12 @@ impl Tokens {
     pub async fn run(self) -> ExitCode {
         match self.carry_out().await {
             Ok((text, exit)) => {
-                // Whoever has stopped reading still gets the exit code.
-                let _ = std::io::stdout().write_all(text.as_bytes());
+                // What it tells is done: whoever has stopped reading still gets the exit code.
+                let _ = write(&text);
                 exit
             }
             Err(failure) => {
-                eprintln!("linkis-rm: {}", telemetry::with_causes(&failure));
+                eprintln!("linkis-rm: {}", clean_lines(&telemetry::with_causes(&failure)));
                 match failure {
                     Failure::Common(failure) => failure.exit_code(),
                     Failure::Usage(_) | Failure::Open(OpenError::Usage(_)) => ExitCode::from(EXIT_USAGE),
@@ -165,7 +171,9 @@ impl Tokens {
                 transaction.commit().await?;
                 database.close().await;
                 eprintln!("token {} of {}; it is shown this once:", new.id, new.name);
-                Ok((format!("{}\n", token.expose_secret()), ExitCode::SUCCESS))
+                write(&format!("{}\n", token.expose_secret()))
+                    .map_err(|source| Failure::Unwritten { id: new.id, source })?;
+                Ok((String::new(), ExitCode::SUCCESS))
             }
             Self::List(list) => {
                 let mut database = open(&list.database).await?;
@@ -238,6 +246,12 @@ impl Revoke {
             (None, name) => Ok(Which::Name(Name::parse("--name", name.as_deref().unwrap_or_default())?)),
         }
     }
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut to = io::stdout();
+    to.write_all(text.as_bytes())?;
+    to.flush()
 }
 
 /// Who types this, by the system's word, and on which machine.

@@ -86,7 +86,8 @@ impl LimitService {
         Self { store, counting, changing: Arc::default(), looking, known: Arc::default() }
     }
 
-    /// Adds a rule, or changes the one with the same pattern if that is `expected`, and waits until it decides.
+    /// Adds a rule, or changes the one with the same pattern if that is `expected`, and waits until it decides. If it is so already, and by
+    /// the same principal, nothing is changed, whatever was expected.
     ///
     /// # Errors
     /// [`Rejection::LimitChanged`]; [`Error::LockTimeout`] if the fence could not be closed until `deadline`;

@@ -344,6 +344,24 @@ async fn the_client_speaks_tls_and_shows_a_token_or_a_certificate() {
     }
 }
 
+/// As it is for everybody after the service was given certificates: it is there, and the address is not what it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_does_not_encrypt_is_told_how_to() {
+    let (database, folder) = (Database::fresh().await, Folder::new("certificates-plain"));
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["127.0.0.1"], &[], FAR), &ca);
+    let rm = start_tls(&database, &folder).await;
+    let plain = rm.address.strip_prefix("http://").unwrap();
+    for address in [plain, &rm.address, &format!("{plain},{plain}/")] {
+        let mut command = std::process::Command::new(PROGRAM);
+        let output = command.args(["ems", "--address", address]).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        assert!(told.contains(&format!("If it encrypts: --address https://{plain}")), "{told}");
+        assert!(!told.contains("Start one"), "{told}");
+    }
+}
+
 /// The commands believe a service by its authority and its name, and say who asks by a token or by a certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_speak_tls_and_show_a_token_or_a_certificate() {

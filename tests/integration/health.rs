@@ -1,12 +1,22 @@
 //! `linkis-rm health`, and what systemd is told.
 
 use std::{
+    convert::Infallible,
+    future::{Ready, ready},
     os::unix::net::UnixDatagram,
     process::{Command, Output},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use linkis_rm::server::Security;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::{
+    Code, Status,
+    body::Body,
+    server::NamedService,
+    transport::{Server, server::TcpIncoming},
+};
 
 use crate::{
     certificates::{FAR, Folder, authority, certify},
@@ -57,6 +67,41 @@ async fn whoever_looks_after_an_instance_is_told_whether_it_serves_and_why_not()
     assert!(code == 1 && told.contains("does not answer: ") && told.contains("refused"), "{told}");
     let (code, told) = health(&["--address", "nowhere"]).await;
     assert!(code == 1 && told.contains("is not the address of a service"), "{told}");
+}
+
+/// Another program, that says this when it is asked for its health.
+#[derive(Clone)]
+struct Says(Status);
+
+impl NamedService for Says {
+    const NAME: &'static str = "grpc.health.v1.Health";
+}
+
+impl tower::Service<http::Request<Body>> for Says {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<http::Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+        ready(Ok(self.0.clone().into_http()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_program_says_of_its_health_does_nothing_to_a_terminal() {
+    for (code, told_as) in [(Code::Unavailable, "does not answer: "), (Code::Internal, "does not tell its health: ")] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = Server::builder().add_service(Says(Status::new(code, "\u{1b}[2Jgone\u{202e}")));
+        let _serving = AbortOnDropHandle::new(tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener))));
+        let (code, told) = health(&["--address", &address]).await;
+        assert!(code == 1 && told.contains(told_as), "{told:?}");
+        assert!(told.contains(r"\u{1b}[2Jgone\u{202e}") && !told.contains(['\u{1b}', '\u{202e}']), "{told:?}");
+    }
 }
 
 /// One that answers is no excuse for one that does not; and nobody is waited for who says nothing.

@@ -156,6 +156,29 @@ async fn a_limit_is_only_changed_from_what_its_caller_knows() {
     assert_eq!(all(&limits, 10).await, []);
 }
 
+/// As clients do whose answer was lost: the first try has been carried out, and the second finds what that has changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_is_set_again_because_its_answer_was_lost_is_no_change() {
+    let (database, rm) = start().await;
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let hadoop = |instances| limit(Some("hadoop"), instances);
+    let lines = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'limit_set'";
+    let mut expected = String::new();
+    for (instances, times) in [(10, 1), (20, 2)] {
+        set(&limits, hadoop(instances), Some(&expected)).await.unwrap();
+        let set_once = all(&limits, 10).await;
+        set(&limits, hadoop(instances), Some(&expected)).await.unwrap();
+        assert_eq!(all(&limits, 10).await, set_once, "neither its etag nor its time");
+        assert_eq!(database.count(lines).await, times);
+        expected.clone_from(&set_once[0].etag);
+    }
+    // Not what others have set, be it the same.
+    let by_another = "UPDATE linkis_resource_limit SET updated_by = 'somebody else'";
+    sqlx::raw_sql(by_another).execute(&database.pool).await.unwrap();
+    let status = set(&limits, hadoop(20), Some(&expected)).await.unwrap_err();
+    assert_eq!(code_and_reason(&status), (Code::Aborted, "LIMIT_CHANGED".to_owned()));
+}
+
 async fn replace(limits: &Limits, all: &[proto::Limit], dry_run: bool) -> proto::ReplaceLimitsResponse {
     let call = proto::ReplaceLimitsRequest { limits: all.to_vec(), dry_run, ..Default::default() };
     limits.clone().replace_limits(call).await.unwrap().into_inner()

@@ -14,6 +14,7 @@ use time::OffsetDateTime;
 use crate::domain::{
     limit_mode::LimitMode,
     operation::Rejection,
+    principal::Principal,
     resource::Dimension,
     scope::{CREATOR, ENGINE_TYPE, Scope, USER, Uncounted},
 };
@@ -210,6 +211,13 @@ pub struct RuleRecord {
     pub update_time: OffsetDateTime,
     /// Another whenever it is set; not to be taken apart.
     pub etag: String,
+}
+
+impl RuleRecord {
+    /// Whether it is this rule that this principal set last: who asks for it once more, because the answer was lost, finds his own.
+    pub fn is_set_already(&self, rule: &Rule, by: &Principal) -> bool {
+        self.rule == *rule && self.updated_by == by.as_str()
+    }
 }
 
 /// What a change expects to find.

@@ -6,12 +6,12 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
-use serde_json::Value;
 
 use crate::domain::queue::QueueAmounts;
 
 use super::{
     ParseError,
+    bounded::{Amount, Few, Items, Named},
     quantity::{Quantity, Rounds},
 };
 
@@ -34,6 +34,12 @@ pub(super) trait Listed: DeserializeOwned {
     /// What Kubernetes calls a list of it.
     const KIND: &'static str;
 
+    /// As rules and people call it.
+    const NAME: &'static str;
+
+    /// Of how many at most something is kept.
+    const MOST: usize;
+
     /// What is kept of one, if anything is.
     ///
     /// # Errors
@@ -53,16 +59,15 @@ pub(super) fn page<T: Listed>(json: &[u8]) -> Result<Page<T::Kept>, ParseError> 
     if next.as_ref().is_some_and(|next| next.len() > CONTINUE_BYTES_MAX) {
         return Err(ParseError::Malformed { what: "a place where the list goes on" });
     }
-    let kept = items.unwrap_or_default().into_iter().filter_map(|item| T::keep(item).transpose());
-    Ok(Page { items: kept.collect::<Result<_, _>>()?, next })
+    Ok(Page { items: items.map_or(Ok(Vec::new()), |items| items.0)?, next })
 }
 
 #[derive(Deserialize)]
-#[serde(bound = "T: DeserializeOwned")]
-struct List<T> {
+#[serde(bound = "T: Listed")]
+struct List<T: Listed> {
     kind: Option<String>,
     metadata: Option<ListMetadata>,
-    items: Option<Vec<T>>,
+    items: Option<Items<T>>,
 }
 
 #[derive(Deserialize)]
@@ -77,7 +82,7 @@ struct ListMetadata {
 struct Metadata {
     name: Option<String>,
     namespace: Option<String>,
-    deletion_timestamp: Option<Value>,
+    deletion_timestamp: Option<IgnoredAny>,
 }
 
 /// A name that can stand in a path.
@@ -88,21 +93,20 @@ fn name(name: Option<String>) -> Result<String, ParseError> {
     name.filter(is_name).ok_or(ParseError::Malformed { what: "the name of a namespace" })
 }
 
-fn quantity(value: &Value) -> Result<Quantity, ParseError> {
-    let parsed = match value {
-        Value::String(text) => Quantity::parse(text),
-        Value::Number(number) => Quantity::parse(&number.to_string()),
-        _ => None,
-    };
-    parsed.ok_or(ParseError::Malformed { what: "an amount" })
+fn parts<T>(few: Option<&Few<T>>) -> &[T] {
+    few.map_or(&[], |few| few.0.as_slice())
 }
 
-fn millicores(value: &Value, rounds: Rounds) -> Result<i64, ParseError> {
-    Ok(quantity(value)?.parts(1000, rounds))
+fn quantity(amount: Amount) -> Result<Quantity, ParseError> {
+    amount.0.ok_or(ParseError::Malformed { what: "an amount" })
 }
 
-fn bytes(value: &Value, rounds: Rounds) -> Result<i64, ParseError> {
-    Ok(quantity(value)?.parts(1, rounds))
+fn millicores(amount: Amount, rounds: Rounds) -> Result<i64, ParseError> {
+    Ok(quantity(amount)?.parts(1000, rounds))
+}
+
+fn bytes(amount: Amount, rounds: Rounds) -> Result<i64, ParseError> {
+    Ok(quantity(amount)?.parts(1, rounds))
 }
 
 /// How long the name of an extended resource may be that is kept, in bytes: as long as that of a custom dimension.
@@ -126,9 +130,9 @@ pub(super) type Extended = BTreeMap<Arc<str>, i64>;
 /// What is asked for, or there to be had; of other resources than these, nothing is kept.
 #[derive(Default)]
 struct Amounts {
-    cpu: Option<Value>,
-    memory: Option<Value>,
-    extended: Vec<(Arc<str>, Value)>,
+    cpu: Option<Amount>,
+    memory: Option<Amount>,
+    extended: Vec<(Arc<str>, Amount)>,
 }
 
 impl<'de> Deserialize<'de> for Amounts {
@@ -164,8 +168,8 @@ impl<'de> Visitor<'de> for AmountsVisitor {
 
 impl Amounts {
     fn read(&self, rounds: Rounds) -> Result<[Option<i64>; 2], ParseError> {
-        let memory = self.memory.as_ref().map(|value| bytes(value, rounds)).transpose()?;
-        let cpu = self.cpu.as_ref().map(|value| millicores(value, rounds)).transpose()?;
+        let memory = self.memory.map(|amount| bytes(amount, rounds)).transpose()?;
+        let cpu = self.cpu.map(|amount| millicores(amount, rounds)).transpose()?;
         Ok([memory, cpu])
     }
 
@@ -176,7 +180,7 @@ impl Amounts {
 
     /// Extended resources are counted in whole ones.
     fn extended(&self, rounds: Rounds) -> Result<Extended, ParseError> {
-        self.extended.iter().map(|(name, value)| Ok((name.clone(), bytes(value, rounds)?))).collect()
+        self.extended.iter().map(|(name, amount)| Ok((name.clone(), bytes(*amount, rounds)?))).collect()
     }
 }
 
@@ -236,6 +240,8 @@ impl Listed for Namespace {
     type Kept = (String, bool);
 
     const KIND: &'static str = "NamespaceList";
+    const NAME: &'static str = "namespaces";
+    const MOST: usize = 20_000;
 
     fn keep(self) -> Result<Option<(String, bool)>, ParseError> {
         let phase = self.status.and_then(|status| status.phase);
@@ -272,21 +278,21 @@ pub(super) struct ResourceQuota {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct QuotaSpec {
-    hard: Option<BTreeMap<String, Value>>,
-    scopes: Option<Vec<String>>,
+    hard: Option<Named>,
+    scopes: Option<Few<String>>,
     scope_selector: Option<ScopeSelector>,
 }
 
 #[derive(Deserialize, Default)]
 struct QuotaStatus {
-    hard: Option<BTreeMap<String, Value>>,
-    used: Option<BTreeMap<String, Value>>,
+    hard: Option<Named>,
+    used: Option<Named>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ScopeSelector {
-    match_expressions: Option<Vec<ScopeExpression>>,
+    match_expressions: Option<Few<ScopeExpression>>,
 }
 
 #[derive(Deserialize)]
@@ -308,8 +314,8 @@ fn is_of_engines(scope: &str, operator: &str) -> bool {
 
 impl QuotaSpec {
     fn is_of_engines(&self) -> bool {
-        let selected = self.scope_selector.iter().flat_map(|selector| selector.match_expressions.iter().flatten());
-        self.scopes.iter().flatten().all(|scope| is_of_engines(scope, "Exists"))
+        let selected = self.scope_selector.iter().flat_map(|selector| parts(selector.match_expressions.as_ref()));
+        parts(self.scopes.as_ref()).iter().all(|scope| is_of_engines(scope, "Exists"))
             && selected.into_iter().all(|of| is_of_engines(&of.scope_name, &of.operator))
     }
 }
@@ -318,26 +324,28 @@ impl Listed for ResourceQuota {
     type Kept = Quota;
 
     const KIND: &'static str = "ResourceQuotaList";
+    const NAME: &'static str = "resourcequotas";
+    const MOST: usize = 50_000;
 
     fn keep(self) -> Result<Option<Quota>, ParseError> {
         let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
         if !spec.is_of_engines() {
             return Ok(None);
         }
-        let find = |amounts: &Option<BTreeMap<String, Value>>, key: &str| amounts.as_ref()?.get(key).cloned();
-        let limit = |names: [&str; 2], read: fn(&Value, Rounds) -> Result<i64, ParseError>| {
+        let find = |amounts: &Option<Named>, key: &str| amounts.as_ref()?.0.get(key).copied();
+        let limit = |names: [&str; 2], read: fn(Amount, Rounds) -> Result<i64, ParseError>| {
             // What is asked for counts, and both names mean that: the telling one is looked at first.
             let hard =
                 names.into_iter().find_map(|name| Some((name, find(&status.hard, name).or(find(&spec.hard, name))?)));
             let Some((name, hard)) = hard else { return Ok(None) };
-            let max = read(&hard, Rounds::Down)?;
+            let max = read(hard, Rounds::Down)?;
             // Just made: nobody has counted yet what is used.
-            let used = find(&status.used, name).map_or(Ok(max), |used| read(&used, Rounds::Up))?;
+            let used = find(&status.used, name).map_or(Ok(max), |used| read(used, Rounds::Up))?;
             Ok(Some(Limit { max, used }))
         };
         let memory = limit(["requests.memory", "memory"], bytes)?;
         let cores = limit(["requests.cpu", "cpu"], millicores)?;
-        let named = [&status.hard, &spec.hard].into_iter().flatten().flat_map(BTreeMap::keys);
+        let named = [&status.hard, &spec.hard].into_iter().flatten().flat_map(|named| named.0.keys());
         let named = named.map(|key| key.strip_prefix("requests.").unwrap_or(key)).filter(|name| is_extended(name));
         let mut extended = BTreeMap::new();
         for name in named {
@@ -363,7 +371,7 @@ pub(super) struct Node {
 #[derive(Deserialize, Default)]
 struct NodeSpec {
     unschedulable: Option<bool>,
-    taints: Option<Vec<Taint>>,
+    taints: Option<Few<Taint>>,
 }
 
 #[derive(Deserialize)]
@@ -381,12 +389,14 @@ impl Listed for Node {
     type Kept = (String, Requested);
 
     const KIND: &'static str = "NodeList";
+    const NAME: &'static str = "nodes";
+    const MOST: usize = 20_000;
 
     /// Those that take pods which tolerate nothing; one that is not ready has a taint that says so.
     fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
         let spec = self.spec.unwrap_or_default();
         let keeps_out = |taint: &Taint| matches!(taint.effect.as_deref(), Some("NoSchedule" | "NoExecute"));
-        if spec.unschedulable.unwrap_or(false) || spec.taints.iter().flatten().any(keeps_out) {
+        if spec.unschedulable.unwrap_or(false) || parts(spec.taints.as_ref()).iter().any(keeps_out) {
             return Ok(None);
         }
         let allocatable = self.status.and_then(|status| status.allocatable).unwrap_or_default();
@@ -405,8 +415,8 @@ pub(super) struct Pod {
 #[serde(rename_all = "camelCase")]
 struct PodSpec {
     node_name: Option<String>,
-    containers: Option<Vec<Container>>,
-    init_containers: Option<Vec<Container>>,
+    containers: Option<Few<Container>>,
+    init_containers: Option<Few<Container>>,
     overhead: Option<Amounts>,
     resources: Option<Resources>,
 }
@@ -432,10 +442,10 @@ impl PodSpec {
     /// What the scheduler counts for it: its containers together, or what it takes to begin if that is more, unless it says so as a whole.
     fn requested(&self) -> Result<Requested, ParseError> {
         let (mut runs, mut sidecars, mut begins) = <(Requested, Requested, Requested)>::default();
-        for container in self.containers.iter().flatten() {
+        for container in parts(self.containers.as_ref()) {
             runs.add(&requested(container.resources.as_ref())?);
         }
-        for container in self.init_containers.iter().flatten() {
+        for container in parts(self.init_containers.as_ref()) {
             let with = requested(container.resources.as_ref())?.plus(&sidecars);
             begins = begins.most(&with);
             if container.restart_policy.as_deref() == Some("Always") {
@@ -461,6 +471,8 @@ impl Listed for Pod {
     type Kept = (String, Requested);
 
     const KIND: &'static str = "PodList";
+    const NAME: &'static str = "pods";
+    const MOST: usize = 300_000;
 
     fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
         let Some(spec) = self.spec else { return Ok(None) };

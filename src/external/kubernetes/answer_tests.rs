@@ -1,8 +1,11 @@
 //! Shapes as Kubernetes's own documentation has them.
 
-use serde_json::json;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
 
 use super::*;
+use crate::external::kubernetes::bounded::PARTS_MAX;
 
 fn kept<T: Listed>(items: Value) -> Result<Vec<T::Kept>, ParseError> {
     let list = json!({"kind": T::KIND, "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items});
@@ -186,4 +189,79 @@ fn extended_resources_are_read_of_quotas_nodes_and_pods() {
     assert_eq!((names.len(), &*names[0], &*names[63]), (64, "example.com/10", "example.com/73"));
     let node = json!([{"metadata": {"name": "n1"}, "status": {"allocatable": many(10)}}]);
     assert_eq!(kept::<Node>(node).unwrap()[0].1.extended.len(), 64);
+}
+
+/// How many of a list's objects there are at a time, and how many there ever were.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static LIVE_MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// What stands in a list, and nothing is kept of.
+struct Nothing;
+
+impl<'de> Deserialize<'de> for Nothing {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer)?;
+        LIVE_MOST.fetch_max(LIVE.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        Ok(Self)
+    }
+}
+
+impl Drop for Nothing {
+    fn drop(&mut self) {
+        LIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Listed for Nothing {
+    type Kept = ();
+
+    const KIND: &'static str = "NothingList";
+    const NAME: &'static str = "nothings";
+    const MOST: usize = 1;
+
+    fn keep(self) -> Result<Option<()>, ParseError> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn a_list_of_millions_of_nothings_takes_the_memory_of_one() {
+    let list = format!(r#"{{"kind": "NothingList", "items": [{}{{}}]}}"#, "{},".repeat(100_000));
+    assert!(page::<Nothing>(list.as_bytes()).unwrap().items.is_empty());
+    assert_eq!((LIVE.load(Ordering::SeqCst), LIVE_MOST.load(Ordering::SeqCst)), (0, 1));
+}
+
+#[test]
+fn a_page_with_more_than_is_kept_ends_there() {
+    let namespace = r#"{"metadata": {"name": "etl"}}"#;
+    let list = |count| {
+        let namespaces = vec![namespace; count].join(",");
+        page::<Namespace>(format!(r#"{{"kind": "NamespaceList", "items": [{namespaces}]}}"#).as_bytes())
+    };
+    assert_eq!(list(Namespace::MOST).unwrap().items.len(), Namespace::MOST);
+    assert_eq!(list(Namespace::MOST + 1).unwrap_err().to_string(), "has more than 20000 namespaces");
+}
+
+#[test]
+fn what_is_in_an_object_is_bounded_too() {
+    for (before, part, after) in [
+        (r#"{"spec": {"nodeName": "n1", "containers": ["#, "{}", "]}}"),
+        (r#"{"spec": {"nodeName": "n1", "initContainers": ["#, "{}", "]}}"),
+    ] {
+        let pod = |count| {
+            let pod = format!("{before}{}{after}", vec![part; count].join(","));
+            page::<Pod>(format!(r#"{{"kind": "PodList", "items": [{pod}]}}"#).as_bytes())
+        };
+        assert_eq!(pod(PARTS_MAX).unwrap().items.len(), 1);
+        assert!(matches!(pod(PARTS_MAX + 1), Err(ParseError::NotJson { .. })));
+    }
+    let names: Vec<String> = (0..=PARTS_MAX).map(|name| format!(r#""{name}": 0"#)).collect();
+    let quota = format!(r#"{{"metadata": {{"namespace": "etl"}}, "spec": {{"hard": {{{}}}}}}}"#, names.join(","));
+    let quotas = format!(r#"{{"kind": "ResourceQuotaList", "items": [{quota}]}}"#);
+    assert!(matches!(page::<ResourceQuota>(quotas.as_bytes()), Err(ParseError::NotJson { .. })));
+    // Nothing is kept of what stands where an amount should.
+    for none in [json!([[0], 1]), json!({"a": {}}), json!(null), json!(true)] {
+        let node = json!({"metadata": {"name": "n1"}, "status": {"allocatable": {"special.io/gpu": none}}});
+        assert_eq!(kept::<Node>(json!([node])), Err(ParseError::Malformed { what: "an amount" }));
+    }
 }

@@ -28,21 +28,17 @@ const RESTARTS_MAX: usize = 2;
 /// Pods that are on a node and not over: whatever else there is asks for nothing there.
 const ON_NODES: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
-/// A list.
+/// Where a list is, and what of it is asked for.
 #[derive(Clone, Copy)]
 struct What {
     path: &'static str,
-    /// As rules and people call it.
-    name: &'static str,
     selector: Option<&'static str>,
-    /// How many there may be.
-    most: usize,
 }
 
-const NAMESPACES: What = What { path: "/api/v1/namespaces", name: "namespaces", selector: None, most: 20_000 };
-const QUOTAS: What = What { path: "/api/v1/resourcequotas", name: "resourcequotas", selector: None, most: 50_000 };
-const NODES: What = What { path: "/api/v1/nodes", name: "nodes", selector: None, most: 20_000 };
-const PODS: What = What { path: "/api/v1/pods", name: "pods", selector: Some(ON_NODES), most: 300_000 };
+const NAMESPACES: What = What { path: "/api/v1/namespaces", selector: None };
+const QUOTAS: What = What { path: "/api/v1/resourcequotas", selector: None };
+const NODES: What = What { path: "/api/v1/nodes", selector: None };
+const PODS: What = What { path: "/api/v1/pods", selector: Some(ON_NODES) };
 
 /// All namespaces, with what is left of them.
 pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, FetchError> {
@@ -104,8 +100,8 @@ impl Asked<'_> {
             let Page { items, next: more } = self.page::<T>(what, next.as_deref()).await?;
             all.extend(items);
             pages += 1;
-            if all.len() > what.most || (more.is_some() && pages >= what.most / 100) {
-                return Err(ParseError::TooMany { most: what.most, what: what.name }.into());
+            if all.len() > T::MOST || (more.is_some() && pages >= T::MOST / 100) {
+                return Err(ParseError::TooMany { most: T::MOST, what: T::NAME }.into());
             }
             next = more;
             if next.is_none() {
@@ -122,7 +118,7 @@ impl Asked<'_> {
         let body = self.http.get_by(client, address, (what.path, &query), token.as_ref()).await;
         let body = body.map_err(|failure| match failure {
             Failure::Unauthorized(401) => Failure::Unknown,
-            Failure::Unauthorized(_) => Failure::Forbidden(what.name),
+            Failure::Unauthorized(_) => Failure::Forbidden(T::NAME),
             failure => failure,
         })?;
         Ok(patiently(move || answer::page::<T>(&body)).await??)

@@ -2,6 +2,7 @@
 //!
 //! - `quantity`: amounts as Kubernetes writes them;
 //! - `answer`: pages of lists, and of what is listed no more than is looked at;
+//! - `bounded`: lists and amounts that are bounded while they are read;
 //! - `room`: what quotas, nodes and pods leave each namespace;
 //! - `config`: what Linkis writes of a cluster, and what is told of it;
 //! - `access`: where the server is, and who asks, from files that are read again each time;
@@ -21,6 +22,7 @@ use super::{
 
 mod access;
 mod answer;
+mod bounded;
 mod config;
 mod fetch;
 mod quantity;

@@ -80,9 +80,14 @@ impl Change {
             Self::Set(rule, expected) => {
                 let found = limit::records(&mut *connection, [&rule.pattern]).await?;
                 let found = found.get(&rule.pattern);
-                expected.check(&rule.pattern, found).map_err(FencedError::Rejected)?;
-                limit::upsert(connection, slice::from_ref(rule), &by.principal).await?;
-                vec![LimitLine::Set(rule.clone(), found.map(|found| found.rule.clone()))]
+                match expected.check(&rule.pattern, found) {
+                    Ok(()) => {
+                        limit::upsert(connection, slice::from_ref(rule), &by.principal).await?;
+                        vec![LimitLine::Set(rule.clone(), found.map(|found| found.rule.clone()))]
+                    }
+                    Err(_) if found.is_some_and(|found| found.is_set_already(rule, &by.principal)) => vec![],
+                    Err(rejection) => return Err(FencedError::Rejected(rejection)),
+                }
             }
             Self::Delete(pattern, expected) => {
                 if let Some(found) = limit::records(&mut *connection, [pattern]).await?.get(pattern) {

@@ -348,6 +348,22 @@ async fn every_act_tells_programs_what_the_schema_says() {
     assert_eq!(reasons, [2, 1]);
 }
 
+/// The disk on which it should stand is full: it is told which one lets in whoever finds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_that_cannot_be_written_is_named_to_be_revoked() {
+    let database = Database::fresh().await;
+    let words = ["create", "--name", "ada", "--owner", "the tests", "--role", "viewer"];
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let done = tokens_command(&database, &words).stdout(full).output().unwrap();
+    let told = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{told}");
+    let (_, id) = told.split_once("tokens revoke --id ").unwrap_or_else(|| panic!("{told}"));
+    let id = id.get(..36).unwrap_or_else(|| panic!("{told}"));
+    let revoke = ["revoke", "--id", id, "--yes", "--reason", "nobody has it"];
+    let done = tokens_command(&database, &revoke).output().unwrap();
+    assert_eq!(text(&done.stdout), format!("revoked {id}\n"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_are_listed_for_programs_and_without_what_lets_anybody_in() {
     let database = Database::fresh().await;

@@ -111,6 +111,31 @@ async fn on_a_terminal_what_destroys_asks_and_no_table_is_too_wide() {
     assert!(!lives().await);
 }
 
+/// What another administrator does while the question stands is not undone by a yes to what was before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_that_others_change_while_somebody_is_asked_stay_as_they_are() {
+    let (_database, rm) = start().await;
+    rm.client.set_limit(&each_user(2)).await.unwrap();
+    let folder = Folder::new("command-line-meanwhile");
+    folder.write("limits.toml", "[[limit]]\neach = [\"creator\"]\nmax = { instances = 7 }\n");
+    let file = folder.0.join("limits.toml");
+    let (apply, delete) = (["limits", "apply", file.to_str().unwrap()], ["limits", "delete", "user"]);
+    for (words, told, instances) in [(&apply[..], "meanwhile", 3), (&delete[..], "anonymous", 4)] {
+        let mut typed = Typed::start(program(&rm.address, words));
+        typed.until("[y/N]");
+        rm.client.set_limit(&each_user(instances)).await.unwrap();
+        typed.types("y\nas agreed\n");
+        let (code, seen) = typed.end();
+        assert!(code == Some(1) && seen.contains(told), "{code:?} {seen}");
+        assert_eq!(rm.client.limits().await.unwrap(), [each_user(instances)]);
+    }
+    // Nobody changes anything: it is done.
+    for (words, left) in [(&delete[..], 0), (&apply[..], 1)] {
+        let (code, seen) = typed_at(&rm.address, words, "y\nas agreed\n");
+        assert_eq!((code, rm.client.limits().await.unwrap().len()), (Some(0), left), "{seen}");
+    }
+}
+
 /// Back to the start of the line, which becomes empty.
 const ERASE: &str = "\r\u{1b}[K";
 

@@ -12,6 +12,7 @@ final class Background {
     private static final long FEED_MILLIS = 1000;
     private static final long HEARTBEATS_MILLIS = 3000;
     private static final long SWEEP_MILLIS = 15_000;
+    private static final long UNANSWERED_MILLIS = 1000;
 
     /** Something that is done again if it fails. */
     interface Task {
@@ -23,16 +24,18 @@ final class Background {
     private final Task feed;
     private final Task heartbeats;
     private final Task sweep;
+    private final Task unanswered;
     private ScheduledExecutorService threads;
 
-    Background(Task feed, Task heartbeats, Task sweep) {
+    Background(Task feed, Task heartbeats, Task sweep, Task unanswered) {
         this.feed = feed;
         this.heartbeats = heartbeats;
         this.sweep = sweep;
+        this.unanswered = unanswered;
     }
 
     void start() {
-        threads = Executors.newScheduledThreadPool(3, work -> {
+        threads = Executors.newScheduledThreadPool(4, work -> {
             Thread thread = new Thread(work, "linkis-rm-background");
             thread.setDaemon(true);
             return thread;
@@ -40,6 +43,7 @@ final class Background {
         every(feed, FEED_MILLIS);
         every(heartbeats, HEARTBEATS_MILLIS);
         every(sweep, SWEEP_MILLIS);
+        every(unanswered, UNANSWERED_MILLIS);
     }
 
     void stop() {

@@ -18,22 +18,33 @@ final class Failures {
 
     private Failures() {}
 
-    /** What may work in a moment is an error after which Linkis tries again; nothing was granted in any case. */
+    /**
+     * What may work in a moment is an error after which Linkis tries again, as another request: what the first may have been granted
+     * without an answer, {@link Unanswered} gives back.
+     */
     static LinkisRuntimeException of(ServiceException error) {
         LinkisRuntimeException told;
+        if (mayPass(error)) {
+            told = new RMLockFailedRetryException(RMErrorCode.LOCK_LABEL_FAILED.getErrorCode(),
+                    "The resource manager does not answer: please try again. What it may have granted is given back. " + error.getMessage());
+        } else {
+            told = new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(), error.getMessage());
+        }
+        told.initCause(error);
+        return told;
+    }
+
+    /** Whether the same call may be answered in a moment. */
+    static boolean mayPass(ServiceException error) {
         switch (error.code()) {
             case UNAVAILABLE:
             case DEADLINE_EXCEEDED:
             case ABORTED:
             case RESOURCE_EXHAUSTED:
-                told = new RMLockFailedRetryException(RMErrorCode.LOCK_LABEL_FAILED.getErrorCode(),
-                        "The resource manager does not answer, so nothing is granted: please try again. " + error.getMessage());
-                break;
+                return true;
             default:
-                told = new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(), error.getMessage());
+                return false;
         }
-        told.initCause(error);
-        return told;
     }
 
     /** That a host is not what the request needs: not registered, drained, or reserved for others. */

@@ -94,6 +94,11 @@ final class Heartbeats implements Background.Task {
                 if (!e.is("STALE_REPORT") && !e.is("EM_NOT_REGISTERED")) {
                     LOG.warn("linkis-rm: the heartbeat of {} is not passed on: {}", one.getValue().instance, e.getMessage());
                 }
+            } catch (InterruptedException e) {
+                throw e;
+            } catch (Exception e) {
+                // Whatever is wrong with one, the others do not wait for it.
+                LOG.warn("linkis-rm: the heartbeat of {} is not passed on: {}", one.getValue().instance, e.toString());
             }
         }
     }
@@ -101,7 +106,7 @@ final class Heartbeats implements Background.Task {
     private void passOn(EmResource em, Tables.Ecm ecm) throws Exception {
         List<String> tickets = new ArrayList<>();
         for (String ticket : tables.ticketsOn(ecm.instance)) {
-            if (ticket.length() == 36) {
+            if (Service.isTicket(ticket)) {
                 tickets.add(ticket);
             }
         }

@@ -78,6 +78,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
     private Mirror mirror;
     private Holds holds;
     private Own own;
+    private Unanswered unanswered;
     private Background background;
     /** How long a grant may stay unused; as long as the service says if this is not more than nothing. */
     private long unusedMillis = RMConfiguration.RM_WAIT_EVENT_TIME_OUT.getValue();
@@ -95,8 +96,9 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         mirror = new Mirror(rows);
         holds = new Holds(service);
         own = new Own();
+        unanswered = new Unanswered(service);
         background = new Background(new Feed(service, tables, mirror, engines, own, new Position(database)),
-                new Heartbeats(service, tables, engines, this::registerAgain), new Sweep(service, tables, engines, mirror));
+                new Heartbeats(service, tables, engines, this::registerAgain), new Sweep(service, tables, engines, mirror), unanswered);
     }
 
     @Override
@@ -170,6 +172,9 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         try {
             answer = service.request(asked.build(), settings.client.timeout().plus(inLine));
         } catch (ServiceException e) {
+            if (e.isInDoubt()) {
+                unanswered.add(asked.build());
+            }
             if (Failures.isOfHost(e)) {
                 // Linkis asks again, perhaps on another host.
                 return new NotEnoughResource(Failures.noHost(e).getMessage());

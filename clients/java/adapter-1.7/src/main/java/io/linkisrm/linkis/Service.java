@@ -266,6 +266,15 @@ final class Service {
         return Duration.newBuilder().setSeconds(duration.getSeconds()).setNanos(duration.getNano()).build();
     }
 
+    /** Whether it may be one of the service's: something else in Linkis's rows is none. */
+    static boolean isTicket(String text) {
+        try {
+            return java.util.UUID.fromString(text).toString().equalsIgnoreCase(text);
+        } catch (IllegalArgumentException e) {
+            return false;
+        }
+    }
+
     /** The bytes of tickets, one after another, as a report has them. */
     static ByteString bytes(Collection<String> tickets) {
         java.nio.ByteBuffer bytes = java.nio.ByteBuffer.allocate(16 * tickets.size());

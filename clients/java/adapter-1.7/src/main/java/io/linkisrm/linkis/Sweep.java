@@ -50,10 +50,14 @@ final class Sweep implements Background.Task {
         Map<String, Ticket> found = new HashMap<>();
         long id = 0;
         for (List<Tables.Engine> some = tables.enginesBehind(id); !some.isEmpty(); some = tables.enginesBehind(id)) {
+            id = some.get(some.size() - 1).id;
+            some.removeIf(engine -> !Service.isTicket(engine.ticket));
+            if (some.isEmpty()) {
+                continue;
+            }
             List<String> tickets = new ArrayList<>();
             for (Tables.Engine engine : some) {
                 tickets.add(engine.ticket);
-                id = engine.id;
             }
             Map<String, Ticket> live = service.tickets(tickets);
             Set<String> withNode = tables.withNode(tickets);

@@ -113,11 +113,11 @@ final class Tables {
         }
     }
 
-    /** All hosts that Linkis knows under this application. */
+    /** All hosts that Linkis knows under this application, and that have a name. */
     List<Ecm> ecms(String application) throws SQLException {
         return rows("SELECT s.instance, COALESCE(UNIX_TIMESTAMP(m.update_time), 0), m.healthy_status, m.overload"
                         + " FROM linkis_cg_manager_service_instance s"
-                        + " LEFT JOIN linkis_cg_manager_service_instance_metrics m ON m.instance = s.instance WHERE s.name = ?",
+                        + " LEFT JOIN linkis_cg_manager_service_instance_metrics m ON m.instance = s.instance WHERE s.name = ? AND s.instance <> ''",
                 row -> new Ecm(row.getString(1), row.getLong(2), row.getString(3), row.getString(4)), application);
     }
 

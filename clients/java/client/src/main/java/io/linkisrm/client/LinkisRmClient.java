@@ -76,16 +76,18 @@ public final class LinkisRmClient implements AutoCloseable {
      */
     public <Q, A> A call(MethodDescriptor<Q, A> method, Q request, Duration within) {
         long end = System.nanoTime() + within.toNanos();
+        boolean inDoubt = false;
         for (int tries = 0; ; tries++) {
-            failIfClosed(method, null);
+            failIfClosed(method, null, inDoubt);
             int used = current;
             try {
                 long left = Math.max(end - System.nanoTime(), 0);
                 CallOptions options = CallOptions.DEFAULT.withDeadlineAfter(left, TimeUnit.NANOSECONDS);
                 return ClientCalls.blockingUnaryCall(channels.get(used), method, options, request);
             } catch (StatusRuntimeException e) {
-                failIfClosed(method, e);
-                ServiceException error = ServiceException.of(method.getFullMethodName(), e);
+                failIfClosed(method, e, inDoubt);
+                ServiceException error = ServiceException.of(method.getFullMethodName(), e, inDoubt);
+                inDoubt = error.isInDoubt();
                 Duration pause = Repetition.pause(method, error, tries);
                 if (pause == null || System.nanoTime() + pause.toNanos() >= end) {
                     throw error;
@@ -105,7 +107,7 @@ public final class LinkisRmClient implements AutoCloseable {
      * @throws ServiceException if this is closed
      */
     public <Q, A> Messages<A> follow(MethodDescriptor<Q, A> method, Q request) {
-        failIfClosed(method, null);
+        failIfClosed(method, null, false);
         int used = current;
         channels.get(used).resetConnectBackoff();
         return Messages.open(channels.get(used), method, request, () -> current = (used + 1) % channels.size());
@@ -134,12 +136,15 @@ public final class LinkisRmClient implements AutoCloseable {
         return tls.build();
     }
 
-    /** @param cause how the call ended, if it had begun */
-    private void failIfClosed(MethodDescriptor<?, ?> method, StatusRuntimeException cause) {
+    /**
+     * @param cause how the call ended, if it had begun
+     * @param before whether an earlier try of the same call is in doubt
+     */
+    private void failIfClosed(MethodDescriptor<?, ?> method, StatusRuntimeException cause, boolean before) {
         if (closed.getCount() == 0) {
             // Somebody else may answer, so the code is that of a service that is not there.
             Status status = Status.UNAVAILABLE.withDescription("this client is closed").withCause(cause);
-            throw ServiceException.of(method.getFullMethodName(), status.asRuntimeException());
+            throw ServiceException.of(method.getFullMethodName(), status.asRuntimeException(), before);
         }
     }
 

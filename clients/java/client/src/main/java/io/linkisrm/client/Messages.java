@@ -61,7 +61,7 @@ public final class Messages<A> implements AutoCloseable {
         close();
         lost.run();
         StatusRuntimeException end = next == null ? unavailable("nothing was heard for " + within.getSeconds() + " s") : next.end;
-        throw ServiceException.of(name, end);
+        throw ServiceException.of(name, end, false);
     }
 
     @Override

@@ -7,6 +7,9 @@ import com.google.rpc.RetryInfo;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import io.grpc.protobuf.StatusProto;
+import java.net.ConnectException;
+import java.net.NoRouteToHostException;
+import java.net.UnknownHostException;
 import java.time.Duration;
 import java.util.Collections;
 import java.util.Map;
@@ -19,16 +22,21 @@ public final class ServiceException extends RuntimeException {
     private final String reason;
     private final transient Map<String, String> facts;
     private final Duration retryAfter;
+    private final boolean inDoubt;
 
-    private ServiceException(String call, StatusRuntimeException cause, ErrorInfo info, Duration retryAfter) {
+    private ServiceException(String call, StatusRuntimeException cause, ErrorInfo info, Duration retryAfter, boolean before) {
         super(call + ": " + text(cause, info), cause);
         this.code = cause.getStatus().getCode();
         this.reason = info.getReason();
         this.facts = info.getMetadataMap();
         this.retryAfter = retryAfter;
+        boolean unsent = isUnsent(cause);
+        boolean unknown = reason.isEmpty() || reason.equals("COMMIT_UNKNOWN");
+        this.inDoubt = unknown && !unsent || before && (unknown || retryAfter != null);
     }
 
-    static ServiceException of(String call, StatusRuntimeException cause) {
+    /** @param before whether an earlier try of the same call is in doubt */
+    static ServiceException of(String call, StatusRuntimeException cause, boolean before) {
         ErrorInfo info = ErrorInfo.getDefaultInstance();
         Duration retryAfter = null;
         try {
@@ -44,7 +52,7 @@ public final class ServiceException extends RuntimeException {
             // It comes from something in between that has details of its own: the code and the text say what there is to say.
             info = ErrorInfo.getDefaultInstance();
         }
-        return new ServiceException(call, cause, info, retryAfter);
+        return new ServiceException(call, cause, info, retryAfter, before);
     }
 
     /** The gRPC code. */
@@ -72,9 +80,24 @@ public final class ServiceException extends RuntimeException {
         return code == Status.Code.UNAVAILABLE || code == Status.Code.DEADLINE_EXCEEDED;
     }
 
+    /** Whether the call may have been carried out all the same: it was sent, and nobody has said what became of it. */
+    public boolean isInDoubt() {
+        return inDoubt;
+    }
+
     /** When it may help to ask again, if the service said so; otherwise null. */
     Duration retryAfter() {
         return retryAfter;
+    }
+
+    /** Whether there was no connection to send it over. */
+    private static boolean isUnsent(Throwable error) {
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof ConnectException || cause instanceof NoRouteToHostException || cause instanceof UnknownHostException) {
+                return true;
+            }
+        }
+        return false;
     }
 
     private static String text(StatusRuntimeException cause, ErrorInfo info) {

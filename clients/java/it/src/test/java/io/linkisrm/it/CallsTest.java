@@ -16,7 +16,9 @@ import linkis.rm.v1.EmResource;
 import linkis.rm.v1.GetEmRequest;
 import linkis.rm.v1.Health;
 import linkis.rm.v1.ListHoldsRequest;
+import linkis.rm.v1.ResourceManagerServiceGrpc;
 import linkis.rm.v1.Ticket;
+import linkis.rm.v1.UnregisterRequest;
 import linkis.rm.v1.UsageServiceGrpc;
 import org.apache.linkis.manager.common.entity.persistence.PersistenceLock;
 import org.apache.linkis.manager.common.entity.resource.NodeResource;
@@ -52,10 +54,38 @@ class CallsTest {
             manager.used(ENGINE, LifeTest.driver(2, 2, 1), ResourceType.LoadInstance);
 
             report(manager);
-            heartbeat();
+            heartbeat(HOST);
             lock(manager);
             reset(manager);
             releaseWithoutRelation(manager);
+        }
+    }
+
+    /** A ticket that is none on this host, and others that cannot be registered again: none of them keeps this one silent. */
+    @Test
+    void what_is_wrong_with_a_row_keeps_no_heartbeat_back() throws Exception {
+        String host = "callsbeat1:9102";
+        MariaDb.get().create("calls_wrong");
+        source = MariaDb.get().source("calls_wrong");
+        Configuration.use();
+        try (LinkisRmClient asking = Server.shared().client(); Manager manager = new Manager(source, Server.shared().address())) {
+            client = asking;
+            manager.register(host, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+            execute("INSERT INTO linkis_cg_manager_service_instance (instance, name, ticketId)"
+                    + " VALUES ('callsbeat1:1', '" + Manager.EC + "', 'no-ticket-at-all-but-as-long-as-one-')");
+            execute("INSERT INTO linkis_cg_manager_engine_em (engine_instance, em_instance) VALUES ('callsbeat1:1', '" + host + "')");
+            for (int wrong = 0; wrong < 8; wrong++) {
+                String other = "callswrong" + wrong + ":9102";
+                manager.register(other, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+                EmInstance em = EmInstance.newBuilder().setApplicationName(Manager.ECM).setInstance(other).build();
+                client.call(ResourceManagerServiceGrpc.getUnregisterMethod(), UnregisterRequest.newBuilder().setEm(em).build());
+                execute("INSERT INTO linkis_cg_manager_service_instance_metrics (instance, instance_status, update_time)"
+                        + " VALUES ('" + other + "', 5, NOW() - INTERVAL 1 MINUTE)");
+            }
+            execute("UPDATE linkis_cg_manager_linkis_resources r JOIN linkis_cg_manager_label_resource lr ON lr.resource_id = r.id"
+                    + " JOIN linkis_cg_manager_label l ON l.id = lr.label_id SET r.max_resource = NULL"
+                    + " WHERE l.label_value LIKE '%callswrong%'");
+            heartbeat(host);
         }
     }
 
@@ -93,18 +123,18 @@ class CallsTest {
     }
 
     /** What an ECM tells Linkis of its health and load is known in the service, under the second in which it came. */
-    private void heartbeat() throws Exception {
+    private void heartbeat(String host) throws Exception {
         execute("INSERT INTO linkis_cg_manager_service_instance_metrics (instance, instance_status, healthy_status, overload, update_time)"
-                + " VALUES ('" + HOST + "', 5, '{\"nodeHealthy\":\"Healthy\"}', '{}', NOW() - INTERVAL 1 MINUTE)");
-        for (int tries = 0; host().getHealth() != Health.HEALTH_WARN; tries++) {
-            assertTrue(tries < 300, () -> host().toString());
+                + " VALUES ('" + host + "', 5, '{\"nodeHealthy\":\"Healthy\"}', '{}', NOW() - INTERVAL 1 MINUTE)");
+        for (int tries = 0; host(host).getHealth() != Health.HEALTH_WARN; tries++) {
+            assertTrue(tries < 300, () -> host(host).toString());
             // A heartbeat that was there before its manager began is no sign of life: another has to come.
             execute("UPDATE linkis_cg_manager_service_instance_metrics SET update_time = NOW(), healthy_status = '{\"nodeHealthy\":\"WARN\"}',"
-                    + " overload = '{\"maxMemory\":100,\"usedMemory\":25,\"systemCPUUsed\":0.5}' WHERE instance = '" + HOST + "'");
+                    + " overload = '{\"maxMemory\":100,\"usedMemory\":25,\"systemCPUUsed\":0.5}'");
             Thread.sleep(100);
         }
-        assertEquals(25, host().getLoad().getMemoryUsed(), host().toString());
-        assertEquals(500, host().getLoad().getCpuPermille(), host().toString());
+        assertEquals(25, host(host).getLoad().getMemoryUsed(), host(host).toString());
+        assertEquals(500, host(host).getLoad().getCpuPermille(), host(host).toString());
     }
 
     /** What Linkis locks is held in the service, until it unlocks it. */
@@ -140,8 +170,8 @@ class CallsTest {
         assertEquals(List.of(), Books.tickets(client, HOST));
     }
 
-    private EmResource host() {
-        EmInstance em = EmInstance.newBuilder().setApplicationName(Manager.ECM).setInstance(HOST).build();
+    private EmResource host(String host) {
+        EmInstance em = EmInstance.newBuilder().setApplicationName(Manager.ECM).setInstance(host).build();
         return client.call(UsageServiceGrpc.getGetEmMethod(), GetEmRequest.newBuilder().setEm(em).build()).getEm();
     }
 

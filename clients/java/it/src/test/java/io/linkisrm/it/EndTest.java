@@ -14,6 +14,7 @@ import java.util.Map;
 import javax.sql.DataSource;
 import linkis.rm.v1.AdminServiceGrpc;
 import linkis.rm.v1.ForceReleaseRequest;
+import org.apache.linkis.common.exception.LinkisRetryException;
 import org.apache.linkis.manager.am.manager.DefaultEngineNodeManager;
 import org.apache.linkis.manager.common.entity.resource.ResourceType;
 import org.apache.linkis.manager.label.entity.Label;
@@ -50,6 +51,29 @@ class EndTest {
                 Thread.sleep(100);
             }
             assertNull(node(manager), "the engine is cleared");
+        }
+    }
+
+    /** Linkis tries again under another id, and knows nothing of the first. */
+    @Test
+    void a_grant_whose_answer_is_lost_is_given_back() throws Exception {
+        String host = "endlost1:9102";
+        MariaDb database = MariaDb.get();
+        database.create("lost");
+        Configuration.use();
+        try (LinkisRmClient client = Server.shared().client(); DeafProxy proxy = new DeafProxy(Server.shared().address());
+                Manager manager = new Manager(
+                        database.source("lost"), Map.of("linkis.rm.address", proxy.address(), "linkis.rm.timeout", "2s"))) {
+            manager.register(host, LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0));
+            List<Label<?>> labels = Manager.labels(host, "endlost", "hive", "3.1.3");
+            proxy.deafen();
+            assertThrows(LinkisRetryException.class, () -> manager.request(labels, LifeTest.driver(1, 1, 1), ResourceType.LoadInstance));
+            assertEquals(1, Books.tickets(client, host).size(), "it was granted, and nobody heard of it");
+            proxy.hear();
+            for (int tries = 0; tries < 300 && !Books.tickets(client, host).isEmpty(); tries++) {
+                Thread.sleep(100);
+            }
+            assertEquals(List.of(), Books.tickets(client, host));
         }
     }
 

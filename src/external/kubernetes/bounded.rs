@@ -1,0 +1,169 @@
+//! What an answer may make of the memory, whatever stands in it: a list is looked at as it comes, and what is in lists of it ends where
+//! Kubernetes's own do. A few bytes of JSON would be a hundred of what they are read into.
+
+use std::{collections::BTreeMap, fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+
+use super::{ParseError, answer::Listed, quantity::Quantity};
+
+/// How many parts an object's lists and maps may have: an object has 1.5 MB at most, and containers and quotas some hundred bytes each.
+pub(super) const PARTS_MAX: usize = 10_000;
+
+/// What is kept of a list, or why nothing is.
+pub(super) struct Items<T: Listed>(pub Result<Vec<T::Kept>, ParseError>);
+
+impl<'de, T: Listed> Deserialize<'de> for Items<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ItemsVisitor(PhantomData))
+    }
+}
+
+struct ItemsVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Listed> Visitor<'de> for ItemsVisitor<T> {
+    type Value = Items<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Items<T>, A::Error> {
+        let mut kept = Vec::new();
+        while let Some(item) = seq.next_element::<T>()? {
+            let error = match item.keep() {
+                Ok(None) => continue,
+                Ok(Some(item)) if kept.len() < T::MOST => {
+                    kept.push(item);
+                    continue;
+                }
+                Ok(Some(_)) => ParseError::TooMany { most: T::MOST, what: T::NAME },
+                Err(error) => error,
+            };
+            drop(kept);
+            // Of the rest it is only looked whether it is JSON.
+            while seq.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(Items(Err(error)));
+        }
+        Ok(Items(Ok(kept)))
+    }
+}
+
+/// A list of [`PARTS_MAX`] parts at most.
+pub(super) struct Few<T>(pub Vec<T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(FewVisitor(PhantomData))
+    }
+}
+
+struct FewVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for FewVisitor<T> {
+    type Value = Few<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {PARTS_MAX} parts")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Few<T>, A::Error> {
+        let mut parts = Vec::new();
+        while let Some(part) = seq.next_element()? {
+            if parts.len() >= PARTS_MAX {
+                return Err(A::Error::invalid_length(parts.len() + 1, &self));
+            }
+            parts.push(part);
+        }
+        Ok(Few(parts))
+    }
+}
+
+/// Amounts by name, [`PARTS_MAX`] at most.
+#[derive(Default)]
+pub(super) struct Named(pub BTreeMap<String, Amount>);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(NamedVisitor)
+    }
+}
+
+struct NamedVisitor;
+
+impl<'de> Visitor<'de> for NamedVisitor {
+    type Value = Named;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at most {PARTS_MAX} amounts by name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Named, A::Error> {
+        let mut named = BTreeMap::new();
+        while let Some((name, amount)) = map.next_entry()? {
+            if named.len() >= PARTS_MAX {
+                return Err(A::Error::invalid_length(named.len() + 1, &self));
+            }
+            named.insert(name, amount);
+        }
+        Ok(Named(named))
+    }
+}
+
+/// An amount, as a text or a number, if it is one: what else stands there is not kept, however much it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Amount(pub Option<Quantity>);
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AmountVisitor)
+    }
+}
+
+struct AmountVisitor;
+
+impl<'de> Visitor<'de> for AmountVisitor {
+    type Value = Amount;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an amount")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {
+        Ok(Amount(Quantity::parse(text)))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Amount, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Amount, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Amount, E> {
+        // As JSON writes it, which is with an exponent where it is large.
+        self.visit_str(&serde_json::Number::from_f64(number).map(|number| number.to_string()).unwrap_or_default())
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Amount, E> {
+        Ok(Amount(None))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Amount, E> {
+        Ok(Amount(None))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Amount, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Amount(None))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Amount, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Amount(None))
+    }
+}
