@@ -330,6 +330,10 @@ async fn whatever_may_pile_up_is_told() {
         "process_resident_memory_bytes",
     ];
     let (_database, instance) = start().await;
+    // Of a task is told what it has done: who is asked first names no task that the answer does not have yet.
+    let tasks = async || instance.client.tasks().await.unwrap().tasks;
+    eventually("tasks are told", LONG, async || tasks().await.len() >= 8).await;
+    let tasks = tasks().await;
     let seen = series(instance.http).await;
     let told = |series: &str| assert!(seen.contains(series), "{series} is not among {seen:#?}");
     FAMILIES.into_iter().for_each(told);
@@ -339,10 +343,7 @@ async fn whatever_may_pile_up_is_told() {
     for state in ["used", "idle"] {
         told(&format!("linkis_rm_database_pool_connections{{state=\"{state}\"}}"));
     }
-    // These are told as soon as each has done a step.
-    let tasks = async || instance.client.tasks().await.unwrap().tasks;
-    eventually("tasks are told", LONG, async || tasks().await.len() >= 8).await;
-    for task in tasks().await {
+    for task in tasks {
         for of_task in ["task_lag_seconds", "task_steps_total", "task_errors_total", "task_last_run_timestamp_seconds"]
         {
             told(&format!("linkis_rm_{of_task}{{task=\"{}\"}}", task.task));
