@@ -327,7 +327,12 @@ impl Arguments {
         let config = || {
             let listen = listen?;
             Some(Config {
-                security: security(tls?, self.jwt_config.filter(|path| is_set(path)), &listen, self.insecure),
+                security: security(
+                    tls?,
+                    self.jwt_config.filter(|path| is_set(path)),
+                    (&listen, http_listen.as_ref()?.as_deref()),
+                    self.insecure,
+                ),
                 migrates: !self.no_migrate,
                 listen,
                 http_listen: http_listen?,
@@ -436,14 +441,22 @@ impl Arguments {
 }
 
 /// Everybody may do everything only where nobody else comes, or on purpose; and never if certificates or JWTs tell who calls.
-fn security(tls: Option<tls::Files>, jwt: Option<PathBuf>, listen: &Listen, insecure: bool) -> Security {
+fn security(
+    tls: Option<tls::Files>,
+    jwt: Option<PathBuf>,
+    (listen, http_listen): (&Listen, Option<&[SocketAddr]>),
+    insecure: bool,
+) -> Security {
     let has_client_ca = tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-    let is_here = match listen {
-        Listen::Tcp(addresses) => addresses.iter().all(|address| address.ip().is_loopback()),
-        // Its rights say who may call.
-        Listen::Unix(_) => true,
+    let are_here = |addresses: &[SocketAddr]| addresses.iter().all(|address| address.ip().is_loopback());
+    let (is_here, is_http_as_open) = match listen {
+        Listen::Tcp(addresses) => (are_here(addresses), true),
+        // Its rights say who may call; who may come to the page, they do not.
+        Listen::Unix(_) => (true, insecure),
     };
-    Security { is_open: !has_client_ca && jwt.is_none() && (insecure || is_here), tls, jwt }
+    let is_here = is_here && http_listen.is_none_or(are_here);
+    let is_open = !has_client_ca && jwt.is_none() && (insecure || is_here);
+    Security { is_open, is_page_open: is_open && is_http_as_open, tls, jwt }
 }
 
 #[cfg(test)]

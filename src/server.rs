@@ -104,11 +104,13 @@ pub struct Security {
     pub jwt: Option<PathBuf>,
     /// Whether everybody may do everything, as long as no token was ever made.
     pub is_open: bool,
+    /// Whether everybody who comes to the page is one of these.
+    pub is_page_open: bool,
 }
 
 impl Security {
     /// Nothing: for one machine, or a program of its own.
-    pub const OPEN: Self = Self { tls: None, jwt: None, is_open: true };
+    pub const OPEN: Self = Self { tls: None, jwt: None, is_open: true, is_page_open: true };
 }
 
 /// How an instance is protected, for people.
@@ -333,14 +335,15 @@ impl Server {
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();
 
-        let identity = Arc::new(Identity::new(tokens, jwt, options.security.is_open, metrics.clone()));
-        let calls = Calls::new(routes, edge.clone(), identity.clone());
+        let known_by = |is_open| Arc::new(Identity::new(tokens.clone(), jwt.clone(), is_open, metrics.clone()));
+        let calls = Calls::new(routes, edge.clone(), known_by(options.security.is_open));
+        let identity = known_by(options.security.is_page_open);
         let observe = Observe::new(metrics.clone());
         let (history, schema) = (History::default(), Arc::new(Schema::new()?));
         let sources = Sources::new(overviews.clone(), metrics, instance_id);
         tasks.spawn(history.clone().keep(sources, stopping.clone()));
         let page = page.open(Site {
-            calls: observe.layer(calls.clone()),
+            calls: observe.layer(calls.known_by(identity.clone())),
             edge: edge.clone(),
             identity,
             pictures: Pictures::new(schema.clone()),

@@ -209,10 +209,18 @@ fn everybody_may_do_everything_only_where_nobody_else_comes_or_on_purpose() {
         ([&world[..], &tls, &insecure].concat(), true),
         (mutual.to_vec(), false),
         ([&world[..], &mutual, &insecure].concat(), false),
+        ([&tls[..], &["--http-listen", "0.0.0.0:2"]].concat(), false),
         (vec!["--jwt-config", "j"], false),
         ([&world[..], &insecure, &["--jwt-config", "j"]].concat(), false),
     ] {
-        assert_eq!(check(&arguments).unwrap().security.is_open, is_open, "{arguments:?}");
+        let security = check(&arguments).unwrap().security;
+        assert_eq!((security.is_open, security.is_page_open), (is_open, is_open), "{arguments:?}");
+    }
+    // Who may open the file may call; who comes to the page need not be one of these.
+    let socket = ["--listen", "unix:/run/rm.sock"];
+    for (arguments, is_page_open) in [(socket.to_vec(), false), ([&socket[..], &insecure].concat(), true)] {
+        let security = check(&arguments).unwrap().security;
+        assert_eq!((security.is_open, security.is_page_open), (true, is_page_open), "{arguments:?}");
     }
     for (wrong, told) in [
         (vec!["--tls-cert", "c"], "--tls-key"),

@@ -241,6 +241,12 @@ async fn a_cookie_is_for_this_page_alone() {
     assert_eq!(get(rm.http, "/api/v1/session", "").await.json()["signed_in"], false);
 
     assert_eq!(sign_in(rm.http, &viewer, "Sec-Fetch-Site: cross-site\r\n").await.status, 403);
+    // Without encryption, and from elsewhere, browsers tell the origin alone.
+    assert_eq!(sign_in(rm.http, &viewer, "Origin: http://test\r\n").await.status, 204);
+    for other in ["http://test:8080", "https://evil.example", "null"] {
+        let refused = sign_in(rm.http, &viewer, &format!("Origin: {other}\r\n")).await;
+        assert_eq!((refused.status, refused.headers.get("set-cookie")), (403, None), "{other}");
+    }
     assert_eq!(sign_in(rm.http, &ecm, "").await.status, 403, "who may not look");
     for wrong in ["", "lrm_nothing", "a%0d%0ab", "a%3Bb", &"a".repeat(4001)] {
         let refused = sign_in(rm.http, wrong, "").await;

@@ -77,9 +77,17 @@ async fn run(
         },
     };
     drop(site);
-    if send(&tell, end, LAST_WORD_MAX).await.is_none() {
-        visit.cut_off();
+    if send(&tell, end, LAST_WORD_MAX).await.is_some() {
+        drop(tell);
+        if stopping.is_cancelled() {
+            // All connections end.
+            return;
+        }
+        // What is taken may still have to be sent.
+        tokio::time::sleep(LAST_WORD_MAX).await;
     }
+    // Nobody counts the connection from here on: one that is not read would stay for ever.
+    visit.cut_off();
 }
 
 fn event(kind: &str, json: &str) -> String {

@@ -43,7 +43,7 @@ pub struct Calls(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    routes: Routes<Received>,
+    routes: Arc<Routes<Received>>,
     edge: Arc<Edge>,
     door: Door,
 }
@@ -63,12 +63,18 @@ const HEALTH: &str = "/grpc.health.v1.Health/";
 impl Calls {
     /// In front of `routes`, for those whom `identity` lets in.
     pub fn new(routes: Routes<Received>, edge: Arc<Edge>, identity: Arc<Identity>) -> Self {
-        Self(Arc::new(Shared { routes, edge, door: Door::Open(identity) }))
+        Self(Arc::new(Shared { routes: Arc::new(routes), edge, door: Door::Open(identity) }))
+    }
+
+    /// The same, for those whom another `identity` lets in.
+    pub fn known_by(&self, identity: Arc<Identity>) -> Self {
+        let Shared { routes, edge, .. } = &*self.0;
+        Self(Arc::new(Shared { routes: routes.clone(), edge: edge.clone(), door: Door::Open(identity) }))
     }
 
     /// In front of `routes`, which serve health; other calls are answered with `error`.
     pub fn closed(routes: Routes<Received>, edge: Arc<Edge>, error: Error) -> Self {
-        Self(Arc::new(Shared { routes, edge, door: Door::Closed(error) }))
+        Self(Arc::new(Shared { routes: Arc::new(routes), edge, door: Door::Closed(error) }))
     }
 }
 
