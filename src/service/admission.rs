@@ -4,7 +4,7 @@
 //! What was last seen of an EM decides only the way a request takes: if it fitted then, it goes straight to the committer, which
 //! decides; if not, or if nothing was seen yet, a fresh look comes first. No answer is ever given from what was seen before.
 //!
-//! - `cache`: what this instance has last seen; `survey`: what EMs are chosen by, brought up to date; `held`: those that somebody holds;
+//! - `cache`: what this instance has last seen; `survey`: what EMs are chosen by, brought up to date;
 //! - `look`: the fresh look, for many requests at a time.
 
 use std::{
@@ -36,7 +36,6 @@ use crate::{
 };
 
 mod cache;
-mod held;
 mod look;
 mod survey;
 
@@ -101,27 +100,22 @@ impl Admission {
     /// The best EM on which the request fitted when it was last seen, but for those in `except` and those that somebody holds; what it
     /// takes there is counted as taken, until the EM is seen anew or [`Admission::settle`]d.
     pub fn choose(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
-        let except = self.seen.held().and(except);
-        self.seen.choose(|view, policies| view.choose(ask, policies, &except))
+        self.seen.choose(|view, policies| view.choose(ask, policies, except))
     }
 
     /// The same, without counting anything as taken.
     pub fn best(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
-        let except = self.seen.held().and(except);
-        self.seen.choose(|view, policies| view.best(ask, policies, &except))
+        self.seen.choose(|view, policies| view.best(ask, policies, except))
     }
 
-    /// The same, whoever holds it; `None` if nobody is known to hold any.
-    pub fn best_even_held(&self, ask: &RequestSpec) -> Option<EmInstance> {
-        if !self.seen.held().is_any() {
-            return None;
-        }
-        self.seen.choose(|view, policies| view.best(ask, policies, &[]))
+    /// The same among those that somebody is known to hold.
+    pub fn best_held(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
+        self.seen.choose(|view, policies| view.best_held(ask, policies, except))
     }
 
     /// Whether somebody is known to hold an EM.
     pub fn is_held(&self, em: &EmInstance) -> bool {
-        self.seen.held().contains(em)
+        self.seen.choose(|view, _| view.is_held(em))
     }
 
     /// The EM has not granted what it was chosen for.
@@ -129,15 +123,10 @@ impl Admission {
         self.seen.choose(|view, _| view.settle(em));
     }
 
-    /// The EM that tells best why the request fits nowhere.
+    /// The EM that tells best why the request fits nowhere, and where it may stand in line: one that somebody holds only where no other is
+    /// such.
     pub fn closest(&self, ask: &RequestSpec) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.closest(ask, policies))
-    }
-
-    /// Where the request may stand in line: on the closest that nobody holds, or on the closest.
-    pub fn home(&self, ask: &RequestSpec) -> Option<EmInstance> {
-        let held = self.seen.held().and(&[]);
-        self.seen.choose(|view, policies| view.home(ask, policies, &held))
     }
 
     /// Why no EM can be chosen for the request.

@@ -50,6 +50,16 @@ pub struct Deadlines {
     pub line: Option<Instant>,
 }
 
+impl Deadlines {
+    /// Whether somebody who was answered so has something to wait for in line: it may fit some day, or is only held where any EM will do.
+    fn leave_hope(self, any_em: bool, answer: &Result<Outcome, Error>) -> bool {
+        match answer {
+            Ok(Outcome::Refused(refusal)) => !refusal.never_fits,
+            answer => any_em && self.line.is_some() && Patience::elsewhere(self.locks).turned_away(answer),
+        }
+    }
+}
+
 impl RequestResourceService {
     /// On top of the admission, the committer and the waiting line of this instance; tells `refusals` who was refused.
     pub fn new(
@@ -109,15 +119,18 @@ impl RequestResourceService {
     ) -> Result<(Outcome, usize), Error> {
         let (mut may_fit, mut first) = (Vec::new(), None);
         for (number, ask) in asks.into_iter().enumerate() {
-            let at_once = Deadlines { line: None, ..deadlines };
-            match self.judge(em.clone(), ask.clone(), (&[], &mut None), at_once, ()).await? {
-                Outcome::Refused(refusal) => {
-                    if !refusal.never_fits {
-                        may_fit.push((number, ask));
-                    }
-                    first.get_or_insert((Outcome::Refused(refusal), number));
+            let answer = self.judge_at_once(em.as_ref(), &ask, deadlines).await;
+            let fits_some_day = deadlines.leave_hope(em.is_none(), &answer);
+            if fits_some_day {
+                may_fit.push((number, ask));
+            }
+            match answer {
+                Ok(refused @ Outcome::Refused(_)) => {
+                    first.get_or_insert((refused, number));
                 }
-                answer => return Ok((answer, number)),
+                // Whatever it would fit on is held.
+                Err(_) if fits_some_day => {}
+                answer => return Ok((answer?, number)),
             }
         }
         let mut may_fit = may_fit.into_iter();
@@ -153,19 +166,25 @@ impl RequestResourceService {
                 return traces::within("line", Box::pin(self.wait(request, others, caller))).await;
             }
         }
-        let answer = match &em {
-            Some(em) => self.request_on(request(em.clone(), &ask), deadlines.locks.into()).await,
-            None => self.choose(&ask, deadlines).await,
-        };
-        let may_fit = match &answer {
-            Ok(Outcome::Refused(refusal)) => !refusal.never_fits,
-            answer => any_em && Patience::elsewhere(deadlines.locks).turned_away(answer),
-        };
-        let Some(until) = deadlines.line.filter(|_| may_fit) else { return answer };
-        let em = em.or_else(|| self.admission.home(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
+        let answer = self.judge_at_once(em.as_ref(), &ask, deadlines).await;
+        let Some(until) = deadlines.line.filter(|_| deadlines.leave_hope(any_em, &answer)) else { return answer };
+        let em = em.or_else(|| self.admission.closest(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
         let caller = self.line.enter(any_em, &ask, until)?;
         drop(active);
         traces::within("line", Box::pin(self.wait(request(em, &ask), others, caller))).await
+    }
+
+    /// What it is answered before it stands in line.
+    async fn judge_at_once(
+        &self,
+        em: Option<&EmInstance>,
+        ask: &Arc<RequestSpec>,
+        deadlines: Deadlines,
+    ) -> Result<Outcome, Error> {
+        match em {
+            Some(em) => self.request_on(request(em.clone(), ask), deadlines.locks.into()).await,
+            None => self.choose(ask, deadlines).await,
+        }
     }
 
     /// What the first of `asks` that fits would be answered now, or the first of all, on which EM, how much there is room for there, and
@@ -199,7 +218,7 @@ impl RequestResourceService {
                 self.admission.survey(deadline).await?;
                 self.admission
                     .best(&ask, &[])
-                    .or_else(|| self.admission.best_even_held(&ask))
+                    .or_else(|| self.admission.best_held(&ask, &[]))
                     .or_else(|| self.admission.closest(&ask))
                     .ok_or_else(|| self.admission.none_for(&ask))?
             }
@@ -230,47 +249,50 @@ impl RequestResourceService {
     }
 
     /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
-    /// none but those that somebody holds, it waits for one of these, unless it may stand in line instead. If it fits on none at all, the
-    /// one that comes closest says why.
+    /// none but those that somebody holds, it waits for one of these, until there is another or its time is over, unless it may stand in line
+    /// instead. If it fits on none at all, the one that comes closest says why.
     async fn choose(&self, ask: &Arc<RequestSpec>, deadlines: Deadlines) -> Result<Outcome, Error> {
         let Deadlines { locks: deadline, line } = deadlines;
         self.admission.survey_beside(deadline).await?;
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
         }
-        self.admission.survey(deadline).await?;
-        if let Some(answer) = self.try_some(ask, deadline).await {
-            return answer;
-        }
-        let patience = Patience { until: deadline, may_go: line.is_some() };
-        if line.is_none()
-            && let Some(em) = self.admission.best_even_held(ask)
-        {
-            let answer = self.request_on(request(em, ask), patience).await;
-            if !may_do_elsewhere(&answer, patience) {
+        let (mut drained, mut in_vain) = (0, Vec::new());
+        loop {
+            self.admission.survey(deadline).await?;
+            if let Some(answer) = self.try_some(ask, deadline).await {
                 return answer;
             }
-        }
-        let mut tries = 0;
-        loop {
-            let em = self.admission.closest(ask).ok_or_else(|| self.admission.none_for(ask))?;
-            tries += 1;
-            match self.request_on(request(em, ask), patience).await {
+            let may_wait_for_holder = line.is_none() && in_vain.len() < CANDIDATES_MAX;
+            let held = if may_wait_for_holder { self.admission.best_held(ask, &in_vain) } else { None };
+            let em = held.clone().or_else(|| self.admission.closest(ask));
+            let em = em.ok_or_else(|| self.admission.none_for(ask))?;
+            let patience = match line {
+                None => Patience::for_a_moment(deadline),
+                Some(_) => Patience::elsewhere(deadline),
+            };
+            match (self.request_on(request(em, ask), patience).await, held) {
                 // Drained since it was seen: it is not the closest any more, and nobody has named it.
-                Err(Error::Rejected(rejection)) if rejection.is_draining() && tries < CANDIDATES_MAX => {}
-                Err(Error::Rejected(rejection)) if rejection.is_draining() => {
-                    return Err(self.admission.none_for(ask).into());
+                (Err(Error::Rejected(rejection)), None) if rejection.is_draining() => {
+                    drained += 1;
+                    if drained == CANDIDATES_MAX {
+                        return Err(self.admission.none_for(ask).into());
+                    }
                 }
-                answer => return answer,
+                // There may be room on another by now.
+                (answer, _) if line.is_none() && patience.turned_away(&answer) => {}
+                (answer, Some(held)) if may_do_elsewhere(&answer, patience) => in_vain.push(held),
+                (answer, _) => return answer,
             }
         }
     }
 
-    /// What the first of some EMs answers on which it fits.
+    /// What the first of some EMs answers on which it fits. Those that turn out to be held do not count: there may be many, and nobody else
+    /// is sent there.
     async fn try_some(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Option<Result<Outcome, Error>> {
-        let (mut tried, patience) = (Vec::new(), Patience::elsewhere(deadline));
-        while tried.len() < CANDIDATES_MAX {
-            let em = self.admission.choose(ask, &tried)?;
+        let (mut tried, mut full) = (Vec::new(), 0);
+        while full < CANDIDATES_MAX {
+            let (em, patience) = (self.admission.choose(ask, &tried)?, Patience::elsewhere(deadline));
             let answer = self.request_on(request(em.clone(), ask), patience).await;
             if !matches!(answer, Ok(Outcome::Granted(_))) {
                 self.admission.settle(&em);
@@ -278,6 +300,7 @@ impl RequestResourceService {
             if !may_do_elsewhere(&answer, patience) {
                 return Some(answer);
             }
+            full += usize::from(!patience.turned_away(&answer));
             tried.push(em);
         }
         None
@@ -313,10 +336,15 @@ impl RequestResourceService {
         loop {
             let (other, mut again) = (next.other.take(), None);
             let ask = other.and_then(|other| others.get(other)).unwrap_or(&request.ask).clone();
-            // Whoever names no EM waits for no holder, unless whatever he tries to stand on is held.
             let (until, stands) = (caller.until(), !caller.spots().is_empty());
-            let may_go = caller.any_em() && (stands || turned_away < CANDIDATES_MAX);
-            let patience = Patience { until, may_go };
+            let patience = match caller.any_em() {
+                false => until.into(),
+                // Whoever names no EM waits for no holder, unless he stands nowhere, and all that he may stand on are held.
+                true if !stands && turned_away > 0 && self.admission.is_held(&request.em) => {
+                    Patience::for_a_moment(until)
+                }
+                true => Patience::elsewhere(until),
+            };
             match self.try_in_line(&request, ask, next.elsewhere.take(), (&mut *caller, patience)).await {
                 Ok(Outcome::Waiting(waiting)) => {
                     if let Some(wake) = next.woken_by.take() {
@@ -360,9 +388,9 @@ impl RequestResourceService {
                 }
                 answer if patience.turned_away(&answer) => {
                     turned_away += 1;
-                    match self.other_home(&request, caller).await? {
-                        Some(em) => request.em = em,
-                        None => turned_away = CANDIDATES_MAX,
+                    let other = self.other_home(&request, caller).await?;
+                    if let Some(em) = self.admission.best(&request.ask, &[]).or(other) {
+                        request.em = em;
                     }
                     continue;
                 }
@@ -413,7 +441,7 @@ impl RequestResourceService {
             return Ok(None);
         }
         self.admission.survey(caller.until()).await?;
-        Ok(self.admission.home(&request.ask).filter(|em| *em != request.em))
+        Ok(self.admission.closest(&request.ask).filter(|em| *em != request.em))
     }
 
     /// Waits until the request may fit, or has to stand elsewhere in line; `None` when the caller's time is up. Who was woken and is to look
@@ -519,13 +547,15 @@ impl RequestResourceService {
         if caller.any_em() {
             self.admission.survey_beside(caller.until()).await?;
             let mut tried = Vec::new();
+            // Counted as taken there, so that of many who are woken at once not all go to the same.
             while tried.len() < CANDIDATES_MAX
-                && let Some(em) = self.admission.best(&request.ask, &tried)
+                && let Some(em) = self.admission.choose(&request.ask, &tried)
             {
                 let there = Request { em: em.clone(), ..request.clone() };
                 if matches!(self.admission.look(there, caller.until()).await, Ok(Verdict::Fits)) {
                     return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
+                self.admission.settle(&em);
                 tried.push(em);
             }
             if self.admission.is_held(&request.em) {

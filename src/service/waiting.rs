@@ -128,6 +128,14 @@ impl WaitingLine {
         }
     }
 
+    /// EMs that somebody held are free: there may be room there for those for whom any EM will do.
+    pub fn held_no_more(&self) {
+        let mut index = self.index();
+        if index.callers > 0 {
+            index.wake_anywhere();
+        }
+    }
+
     /// A caller that is going to wait until `until`.
     ///
     /// # Errors

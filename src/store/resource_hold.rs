@@ -1,6 +1,8 @@
 //! Holds: committed rows of `linkis_resource_lock`. One that was taken by a call has a time at which it ends: from then on it does not
 //! count, and whoever needs its key removes the row; where nobody does, a task does.
 
+use std::collections::BTreeSet;
+
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
@@ -13,7 +15,11 @@ use crate::domain::{
     resource::{Resource, ResourceType},
 };
 
-use super::{StoreError, expect_rows, resource_lock::KeyColumns, rows::Table};
+use super::{
+    StoreError, expect_rows,
+    resource_lock::{Columns, KeyColumns},
+    rows::Table,
+};
 
 const TABLE: Table = Table("linkis_resource_lock");
 
@@ -32,6 +38,14 @@ struct HoldRow {
     hold_until: Option<OffsetDateTime>,
 }
 
+/// The key of a row.
+fn key_of(scope: &str, user: &str, (application_name, instance): (&str, &str)) -> Result<LockKey, StoreError> {
+    Ok(match scope {
+        "user" => LockKey::User(TABLE.name("user", user)?),
+        _ => LockKey::Em(TABLE.em(application_name, instance)?),
+    })
+}
+
 impl HoldRow {
     fn taken(&self) -> Result<Option<TakenHold>, StoreError> {
         let (Some(reason), Some(by)) = (&self.reason, &self.held_by) else { return Ok(None) };
@@ -45,10 +59,7 @@ impl TryFrom<HoldRow> for Hold {
     type Error = StoreError;
 
     fn try_from(row: HoldRow) -> Result<Self, StoreError> {
-        let key = match row.scope.as_str() {
-            "user" => LockKey::User(TABLE.name("user", &row.user)?),
-            _ => LockKey::Em(TABLE.em(&row.em_application_name, &row.em_instance)?),
-        };
+        let key = key_of(&row.scope, &row.user, (&row.em_application_name, &row.em_instance))?;
         Ok(Self { key, taken: row.taken()? })
     }
 }
@@ -187,6 +198,35 @@ pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option
     .fetch_optional(executor)
     .await?;
     row.map(Hold::try_from).transpose()
+}
+
+/// The keys among `keys` that somebody holds, and whether that hold is over.
+pub(super) async fn among(
+    executor: impl PgExecutor<'_>,
+    keys: &BTreeSet<LockKey>,
+) -> Result<Vec<(LockKey, bool)>, StoreError> {
+    let columns = Columns::of(keys);
+    let rows: Vec<(String, String, String, String, bool)> = sqlx::query_as(
+        r#"-- resource_hold::among
+        SELECT k.*, l.is_over FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+            AS k (scope, "user", em_application_name, em_instance)
+        CROSS JOIN LATERAL (
+            SELECT coalesce(hold_until <= clock_timestamp(), false) AS is_over FROM linkis_resource_lock l
+            WHERE l.scope = k.scope AND l."user" = k."user" AND l.em_application_name = k.em_application_name
+                AND l.em_instance = k.em_instance
+            OFFSET 0) l"#,
+    )
+    .bind(columns.scope)
+    .bind(columns.user)
+    .bind(columns.em_application_name)
+    .bind(columns.em_instance)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter()
+        .map(|(scope, user, application_name, instance, is_over)| {
+            Ok((key_of(&scope, &user, (&application_name, &instance))?, is_over))
+        })
+        .collect()
 }
 
 /// Up to `limit` holds in the order of their keys, those that were put there by hand included.

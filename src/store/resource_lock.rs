@@ -91,29 +91,63 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
 /// by halving, because a statement that times out does not say which of its keys it waited for. Of very many, it finds some; the
 /// next batch finds others.
 pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<BTreeSet<LockKey>, StoreError> {
+    Ok(sift(connection, vec![keys.clone()]).await?.held.into_iter().collect())
+}
+
+/// Which of `keys` nobody holds, however many somebody does: what somebody committed is found by one read, and the others as in [`held`], from
+/// `after` on. Where transactions hold very many, it looks at some, and from the last of these on the next time.
+pub async fn free(
+    connection: &mut PgConnection,
+    mut keys: BTreeSet<LockKey>,
+    after: &mut Option<LockKey>,
+) -> Result<BTreeSet<LockKey>, StoreError> {
+    for (key, is_over) in resource_hold::among(&mut *connection, &keys).await? {
+        // One that is over holds nobody up any longer.
+        if !is_over || !resource_hold::end_over(connection, &key).await? {
+            keys.remove(&key);
+        }
+    }
+    let behind = after.take().map(|after| keys.split_off(&after)).unwrap_or_default();
+    let Sifted { free, held } = sift(connection, vec![keys, behind]).await?;
+    *after = held.last().cloned();
+    Ok(free)
+}
+
+/// What was found out of some keys.
+#[derive(Debug, Default)]
+struct Sifted {
+    free: BTreeSet<LockKey>,
+    /// As they were found.
+    held: Vec<LockKey>,
+}
+
+/// Looks which keys others hold, the last of `parts` first.
+async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) -> Result<Sifted, StoreError> {
     /// Long enough for a free key, short enough to try one after another.
     const TRY: Duration = Duration::from_millis(2);
     /// The others wait meanwhile.
     const ALL_TRIES: Duration = Duration::from_millis(150);
     let start = Instant::now();
-    let mut held = BTreeSet::new();
+    let mut sifted = Sifted::default();
     let mut transaction = connection.begin().await?;
     sqlx::query("SELECT set_config('lock_timeout', $1, true)")
         .bind(format!("{}ms", TRY.as_millis()))
         .execute(&mut *transaction)
         .await?;
-    let mut parts = vec![keys.clone()];
     while let Some(part) = parts.pop() {
-        if start.elapsed() > ALL_TRIES && !held.is_empty() {
+        if start.elapsed() > ALL_TRIES && !sifted.held.is_empty() {
             break;
+        }
+        if part.is_empty() {
+            continue;
         }
         let mut attempt = transaction.begin().await?;
         let taken = take(&mut attempt, &part).await;
         attempt.rollback().await?;
         match taken {
-            Ok(Some(_)) => {}
+            Ok(Some(_)) => sifted.free.extend(part),
             Err(error) if !error.is_lock_timeout() => return Err(error),
-            Ok(None) | Err(_) if part.len() <= 1 => held.extend(part),
+            Ok(None) | Err(_) if part.len() <= 1 => sifted.held.extend(part),
             Ok(None) | Err(_) => {
                 let mut first = part;
                 let middle = first.iter().nth(first.len() / 2).cloned();
@@ -125,19 +159,19 @@ pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
         }
     }
     transaction.rollback().await?;
-    Ok(held)
+    Ok(sifted)
 }
 
 /// The columns of many keys.
-struct Columns<'a> {
-    scope: Vec<&'static str>,
-    user: Vec<&'a str>,
-    em_application_name: Vec<&'a str>,
-    em_instance: Vec<&'a str>,
+pub(super) struct Columns<'a> {
+    pub scope: Vec<&'static str>,
+    pub user: Vec<&'a str>,
+    pub em_application_name: Vec<&'a str>,
+    pub em_instance: Vec<&'a str>,
 }
 
 impl<'a> Columns<'a> {
-    fn of(keys: &'a BTreeSet<LockKey>) -> Self {
+    pub fn of(keys: &'a BTreeSet<LockKey>) -> Self {
         let mut columns = Self { scope: vec![], user: vec![], em_application_name: vec![], em_instance: vec![] };
         for key in keys.iter().map(KeyColumns::of) {
             columns.scope.push(key.scope);

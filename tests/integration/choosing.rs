@@ -31,6 +31,8 @@ use uuid::Uuid;
 
 use crate::{harness::*, proxy::Weather};
 
+mod held;
+
 fn anywhere(user: &str, resource: Resource) -> ResourceRequest {
     ResourceRequest { em: None, ..request(&em("any"), user, resource) }
 }

@@ -13,7 +13,8 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         external::Basis,
-        operation::Grant,
+        hold::NewHold,
+        operation::{Grant, LockKey},
         resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
     },
     transport::proto::{
@@ -505,6 +506,33 @@ async fn whoever_names_several_queues_is_woken_by_room_in_any_of_them() {
     assert!(matches!(third.await.unwrap(), ResultResource::Available(_)));
     waiting(0).await;
     assert_eq!(assert_invariants(&database, &one.client).await, 5);
+}
+
+/// Of two EMs one is held, and the other full: there is a line, and a queue for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_names_several_queues_and_no_em_waits_in_line_where_somebody_holds_the_one_with_room() {
+    let queues = ["root.a", "root.b"].map(|path| (path, 20, 0, "RUNNING"));
+    let queues: Vec<QueueOf> = [("root", 100, 0, "RUNNING")].into_iter().chain(queues).collect();
+    let (database, _cluster, one, _two) = two_instances(&queues, "").await;
+    let full = em("host2");
+    one.client.register(registration(full.clone(), load(1, 1, 1))).await.unwrap();
+    let grant = one.client.request_resource(&request(&full, "hadoop", load(1, 1, 1))).await.granted();
+    // The first of its queues is full, too.
+    one.client.request_resource(&in_queue("a", 15)).await.granted();
+    let (key, duration) = (LockKey::Em(em("host1")), Duration::from_secs(600));
+    one.client.hold(&NewHold { key, duration, reason: name("books are checked") }).await.unwrap();
+    let queue_names = vec!["a".to_owned(), "b".to_owned()];
+    let call = ask_in_task(
+        &one.client,
+        ResourceRequest { em: None, wait_timeout: SOON * 3, queue_names, ..in_queue("a", 12) },
+    );
+    let waits = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("it waits in line", SOON, async || database.count(waits).await == 1).await;
+    one.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    let granted = tokio::time::timeout(SOON, call).await.expect("there is room").unwrap().granted();
+    assert_eq!((granted.em, granted.queue.unwrap().path), (full, "root.b".to_owned()));
+    assert!(one.client.release_hold(&LockKey::Em(em("host1"))).await.unwrap());
+    assert_eq!(assert_invariants(&database, &one.client).await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

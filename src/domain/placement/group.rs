@@ -1,6 +1,9 @@
 //! EMs that are alike for many requests, ordered by what is free.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::Bound,
+};
 
 use crate::domain::{
     resource::{Dimension, Left, Resource},
@@ -31,7 +34,7 @@ pub(super) struct Group {
     capacity: BTreeMap<Dimension, Capacity>,
     /// The members that can be chosen.
     orders: HashMap<Order, BTreeSet<Rank>>,
-    /// What fits on no member that can be chosen, and what would not even if nothing else were granted.
+    /// What fits on no member that can be chosen and that nobody holds, and what would not on any even if nothing else were granted.
     full: Remembered,
     small: Remembered,
 }
@@ -69,6 +72,8 @@ pub(super) struct Wanted<'a> {
     /// What the EMs would count of the request.
     pub share: &'a Resource,
     pub placement: Placement,
+    /// Whether among those that somebody holds, instead of the others.
+    pub is_held: bool,
     /// Further conditions, if there are any.
     pub only: Option<&'a dyn Fn(&Host) -> bool>,
 }
@@ -130,7 +135,9 @@ impl Group {
             for (order, ranks) in &mut self.orders {
                 ranks.insert(host.rank(id, order));
             }
-            self.full.forget_what_fits(&host.left);
+            if !host.is_held {
+                self.full.forget_what_fits(&host.left);
+            }
             self.small.forget_what_fits(&host.capacity);
         }
     }
@@ -153,9 +160,15 @@ impl Group {
         dominant.map_or(Dimension::Memory, |(dimension, _)| dimension)
     }
 
-    /// The best EM with room for what is wanted, and its rank.
+    /// Whether it is remembered that a share fits on no member that can be chosen and that nobody holds.
+    #[cfg(test)]
+    pub fn is_known_to_be_full_for(&self, share: &Resource) -> bool {
+        self.full.applies_to(share)
+    }
+
+    /// The best EM with room for what is wanted, and its rank: of those that somebody holds, or of the others.
     pub fn best(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<Rank> {
-        if self.full.applies_to(wanted.share) {
+        if !wanted.is_held && self.full.applies_to(wanted.share) {
             return None;
         }
         let dimension = self.dominant(wanted.share);
@@ -169,23 +182,30 @@ impl Group {
             Placement::Spread => Vec::new(),
             Placement::Pack => self.not_asked(wanted.share),
         };
+        let is_held = wanted.is_held;
+        // Those that somebody holds stand below the others.
+        let end = if is_held { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
         let ranks = self.ranks(Order { dimension, spared }, hosts);
         let found = match wanted.placement {
-            Placement::Spread => ranks.iter().rev().take_while(|rank| rank.share >= needed).find(has_room),
+            Placement::Spread => {
+                let freest = ranks.range((Bound::Unbounded, end)).rev();
+                freest.take_while(|rank| rank.held.0 == is_held && rank.share >= needed).find(has_room)
+            }
             Placement::Pack => {
-                let without = ranks.range(Rank::lowest(false, needed)..Rank::lowest(true, 0));
-                without.chain(ranks.range(Rank::lowest(true, needed)..)).find(has_room)
+                let without = ranks.range(Rank::lowest(is_held, false, needed)..Rank::lowest(is_held, true, 0));
+                let with = ranks.range((Bound::Included(Rank::lowest(is_held, true, needed)), end));
+                without.chain(with).find(has_room)
             }
         };
         let found = found.copied();
-        if found.is_none() && wanted.only.is_none() {
+        if found.is_none() && !is_held && wanted.only.is_none() {
             self.full.insert(wanted.share);
         }
         found
     }
 
     /// The EM that tells best why there is no room: of those on which there would be if they were empty, the one with the largest free
-    /// share, and true; otherwise that of all.
+    /// share, and true; otherwise that of all. One that somebody holds only where no other is such.
     pub fn closest(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<(bool, Rank)> {
         let dimension = self.dominant(wanted.share);
         if !self.small.applies_to(wanted.share) {

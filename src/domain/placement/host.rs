@@ -23,6 +23,8 @@ pub(super) struct Host {
     pub capacity: Left,
     /// What was proposed to requests that have not been answered yet, and in which survey it was last.
     assumed: Option<(Resource, u64)>,
+    /// Whether somebody holds it.
+    pub is_held: bool,
     /// When it was chosen or seen last, among all times that any EM was.
     touched: u64,
     /// The survey that saw it last.
@@ -38,11 +40,12 @@ pub(super) struct Order {
     pub spared: Vec<Dimension>,
 }
 
-/// Where an EM stands among others: the greatest has something left of what is spared, if anything is, and the largest free share of a
-/// dimension; of equal ones, its host is the least busy in tenths, where one that does not tell counts as idle; of these, it was touched the
-/// longest ago.
+/// Where an EM stands among others: the greatest is held by nobody, has something left of what is spared, if anything is, and the largest free
+/// share of a dimension; of equal ones, its host is the least busy in tenths, where one that does not tell counts as idle; of these, it was
+/// touched the longest ago.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
+    pub held: Reverse<bool>,
     pub spare: bool,
     pub share: u64,
     busy: Reverse<u8>,
@@ -51,9 +54,16 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    /// In front of all with this share.
-    pub fn lowest(spare: bool, share: u64) -> Self {
-        Self { spare, share, busy: Reverse(u8::MAX), touched: Reverse(u64::MAX), host: HostId(0) }
+    /// In front of all with this share, held or not.
+    pub fn lowest(is_held: bool, spare: bool, share: u64) -> Self {
+        Self {
+            held: Reverse(is_held),
+            spare,
+            share,
+            busy: Reverse(u8::MAX),
+            touched: Reverse(u64::MAX),
+            host: HostId(0),
+        }
     }
 }
 
@@ -74,7 +84,17 @@ impl Host {
     pub fn new(em: Em, condition: Condition, touched: u64, surveyed: u64) -> Result<Self, ResourceError> {
         let nothing = em.total.zero_like();
         let capacity = Resource::left(&em.total, &em.protected, &nothing, &nothing)?;
-        Ok(Self { left: em.left()?, capacity, em, condition, reported: 0, assumed: None, touched, surveyed })
+        Ok(Self {
+            left: em.left()?,
+            capacity,
+            em,
+            condition,
+            reported: 0,
+            assumed: None,
+            is_held: false,
+            touched,
+            surveyed,
+        })
     }
 
     /// Sees it anew: it is like it was, as [`Host::is_like`] tells.
@@ -108,6 +128,7 @@ impl Host {
 
     pub fn rank(&self, host: HostId, order: &Order) -> Rank {
         Rank {
+            held: Reverse(self.is_held),
             spare: order.spared.iter().any(|dimension| self.left.get(dimension) > 0),
             share: share_of(self.left.get(&order.dimension), self.capacity.get(&order.dimension)),
             busy: Reverse(self.condition.busy),

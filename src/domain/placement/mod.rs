@@ -54,6 +54,8 @@ pub struct View {
     labelled: HashMap<Label, HashSet<HostId>>,
     /// Common labels that have groups of their own.
     common: Common,
+    /// Those that somebody holds, also where they are not among the others.
+    held: HashSet<EmInstance>,
     /// Counts how often any EM was touched.
     touches: u64,
     /// Has those that nobody has touched yet stand in another order in each view.
@@ -148,6 +150,20 @@ impl View {
         }
     }
 
+    /// Somebody holds an EM, or does no more: as long as it is held, it is chosen by nobody but who asks for one that is.
+    pub fn note_held(&mut self, em: &EmInstance, is_held: bool) {
+        match is_held {
+            true => self.held.insert(em.clone()),
+            false => self.held.remove(em),
+        };
+        self.change(em, |host| host.is_held = is_held);
+    }
+
+    /// Whether somebody holds an EM.
+    pub fn is_held(&self, em: &EmInstance) -> bool {
+        self.held.contains(em)
+    }
+
     /// An EM has gone.
     pub fn remove(&mut self, em: &EmInstance) {
         let Some(id) = self.hosts.id(em) else { return };
@@ -218,10 +234,10 @@ impl View {
         gone.iter().for_each(|em| self.remove(em));
     }
 
-    /// The best EM on which the request fits, but for those in `except`; of those whose labels it prefers the most, where it prefers
-    /// any. What it takes there counts as taken, until the EM is seen anew or [`View::settle`]d.
+    /// The best EM on which the request fits, but for those in `except` and those that somebody holds; of those whose labels it prefers the
+    /// most, where it prefers any. What it takes there counts as taken, until the EM is seen anew or [`View::settle`]d.
     pub fn choose(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
-        let (em, share) = self.find(ask, policies, except)?;
+        let (em, share) = self.find(ask, policies, except, false)?;
         let (touched, survey) = (self.touch(), self.survey);
         self.change(&em, |host| host.assume(&share, touched, survey));
         Some(em)
@@ -229,7 +245,15 @@ impl View {
 
     /// The same, without taking anything.
     pub fn best(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
-        self.find(ask, policies, except).map(|(em, _)| em)
+        self.find(ask, policies, except, false).map(|(em, _)| em)
+    }
+
+    /// The same among those that somebody holds.
+    pub fn best_held(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
+        if self.held.is_empty() {
+            return None;
+        }
+        self.find(ask, policies, except, true).map(|(em, _)| em)
     }
 
     /// What an EM was chosen for was not granted there.
@@ -238,41 +262,23 @@ impl View {
     }
 
     /// The EM that tells best why the request fits nowhere: of those that match it, one that could answer for it, with the largest
-    /// free share; rather one that is only full than one that is too small for ever. `None` if no EM matches that is neither silent nor
-    /// unhealthy.
+    /// free share; rather one that is only full than one that is too small for ever, and of either rather one that nobody holds. `None` if no
+    /// EM matches that is neither silent nor unhealthy.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
-        let (_, id) = self.find_closest(ask, policies, &[])?;
-        self.hosts.get(id).map(|host| host.em.instance.clone())
-    }
-
-    /// The same for a request that is going to stand in line there: rather none of those in `except`, where it may fit some day on another.
-    pub fn home(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
-        let other = self.find_closest(ask, policies, except).filter(|(may_fit, _)| *may_fit);
-        let (_, id) = other.or_else(|| self.find_closest(ask, policies, &[]))?;
-        self.hosts.get(id).map(|host| host.em.instance.clone())
-    }
-
-    /// The closest but for those in `except`, and whether the request would fit there if nothing were granted.
-    fn find_closest(
-        &mut self,
-        ask: &RequestSpec,
-        policies: &Policies,
-        except: &[EmInstance],
-    ) -> Option<(bool, HostId)> {
-        let search = Search::new(ask, policies, Vec::new(), except);
+        let search = Search::new(ask, policies, Vec::new(), &[]);
         let mut shares = Shares::of(ask);
         let mut best: Option<(bool, Rank)> = None;
         let mut any = None;
         for_each_group(self, &search, |kind, group, hosts, only| {
-            let found = shares
-                .on(kind.1)
-                .and_then(|share| group.closest(&Wanted { share, placement: Placement::Spread, only }, hosts));
+            let wanted = |share| Wanted { share, placement: Placement::Spread, is_held: false, only };
+            let found = shares.on(kind.1).and_then(|share| group.closest(&wanted(share), hosts));
             best = best.max(found);
             if found.is_none() && any.is_none() {
                 any = group.any(hosts, &|host| only.is_none_or(|only| only(host)));
             }
         });
-        best.map(|(may_fit, rank)| (may_fit, rank.host)).or(any.map(|id| (false, id)))
+        let id = best.map(|(_, rank)| rank.host).or(any)?;
+        self.hosts.get(id).map(|host| host.em.instance.clone())
     }
 
     /// How many EMs match the request, also if they are silent or unhealthy.
@@ -293,7 +299,8 @@ impl View {
         FIRST_TOUCH + self.touches
     }
 
-    fn insert(&mut self, host: Host) {
+    fn insert(&mut self, mut host: Host) {
+        host.is_held = self.held.contains(&host.em.instance);
         let (reserved, kind) = pool_of(&host.em);
         let Some(id) = self.hosts.insert(host) else { return };
         let Some(host) = self.hosts.get(id) else { return };
@@ -320,6 +327,7 @@ impl View {
         ask: &RequestSpec,
         policies: &Policies,
         except: &[EmInstance],
+        is_held: bool,
     ) -> Option<(EmInstance, Resource)> {
         let mut shares = Shares::of(ask);
         for preferred in preferences(ask) {
@@ -330,7 +338,7 @@ impl View {
                 let Some(share) = shares.on(*resource_type) else { return };
                 let placement = ask.selector.placement.or_else(|| Some(policies.get(application_name)?.placement()));
                 let placement = placement.unwrap_or_default();
-                let found = group.best(&Wanted { share, placement, only }, hosts).map(|rank| {
+                let found = group.best(&Wanted { share, placement, is_held, only }, hosts).map(|rank| {
                     let score = match placement {
                         Placement::Spread => (true, rank.share),
                         Placement::Pack => (!rank.spare, u64::MAX - rank.share),

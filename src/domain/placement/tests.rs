@@ -358,15 +358,67 @@ fn the_closest_is_full_rather_than_too_small() {
 fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() {
     let (held, full) = (em("held", (100, 100), (50, 50)), em("full", (50, 50), (50, 50)));
     let mut view = view([held.clone(), full.clone(), em("small", (10, 10), (0, 0))]);
-    let mut home = |cores, except: &[&Em]| {
-        let except: Vec<EmInstance> = except.iter().map(|em| em.instance.clone()).collect();
-        view.home(&ask(cores, cores), &Policies::new(), &except).unwrap().instance.to_string()
-    };
-    assert_eq!(home(20, &[]), "held");
-    assert_eq!(home(20, &[&held]), "full");
+    let home =
+        |view: &mut View, cores| view.closest(&ask(cores, cores), &Policies::new()).unwrap().instance.to_string();
+    assert_eq!(home(&mut view, 20), "held");
+    view.note_held(&held.instance, true);
+    assert_eq!(home(&mut view, 20), "full");
+    assert_eq!(home(&mut view, 80), "held");
     // On the small one it never fits.
-    assert_eq!(home(20, &[&held, &full]), "held");
-    assert_eq!(home(80, &[&held]), "held");
+    view.note_held(&full.instance, true);
+    assert_eq!(home(&mut view, 20), "held");
+}
+
+#[test]
+fn what_somebody_holds_is_chosen_by_nobody_who_does_not_ask_for_that() {
+    let held: Vec<Em> = (0..300).map(|n| em(&format!("held{n}"), (100, 100), (0, 0))).collect();
+    let mut view = view(held.iter().cloned().chain([em("free", (100, 100), (50, 50))]));
+    let held_best = |view: &mut View, ask: &RequestSpec, except: &[EmInstance]| {
+        view.best_held(ask, &Policies::new(), except).map(|em| em.instance.to_string())
+    };
+    assert_eq!(held_best(&mut view, &ask(1, 1), &[]), None);
+    held.iter().for_each(|em| view.note_held(&em.instance, true));
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["free"]);
+    assert_eq!(in_order(&mut view, &ask(60, 1)), [""; 0]);
+    let packed =
+        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(60, 0) };
+    assert_eq!(best(&mut view, &packed), None);
+    // The emptiest but one of those that are held.
+    view.update(Em { version: 2, ..em("held7", (100, 100), (1, 1)) });
+    let others: Vec<EmInstance> =
+        held.iter().map(|em| em.instance.clone()).filter(|em| em != &held[7].instance).collect();
+    assert_eq!(held_best(&mut view, &ask(60, 1), &others).as_deref(), Some("held7"));
+    assert_eq!(held_best(&mut view, &packed, &[]).as_deref(), Some("held7"));
+    assert_eq!(held_best(&mut view, &ask(100, 1), &others), None);
+    // It stays held when it registers anew, and fits again at once when it is let go.
+    view.update(Em { epoch: 2, ..em("held7", (200, 200), (0, 0)) });
+    assert_eq!(best(&mut view, &ask(60, 1)), None);
+    view.note_held(&held[7].instance, false);
+    assert_eq!(best(&mut view, &ask(60, 1)).as_deref(), Some("held7"));
+    view.remove(&held[8].instance);
+    view.update(held[8].clone());
+    assert!(view.is_held(&held[8].instance) && !in_order(&mut view, &ask(60, 1)).contains(&"held8".to_owned()));
+}
+
+/// They are full in what requests ask for little of, so that none is ruled out by the share of what they ask for the most of.
+#[test]
+fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has() {
+    let full = |n: usize| em(&format!("host{n}"), (100, 100), (0, 100));
+    let held = em("held", (100, 100), (0, 0));
+    let mut view = view((0..100).map(full).chain([held.clone()]));
+    view.note_held(&held.instance, true);
+    let wants = ask(10, 1);
+    let is_remembered = |view: &View| {
+        view.pools.values().flat_map(BTreeMap::values).all(|pool| pool.all.is_known_to_be_full_for(&wants.resource))
+    };
+    assert!(best(&mut view, &wants).is_none() && is_remembered(&view));
+    let held_best = view.best_held(&wants, &Policies::new(), &[]);
+    assert_eq!(held_best.as_ref(), Some(&held.instance));
+    view.update(Em { version: 2, ..em("held", (100, 100), (1, 1)) });
+    assert!(is_remembered(&view), "what becomes of those that are held changes nothing");
+    view.note_held(&held.instance, false);
+    assert!(!is_remembered(&view));
+    assert_eq!(best(&mut view, &wants).as_deref(), Some("held"));
 }
 
 /// What happens to a view, and to a plain list that is looked through from end to end.
@@ -375,6 +427,7 @@ enum Step {
     See { host: u8, total: (i64, i64), locked: (i64, i64), own: Vec<(u8, u8)>, reserved: Vec<(u8, u8)> },
     Remove(u8),
     Report { host: u8, is_available: bool },
+    Hold { host: u8, is_held: bool },
     Choose { amount: (i64, i64), carried: Vec<(u8, u8)>, required: Vec<(u8, u8)>, pack: bool },
     Settle,
 }
@@ -390,6 +443,7 @@ fn steps() -> impl Strategy<Value = Step> {
         }),
         1 => host().prop_map(Step::Remove),
         1 => (host(), any::<bool>()).prop_map(|(host, is_available)| Step::Report { host, is_available }),
+        1 => (host(), any::<bool>()).prop_map(|(host, is_held)| Step::Hold { host, is_held }),
         8 => (amount(), pairs(3), pairs(2), any::<bool>())
             .prop_map(|(amount, carried, required, pack)| Step::Choose { amount, carried, required, pack }),
         1 => Just(Step::Settle),
@@ -406,6 +460,7 @@ proptest! {
     #[test]
     fn it_finds_what_looking_at_each_finds(steps in prop::collection::vec(steps(), 1..200)) {
         let (mut view, mut plain, mut version) = (View::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
+        let mut held = BTreeSet::new();
         let named = |host: u8| em(&format!("host{host}"), (0, 0), (0, 0)).instance;
         for step in steps {
             version += 1;
@@ -429,6 +484,13 @@ proptest! {
                     }
                     view.report(&named(host), condition(is_available, 0));
                 }
+                Step::Hold { host, is_held } => {
+                    match is_held {
+                        true => held.insert(named(host)),
+                        false => held.remove(&named(host)),
+                    };
+                    view.note_held(&named(host), is_held);
+                }
                 Step::Settle => {
                     let all: Vec<EmInstance> = plain.keys().cloned().collect();
                     all.iter().for_each(|em| view.settle(em));
@@ -451,10 +513,13 @@ proptest! {
                     let fitting = |(em, is_available): &&(Em, bool)| {
                         *is_available && matches(em) && em.left().unwrap().covers(&ask.resource)
                     };
-                    let possible: BTreeSet<&EmInstance> = plain.values().filter(fitting).map(|(em, _)| &em.instance).collect();
-                    let found = view.best(&ask, &Policies::new(), &[]);
-                    prop_assert_eq!(found.is_some(), !possible.is_empty(), "{:?} of {:?}", found, possible);
-                    prop_assert!(found.iter().all(|em| possible.contains(em)));
+                    let possible = plain.values().filter(fitting).map(|(em, _)| &em.instance);
+                    let (of_held, possible): (BTreeSet<_>, BTreeSet<_>) = possible.partition(|em| held.contains(*em));
+                    let found = [view.best(&ask, &Policies::new(), &[]), view.best_held(&ask, &Policies::new(), &[])];
+                    for (found, possible) in found.iter().zip([possible, of_held]) {
+                        prop_assert_eq!(found.is_some(), !possible.is_empty(), "{:?} of {:?}", found, possible);
+                        prop_assert!(found.iter().all(|em| possible.contains(em)));
+                    }
                     let closest = view.closest(&ask, &Policies::new());
                     let known = plain.values().any(|(em, is_available)| *is_available && matches(em));
                     prop_assert_eq!(closest.is_some(), known);

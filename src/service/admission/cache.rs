@@ -20,7 +20,7 @@ use crate::{
     metrics::Metrics,
 };
 
-use super::{State, Verdict, held::HeldEms};
+use super::{State, Verdict};
 
 /// How many EMs and scopes are remembered.
 const EMS_MAX: usize = 100_000;
@@ -31,7 +31,6 @@ const SCOPES_MAX: usize = 100_000;
 pub struct StateCache {
     state: Arc<Mutex<State>>,
     choice: Arc<Choice>,
-    held: Arc<HeldEms>,
     commits: Arc<AtomicU64>,
     metrics: Metrics,
 }
@@ -41,12 +40,20 @@ pub struct StateCache {
 #[derive(Debug, Default)]
 struct Choice {
     view: Mutex<View>,
-    /// What has changed since; nothing as long as nobody has chosen, or when nobody has for long.
-    changes: Mutex<Option<Changes>>,
+    changes: Mutex<Changes>,
+}
+
+/// What has changed since somebody chose.
+#[derive(Debug, Default)]
+struct Changes {
+    /// Nothing as long as nobody has chosen, or when nobody has for long.
+    seen: Option<Seen>,
+    /// The EMs that are held by now, and those that are no more: no more of them than are held now or were then.
+    held: HashMap<EmInstance, bool>,
 }
 
 #[derive(Debug, Default)]
-struct Changes {
+struct Seen {
     /// EMs as they stand, `None` for one that went.
     ems: HashMap<EmInstance, Option<Em>>,
     /// What EMs have said.
@@ -54,29 +61,38 @@ struct Changes {
 }
 
 impl Choice {
-    fn note(&self, change: impl FnOnce(&mut Changes)) {
-        let mut noted = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(changes) = &mut *noted {
-            change(changes);
+    fn note(&self, note: impl FnOnce(&mut Seen)) {
+        let mut changes = self.changes();
+        if let Some(seen) = &mut changes.seen {
+            note(seen);
             // Nobody has chosen for long: whoever does next surveys all EMs first.
-            if changes.ems.len().max(changes.conditions.len()) > EMS_MAX {
-                *noted = None;
+            if seen.ems.len().max(seen.conditions.len()) > EMS_MAX {
+                changes.seen = None;
             }
         }
     }
 
     fn note_ems(&self, ems: &[Em], gone: &[EmInstance]) {
-        self.note(|changes| {
-            changes.ems.extend(gone.iter().map(|em| (em.clone(), None)));
-            changes.ems.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
+        self.note(|seen| {
+            seen.ems.extend(gone.iter().map(|em| (em.clone(), None)));
+            seen.ems.extend(ems.iter().map(|em| (em.instance.clone(), Some(em.clone()))));
         });
+    }
+
+    fn note_held(&self, em: &EmInstance, is_held: bool) {
+        let held = &mut self.changes().held;
+        // Each change is told: one that nobody has taken over is undone by the next.
+        if held.remove(em).is_none() {
+            held.insert(em.clone(), is_held);
+        }
     }
 
     fn look<T>(&self, look: impl FnOnce(&mut View) -> T) -> T {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         // With the view in hand, so that nobody looks at it in between; those who commit wait for neither.
-        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner).replace(Changes::default());
-        let Changes { ems, conditions } = changes.unwrap_or_default();
+        let Changes { seen, held } =
+            std::mem::replace(&mut *self.changes(), Changes { seen: Some(Seen::default()), ..Changes::default() });
+        let Seen { ems, conditions } = seen.unwrap_or_default();
         for (instance, em) in ems {
             match em {
                 Some(em) => view.update(em),
@@ -86,14 +102,22 @@ impl Choice {
         for (instance, condition) in conditions {
             view.report(&instance, condition);
         }
+        for (instance, is_held) in held {
+            view.note_held(&instance, is_held);
+        }
         look(&mut view)
+    }
+
+    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl StateCache {
     /// Nothing has been seen yet.
     pub fn new(metrics: Metrics) -> Self {
-        Self { state: Arc::default(), choice: Arc::default(), held: Arc::default(), commits: Arc::default(), metrics }
+        Self { state: Arc::default(), choice: Arc::default(), commits: Arc::default(), metrics }
     }
 
     /// Remembers how things stand after a commit.
@@ -173,19 +197,14 @@ impl StateCache {
 
     /// Remembers how well an EM says it is.
     pub fn report(&self, report: &Report) {
-        self.choice.note(|changes| {
-            changes.conditions.insert(report.em.clone(), Condition::reported(report));
+        self.choice.note(|seen| {
+            seen.conditions.insert(report.em.clone(), Condition::reported(report));
         });
     }
 
-    /// Somebody holds an EM, so that whoever wants to change anything about it waits; or nobody does any more.
+    /// Somebody holds an EM, so that whoever wants to change anything about it waits; or nobody does any more. To be told of each change once.
     pub fn note_held(&self, em: &EmInstance, is_held: bool) {
-        self.held.note(em, is_held);
-    }
-
-    /// The EMs that somebody holds.
-    pub(super) fn held(&self) -> &HeldEms {
-        &self.held
+        self.choice.note_held(em, is_held);
     }
 
     pub(super) fn forget(&self, em: &EmInstance) {
@@ -290,8 +309,8 @@ mod tests {
     fn what_nobody_chooses_by_any_more_is_not_kept() {
         let cache = cache();
         let noted = || {
-            let changes = cache.choice.changes.lock().unwrap();
-            changes.as_ref().map(|changes| (changes.ems.len(), changes.conditions.len()))
+            let changes = cache.choice.changes();
+            changes.seen.as_ref().map(|seen| (seen.ems.len(), seen.conditions.len()))
         };
         assert_eq!(noted(), None, "nobody has chosen yet");
         for of_reports in [false, true] {
@@ -309,6 +328,19 @@ mod tests {
         }
         cache.choose(|view, _| assert!(view.is_empty()));
         assert_eq!(noted(), Some((0, 0)), "whoever chooses hears of what changes from then on");
+    }
+
+    #[test]
+    fn whoever_chooses_knows_all_that_are_held_also_after_nobody_has_chosen_for_long() {
+        let cache = cache();
+        let known = || cache.choose(|view, _| (0..1000).filter(|number| view.is_held(&instance(*number))).count());
+        (0..1000).for_each(|number| cache.note_held(&instance(number), true));
+        (0..500).for_each(|number| cache.note_held(&instance(number), false));
+        assert_eq!(cache.choice.changes().held.len(), 500, "what has come and gone is not kept");
+        assert_eq!(known(), 500);
+        (500..1000).for_each(|number| cache.note_held(&instance(number), false));
+        assert_eq!(known(), 0);
+        assert_eq!(cache.choice.changes().held.len(), 0);
     }
 
     fn report(number: usize) -> Report {

@@ -4,10 +4,11 @@
 //! batch of its own. While a lane is open, new operations on its key go there at once: the others meet a held key only once.
 //!
 //! What may be tried on another EM waits in the lane of an EM for one turn at most: if the key is still held then, it is taken out and its
-//! caller told so. The lane then stays open until the key is free, so that the EM is not chosen meanwhile.
+//! caller told so. The lane then stays open until the key is free, so that the EM is not chosen meanwhile. One of the lanes in which nobody
+//! waits looks out for the keys of all of these, so that it takes no longer the more there are.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -24,7 +25,7 @@ use crate::{
     domain::{em::EmInstance, limit::Limits, operation::LockKey},
     error::Error,
     metrics::Metrics,
-    service::{admission::StateCache, tasks::Tasks},
+    service::{admission::StateCache, tasks::Tasks, waiting::WaitingLine},
     store::{
         Store, StoreError,
         resource_lock::{self, Obstacle},
@@ -38,7 +39,7 @@ use super::{
     worker::{Answers, Worker},
 };
 
-/// How many lanes wait in the database at once, each on a connection; the others take turns.
+/// How many lanes wait in the database at once, each on a connection; the others take turns. Lanes in which nobody waits take none.
 const LANES_ACTIVE_MAX: u32 = 4;
 
 /// How long a lane waits in the database before it lets another have its turn, and looks who still waits in it.
@@ -50,7 +51,7 @@ const TURN_MIN: Duration = Duration::from_millis(10);
 /// How often a lane looks whether a committed row, which nobody can wait for, is gone.
 const HOLD_POLL: Duration = Duration::from_millis(50);
 
-/// The same for a lane in which nobody waits: where more are open than wait at once, each looks the more rarely.
+/// The same for the keys of all lanes in which nobody waits.
 const WATCH_POLL: Duration = Duration::from_millis(500);
 
 /// How long a lane pauses after the database failed it.
@@ -83,13 +84,15 @@ impl Lane {
 
     /// Whether an operation need not wait here: its EM is held, and it may be tried on another.
     fn may_go(&self, pending: &Pending) -> bool {
-        self.em.is_some() && pending.patience.may_go
+        self.em.is_some() && pending.patience.may_go()
     }
 
     /// Lets an operation wait, unless it may go elsewhere, or asks for something and too many do.
-    fn join(&mut self, pending: Pending) {
+    fn join(&mut self, pending: Pending, seen: &StateCache) {
         let is_full = pending.operation.request().is_some() && self.waiting.len() >= LANE_REQUESTS_MAX;
         if self.may_go(&pending) && (self.is_held || is_full) {
+            // With so many who wait, it is as good as held.
+            self.set_held(true, seen);
             self.send_elsewhere(pending);
         } else if is_full {
             // Whether it is heard is its caller's affair.
@@ -108,23 +111,45 @@ impl Lane {
         pending.answer(Err(Error::LockTimeout));
     }
 
-    /// Somebody holds the key, or nobody does any more: first whoever chooses EMs is told, then those who may go elsewhere.
-    fn note_held(&mut self, is_held: bool, seen: &StateCache) {
-        if self.is_held != is_held {
-            self.is_held = is_held;
-            if let Some(em) = &self.em {
-                seen.note_held(em, is_held);
-            }
+    /// Tells whoever chooses EMs, if that is new; answers whether it is.
+    fn set_held(&mut self, is_held: bool, seen: &StateCache) -> bool {
+        let is_new = self.is_held != is_held;
+        self.is_held = is_held;
+        if let (true, Some(em)) = (is_new, &self.em) {
+            seen.note_held(em, is_held);
         }
+        is_new
+    }
+
+    /// Somebody holds the key, or nobody does any more: first whoever chooses EMs is told, then those who may go elsewhere. Whether an EM is
+    /// free that was held.
+    fn note_held(&mut self, is_held: bool, seen: &StateCache) -> bool {
+        let is_new = self.set_held(is_held, seen);
         if !is_held {
             self.is_watched = false;
-            return;
+            return is_new && self.em.is_some();
         }
         let waiting = std::mem::take(&mut self.waiting).into_iter();
         let (may_go, stay): (Vec<_>, Vec<_>) = waiting.partition(|pending| self.may_go(pending));
         self.waiting = stay;
         may_go.into_iter().for_each(|pending| self.send_elsewhere(pending));
+        false
     }
+
+    /// Whether nobody waits, but some were sent elsewhere because of who still holds the key.
+    fn is_only_watched(&self) -> bool {
+        self.is_held && self.is_watched && self.waiting.is_empty()
+    }
+}
+
+/// What a lane is open for.
+enum Need {
+    /// Somebody waits in it.
+    Turn,
+    /// Somebody was sent elsewhere because of who still holds its key.
+    Watch,
+    /// Nothing: it is closed.
+    Nothing,
 }
 
 /// The lanes that are open.
@@ -133,19 +158,28 @@ pub(super) struct Lanes {
     answers: Answers,
     /// Where EMs are chosen.
     seen: StateCache,
+    /// Those who wait there for room.
+    line: WaitingLine,
     open: Mutex<HashMap<LockKey, Lane>>,
     /// Whether nothing more will come.
     is_closing: AtomicBool,
     active: Semaphore,
+    /// The lane that looks out for all keys has it, and where the next look begins.
+    watching: tokio::sync::Mutex<Option<LockKey>>,
     metrics: Metrics,
     tasks: Tasks,
 }
 
 impl Lanes {
-    pub fn new(store: Store, (answers, seen): (Answers, StateCache), metrics: Metrics, tasks: Tasks) -> Self {
+    pub fn new(
+        store: Store,
+        (answers, seen, line): (Answers, StateCache, WaitingLine),
+        metrics: Metrics,
+        tasks: Tasks,
+    ) -> Self {
         let (open, is_closing) = (Mutex::default(), AtomicBool::new(false));
-        let active = Semaphore::new(LANES_ACTIVE_MAX as usize);
-        Self { store, answers, seen, open, is_closing, active, metrics, tasks }
+        let (active, watching) = (Semaphore::new(LANES_ACTIVE_MAX as usize), tokio::sync::Mutex::default());
+        Self { store, answers, seen, line, open, is_closing, active, watching, metrics, tasks }
     }
 
     pub fn answers(&self) -> Answers {
@@ -165,7 +199,7 @@ impl Lanes {
                 Some(lane) => {
                     pending.waits = Some(self.metrics.committer.set_aside());
                     pending.trace.set_aside();
-                    lane.join(pending);
+                    lane.join(pending, &self.seen);
                 }
                 None => others.push(pending),
             }
@@ -177,7 +211,9 @@ impl Lanes {
     pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<Pending>, limits: &Arc<Limits>) {
         operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.set_aside()));
         match self.open().entry(key) {
-            Entry::Occupied(mut lane) => operations.into_iter().for_each(|pending| lane.get_mut().join(pending)),
+            Entry::Occupied(mut lane) => {
+                operations.into_iter().for_each(|pending| lane.get_mut().join(pending, &self.seen));
+            }
             Entry::Vacant(place) => {
                 tracing::info!(key = ?place.key(), operations = operations.len(), "somebody else holds a resource lock");
                 let key = place.key().clone();
@@ -196,41 +232,77 @@ impl Lanes {
     /// Serves a lane until nobody waits in it, or was sent elsewhere because of who still holds its key.
     async fn serve(self: Arc<Self>, key: LockKey, limits: Arc<Limits>, stirred: Arc<Notify>) {
         let mut worker = Worker::new(&self.store, self.answers(), self.metrics.clone(), limits);
-        while self.is_wanted(&key) {
-            if self.open().len() > LANES_ACTIVE_MAX as usize {
-                // Only lanes whose turn it is have a connection, however many there are.
-                worker.session().close();
-            }
-            let Ok(turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
-                continue;
-            };
-            let mut pause = Duration::ZERO;
-            match self.obstacle(&mut worker, &key).await {
-                Ok(Obstacle::None) => {
-                    self.note_held(&key, false);
-                    let batch = self.take(&key);
-                    for (key, operations) in worker.commit(batch).await {
-                        self.set_aside(key, operations, &worker.limits());
-                    }
+        loop {
+            match self.need(&key) {
+                Need::Turn => {
+                    let pause = self.take_turn(&mut worker, &key).await;
+                    // It ends early where somebody waits anew.
+                    let _ = tokio::time::timeout(pause, stirred.notified()).await;
                 }
-                Ok(obstacle) => match (self.note_held(&key, true), obstacle) {
-                    (true, Obstacle::Hold) => pause = HOLD_POLL,
-                    (true, _) => {}
-                    (false, _) => pause = self.watch_poll(),
-                },
-                Err(error) => {
-                    self.note_held(&key, false);
-                    if !error.is_told() {
-                        let error = &error as &dyn std::error::Error;
-                        tracing::warn!(error, ?key, "cannot wait for a resource lock");
-                    }
-                    pause = ERROR_PAUSE;
-                }
+                Need::Watch => self.watch(&mut worker, &stirred).await,
+                Need::Nothing => return,
             }
-            drop(turn);
-            // It ends early where somebody waits anew.
-            let _ = tokio::time::timeout(pause, stirred.notified()).await;
         }
+    }
+
+    /// Waits for the key of a lane for a turn, and carries out what waits there, if it is free. For how long to pause then.
+    async fn take_turn(self: &Arc<Self>, worker: &mut Worker, key: &LockKey) -> Duration {
+        if self.count() > LANES_ACTIVE_MAX {
+            // Only lanes whose turn it is have a connection, however many there are.
+            worker.session().close();
+        }
+        let Ok(_turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
+            return Duration::ZERO;
+        };
+        match self.obstacle(worker, key).await {
+            Ok(Obstacle::None) => {
+                self.note_held([key], false);
+                let batch = self.take(key);
+                for (key, operations) in worker.commit(batch).await {
+                    self.set_aside(key, operations, &worker.limits());
+                }
+                Duration::ZERO
+            }
+            Ok(obstacle) => {
+                self.note_held([key], true);
+                if obstacle == Obstacle::Hold { HOLD_POLL } else { Duration::ZERO }
+            }
+            Err(error) => {
+                self.note_held([key], false);
+                if !error.is_told() {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, ?key, "cannot wait for a resource lock");
+                }
+                ERROR_PAUSE
+            }
+        }
+    }
+
+    /// Looks out for the keys of all lanes in which nobody waits, if no other lane does, until this one is `stirred`.
+    async fn watch(&self, worker: &mut Worker, stirred: &Notify) {
+        worker.session().close();
+        let mut after = tokio::select! {
+            () = stirred.notified() => return,
+            after = self.watching.lock() => after,
+        };
+        while tokio::time::timeout(WATCH_POLL, stirred.notified()).await.is_err() {
+            let watched = self.watched();
+            let looked = async { resource_lock::free(worker.session().get().await?, watched, &mut after).await };
+            match answered(looked).await {
+                Ok(free) => self.note_held(&free, false),
+                Err(error) => {
+                    worker.session().reset();
+                    if !error.is_told() {
+                        tracing::warn!(error = &error as &dyn std::error::Error, "cannot look out for resource locks");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The keys of lanes in which nobody waits.
+    fn watched(&self) -> BTreeSet<LockKey> {
+        self.open().iter().filter(|(_, lane)| lane.is_only_watched()).map(|(key, _)| key.clone()).collect()
     }
 
     /// What stands in the way of a lane, when it has waited for it. On the connection on which its operations are carried out then: those
@@ -256,28 +328,32 @@ impl Lanes {
         (TURN * LANES_ACTIVE_MAX / self.count()).clamp(TURN_MIN, TURN)
     }
 
-    /// How long a lane pauses in which nobody waits.
-    fn watch_poll(&self) -> Duration {
-        WATCH_POLL * self.count().div_ceil(LANES_ACTIVE_MAX)
-    }
-
-    /// How many lanes are open, and at least one.
+    /// How many lanes take turns, and at least one.
     fn count(&self) -> u32 {
-        u32::try_from(self.open().len()).unwrap_or(u32::MAX).max(1)
+        let count = self.open().values().filter(|lane| !lane.is_only_watched()).count();
+        u32::try_from(count).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Notes how a turn has ended. Whether somebody waits in the lane then.
-    fn note_held(&self, key: &LockKey, is_held: bool) -> bool {
-        let mut open = self.open();
-        let Some(lane) = open.get_mut(key) else { return false };
-        lane.note_held(is_held, &self.seen);
-        !lane.waiting.is_empty()
+    /// Notes that somebody holds keys, or nobody does: then those are woken whom any EM will do.
+    fn note_held<'a>(&self, keys: impl IntoIterator<Item = &'a LockKey>, is_held: bool) {
+        let (mut open, mut is_any_free) = (self.open(), false);
+        for key in keys {
+            let Some(lane) = open.get_mut(key) else { continue };
+            is_any_free |= lane.note_held(is_held, &self.seen);
+            if lane.waiting.is_empty() {
+                lane.stirred.notify_one();
+            }
+        }
+        drop(open);
+        if is_any_free {
+            self.line.held_no_more();
+        }
     }
 
-    /// Whether somebody still waits in a lane, or was sent elsewhere as long as its key is held; closes it if not.
-    fn is_wanted(&self, key: &LockKey) -> bool {
+    /// What a lane is open for: somebody still waits in it, or was sent elsewhere as long as its key is held; closes it if not.
+    fn need(&self, key: &LockKey) -> Need {
         let mut open = self.open();
-        let Some(lane) = open.get_mut(key) else { return false };
+        let Some(lane) = open.get_mut(key) else { return Need::Nothing };
         let now = Instant::now();
         let waits = std::mem::take(&mut lane.waiting).into_iter().filter(Pending::is_wanted);
         let (overdue, rest): (Vec<_>, Vec<_>) = waits.partition(|pending| pending.patience.until <= now);
@@ -286,13 +362,15 @@ impl Lanes {
             // Its caller could not give up by itself: its transaction seemed to run when its time was over.
             pending.answer(Err(Error::LockTimeout));
         }
-        let is_watched = lane.is_held && lane.is_watched && !self.is_closing.load(Ordering::Acquire);
-        let wanted = is_watched || !lane.waiting.is_empty();
-        if !wanted {
-            lane.note_held(false, &self.seen);
-            open.remove(key);
+        if !lane.waiting.is_empty() {
+            return Need::Turn;
         }
-        wanted
+        if lane.is_only_watched() && !self.is_closing.load(Ordering::Acquire) {
+            return Need::Watch;
+        }
+        lane.set_held(false, &self.seen);
+        open.remove(key);
+        Need::Nothing
     }
 
     /// The first operations of a lane, which stays open: as many as a batch may cost.

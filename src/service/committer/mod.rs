@@ -64,6 +64,9 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 /// How long after its deadline an operation is waited for whose transaction runs then: longer than most take that got so far.
 const END_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// How long an operation for which there is no other EM waits for whoever holds one, before it is looked whether there is another by now.
+const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
+
 /// How long an operation without a caller may take.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -82,26 +85,36 @@ pub struct Committer {
 pub struct Patience {
     /// Until when.
     pub until: Instant,
-    /// Whether it may be tried on another EM: then it does not wait for whoever holds this one, but is taken out, and its caller told
-    /// [`Error::LockTimeout`] before his time.
-    pub may_go: bool,
+    /// From when on it may be tried on another EM, if it may: then it does not wait any longer for whoever holds this one, but is taken out,
+    /// and its caller told [`Error::LockTimeout`] before his time.
+    goes_at: Option<Instant>,
 }
 
 impl From<Instant> for Patience {
     fn from(until: Instant) -> Self {
-        Self { until, may_go: false }
+        Self { until, goes_at: None }
     }
 }
 
 impl Patience {
     /// Of one that may be tried on another EM.
     pub fn elsewhere(until: Instant) -> Self {
-        Self { until, may_go: true }
+        Self { until, goes_at: Some(Instant::now()) }
+    }
+
+    /// Of one for which there was no other EM, and may be by and by.
+    pub fn for_a_moment(until: Instant) -> Self {
+        Self { until, goes_at: Some(Instant::now() + HOLDER_PATIENCE) }
+    }
+
+    /// Whether it waits no longer for whoever holds the EM.
+    fn may_go(self) -> bool {
+        self.goes_at.is_some_and(|goes_at| goes_at <= Instant::now())
     }
 
     /// Whether an answer says that somebody holds the EM: then the operation is not carried out, and there is time for another EM.
     pub fn turned_away<T>(self, answer: &Result<T, Error>) -> bool {
-        self.may_go && matches!(answer, Err(Error::LockTimeout)) && Instant::now() < self.until
+        self.goes_at.is_some() && matches!(answer, Err(Error::LockTimeout)) && Instant::now() < self.until
     }
 }
 
@@ -141,7 +154,8 @@ impl Committer {
         let undoing = Undoing { queues: queues_of_callers, metrics: metrics.clone() };
         let (line, seen) = (after_commit.line.clone(), after_commit.seen.clone());
         let answers = worker::Answers::start(after_commit, undoing.clone(), committers > 1, tasks);
-        let lanes = Arc::new(lanes::Lanes::new(store.clone(), (answers, seen), metrics.clone(), tasks.clone()));
+        let told = (answers, seen, line.clone());
+        let lanes = Arc::new(lanes::Lanes::new(store.clone(), told, metrics.clone(), tasks.clone()));
         for queues in iter::once(queues).chain(of_others) {
             let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone(), Arc::default());
             tasks.spawn_apart("committer", run(queues, lanes.clone(), worker))?;

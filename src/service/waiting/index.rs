@@ -274,6 +274,13 @@ impl Index {
         }
     }
 
+    /// Wakes the first of those for whom any EM will do.
+    pub fn wake_anywhere(&mut self) {
+        for position in self.first(Queue::Anywhere, WAKE_MAX) {
+            self.wake(position, Wake::NEWS);
+        }
+    }
+
     fn first_at(&mut self, freed: &Freed) -> BTreeSet<QueuePosition> {
         let enough = |requests: u32| match requests {
             MUCH => WAKE_MAX,

@@ -70,6 +70,18 @@ fn who_is_awake_when_there_is_news_looks_again_before_he_sleeps() {
 }
 
 #[test]
+fn where_an_em_is_held_no_more_those_wake_whom_any_will_do() {
+    let mut index = line(3);
+    for number in 3..50 {
+        let sleeper = Sleeper { any_em: true, ..sleeper(number) };
+        index.insert(position(number), sleeper, [SpotKey::of(&em("a"))], 0);
+        assert_eq!(index.rest(position(number)), None);
+    }
+    index.wake_anywhere();
+    assert_eq!(awake(&index), (3..3 + 16).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_release_is_followed_by_the_first_who_sleeps() {
     let (mut index, key) = (line(10), SpotKey::of(&em("a")));
     index.room_comes(key);
