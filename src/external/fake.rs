@@ -24,6 +24,8 @@ pub(super) enum Reply {
     Raw(String),
     /// A head, and then the same for ever.
     Endless(&'static str),
+    /// A part of an answer, and nothing more.
+    Begun(String),
     Silence,
 }
 
@@ -90,6 +92,10 @@ async fn answer(
             while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
             return;
         }
+        Reply::Begun(part) => {
+            let _ = stream.write_all(part.as_bytes()).await;
+            return std::future::pending().await;
+        }
         Reply::Silence => return std::future::pending().await,
     };
     let _ = stream.write_all(answer.as_bytes()).await;
@@ -110,7 +116,8 @@ pub(super) fn on_path(reply: impl Fn(&str) -> Reply + Send + Sync) -> impl Fn(&s
 /// Asks these hosts, and waits for nobody long.
 pub(super) fn client(allowed: &str) -> Http {
     let millis = Duration::from_millis;
-    let times = Times { connect: millis(500), read: millis(300), answer: millis(600), fetch: millis(3000) };
+    let (connect, read, answer, turn) = (millis(500), millis(300), millis(600), millis(600));
+    let times = Times { connect, read, answer, turn, fetch: millis(3000) };
     Http::with_times(AllowedHosts::parse(allowed).unwrap(), times)
 }
 

@@ -10,13 +10,14 @@ use reqwest::{
     Certificate, Client, ClientBuilder, Identity, RequestBuilder, Response, StatusCode, Url, header, redirect,
 };
 use secrecy::{ExposeSecret as _, SecretString};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 use tokio_rustls::rustls;
 
-use super::{Address, allowed::AllowedHosts};
+use super::{
+    Address,
+    allowed::AllowedHosts,
+    turns::{Turn, Turns},
+};
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +28,8 @@ pub(super) struct Times {
     pub read: Duration,
     /// An answer, with all that stands in it, but for the wait for a turn.
     pub answer: Duration,
+    /// What is left of an answer that has its turn, or it is slow.
+    pub turn: Duration,
     /// All that is asked, of whichever addresses and however often, until something is fetched.
     pub fetch: Duration,
 }
@@ -35,14 +38,12 @@ const TIMES: Times = Times {
     connect: Duration::from_secs(2),
     read: Duration::from_secs(5),
     answer: Duration::from_secs(10),
+    turn: Duration::from_secs(2),
     fetch: Duration::from_secs(20),
 };
 
 /// The largest answer, unpacked: that of 3,000 queues of a capacity scheduler.
 const BODY_BYTES_MAX: usize = 32 << 20;
-
-/// How many large answers are taken in at once: each may have the largest size, and takes what is read of it besides.
-const LARGE_ANSWERS_MAX: usize = 4;
 
 /// What is no larger waits for no turn: of all clusters together it is little.
 const SMALL_BYTES_MAX: usize = 64 << 10;
@@ -65,7 +66,7 @@ pub struct Http {
     /// Why there is none, if it cannot be made.
     client: Arc<OnceLock<Result<Client, Failure>>>,
     allowed: Arc<AllowedHosts>,
-    turns: Arc<Semaphore>,
+    turns: Turns,
     times: Times,
     /// By which certificates the other side is believed, in PEM; `None` for those of the machine.
     ca: Option<Arc<Vec<u8>>>,
@@ -75,7 +76,7 @@ pub struct Http {
 #[derive(Debug)]
 pub(super) struct Answer {
     body: Vec<u8>,
-    turn: Option<OwnedSemaphorePermit>,
+    turn: Option<Turn>,
 }
 
 impl Deref for Answer {
@@ -184,7 +185,7 @@ impl Http {
     }
 
     pub(super) fn with_times(allowed: AllowedHosts, times: Times) -> Self {
-        let turns = Arc::new(Semaphore::new(LARGE_ANSWERS_MAX));
+        let turns = Turns::new(times.turn);
         Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times, ca: None }
     }
 
@@ -309,17 +310,26 @@ impl Http {
         check_status(&response)?;
         // As it comes: nothing is kept for what is only said to come, and who says nothing has no turn that others wait for.
         let mut answer = Answer { body: Vec::new(), turn: None };
-        while let Some(chunk) = self.until(deadline, response.chunk()).await? {
+        loop {
+            let coming = self.until(deadline, response.chunk());
+            let come = match &mut answer.turn {
+                Some(turn) => turn.keep(coming).await?,
+                None => coming.await?,
+            };
+            let Some(chunk) = come else { break };
             let bytes = answer.body.len() + chunk.len();
             if bytes > most {
                 return Err(Failure::TooLarge(most));
             }
             if bytes > SMALL_BYTES_MAX && answer.turn.is_none() {
                 let asked = Instant::now();
-                answer.turn = Some(self.turns.clone().acquire_owned().await.map_err(|_| Failure::Stopping)?);
+                answer.turn = Some(self.turns.wait(response.url()).await?);
                 deadline += asked.elapsed();
             }
             answer.body.extend_from_slice(&chunk);
+        }
+        if let Some(turn) = &mut answer.turn {
+            turn.read();
         }
         Ok(answer)
     }
@@ -370,15 +380,19 @@ fn failure(error: &reqwest::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{task::JoinSet, time::timeout};
+
     use super::*;
-    use crate::external::fake::{Fake, Reply, client};
+    use crate::external::{
+        fake::{self, Fake, Reply, client},
+        turns::LARGE_ANSWERS_MAX,
+    };
 
     #[tokio::test]
     async fn what_is_large_waits_for_its_turn_in_nobodys_time() {
         let fake = Fake::start(|path| Reply::Json("x".repeat(if path == "/large" { 1 << 20 } else { 100 }))).await;
         let (http, address) = (client("127.0.0.1"), Address::parse(&format!("http://{}", fake.address)).unwrap());
-        let all = u32::try_from(LARGE_ANSWERS_MAX).unwrap();
-        let others = http.turns.clone().acquire_many_owned(all).await.unwrap();
+        let others = http.turns.all().await;
         assert_eq!(http.get(&address, "/small", None).await.unwrap().len(), 100);
         let large = tokio::spawn({
             let http = http.clone();
@@ -389,8 +403,40 @@ mod tests {
         assert!(!large.is_finished());
         drop(others);
         let large = large.await.unwrap().unwrap();
-        assert_eq!((large.len(), http.turns.available_permits()), (1 << 20, LARGE_ANSWERS_MAX - 1));
+        assert_eq!((large.len(), http.turns.free()), (1 << 20, LARGE_ANSWERS_MAX - 1));
         drop(large);
-        assert_eq!(http.turns.available_permits(), LARGE_ANSWERS_MAX);
+        assert_eq!(http.turns.free(), LARGE_ANSWERS_MAX);
+    }
+
+    #[tokio::test]
+    async fn who_is_slow_leaves_a_turn_to_others() {
+        let seconds = Duration::from_secs;
+        let (read, turn) = (seconds(60), Duration::from_millis(200));
+        let times = Times { connect: seconds(2), read, answer: seconds(60), turn, fetch: seconds(60) };
+        let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
+        let fake = Fake::start(|path| match path {
+            "/large" => Reply::Json("x".repeat(1 << 20)),
+            _ => Reply::Begun(fake::http("200 OK", "application/json", &"x".repeat(1 << 20))[..1 << 19].to_owned()),
+        })
+        .await;
+        let address = Address::parse(&format!("http://{}", fake.address)).unwrap();
+        // The first time it is not known of them; then it is, and they wait for one another.
+        for round in 0..2 {
+            let slow: JoinSet<_> = (0..2 * LARGE_ANSWERS_MAX)
+                .map(|n| {
+                    let (http, address) = (http.clone(), address.clone());
+                    async move { http.get(&address, &format!("/slow{n}"), None).await.map(drop) }
+                })
+                .collect();
+            let begun = || fake.paths().iter().filter(|path| path.starts_with("slow")).count();
+            while http.turns.free() > 1 || begun() < (round + 1) * 2 * LARGE_ANSWERS_MAX {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            for _ in 0..3 {
+                let large = timeout(seconds(30), http.get(&address, "/large", None)).await;
+                assert_eq!(large.expect("it has its turn").unwrap().len(), 1 << 20);
+            }
+            drop(slow);
+        }
     }
 }

@@ -8,7 +8,7 @@
 //! Nothing here knows the database or a caller. What an answer holds stands in no error: otherwise whoever may name an address could
 //! read by it what is not meant for him.
 //!
-//! `patient` reads what is large in a thread that lets all others go first; `fake` are servers for tests.
+//! `patient` reads what is large in a thread that lets all others go first; `turns` says who may send it; `fake` are servers for tests.
 
 use std::{fmt, future::Future, pin::Pin};
 
@@ -28,6 +28,7 @@ mod fake;
 pub mod http;
 pub mod kubernetes;
 mod patient;
+mod turns;
 pub mod yarn;
 
 use http::{Failure, Http};

@@ -166,7 +166,8 @@ async fn many_thousands_are_kept_in_little() {
     })
     .await;
     let seconds = Duration::from_secs;
-    let times = Times { connect: seconds(10), read: seconds(30), answer: seconds(30), fetch: seconds(120) };
+    let times =
+        Times { connect: seconds(10), read: seconds(30), answer: seconds(30), turn: seconds(30), fetch: seconds(120) };
     let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
     let queues = named(&fake).queues(&http).await.unwrap();
     let free = queues.left(queues.find("free").unwrap());
@@ -206,7 +207,8 @@ async fn silence_and_endless_answers_end() {
     assert_eq!((failure, fake.paths().len()), (Failure::Timeout, 3));
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     let seconds = Duration::from_secs;
-    let times = Times { connect: seconds(2), read: seconds(10), answer: seconds(60), fetch: seconds(60) };
+    let times =
+        Times { connect: seconds(2), read: seconds(10), answer: seconds(60), turn: seconds(60), fetch: seconds(60) };
     let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
     let fake = Fake::start(|_| Reply::Endless("HTTP/1.1 200 OK\r\n\r\n")).await;
     assert_eq!(named(&fake).queues(&http).await.unwrap_err().failures[0].1, Failure::TooLarge(32 << 20));

@@ -142,7 +142,8 @@ async fn what_is_no_answer_is_told_without_what_it_holds() {
 async fn an_endless_answer_ends() {
     // With so much time that its size alone can end it.
     let seconds = Duration::from_secs;
-    let times = Times { connect: seconds(2), read: seconds(10), answer: seconds(60), fetch: seconds(60) };
+    let times =
+        Times { connect: seconds(2), read: seconds(10), answer: seconds(60), turn: seconds(60), fetch: seconds(60) };
     let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
     for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n"] {
         let rm = Fake::start(move |_| Reply::Endless(head)).await;

@@ -7,7 +7,6 @@
 //! the locks.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,16 +14,16 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, task::JoinSet, time::Instant};
+use tokio::{
+    sync::mpsc,
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
 use tokio_stream::StreamExt as _;
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
-use uuid::Uuid;
 
 use crate::{
-    domain::{
-        em::EmInstance,
-        operation::{Operation, Released},
-    },
+    domain::operation::{Operation, Released},
     metrics::Metrics,
     service::committer::Committer,
     store::{
@@ -35,6 +34,10 @@ use crate::{
 };
 
 use super::{Step, Task, lease::Holder};
+
+mod shares;
+
+use shares::Shares;
 
 /// How far each sweep looks ahead.
 pub const HORIZON: Duration = Duration::from_secs(2);
@@ -54,18 +57,6 @@ const WHOLE_PERIOD: Duration = Duration::from_secs(10);
 /// How many tickets one sweep reads.
 const PAGE: i64 = 2000;
 
-/// How many tickets have a timer, or are being rolled back; and how many of one EM.
-const WATCHED_MAX: usize = 8192;
-const WATCHED_OF_EM_MAX: usize = 4096;
-
-/// How many tickets are being rolled back: some batches of them, so that there is always one that waits; and how many of one EM.
-const UNDER_WAY_MAX: usize = 2048;
-const UNDER_WAY_OF_EM_MAX: usize = 1024;
-
-/// How many of an EM of which none has gone yet: whether somebody holds it is known only when the first have been tried in vain, and
-/// until then several that are held must not have all there is.
-const UNDER_WAY_OF_EM_FIRST: usize = 256;
-
 /// How many tickets may wait for a timer.
 const WAITING_MAX: usize = 1024;
 
@@ -75,9 +66,8 @@ const SLACK: Duration = Duration::from_millis(2);
 /// How long one roll-back may wait for its locks; the next sweep tries again.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After a round in which tickets were turned down, the next begins after so many times as long as it took; at most so late.
+/// After a round in which tickets were turned down, the next begins after at most so many times as long as reading took.
 const PAUSE_FACTOR: u32 = 4;
-const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Where to tell of tickets that fall due soon, and where they are heard of.
 pub fn channel() -> (mpsc::Sender<Due>, mpsc::Receiver<Due>) {
@@ -87,6 +77,16 @@ pub fn channel() -> (mpsc::Sender<Due>, mpsc::Receiver<Due>) {
 /// Whether timers have turned tickets down since somebody last asked: those of an EM that has its share.
 #[derive(Clone, Debug, Default)]
 pub struct TurnedDown(Arc<AtomicBool>);
+
+impl TurnedDown {
+    fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+}
 
 /// Looks for what falls due.
 #[derive(Debug)]
@@ -99,6 +99,8 @@ pub struct Sweep {
     after: Option<DueKey>,
     /// When the round through all that falls due began.
     begun: Instant,
+    /// What the database took of it: the rest was waiting for the timers.
+    reading: Duration,
     /// Whether it looks at all that is overdue, and when the next one has to.
     is_whole: bool,
     next_whole: Instant,
@@ -108,7 +110,8 @@ impl Sweep {
     /// Hands what it finds to `timers`, and tells `metrics` how late the first of it is.
     pub fn new(timers: mpsc::Sender<Due>, turned_down: TurnedDown, holder: Holder, metrics: Metrics) -> Self {
         let begun = Instant::now();
-        Self { timers, turned_down, holder, metrics, after: None, begun, is_whole: true, next_whole: begun }
+        let (after, reading, is_whole, next_whole) = (None, Duration::ZERO, true, begun);
+        Self { timers, turned_down, holder, metrics, after, begun, reading, is_whole, next_whole }
     }
 }
 
@@ -119,7 +122,7 @@ impl Task for Sweep {
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         let is_first = self.after.is_none();
         if is_first {
-            self.begun = Instant::now();
+            (self.begun, self.reading) = (Instant::now(), Duration::ZERO);
             self.is_whole = self.begun >= self.next_whole;
             if self.is_whole {
                 self.next_whole = self.begun + WHOLE_PERIOD;
@@ -127,7 +130,9 @@ impl Task for Sweep {
         }
         let since = if self.is_whole { None } else { Some(RECENT) };
         let ahead = if self.holder.holds() { AHEAD } else { -OVERDUE };
+        let asked = Instant::now();
         let page = answered_soon(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
+        self.reading += asked.elapsed();
         let mut page = page.inspect_err(|_| (self.after, self.next_whole) = (None, self.begun))?;
         let late = page.first().map_or(Duration::ZERO, |due| due.late);
         if late > RECENT {
@@ -150,11 +155,16 @@ impl Task for Sweep {
         if self.after.is_some() {
             return Ok(Step::More);
         }
-        // Of what cannot go now there may be very much: it is not read again and again.
-        let any_turned_down = self.turned_down.0.swap(false, Ordering::Relaxed);
-        let pause = (self.begun.elapsed() * PAUSE_FACTOR).min(PAUSE_MAX);
-        Ok(if any_turned_down { Step::Later(pause) } else { Step::Done })
+        let any_turned_down = self.turned_down.take();
+        Ok(if any_turned_down { Step::Later(pause(self.reading, self.begun.elapsed())) } else { Step::Done })
     }
+}
+
+/// How long to wait after a round that took so long, `reading` of it in the database, and in which tickets were turned down. Of what cannot
+/// go now there may be very much, and it is not read again and again; but whatever else falls due is found in time, where the next round
+/// begins before that is over which this one has looked at.
+fn pause(reading: Duration, round: Duration) -> Duration {
+    HORIZON.saturating_sub(round).clamp(reading.min(HORIZON), reading * PAUSE_FACTOR)
 }
 
 /// Rolls tickets back when they fall due, until `stop`.
@@ -164,19 +174,15 @@ pub async fn run_timers(
     turned_down: TurnedDown,
     stop: CancellationToken,
 ) {
-    let mut timers = Timers {
-        committer,
-        queue: DelayQueue::new(),
-        watched: HashSet::new(),
-        shares: HashMap::new(),
-        rolling_back: JoinSet::new(),
-        turned_down,
-    };
+    let (queue, rolling_back) = (DelayQueue::new(), JoinSet::new());
+    let mut timers = Timers { committer, queue, shares: Shares::new(turned_down), rolling_back };
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            Some(due) = falling_due.recv(), if timers.watched.len() < WATCHED_MAX => timers.set(due),
-            Some(due) = timers.queue.next(), if timers.rolling_back.len() < UNDER_WAY_MAX => timers.roll_back(due.into_inner()),
+            Some(due) = falling_due.recv(), if timers.shares.may_watch() => timers.set(due),
+            Some(due) = timers.queue.next(), if timers.shares.may_begin() => {
+                timers.shares.begin(due.into_inner()).into_iter().for_each(|ticket| timers.roll_back(ticket));
+            }
             Some(done) = timers.rolling_back.join_next() => timers.unmark(done),
         }
     }
@@ -185,72 +191,18 @@ pub async fn run_timers(
 struct Timers {
     committer: Committer,
     queue: DelayQueue<Released>,
-    /// Tickets with a timer, or whose roll-back is under way.
-    watched: HashSet<Uuid>,
-    /// What each EM with such tickets has of all that.
-    shares: HashMap<EmInstance, Share>,
+    shares: Shares,
     rolling_back: JoinSet<(Released, bool)>,
-    turned_down: TurnedDown,
-}
-
-/// What one EM takes of what there is for all.
-#[derive(Debug)]
-struct Share {
-    watched: usize,
-    under_way: usize,
-    /// How many may be under way: one, for an EM that somebody holds; of one that goes on, soon as many as ever.
-    under_way_max: usize,
-    /// Overdue, and next when one that is under way is done.
-    next: VecDeque<Released>,
-}
-
-impl Default for Share {
-    fn default() -> Self {
-        Self { watched: 0, under_way: 0, under_way_max: UNDER_WAY_OF_EM_FIRST, next: VecDeque::new() }
-    }
-}
-
-impl Share {
-    fn watched_max(&self) -> usize {
-        WATCHED_OF_EM_MAX.min(self.under_way_max * 4)
-    }
-
-    fn note(&mut self, went: bool) {
-        self.under_way_max = if went { (self.under_way_max * 2).min(UNDER_WAY_OF_EM_MAX) } else { 1 };
-    }
-
-    /// What waits beyond what may be watched, the last first to go: it is watched no longer.
-    fn give_back(&mut self) -> VecDeque<Released> {
-        let excess = self.watched.saturating_sub(self.watched_max()).min(self.next.len());
-        self.watched -= excess;
-        self.next.split_off(self.next.len() - excess)
-    }
 }
 
 impl Timers {
     fn set(&mut self, due: Due) {
-        if self.watched.contains(&due.ticket.ticket_id) {
-            return;
+        if self.shares.watch(&due.ticket) {
+            self.queue.insert(due.ticket, due.within + SLACK);
         }
-        let share = self.shares.entry(due.ticket.em.clone()).or_default();
-        if share.watched >= share.watched_max() {
-            self.turned_down.0.store(true, Ordering::Relaxed);
-            return;
-        }
-        share.watched += 1;
-        self.watched.insert(due.ticket.ticket_id);
-        self.queue.insert(due.ticket, due.within + SLACK);
     }
 
     fn roll_back(&mut self, ticket: Released) {
-        let share = self.shares.entry(ticket.em.clone()).or_default();
-        if share.under_way >= share.under_way_max {
-            share.next.push_back(ticket);
-            let given_back = share.give_back();
-            self.unwatch(given_back);
-            return;
-        }
-        share.under_way += 1;
         let committer = self.committer.clone();
         self.rolling_back.spawn(async move {
             let deadline = Instant::now() + ROLLBACK_TIMEOUT;
@@ -268,37 +220,13 @@ impl Timers {
         });
     }
 
-    fn unmark(&mut self, done: Result<(Released, bool), tokio::task::JoinError>) {
-        let Ok((ticket, went)) = done else {
-            // Which one is not known: without marks, the next sweep finds what is still there.
-            self.watched.clear();
-            self.shares.clear();
-            return;
-        };
-        self.watched.remove(&ticket.ticket_id);
-        if let Some(share) = self.shares.get_mut(&ticket.em) {
-            share.watched = share.watched.saturating_sub(1);
-            share.under_way = share.under_way.saturating_sub(1);
-            share.note(went);
-            if share.watched == 0 && went {
-                self.shares.remove(&ticket.em);
-                return;
+    fn unmark(&mut self, done: Result<(Released, bool), JoinError>) {
+        match done {
+            Ok((ticket, went)) => {
+                let next = self.shares.end(&ticket, went);
+                next.into_iter().for_each(|ticket| self.roll_back(ticket));
             }
-            let room = share.under_way_max.saturating_sub(share.under_way).min(share.next.len());
-            let next: Vec<Released> = share.next.drain(..room).collect();
-            let given_back = share.give_back();
-            self.unwatch(given_back);
-            next.into_iter().for_each(|ticket| self.roll_back(ticket));
-        }
-    }
-
-    /// Leaves these to the next sweep, which finds them again.
-    fn unwatch(&mut self, tickets: VecDeque<Released>) {
-        if !tickets.is_empty() {
-            self.turned_down.0.store(true, Ordering::Relaxed);
-        }
-        for ticket in tickets {
-            self.watched.remove(&ticket.ticket_id);
+            Err(_) => self.shares.lose(),
         }
     }
 }
@@ -306,46 +234,19 @@ impl Timers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::name::Name;
 
     #[test]
-    fn a_held_em_keeps_little_of_what_there_is_for_all() {
-        let mut share = Share::default();
-        assert!(
-            share.watched_max() * 4 < WATCHED_MAX && share.under_way_max * 4 < UNDER_WAY_MAX,
-            "there is room for others beside several that may be held"
-        );
-        share.note(false);
-        assert_eq!((share.under_way_max, share.watched_max()), (1, 4));
-        for _ in 0..20 {
-            share.note(true);
+    fn after_tickets_were_turned_down_others_are_found_before_they_are_due() {
+        let millis = Duration::from_millis;
+        // What a round waits for the timers is no reason to rest.
+        assert!(pause(millis(50), millis(5050)) <= millis(200));
+        for reading in [1, 50, 400, 500, 900, 1000].map(millis) {
+            let pause = pause(reading, reading);
+            assert!(reading + pause <= HORIZON && pause >= reading, "{reading:?}: {pause:?}");
         }
-        assert_eq!((share.under_way_max, share.watched_max()), (UNDER_WAY_OF_EM_MAX, WATCHED_OF_EM_MAX));
-        assert!(
-            share.watched_max() < WATCHED_MAX && share.under_way_max < UNDER_WAY_MAX,
-            "there is always room for others"
-        );
-    }
-
-    #[test]
-    fn what_waits_on_an_em_that_turns_out_to_be_held_is_watched_no_longer() {
-        let (user, em) = (Name::parse("user", "hadoop").unwrap(), EmInstance::parse("em", "ecm", "held").unwrap());
-        let ticket = |n| Released { ticket_id: Uuid::from_u128(n), user: user.clone(), em: em.clone() };
-        let (watched, under_way) = (WATCHED_OF_EM_MAX, UNDER_WAY_OF_EM_MAX);
-        let next = (0..watched - under_way).map(|n| ticket(n as u128)).collect();
-        let mut share = Share { watched, under_way, under_way_max: under_way, next };
-        assert!(share.give_back().is_empty(), "all may be watched while it goes on");
-        // All that are under way are tried in vain, one after another; and some with timers fall due yet.
-        for left in (0..under_way).rev() {
-            (share.watched, share.under_way) = (share.watched - 1, left);
-            share.note(false);
-            share.give_back();
-            assert!(share.watched <= share.watched_max().max(left), "{share:?}");
-        }
-        (share.watched, share.under_way) = (11, 1);
-        share.next = (0..10).map(ticket).collect();
-        let given_back = share.give_back();
-        assert_eq!((share.watched, share.next.len()), (share.watched_max(), 3));
-        assert_eq!(given_back, (3..10).map(ticket).collect::<Vec<_>>(), "those that fell due last");
+        // However long it takes, as long again is left to others, and no longer than it looks ahead.
+        assert_eq!(pause(millis(1500), millis(1500)), millis(1500));
+        assert_eq!(pause(millis(60_000), millis(70_000)), HORIZON);
+        assert_eq!(pause(millis(10), millis(10)), millis(40));
     }
 }

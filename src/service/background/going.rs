@@ -70,14 +70,13 @@ impl Going {
         self.turns.begun(id, em);
     }
 
-    /// Notes how a turn ended; answers whose it was if that has more to do at once.
-    fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) -> Option<EmInstance> {
+    fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
         let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck));
         if turn == Turn::Stuck && self.progress.is_none() {
             // Another instance may do better.
             self.holder.hand_over();
         }
-        self.turns.ended(id, turn, Instant::now()).filter(|_| turn == Turn::Over)
+        self.turns.ended(id, turn, Instant::now());
     }
 }
 
@@ -87,7 +86,7 @@ impl Task for Going {
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         while let Some(ended) = self.under_way.try_join_next_with_id() {
-            drop(self.note(ended));
+            self.note(ended);
         }
         let going = answered_soon(em_resource::going(session.get().await?, KNOWN_MAX)).await?;
         self.left.set(i64::try_from(going.len()).unwrap_or(i64::MAX));
@@ -95,14 +94,16 @@ impl Task for Going {
             self.progress = Progress::new();
             return Ok(Step::Done);
         }
-        let (mut next, until) = (self.turns.look(going), Instant::now() + Self::PERIOD);
+        let now = Instant::now();
+        self.turns.look(going, now);
+        let until = now + Self::PERIOD;
         loop {
-            for em in self.turns.take(&mut next, Instant::now()) {
+            for em in self.turns.take() {
                 self.begin(em);
             }
             // Others may have begun to go meanwhile.
             match timeout_at(until, self.under_way.join_next_with_id()).await {
-                Ok(Some(ended)) => next.extend(self.note(ended)),
+                Ok(Some(ended)) => self.note(ended),
                 Ok(None) => return Ok(Step::Done),
                 Err(_) => return Ok(Step::More),
             }

@@ -66,7 +66,7 @@ impl Silence {
 
     fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
         let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck));
-        drop(self.turns.ended(id, turn, Instant::now()));
+        self.turns.ended(id, turn, Instant::now());
     }
 
     /// Notes those that have ended, without waiting for any.
@@ -80,9 +80,9 @@ impl Silence {
     async fn reap(&mut self, lost: Vec<Reap>) -> Step {
         let until = Instant::now() + Self::PERIOD;
         let mut lost: HashMap<EmInstance, Reap> = lost.into_iter().map(|reap| (reap.em.clone(), reap)).collect();
-        let mut next = self.turns.look(lost.keys().cloned().collect());
+        self.turns.look(lost.keys().cloned().collect(), Instant::now());
         loop {
-            for em in self.turns.take(&mut next, Instant::now()) {
+            for em in self.turns.take() {
                 let Some(reap) = lost.remove(&em) else { continue };
                 let id = self.under_way.spawn(give_up(self.committer.clone(), reap)).id();
                 self.turns.begun(id, em);

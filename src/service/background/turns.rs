@@ -2,7 +2,7 @@
 //! somebody holds it, waits for longer and longer until its next turn, and those that can come first.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     time::Duration,
 };
 
@@ -37,6 +37,9 @@ pub struct Turns {
     had: HashMap<EmInstance, Had>,
     /// How many turns there were.
     count: u64,
+    /// Who is next of those that were known at the last look: those that could go on, and behind all of them those that could not.
+    able: VecDeque<EmInstance>,
+    stuck: VecDeque<EmInstance>,
 }
 
 /// What an EM has had.
@@ -52,31 +55,30 @@ struct Had {
 impl Turns {
     /// So many EMs have theirs at once.
     pub fn new(at_once: usize) -> Self {
-        Self { at_once, under_way: HashMap::new(), had: HashMap::new(), count: 0 }
+        let (under_way, had, able, stuck) = (HashMap::new(), HashMap::new(), VecDeque::new(), VecDeque::new());
+        Self { at_once, under_way, had, count: 0, able, stuck }
     }
 
-    /// Those of these EMs, which are all that are known, that have no turn just now.
-    pub fn look(&mut self, known: Vec<EmInstance>) -> Vec<EmInstance> {
+    /// All EMs that are known, at `now`: those of them that may have a turn stand in line until the next look, first those that could go on,
+    /// and of these who has waited longest. They are sorted here, and not each time that a turn is over: there may be very many.
+    pub fn look(&mut self, known: Vec<EmInstance>, now: Instant) {
         let under_way: HashSet<&EmInstance> = self.under_way.values().collect();
-        let next: Vec<EmInstance> = known.into_iter().filter(|em| !under_way.contains(em)).collect();
-        let known: HashSet<&EmInstance> = next.iter().chain(under_way).collect();
-        self.had.retain(|em, _| known.contains(em));
-        next
+        let all: HashSet<&EmInstance> = known.iter().chain(under_way.iter().copied()).collect();
+        self.had.retain(|em, _| all.contains(em));
+        let order = |em: &EmInstance| self.had.get(em).map_or((0, 0), |had| (had.stuck, had.last));
+        let is_next =
+            |em: &EmInstance| !under_way.contains(em) && self.had.get(em).is_none_or(|had| had.not_before <= now);
+        let mut next: Vec<EmInstance> = known.into_iter().filter(is_next).collect();
+        next.sort_by_cached_key(order);
+        let able = next.partition_point(|em| order(em).0 == 0);
+        self.stuck = next.split_off(able).into();
+        self.able = next.into();
     }
 
-    /// Takes those whose turn comes now from `next`: first those that could go on, and of these who has waited longest.
-    pub fn take(&self, next: &mut Vec<EmInstance>, now: Instant) -> Vec<EmInstance> {
+    /// Takes those whose turn comes now.
+    pub fn take(&mut self) -> Vec<EmInstance> {
         let room = self.at_once.saturating_sub(self.under_way.len());
-        let order = |em: &EmInstance| self.had.get(em).map_or((0, 0), |had| (had.stuck, had.last));
-        let is_ready = |em: &EmInstance| self.had.get(em).is_none_or(|had| had.not_before <= now);
-        next.sort_by_key(order);
-        let mut taken = 0;
-        let take = |em: &mut EmInstance| {
-            let takes = taken < room && is_ready(em);
-            taken += usize::from(takes);
-            takes
-        };
-        next.extract_if(.., take).collect()
+        (0..room).map_while(|_| self.able.pop_front().or_else(|| self.stuck.pop_front())).collect()
     }
 
     /// The turn of an EM has begun, in this task.
@@ -84,9 +86,9 @@ impl Turns {
         self.under_way.insert(id, em);
     }
 
-    /// How the turn in this task ended; answers whose it was.
-    pub fn ended(&mut self, id: task::Id, turn: Turn, now: Instant) -> Option<EmInstance> {
-        let em = self.under_way.remove(&id)?;
+    /// How the turn in this task ended: one that goes on stands in line again.
+    pub fn ended(&mut self, id: task::Id, turn: Turn, now: Instant) {
+        let Some(em) = self.under_way.remove(&id) else { return };
         self.count += 1;
         let before = self.had.get(&em).map_or(0, |had| had.stuck);
         let (stuck, not_before) = match turn {
@@ -95,7 +97,9 @@ impl Turns {
             Turn::Stuck => (before + 1, now + (STUCK_FIRST * (1 << before.min(5))).min(STUCK_MAX)),
         };
         self.had.insert(em.clone(), Had { last: self.count, stuck, not_before });
-        Some(em)
+        if turn == Turn::Over {
+            self.able.push_back(em);
+        }
     }
 }
 
@@ -106,13 +110,18 @@ mod tests {
     const AT_ONCE: usize = 16;
 
     fn ems(count: usize) -> Vec<EmInstance> {
-        (0..count).map(|n| EmInstance::parse("em", "ecm", &format!("host{n:03}")).unwrap()).collect()
+        (0..count).map(|n| EmInstance::parse("em", "ecm", &format!("host{n:05}")).unwrap()).collect()
     }
 
     /// Begins the turns that come now, and answers whose they are.
     fn begin(turns: &mut Turns, going: &[EmInstance], now: Instant) -> Vec<(task::Id, EmInstance)> {
-        let mut next = turns.look(going.to_vec());
-        let begun = turns.take(&mut next, now).into_iter().map(|em| (tokio::spawn(async {}).id(), em));
+        turns.look(going.to_vec(), now);
+        follow(turns)
+    }
+
+    /// Begins those that come next without another look.
+    fn follow(turns: &mut Turns) -> Vec<(task::Id, EmInstance)> {
+        let begun = turns.take().into_iter().map(|em| (tokio::spawn(async {}).id(), em));
         let begun: Vec<_> = begun.collect();
         begun.iter().for_each(|(id, em)| turns.begun(*id, em.clone()));
         begun
@@ -125,7 +134,7 @@ mod tests {
         assert_eq!(first.iter().map(|(_, em)| em).collect::<Vec<_>>(), going[..AT_ONCE].iter().collect::<Vec<_>>());
         assert!(begin(&mut turns, &going, now).is_empty(), "there is no room");
         for (id, _) in &first[..6] {
-            assert!(turns.ended(*id, Turn::Over, now).is_some());
+            turns.ended(*id, Turn::Over, now);
         }
         // Those that had none, and then those whose turn was over first.
         let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
@@ -136,26 +145,53 @@ mod tests {
     async fn one_that_cannot_go_on_waits_longer_and_longer_behind_those_that_can() {
         let (mut turns, going, mut now) = (Turns::new(AT_ONCE), ems(2 * AT_ONCE), Instant::now());
         for (id, _) in begin(&mut turns, &going[..AT_ONCE], now) {
-            drop(turns.ended(id, Turn::Stuck, now));
+            turns.ended(id, Turn::Stuck, now);
         }
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty(), "they wait");
         now += STUCK_FIRST;
         let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
         assert_eq!(next, going[AT_ONCE..], "those that can come first");
         let ids: Vec<_> = turns.under_way.keys().copied().collect();
-        ids.into_iter().for_each(|id| drop(turns.ended(id, Turn::Over, now)));
+        ids.into_iter().for_each(|id| turns.ended(id, Turn::Over, now));
         // Nobody else is there any more: they are tried again, and are waited for no longer than at most.
         for wait in [2, 4, 8, 10, 10, 10] {
             let tried = begin(&mut turns, &going[..AT_ONCE], now);
             assert_eq!(tried.len(), AT_ONCE);
-            tried.iter().for_each(|(id, _)| drop(turns.ended(*id, Turn::Stuck, now)));
+            tried.iter().for_each(|(id, _)| turns.ended(*id, Turn::Stuck, now));
             assert!(begin(&mut turns, &going[..AT_ONCE], now + Duration::from_millis(wait * 1000 - 1)).is_empty());
             now += Duration::from_secs(wait);
         }
         assert_eq!(turns.had.len(), AT_ONCE, "those that are gone are forgotten");
         // One goes on for a while before it is stuck again: what was before is over.
-        begin(&mut turns, &going[..AT_ONCE], now).iter().for_each(|(id, _)| drop(turns.ended(*id, Turn::Halted, now)));
+        begin(&mut turns, &going[..AT_ONCE], now).iter().for_each(|(id, _)| turns.ended(*id, Turn::Halted, now));
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty());
         assert_eq!(begin(&mut turns, &going[..AT_ONCE], now + STUCK_FIRST).len(), AT_ONCE);
+    }
+
+    #[tokio::test]
+    async fn one_that_goes_on_comes_again_before_those_that_could_not() {
+        let (mut turns, known, mut now) = (Turns::new(2), ems(4), Instant::now());
+        begin(&mut turns, &known[..2], now).iter().for_each(|(id, _)| turns.ended(*id, Turn::Stuck, now));
+        now += STUCK_FIRST;
+        let first = begin(&mut turns, &known, now);
+        assert_eq!(first.iter().map(|(_, em)| em).collect::<Vec<_>>(), [&known[2], &known[3]]);
+        turns.ended(first[0].0, Turn::Over, now);
+        turns.ended(first[1].0, Turn::Done, now);
+        let next: Vec<_> = follow(&mut turns).into_iter().map(|(_, em)| em).collect();
+        assert_eq!(next, [known[2].clone(), known[0].clone()]);
+    }
+
+    #[tokio::test]
+    async fn very_many_are_sorted_once_and_not_each_time_that_a_turn_is_over() {
+        let (mut turns, known, now) = (Turns::new(AT_ONCE), ems(10_000), Instant::now());
+        let (mut under_way, mut order) = (VecDeque::from(begin(&mut turns, &known, now)), Vec::new());
+        while let Some((id, em)) = under_way.pop_front() {
+            turns.ended(id, Turn::Done, now);
+            order.push(em);
+            under_way.extend(follow(&mut turns));
+        }
+        assert_eq!(order, known);
+        // Sorting them as often would take minutes here.
+        assert!(now.elapsed() < Duration::from_secs(10), "{:?}", now.elapsed());
     }
 }
