@@ -45,7 +45,9 @@ async fn messages_of_very_many_parts_take_little_memory() {
         while refused.len() < CALLS {
             if let Ok(Some(answer)) = tokio::time::timeout(Duration::from_millis(10), calls.join_next()).await {
                 let (answer, stream) = answer.unwrap();
-                assert_eq!(answer.headers()["grpc-status"], "3", "{encoding}: {answer:?}");
+                // Of what it is, or because what the others are by now leaves no room.
+                let status = &answer.headers()["grpc-status"];
+                assert!(status == "3" || status == "8", "{encoding}: {answer:?}");
                 refused.push(stream);
             }
             most = most.max(process.memory());
