@@ -79,6 +79,8 @@ impl Fields {
         let number = std::mem::take(&mut self.number);
         self.bits = 0;
         self.next = match self.next {
+            // No field has this number.
+            Part::Key if number >> 3 == 0 => Part::Nonsense,
             Part::Key => {
                 self.count += 1;
                 match number & 7 {
@@ -125,9 +127,12 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_not_read_on() {
-        for nonsense in
-            [[0xff; 20].as_slice(), &[0x3f; 20], &[0x3a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]]
-        {
+        for nonsense in [
+            [0xff; 20].as_slice(),
+            &[0x3f; 20],
+            &[0; 20],
+            &[0x3a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
+        ] {
             let mut fields = Fields::default();
             fields.read(nonsense);
             fields.read(&[0x3a, 0].repeat(50));
