@@ -165,7 +165,7 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTION_CALLS", default_value = "1024", value_name = "NUMBER")]
     max_connection_calls: String,
 
-    /// How long a new connection may take for its first words.
+    /// How long a new connection may take for its first words, and in a crowd until somebody shows who he is.
     #[arg(long, env = "LINKIS_RM_HANDSHAKE_TIMEOUT", default_value = "5s", value_name = "DURATION")]
     handshake_timeout: String,
 

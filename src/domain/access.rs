@@ -266,6 +266,9 @@ pub enum Unauthenticated {
     /// Somebody has revoked it.
     #[error("the token of the call was revoked; linkis-rm tokens create makes another")]
     Revoked,
+    /// It is a client's certificate whose time is over.
+    #[error("the time of the certificate that this connection began with is over; connect again with another")]
+    CertificateExpired,
     /// It is a JWT, or none of this service's tokens where JWTs are believed.
     #[error(transparent)]
     Jwt(#[from] BadJwt),
@@ -317,7 +320,7 @@ pub enum BadJwt {
 
 impl Unauthenticated {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Missing, Self::Unknown, Self::Expired, Self::Revoked];
+    pub const ALL: [Self; 5] = [Self::Missing, Self::Unknown, Self::Expired, Self::Revoked, Self::CertificateExpired];
 }
 
 /// A caller may not do what it wants.

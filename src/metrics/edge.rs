@@ -45,7 +45,7 @@ const ROWS: [Row; 12] = [
     ),
     (
         "handshakes_late_total",
-        "Connections closed because they did not speak TLS or HTTP/2 in time: a client of another protocol, or an attack",
+        "Connections closed because they did not speak TLS or HTTP/2 in time, or in a crowd because nobody showed who he was: an attack, or a client of another protocol",
         MetricType::Counter,
         EdgeGauges::handshakes_late,
     ),

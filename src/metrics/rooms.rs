@@ -181,6 +181,7 @@ fn unknown(why: Unauthenticated) -> Reason {
         Unauthenticated::Unknown => "token_unknown",
         Unauthenticated::Expired => "token_expired",
         Unauthenticated::Revoked => "token_revoked",
+        Unauthenticated::CertificateExpired => "certificate_expired",
         Unauthenticated::Jwt(_) => "jwt_not_believed",
     };
     Reason { reason }

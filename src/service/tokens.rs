@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        access::{BadJwt, Rights, Unauthenticated},
+        access::{Rights, Unauthenticated},
         principal::Principal,
         token::TokenHash,
     },
@@ -58,33 +58,36 @@ pub struct Caller {
 pub struct Ended {
     cancelled: CancellationToken,
     why: Arc<OnceLock<Unauthenticated>>,
-    /// When the time of a JWT is over. Nobody has to look after it.
-    until: Option<Instant>,
+    /// When its time is over, and what that means. Nobody has to look after it.
+    until: Option<(Instant, Unauthenticated)>,
 }
 
 impl Ended {
-    /// The same for a JWT whose time is over then.
-    pub(super) fn until(&self, until: Instant) -> Self {
-        Self { until: Some(until), ..self.clone() }
+    /// The same for what is good until then, and afterwards not, for this reason.
+    pub fn until(&self, until: Instant, why: impl Into<Unauthenticated>) -> Self {
+        Self { until: Some((until, why.into())), ..self.clone() }
     }
 
     /// When that is so, why.
     pub async fn why(&self) -> Unauthenticated {
         let over = async {
             match self.until {
-                Some(until) => tokio::time::sleep_until(until).await,
+                Some((until, why)) => {
+                    tokio::time::sleep_until(until).await;
+                    why
+                }
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
             () = self.cancelled.cancelled() => self.why.get().copied().unwrap_or(Unauthenticated::Unknown),
-            () = over => BadJwt::Expired.into(),
+            why = over => why,
         }
     }
 
     /// Whether it is so now.
-    pub(super) fn is_over(&self) -> bool {
-        self.cancelled.is_cancelled() || self.until.is_some_and(|until| until <= Instant::now())
+    pub fn is_over(&self) -> bool {
+        self.cancelled.is_cancelled() || self.until.is_some_and(|(until, _)| until <= Instant::now())
     }
 
     pub(super) fn end(&self, why: Unauthenticated) {

@@ -1,5 +1,7 @@
 //! When certificates are over. Of a certificate's DER, no more is read than leads there.
 
+use std::time::Duration;
+
 use rustls::pki_types::CertificateDer;
 use time::{Date, Month, OffsetDateTime, Time};
 
@@ -9,6 +11,11 @@ const INTEGER: u8 = 0x02;
 const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
+
+/// How long a certificate is still good; `None` if it is over, or that cannot be read.
+pub fn left(certificate: &CertificateDer<'_>) -> Option<Duration> {
+    Duration::try_from(not_after(certificate)? - OffsetDateTime::now_utc()).ok()
+}
 
 /// When the first of these certificates is over; `None` if that cannot be read of any.
 pub fn earliest<'a>(certificates: impl IntoIterator<Item = &'a CertificateDer<'a>>) -> Option<OffsetDateTime> {

@@ -20,7 +20,7 @@ use rustls::{
     RootCertStore, ServerConfig,
     crypto::{CryptoProvider, ring},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    server::{VerifierBuilderError, WebPkiClientVerifier},
+    server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier},
 };
 use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
@@ -246,9 +246,10 @@ impl Contents {
             }
             _ => None,
         };
-        let config = |verifier: Option<_>, protocol: &[u8]| {
+        let config = |verifier: Option<Arc<_>>, protocol: &[u8]| {
             let unusable = |source| TlsError::Certificate { path: files.cert.clone(), source };
             let builder = versions(provider.clone()).map_err(unusable)?;
+            let asks = verifier.is_some();
             let builder = match verifier {
                 Some(verifier) => builder.with_client_cert_verifier(verifier),
                 None => builder.with_no_client_auth(),
@@ -256,6 +257,11 @@ impl Contents {
             let (cert, key) = (certificates(&files.cert, &self.cert)?, self.key(&files.key)?);
             let mut config = builder.with_single_cert(cert, key).map_err(unusable)?;
             config.alpn_protocols = vec![protocol.to_vec()];
+            if asks {
+                // Of a session that is taken up again, nobody would look at the certificate again.
+                config.session_storage = Arc::new(NoServerSessionStorage {});
+                config.send_tls13_tickets = 0;
+            }
             Ok(Arc::new(config))
         };
         Ok(Configs { grpc: config(verifier, b"h2")?, http: config(None, b"http/1.1")?, expiry: self.expiry(files)? })

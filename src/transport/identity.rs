@@ -127,7 +127,11 @@ impl Identity {
         }
         let mut shown = call.headers.get_all(AUTHORIZATION).iter();
         match (shown.next(), shown.next()) {
-            (None, _) => call.certified.cloned().ok_or(Unauthenticated::Missing),
+            (None, _) => match call.certified {
+                Some(certified) if certified.ended.is_over() => Err(Unauthenticated::CertificateExpired),
+                Some(certified) => Ok(certified.clone()),
+                None => Err(Unauthenticated::Missing),
+            },
             (Some(shown), None) => self.shown(shown.to_str().ok().and_then(token).unwrap_or_default()),
             // Which of them would be meant?
             (Some(_), Some(_)) => Err(Unauthenticated::Unknown),

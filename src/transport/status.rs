@@ -156,6 +156,7 @@ fn unauthenticated(error: Unauthenticated) -> &'static str {
         Unauthenticated::Unknown => "TOKEN_UNKNOWN",
         Unauthenticated::Expired => "TOKEN_EXPIRED",
         Unauthenticated::Revoked => "TOKEN_REVOKED",
+        Unauthenticated::CertificateExpired => "CERTIFICATE_EXPIRED",
         Unauthenticated::Jwt(jwt) => bad_jwt(jwt),
     }
 }

@@ -6,7 +6,7 @@ use std::{
     net::TcpStream,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,10 +20,12 @@ use linkis_rm::{
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig, HandshakeKind, RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
+use time::OffsetDateTime;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
@@ -56,9 +58,14 @@ pub struct Identity {
 
 /// A certificate for these host names and URIs, that is over in a year.
 pub fn certify(by: &Authority, hosts: &[&str], uris: &[&str], year: i32) -> Identity {
+    certify_until(by, hosts, uris, date_time_ymd(year, 1, 1))
+}
+
+/// The same, that is over then.
+fn certify_until(by: &Authority, hosts: &[&str], uris: &[&str], end: OffsetDateTime) -> Identity {
     let mut params = CertificateParams::new(hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>()).unwrap();
     params.subject_alt_names.extend(uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())));
-    (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
+    (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), end);
     let key = KeyPair::generate().unwrap();
     let cert = params.signed_by(&key, by).unwrap();
     Identity { cert: cert.pem(), key: key.serialize_pem() }
@@ -267,6 +274,48 @@ async fn certificates_change_while_calls_go_on_and_garbage_changes_nothing() {
     stop.store(true, Ordering::Relaxed);
     load.await.expect("no call failed");
     assert!(calls.load(Ordering::Relaxed) > 10);
+}
+
+/// Whoever came with a certificate is let in for as long as that is good, and its connection then ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_that_is_over_lets_nobody_in_who_is_there_already() {
+    let (database, folder) = (Database::fresh().await, Folder::new("certificate-over"));
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
+    let rm = start_tls(&database, &folder).await;
+    let soon = certify_until(&ca, &["host1"], &[], OffsetDateTime::now_utc() + Duration::from_secs(5));
+    let channel = connect(&rm, &ca, Some(&soon)).await.unwrap();
+    rm_of(&channel, "").register(register("host1")).await.unwrap();
+    let told = Mutex::new(None);
+    eventually("it is over", Duration::from_secs(30), async || {
+        let asked = proto::GetEmRequest { em: em_message("host1") };
+        *told.lock().unwrap() = UsageServiceClient::new(channel.clone()).get_em(asked).await.err();
+        told.lock().unwrap().is_some()
+    })
+    .await;
+    let status = told.lock().unwrap().take().unwrap();
+    assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "CERTIFICATE_EXPIRED"));
+    let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text().unwrap()) == 0 };
+    eventually("its connection ends", Duration::from_secs(10), none_left).await;
+}
+
+/// A certificate is looked at whenever somebody connects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_session_is_taken_up_again_without_a_look_at_its_certificate() {
+    let (database, folder) = (Database::fresh().await, Folder::new("certificate-sessions"));
+    let ca = authority("ca");
+    folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
+    let rm = start_tls(&database, &folder).await;
+    let config = config(&ca, Some(&certify(&ca, &["host1"], &[], FAR)));
+    for _ in 0..2 {
+        let stream = tokio::net::TcpStream::connect(rm.address.strip_prefix("http://").unwrap()).await.unwrap();
+        let name = ServerName::try_from("rm.example").unwrap();
+        let mut stream = tokio_rustls::TlsConnector::from(config.clone()).connect(name, stream).await.unwrap();
+        // What a session could be taken up with comes before what is said first.
+        stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        stream.read_u8().await.unwrap();
+        assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
+    }
 }
 
 fn failed_reloads(rm: &Instance) -> u64 {

@@ -35,8 +35,10 @@ use uuid::Uuid;
 
 use crate::harness::*;
 
+mod bodies;
 mod crowds;
 mod stopping;
+mod strangers;
 
 const MB: usize = 1 << 20;
 
@@ -84,10 +86,24 @@ impl Raw {
 
     /// Begins a call; answers with what is to be awaited, and where its body goes.
     async fn call(&self, method: &str) -> (ResponseFuture, h2::SendStream<Bytes>) {
-        let uri = format!("{}/linkis.rm.v1.{method}", self.address);
+        self.call_with(&format!("linkis.rm.v1.{method}"), &[]).await
+    }
+
+    /// The same, of any service, and with these headers besides.
+    async fn call_with(&self, method: &str, headers: &[(&str, &str)]) -> (ResponseFuture, h2::SendStream<Bytes>) {
+        let uri = format!("{}/{method}", self.address);
         let call = Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+        let call = headers.iter().fold(call, |call, (name, value)| call.header(*name, *value));
         let mut ready = self.requests.clone().ready().await.unwrap();
         ready.send_request(call.body(()).unwrap(), false).unwrap()
+    }
+
+    /// Makes a call with an empty message; how its answer begins.
+    async fn empty_call(&self, method: &str, headers: &[(&str, &str)]) -> http::Response<h2::RecvStream> {
+        let (answer, mut stream) = self.call_with(method, headers).await;
+        // Who is refused at once is not asked for a message any more.
+        let _ = stream.send_data(message_prefix(0).into(), true);
+        answer.await.unwrap()
     }
 }
 

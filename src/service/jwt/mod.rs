@@ -188,7 +188,7 @@ impl Jwt {
         })?;
         let claims = key.check(shown, &issuing.issuer)?;
         let (name, rights) = claims::caller(&issuing.issuer, &claims).ok_or(BadJwt::Malformed)?;
-        Ok(Caller { principal: Principal::Named(name), rights, ended: key.ended.until(until) })
+        Ok(Caller { principal: Principal::Named(name), rights, ended: key.ended.until(until, BadJwt::Expired) })
     }
 
     /// Asks for the keys that are at addresses, for a short while: who starts knows whom to believe, as a rule.

@@ -1,4 +1,4 @@
-//! In front of every service: what the body of a call may take, in bytes and in time, and when a stream without an end has to end.
+//! In front of every service: who is let in, what a call and its answer may take, and when a stream without an end has to end.
 
 use std::{
     convert::Infallible,
@@ -12,14 +12,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http_body::{Body as HttpBody, Frame, SizeHint};
-use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Code, Status,
     body::Body,
     codegen::{
-        Bytes, Service,
+        Service,
         http::{self, header::AUTHORIZATION, uri::PathAndQuery},
     },
 };
@@ -33,9 +31,7 @@ use crate::{
     },
 };
 
-use super::{
-    BODY_BYTES_MAX, Edge, PREFIX_BYTES, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::Answer, connection::Peer,
-};
+use super::{Edge, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::Answer, body::Received, connection::Peer};
 
 /// Serves calls within the bounds of the edge. The HTTP library makes a clone of it for each.
 #[derive(Debug, Clone)]
@@ -94,12 +90,16 @@ impl Shared {
             address: peer.and_then(|peer| peer.address),
         })?;
         request.headers_mut().remove(AUTHORIZATION);
+        if let (Some(_), Some(peer)) = (&admitted, request.extensions().get::<Arc<Peer>>()) {
+            peer.is_known.store(true, Ordering::Relaxed);
+        }
         Ok(admitted)
     }
 
     fn answer(&self, mut request: http::Request<Body>) -> Answering {
         // Many clients say of themselves that they accept it: compressing small answers would cost everybody more than it saves.
-        if request.headers().get(ENCODING).is_none_or(|encoding| encoding != "gzip") {
+        let is_gzip = request.headers().get(ENCODING).is_some_and(|encoding| encoding == "gzip");
+        if !is_gzip {
             request.headers_mut().remove(ACCEPT_ENCODING);
         }
         let path = request.uri().path_and_query().cloned();
@@ -115,23 +115,25 @@ impl Shared {
                 return refused(error);
             }
         };
-        let mut call = Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>());
-        let is_reflection = request.uri().path().starts_with("/grpc.reflection.");
-        if is_reflection && !call.take_reflection() {
-            return refused(Error::Overloaded);
-        }
+        let sort = Sort::of(request.uri().path());
+        let call = match Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>(), sort) {
+            Ok(call) => Arc::new(call),
+            Err(error) => {
+                self.edge.gauges.turned_away.add();
+                return refused(error);
+            }
+        };
         // What has no end of its own ends with the token that it began with.
         let ended = || admitted.as_ref().map(|admitted| admitted.caller.ended.clone());
         let closing = || Closing::new(self.edge.closing.clone(), ended());
-        let call = Arc::new(call);
-        let kind = match is_reflection {
-            true => Kind::Stream { closing: closing() },
-            false => Kind::whole(call.clone()),
-        };
-        let closing = (is_reflection || ENDLESS.contains(&request.uri().path())).then(closing);
+        let questions = (sort == Sort::Reflection).then(closing);
+        let closing = (sort == Sort::Reflection || ENDLESS.contains(&request.uri().path())).then(closing);
         place.and_then(|place| request.extensions_mut().insert(place));
         admitted.and_then(|admitted| request.extensions_mut().insert(admitted));
-        let answer = Ok(self.routes.call(request.map(|body| Received { body, kind })));
+        let answer = Ok(self.routes.call(request.map(|body| match questions {
+            Some(closing) => Received::stream(body, closing),
+            None => Received::message(body, call.clone(), is_gzip),
+        })));
         Answering { answer, path, closing, call: Some(call) }
     }
 }
@@ -158,38 +160,61 @@ const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 const ENDLESS: [&str; 3] =
     ["/grpc.health.v1.Health/Watch", "/linkis.rm.v1.UsageService/Watch", "/linkis.rm.v1.UsageService/FollowActions"];
 
+/// What a call is to the connection that it came on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sort {
+    /// It is finished before the connection ends.
+    Work,
+    /// It goes on for ever, and nothing waits for its end.
+    Lingers,
+    /// The same, and the instance has few places for it.
+    Reflection,
+    /// Whoever reaches the port makes it: it is answered at once or goes on for ever, nothing waits for its end, and the connection has
+    /// few places for it.
+    Health,
+}
+
+impl Sort {
+    fn of(path: &str) -> Self {
+        match path {
+            _ if path.starts_with(HEALTH) => Self::Health,
+            _ if path.starts_with("/grpc.reflection.") => Self::Reflection,
+            _ if ENDLESS.contains(&path) => Self::Lingers,
+            _ => Self::Work,
+        }
+    }
+}
+
 /// A call under way, and what it takes; gives it back at its end.
 #[derive(Debug)]
 pub(super) struct Call {
-    edge: Arc<Edge>,
+    pub(super) edge: Arc<Edge>,
     peer: Arc<Peer>,
+    sort: Sort,
     bytes: AtomicUsize,
     answer_bytes: AtomicUsize,
-    is_reflection: bool,
 }
 
 impl Call {
-    fn begin(edge: &Arc<Edge>, peer: Option<&Arc<Peer>>) -> Self {
+    /// # Errors
+    /// [`Error::Overloaded`] if there is no place for a call of this sort.
+    pub(super) fn begin(edge: &Arc<Edge>, peer: Option<&Arc<Peer>>, sort: Sort) -> Result<Self, Error> {
         let peer = peer.cloned().unwrap_or_else(|| Arc::new(Peer::new(edge, None, None)));
-        peer.calls.fetch_add(1, Ordering::AcqRel);
-        edge.gauges.calls.add();
-        Self {
-            edge: edge.clone(),
-            peer,
-            bytes: AtomicUsize::new(0),
-            answer_bytes: AtomicUsize::new(0),
-            is_reflection: false,
+        let has_place = match sort {
+            Sort::Work | Sort::Lingers => true,
+            Sort::Reflection => edge.reflections.take(1),
+            Sort::Health => peer.health.take(1),
+        };
+        if !has_place {
+            return Err(Error::Overloaded);
         }
-    }
-
-    /// Takes one of the places for reflection; false if there is none.
-    fn take_reflection(&mut self) -> bool {
-        self.is_reflection = self.edge.reflections.take(1);
-        self.is_reflection
+        peer.work.fetch_add(usize::from(sort == Sort::Work), Ordering::AcqRel);
+        edge.gauges.calls.add();
+        Ok(Self { edge: edge.clone(), peer, sort, bytes: AtomicUsize::new(0), answer_bytes: AtomicUsize::new(0) })
     }
 
     /// Takes room for `bytes` in all; false if there is not so much.
-    fn take(&self, bytes: usize) -> bool {
+    pub(super) fn take(&self, bytes: usize) -> bool {
         let before = self.bytes.load(Ordering::Relaxed);
         let Some(more) = bytes.checked_sub(before).filter(|more| *more > 0) else { return true };
         let gauges = &self.edge.gauges;
@@ -241,65 +266,16 @@ impl Drop for Call {
         gauges.held_bytes.give_back(bytes);
         gauges.held_large_bytes.give_back(large(bytes));
         self.peer.bytes.give_back(bytes);
-        self.edge.reflections.give_back(usize::from(self.is_reflection));
-        gauges.calls.take_away();
-        self.peer.calls.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// The first bytes of a body, which tell how long its message is.
-#[derive(Debug, Default)]
-struct Prefix {
-    bytes: [u8; PREFIX_BYTES],
-    known: usize,
-}
-
-impl Prefix {
-    /// How long the body is by its own account, if that is known by now.
-    fn read(&mut self, data: &[u8]) -> Option<usize> {
-        for (place, byte) in self.bytes.iter_mut().skip(self.known).zip(data) {
-            *place = *byte;
-            self.known += 1;
-        }
-        let [_, a, b, c, d] = self.bytes;
-        let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
-        (self.known == PREFIX_BYTES).then(|| length.saturating_add(PREFIX_BYTES))
-    }
-
-    /// Whether the message is compressed, if that is known by now.
-    fn is_compressed(&self) -> bool {
-        let [flag, ..] = self.bytes;
-        self.known > 0 && flag == 1
-    }
-}
-
-/// The last bytes of a compressed message, which tell how long it is without that (RFC 1952). One that lies is no message: that is
-/// found when it is unpacked, and all of it is given back at once.
-#[derive(Debug, Default)]
-struct Unpacked {
-    bytes: [u8; 4],
-}
-
-impl Unpacked {
-    /// Reads on where `at` bytes of a body are known whose message ends after `end`: how long the message says to be, if that is known
-    /// by now.
-    fn read(&mut self, at: usize, data: &[u8], end: usize) -> Option<usize> {
-        let first = end.checked_sub(self.bytes.len())?;
-        for (place, byte) in (at..end).zip(data).skip(first.saturating_sub(at)) {
-            if let Some(known) = place.checked_sub(first).and_then(|place| self.bytes.get_mut(place)) {
-                *known = *byte;
+        match self.sort {
+            Sort::Work => {
+                self.peer.work.fetch_sub(1, Ordering::AcqRel);
             }
+            Sort::Lingers => {}
+            Sort::Reflection => self.edge.reflections.give_back(1),
+            Sort::Health => self.peer.health.give_back(1),
         }
-        let length = usize::try_from(u32::from_le_bytes(self.bytes)).unwrap_or(usize::MAX);
-        (at.saturating_add(data.len()) >= end).then_some(length)
+        gauges.calls.take_away();
     }
-}
-
-/// The body of a call, as it arrives.
-#[derive(Debug)]
-pub struct Received {
-    body: Body,
-    kind: Kind,
 }
 
 /// When a stream without an end has to end, and why.
@@ -337,81 +313,6 @@ impl Closing {
 impl fmt::Debug for Closing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Closing")
-    }
-}
-
-#[derive(Debug)]
-enum Kind {
-    /// One message. Its room is taken when it is announced, because that much is laid out for it then; that of what a compressed one
-    /// holds, before it is unpacked.
-    Whole { call: Arc<Call>, prefix: Prefix, unpacked: Unpacked, received: usize, late: Option<Pin<Box<Sleep>>> },
-    /// Questions of some bytes each, as long as the caller likes, or until the server closes.
-    Stream { closing: Closing },
-}
-
-impl Kind {
-    fn whole(call: Arc<Call>) -> Self {
-        Self::Whole { call, prefix: Prefix::default(), unpacked: Unpacked::default(), received: 0, late: None }
-    }
-
-    /// Takes room for `data`.
-    fn take(&mut self, data: &[u8]) -> Result<(), Error> {
-        let Self::Whole { call, prefix, unpacked, received, .. } = self else { return Ok(()) };
-        let before = *received;
-        *received = before.saturating_add(data.len());
-        let announced = prefix.read(data).unwrap_or_default();
-        // What is announced beyond the largest message is refused unread, and what is unpacked beyond it where it gets there.
-        let announced = if announced > BODY_BYTES_MAX { 0 } else { announced };
-        let length =
-            if prefix.is_compressed() { unpacked.read(before, data, announced).unwrap_or_default() } else { 0 };
-        let length = if length > BODY_BYTES_MAX { 0 } else { length };
-        if call.take(announced.max(*received).saturating_add(length)) {
-            return Ok(());
-        }
-        call.edge.gauges.shed.add();
-        Err(Error::TooManyBytes)
-    }
-
-    /// Ready if nothing more of the body is waited for, and why if that is a failure.
-    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        match self {
-            Self::Whole { call, late, .. } => {
-                let longest = call.edge.bounds.body_timeout;
-                ready!(late.get_or_insert_with(|| Box::pin(sleep(longest))).as_mut().poll(cx));
-                call.edge.gauges.late.add();
-                Poll::Ready(Err(Error::BodyTimeout(longest)))
-            }
-            // Why, the answer tells.
-            Self::Stream { closing } => closing.poll(cx).map(|_| Ok(())),
-        }
-    }
-}
-
-impl HttpBody for Received {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        match Pin::new(&mut this.body).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
-                let taken = frame.data_ref().map_or(Ok(()), |data| this.kind.take(data));
-                Poll::Ready(Some(taken.map(|()| frame).map_err(Status::from)))
-            }
-            Poll::Ready(end) => Poll::Ready(end),
-            Poll::Pending => match ready!(this.kind.poll_end(cx)) {
-                Ok(()) => Poll::Ready(None),
-                Err(error) => Poll::Ready(Some(Err(error.into()))),
-            },
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -471,51 +372,11 @@ mod tests {
     use crate::transport::edge::Bounds;
 
     #[test]
-    fn the_length_is_read_however_it_is_cut() {
-        let message = [0, 0, 0, 1, 2, 9, 9];
-        for cut in 0..message.len() {
-            let (first, second) = message.split_at(cut);
-            let mut prefix = Prefix::default();
-            let told = [prefix.read(first), prefix.read(second)];
-            assert_eq!(told, [(cut >= PREFIX_BYTES).then_some(263), Some(263)], "cut at {cut}");
-        }
-    }
-
-    /// A message of few bytes that says to be of many has room for those before anybody unpacks it.
-    #[test]
-    fn what_is_compressed_takes_the_room_of_what_it_holds() {
-        let length: u32 = 1 << 20;
-        let message = [[1, 0, 0, 0, 20].as_slice(), &[9; 16], &length.to_le_bytes()].concat();
-        let bytes = u64::try_from(message.len()).unwrap() + u64::from(length);
-        for cut in 0..message.len() {
-            let edge = Edge::new(Bounds::DEFAULT, None);
-            let peer = Arc::new(Peer::new(&edge, None, None));
-            let mut body = Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
-            let (first, second) = message.split_at(cut);
-            body.take(first).unwrap();
-            assert!(edge.gauges().bytes_in_flight() < 100, "not known yet");
-            body.take(second).unwrap();
-            assert_eq!(edge.gauges().bytes_in_flight(), bytes, "cut at {cut}");
-            body.take(&[7]).unwrap();
-            assert_eq!(edge.gauges().bytes_in_flight(), bytes + 1);
-        }
-        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT }, None);
-        let peer = Arc::new(Peer::new(&edge, None, None));
-        let call = || Kind::whole(Arc::new(Call::begin(&edge, Some(&peer))));
-        let mut bodies: Vec<_> = (0..5).map(|_| call()).collect();
-        assert_eq!(
-            bodies.iter_mut().filter_map(|body| body.take(&message).ok()).count(),
-            3,
-            "its connection has a quarter"
-        );
-    }
-
-    #[test]
     fn large_bodies_leave_room_for_small_ones_and_one_connection_for_others() {
         let bounds = Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT };
         let edge = Edge::new(bounds, None);
         let peers: [_; 4] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
-        let call = |peer: usize| Call::begin(&edge, peers.get(peer));
+        let call = |peer: usize| Call::begin(&edge, peers.get(peer), Sort::Work).unwrap();
         let large = [call(0), call(0), call(1), call(2)];
         assert!(large.iter().zip([3 << 20, 2 << 20, 3 << 20, 3 << 20]).map(|(call, bytes)| call.take(bytes)).eq([
             true,  // 3 MB
@@ -535,7 +396,7 @@ mod tests {
     fn answers_that_are_not_taken_have_room_beside_others_and_the_largest_alone() {
         let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT }, None);
         let peers: [_; 6] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
-        let call = |peer: usize| Call::begin(&edge, peers.get(peer));
+        let call = |peer: usize| Call::begin(&edge, peers.get(peer), Sort::Work).unwrap();
         let (first, second, small, largest) = (call(0), call(0), call(0), call(1));
         assert!(first.take_answer(3 << 20) && !second.take_answer(2 << 20) && small.take_answer(SMALL_ANSWER_BYTES));
         assert!(largest.take_answer(100 << 20), "as much as its connection may");

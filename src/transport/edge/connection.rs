@@ -1,16 +1,18 @@
-//! One connection: it has to greet in time, and it ends when the server stops and nobody has a call under way on it.
+//! One connection: it has to greet in time; while there is a crowd, it has to be told in time who calls; and it ends when the server stops,
+//! or the certificate of its caller is over, and nobody has a call under way on it.
 
 use std::{
     io,
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
+use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep, sleep_until, timeout_at},
@@ -19,12 +21,12 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
 use crate::{
-    domain::principal::Principal,
-    service::tokens::Caller,
+    domain::{access::Unauthenticated, principal::Principal},
+    service::tokens::{Caller, Ended},
     tls::{self, Tls},
 };
 
-use super::{Edge, share::Share, socket, stream::Stream};
+use super::{Edge, HEALTH_CALLS_MAX, share::Share, socket, stream::Stream};
 
 /// What an HTTP/2 client says first.
 const GREETING_BYTES: usize = 24;
@@ -42,8 +44,12 @@ pub struct Peer {
     pub(super) address: Option<socket::PeerAddress>,
     /// Whom its certificate is for.
     pub(super) certified: Option<Arc<Caller>>,
-    /// How many calls are under way.
-    pub(super) calls: AtomicUsize,
+    /// Whether somebody has made a call on it of whom it is known who it is.
+    pub(super) is_known: AtomicBool,
+    /// How many calls are under way that are finished before it ends.
+    pub(super) work: AtomicUsize,
+    /// Those about health, which whoever reaches the port makes.
+    pub(super) health: Share,
     /// Bytes of their bodies.
     pub(super) bytes: Share,
     /// Bytes of their answers that are not yet taken.
@@ -53,7 +59,15 @@ pub struct Peer {
 impl Peer {
     pub(super) fn new(edge: &Edge, address: Option<socket::PeerAddress>, certified: Option<Arc<Caller>>) -> Self {
         let share = || Share::of(edge.bounds.connection_bytes());
-        Self { address, certified, calls: AtomicUsize::new(0), bytes: share(), answer_bytes: share() }
+        Self {
+            address,
+            is_known: AtomicBool::new(certified.is_some()),
+            certified,
+            work: AtomicUsize::new(0),
+            health: Share::of(HEALTH_CALLS_MAX),
+            bytes: share(),
+            answer_bytes: share(),
+        }
     }
 }
 
@@ -114,11 +128,17 @@ impl Newcomer {
             }
         };
         let certificates = stream.get_ref().1.peer_certificates();
-        let certified = certificates.and_then(|chain| tls::names::ecm(chain.first()?)).map(|(name, rights)| {
-            Arc::new(Caller { principal: Principal::Named(name), rights, ended: Default::default() })
-        });
+        let certified = certificates.and_then(|chain| certified(chain.first()?));
         Some(Connection::new(Stream::Tls(Box::new(stream)), address, place, until, certified))
     }
+}
+
+/// Who is let in by a certificate that is believed, and until when.
+fn certified(certificate: &CertificateDer<'_>) -> Option<(Arc<Caller>, Instant)> {
+    let (name, rights) = tls::names::ecm(certificate)?;
+    let until = Instant::now().checked_add(tls::expiry::left(certificate)?)?;
+    let ended = Ended::default().until(until, Unauthenticated::CertificateExpired);
+    Some((Arc::new(Caller { principal: Principal::Named(name), rights, ended }), until))
 }
 
 /// A connection that was admitted; when it is dropped, there is room for another.
@@ -127,8 +147,11 @@ pub struct Connection {
     stream: Stream,
     peer: Arc<Peer>,
     edge: Arc<Edge>,
-    greeting: Option<Greeting>,
+    /// Of whom it is not known who it is.
+    stranger: Option<Stranger>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// When the certificate is over that it began with.
+    over: Option<Pin<Box<Sleep>>>,
     /// Who is woken when the server closes.
     waker: Option<Waker>,
     last_look: Option<Look>,
@@ -136,9 +159,9 @@ pub struct Connection {
     _place: Place,
 }
 
-/// What is still missing of the greeting, and until when.
+/// What is still missing of the greeting, and until when; then, when it is looked at next whether there is a crowd.
 #[derive(Debug)]
-struct Greeting {
+struct Stranger {
     missing: usize,
     until: Pin<Box<Sleep>>,
 }
@@ -157,15 +180,17 @@ impl Connection {
         address: socket::PeerAddress,
         place: Place,
         until: Instant,
-        certified: Option<Arc<Caller>>,
+        certified: Option<(Arc<Caller>, Instant)>,
     ) -> Self {
         let edge = &place.0;
+        let (certified, over) = certified.unzip();
         Self {
             stream,
             peer: Arc::new(Peer::new(edge, Some(address), certified)),
             edge: edge.clone(),
-            greeting: Some(Greeting { missing: GREETING_BYTES, until: Box::pin(sleep_until(until)) }),
+            stranger: Some(Stranger { missing: GREETING_BYTES, until: Box::pin(sleep_until(until)) }),
             closing: Box::pin(edge.closing.clone().cancelled_owned()),
+            over: over.map(|until| Box::pin(sleep_until(until))),
             waker: None,
             last_look: None,
             written: 0,
@@ -174,26 +199,29 @@ impl Connection {
     }
 
     fn has_read(&mut self, bytes: usize) {
-        if let Some(greeting) = &mut self.greeting {
-            greeting.missing = greeting.missing.saturating_sub(bytes);
-            if greeting.missing == 0 {
-                self.greeting = None;
-            }
+        if let Some(stranger) = &mut self.stranger {
+            stranger.missing = stranger.missing.saturating_sub(bytes);
         }
     }
 
-    /// Ready if nothing is to be expected any more: the greeting is late, or the server closes and the connection is idle.
+    /// Ready if nothing is to be expected any more: the greeting is late, others want the place of one who is not known, or the
+    /// connection is idle when it may go.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if let Some(greeting) = &mut self.greeting
-            && greeting.until.as_mut().poll(cx).is_ready()
+        let is_known = self.peer.is_known.load(Ordering::Relaxed);
+        self.stranger.take_if(|stranger| is_known && stranger.missing == 0);
+        while let Some(stranger) = &mut self.stranger
+            && stranger.until.as_mut().poll(cx).is_ready()
         {
-            self.edge.gauges.ungreeted.add();
-            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            if stranger.missing > 0 || self.edge.is_crowded() {
+                self.edge.gauges.ungreeted.add();
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            stranger.until.as_mut().reset(Instant::now() + self.edge.bounds.handshake_timeout);
         }
         self.poll_idle(cx).map(Ok)
     }
 
-    /// Ready when the server closes and nobody has a call under way.
+    /// Ready when the server closes, or the certificate is over, and nobody has a call under way.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         ready!(self.poll_closing(cx));
         loop {
@@ -203,7 +231,7 @@ impl Connection {
                 was_idle: false,
             });
             ready!(look.next.as_mut().poll(cx));
-            let is_idle = self.peer.calls.load(Ordering::Acquire) == 0 && self.written - look.written <= QUIET_BYTES;
+            let is_idle = self.peer.work.load(Ordering::Acquire) == 0 && self.written - look.written <= QUIET_BYTES;
             // Idle for a whole turn: what was answered last has had the time to leave.
             if is_idle && look.was_idle {
                 return Poll::Ready(());
@@ -213,26 +241,38 @@ impl Connection {
         }
     }
 
-    /// Ready when the server closes. All connections wait at one place: each is added to it once, and not at every read.
+    /// Ready when the server closes, or the certificate is over. All connections wait at one place: each is added to it once, and not at
+    /// every read.
     fn poll_closing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.edge.closing.is_cancelled() {
+        if self.edge.closing.is_cancelled() || self.over.as_ref().is_some_and(|over| over.is_elapsed()) {
             return Poll::Ready(());
         }
         if self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             return Poll::Pending;
         }
         self.waker = Some(cx.waker().clone());
+        if let Some(over) = &mut self.over
+            && over.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(());
+        }
         self.closing.as_mut().poll(cx)
     }
 
-    /// Counts what is written; nothing waits for a reader who does not read when the server closes.
+    /// Counts what is written.
     fn has_written(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        match polled {
-            Poll::Ready(Ok(bytes)) => self.written = self.written.saturating_add(bytes),
-            Poll::Ready(Err(_)) => {}
-            Poll::Pending => return self.poll_idle(cx).map(|()| Err(io::ErrorKind::TimedOut.into())),
+        if let Poll::Ready(Ok(bytes)) = polled {
+            self.written = self.written.saturating_add(bytes);
         }
-        polled
+        self.or_end(cx, polled)
+    }
+
+    /// Nothing waits longer for one who does not read than for one who says nothing.
+    fn or_end<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        match polled {
+            Poll::Ready(_) => polled,
+            Poll::Pending => self.poll_end(cx).map(|_| Err(io::ErrorKind::TimedOut.into())),
+        }
     }
 }
 
@@ -275,7 +315,8 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.or_end(cx, polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

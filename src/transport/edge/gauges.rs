@@ -88,7 +88,7 @@ impl EdgeGauges {
         self.accept_errors.get()
     }
 
-    /// Connections that were closed because they did not speak HTTP/2 in time.
+    /// Connections that were closed because they did not speak HTTP/2 in time, or nobody showed on them who he was.
     pub fn handshakes_late(&self) -> u64 {
         self.ungreeted.get()
     }

@@ -2,14 +2,15 @@
 //!
 //! Every connection, every byte that is kept of a body and every wait for one has a bound, so that no caller, and no crowd of them,
 //! takes what the others need. What one connection can make the process keep is the sum of its streams' headers, of what was
-//! received and not yet read (a window, [`Bounds::connection_window`]), of the bodies of its calls (a share of [`Bounds::body_bytes`]),
-//! and of their answers (as much again, and 8 KB for each call).
+//! received and not yet read (a window, [`Bounds::connection_window`]), of the bodies of its calls, and what they become (a share of
+//! [`Bounds::body_bytes`]), and of their answers (as much again, and 8 KB for each call).
 //!
 //! - `socket`: where it listens; `open_files`: room for connections; `listener`: the accept loop, and who is turned away;
 //! - `stream`: a connection's bytes, encrypted or not;
-//! - `connection`: one connection: its greeting in time, and its end when the server stops;
+//! - `connection`: one connection: its greeting in time, and its end: in a crowd, and when the server stops;
 //! - `age`: how old connections get;
-//! - `calls`: in front of every service: what a body and an answer may take, and what is told of a defect;
+//! - `calls`: in front of every service: who is let in, what a call may take, and what is told of a defect;
+//! - `body`: a body, as it arrives; `gzip`: what is compressed; `fields`: what becomes more than it was;
 //! - `answer`: an answer, as it is sent;
 //! - `places`: how many calls there may be, by what they are for;
 //! - [`gauges`]: how much of it all is taken.
@@ -27,9 +28,12 @@ use share::Share;
 
 mod age;
 mod answer;
+mod body;
 mod calls;
 mod connection;
+mod fields;
 pub mod gauges;
+mod gzip;
 mod listener;
 mod open_files;
 mod places;
@@ -38,7 +42,8 @@ mod socket;
 mod stream;
 
 pub use age::spread as ages;
-pub use calls::{Calls, Received};
+pub use body::Received;
+pub use calls::Calls;
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
@@ -59,11 +64,17 @@ const CONNECTION_WINDOW_MIN: u32 = 256 << 10;
 /// How many reflection streams there may be. They are read only as far as their answers are, so that each may leave a window unread.
 const REFLECTIONS_MAX: usize = 256;
 
+/// How many calls about health one connection may have under way: whoever reaches the port makes them, and each takes some ten KB.
+const HEALTH_CALLS_MAX: usize = 8;
+
 /// The largest headers of a call, uncompressed.
 pub const HEADER_BYTES_MAX: u32 = 8 << 10;
 
 /// A body up to this size is small: all others together leave half of the room to these.
 const SMALL_BODY_BYTES: usize = 64 << 10;
+
+/// Of a body up to this size nobody counts the fields: what they become is gone when they have been looked at, and that is at once.
+const UNCOUNTED_BYTES: usize = 4 << 10;
 
 /// An answer up to this size has room in any case: whatever it tells of is done. As every call has one, this bounds them. Of a larger
 /// one, so much is left when the last of it is handed over.
@@ -94,7 +105,8 @@ pub struct Bounds {
     pub waiting: usize,
     /// How many calls one connection may have under way.
     pub connection_streams: u32,
-    /// How long a new connection may take for its first words.
+    /// How long a new connection may take for its first words, and how long one may be there, while more than half of the places are
+    /// taken, of which it is not known who calls on it.
     pub handshake_timeout: Duration,
     /// How long the body of a call may take to arrive.
     pub body_timeout: Duration,
@@ -168,6 +180,11 @@ impl Edge {
     /// Somebody whose calls do not come over gRPC's own connections.
     pub fn visitor(&self, address: SocketAddr) -> Arc<Peer> {
         Arc::new(Peer::new(self, Some(address.into()), None))
+    }
+
+    /// Whether places for connections get scarce.
+    fn is_crowded(&self) -> bool {
+        self.gauges.held_connections.taken() > self.bounds.connections / 2
     }
 
     /// Ends what only lingers: streams that have no end of their own, and connections without a call.

@@ -45,6 +45,24 @@ async fn a_stop_does_not_wait_for_those_who_only_linger() {
     assert!(took < Duration::from_secs(2), "it took {took:?}");
 }
 
+/// Nor does anybody who takes nothing of what is sent for ever, or to everybody who asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_does_not_wait_for_those_who_take_nothing() {
+    let database = Database::fresh().await;
+    let (rm, _) = server(&database, &[]);
+    rm.client.ems().await.unwrap();
+    let mut nothing = h2::client::Builder::new();
+    let raw = Raw::connect_with(&rm.address, nothing.initial_window_size(0)).await;
+    let mut untaken = vec![];
+    for method in ["grpc.health.v1.Health/Watch", "grpc.health.v1.Health/Check", "linkis.rm.v1.UsageService/Watch"] {
+        untaken.push(raw.empty_call(method, &[]).await);
+    }
+    let start = Instant::now();
+    assert_eq!(tokio::task::spawn_blocking(|| rm.terminate()).await.unwrap(), Some(0));
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(2), "it took {took:?}");
+}
+
 /// A server that is told to stop has ended within a second, however many wait and linger: all who wait are sent elsewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stop_sends_all_who_wait_elsewhere_at_once() {

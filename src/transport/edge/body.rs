@@ -1,0 +1,341 @@
+//! The body of a call, as it arrives: one message, for which there has to be room before anybody reads it, or the questions of a stream.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use http_body::{Body as HttpBody, Frame};
+use tokio::time::{Sleep, sleep};
+use tonic::{Status, body::Body, codegen::Bytes};
+
+use crate::{domain::name::FieldError, error::Error};
+
+use super::{
+    BODY_BYTES_MAX, PREFIX_BYTES, UNCOUNTED_BYTES,
+    calls::{Call, Closing},
+    fields::{FIELD_BYTES, FIELDS_MAX, Fields},
+    gzip,
+};
+
+/// The body of a call, as it arrives.
+#[derive(Debug)]
+pub struct Received {
+    body: Body,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Message(Message),
+    /// Questions of some bytes each, as long as the caller likes, or until the server closes.
+    Stream(Closing),
+}
+
+impl Received {
+    /// The message of `call`, which is unpacked here if that is how it comes.
+    pub(super) fn message(body: Body, call: Arc<Call>, is_gzip: bool) -> Self {
+        Self { body, kind: Kind::Message(Message::new(call, is_gzip)) }
+    }
+
+    /// Questions, until `closing` ends them.
+    pub(super) fn stream(body: Body, closing: Closing) -> Self {
+        Self { body, kind: Kind::Stream(closing) }
+    }
+}
+
+/// The first bytes of a body, which tell how long its message is.
+#[derive(Debug, Default)]
+struct Prefix {
+    bytes: [u8; PREFIX_BYTES],
+    known: usize,
+}
+
+impl Prefix {
+    /// How long the body is by its own account, if that is known by now.
+    fn read(&mut self, data: &[u8]) -> Option<usize> {
+        for (place, byte) in self.bytes.iter_mut().skip(self.known).zip(data) {
+            *place = *byte;
+            self.known += 1;
+        }
+        self.body_bytes()
+    }
+
+    fn body_bytes(&self) -> Option<usize> {
+        let [_, a, b, c, d] = self.bytes;
+        let length = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
+        (self.known == PREFIX_BYTES).then(|| length.saturating_add(PREFIX_BYTES))
+    }
+
+    /// Whether the message is compressed, if that is known by now.
+    fn is_compressed(&self) -> bool {
+        let [flag, ..] = self.bytes;
+        self.known > 0 && flag == 1
+    }
+}
+
+/// What stands before a message of so many bytes that is not compressed.
+fn prefix(bytes: usize) -> [u8; PREFIX_BYTES] {
+    let [a, b, c, d] = u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes();
+    [0, a, b, c, d]
+}
+
+/// One message. Its room is taken when it is announced, because that much is laid out for it then; that of what a compressed one holds,
+/// before it is unpacked; and that of what its fields become, as they arrive. Nobody is waited for behind it.
+struct Message {
+    call: Arc<Call>,
+    prefix: Prefix,
+    received: usize,
+    fields: Fields,
+    is_gzip: bool,
+    /// All that was received of one that is compressed.
+    packed: Vec<u8>,
+    late: Option<Pin<Box<Sleep>>>,
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("prefix", &self.prefix)
+            .field("received", &self.received)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Message {
+    fn new(call: Arc<Call>, is_gzip: bool) -> Self {
+        let (prefix, fields) = (Prefix::default(), Fields::default());
+        Self { call, prefix, received: 0, fields, is_gzip, packed: Vec::new(), late: None }
+    }
+
+    /// Whether all of it is there.
+    fn is_whole(&self) -> bool {
+        self.prefix.body_bytes().is_some_and(|bytes| self.received >= bytes)
+    }
+
+    /// Takes room for `data`; what is to be read now, if there is something.
+    fn take(&mut self, mut data: Bytes) -> Result<Option<Bytes>, Error> {
+        let (before, announced) = (self.received, self.prefix.read(&data));
+        if let Some(announced) = announced {
+            // What comes behind is no part of the call.
+            data.truncate(announced.saturating_sub(before));
+        }
+        self.received = before.saturating_add(data.len());
+        // What is announced beyond the largest message is refused where it is read, before anything is laid out for it.
+        let announced = announced.filter(|announced| *announced <= BODY_BYTES_MAX);
+        if self.is_gzip && self.prefix.is_compressed() {
+            return self.take_packed(&data, announced);
+        }
+        if announced.is_some_and(|announced| announced > UNCOUNTED_BYTES) {
+            self.fields.read(data.get(PREFIX_BYTES.saturating_sub(before)..).unwrap_or_default());
+        }
+        self.take_room(announced.unwrap_or_default())?;
+        Ok(Some(data))
+    }
+
+    /// The same of a message that is compressed: it is read when all of it is there.
+    fn take_packed(&mut self, data: &[u8], announced: Option<usize>) -> Result<Option<Bytes>, Error> {
+        self.packed.extend_from_slice(data);
+        let is_too_large = announced.is_none() && self.prefix.known == PREFIX_BYTES;
+        if is_too_large {
+            return Ok(Some(std::mem::take(&mut self.packed).into()));
+        }
+        self.take_room(announced.unwrap_or_default())?;
+        if !self.is_whole() {
+            return Ok(None);
+        }
+        let packed = std::mem::take(&mut self.packed);
+        let packed = packed.get(PREFIX_BYTES..).unwrap_or_default();
+        let length = gzip::length(packed).ok_or_else(spoilt)?;
+        if length > BODY_BYTES_MAX - PREFIX_BYTES {
+            // That is refused where it is read.
+            return Ok(Some(prefix(length).to_vec().into()));
+        }
+        self.take_room(self.received.saturating_add(length))?;
+        let mut unpacked = Vec::with_capacity(PREFIX_BYTES + length);
+        unpacked.extend(prefix(length));
+        gzip::unpack(packed, length, &mut unpacked).ok_or_else(spoilt)?;
+        if unpacked.len() > UNCOUNTED_BYTES {
+            self.fields.read(unpacked.get(PREFIX_BYTES..).unwrap_or_default());
+            self.take_room(self.received.saturating_add(length))?;
+        }
+        Ok(Some(unpacked.into()))
+    }
+
+    /// Takes room for as much as is known by now: `bytes`, all that was received, and what its fields become.
+    fn take_room(&self, bytes: usize) -> Result<(), Error> {
+        let fields = self.fields.count();
+        if fields > FIELDS_MAX {
+            return Err(FieldError::new("the message", format!("has more than {FIELDS_MAX} fields")).into());
+        }
+        let bytes = bytes.max(self.received).saturating_add(fields.saturating_mul(FIELD_BYTES));
+        // However large it is, it has room if it is alone.
+        if self.call.take(bytes.min(self.call.edge.bounds.connection_bytes())) {
+            return Ok(());
+        }
+        self.call.edge.gauges.shed.add();
+        Err(Error::TooManyBytes)
+    }
+
+    /// Ready when nothing more of it is waited for.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
+        let longest = self.call.edge.bounds.body_timeout;
+        ready!(self.late.get_or_insert_with(|| Box::pin(sleep(longest))).as_mut().poll(cx));
+        self.call.edge.gauges.late.add();
+        Poll::Ready(Error::BodyTimeout(longest))
+    }
+
+    fn poll_frame(
+        &mut self,
+        mut body: Pin<&mut Body>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        while !self.is_whole() {
+            let frame = match body.as_mut().poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(end) => return Poll::Ready(end),
+                Poll::Pending => return self.poll_late(cx).map(|error| Some(Err(error.into()))),
+            };
+            match frame.into_data().map(|data| self.take(data)) {
+                Ok(Ok(Some(data))) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+        Poll::Ready(None)
+    }
+}
+
+fn spoilt() -> Error {
+    FieldError::new("the message", "is not what it says to be when it is unpacked: compress it as one member of gzip")
+        .into()
+}
+
+impl HttpBody for Received {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Self { body, kind } = &mut *self;
+        let mut body = Pin::new(body);
+        match kind {
+            Kind::Message(message) => message.poll_frame(body, cx),
+            Kind::Stream(closing) => match body.as_mut().poll_frame(cx) {
+                // Why, the answer tells.
+                Poll::Pending => closing.poll(cx).map(|_| None),
+                frame => frame,
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let is_whole = matches!(&self.kind, Kind::Message(message) if message.is_whole());
+        is_whole || self.body.is_end_stream()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::gzip::tests::pack, *};
+    use crate::transport::edge::{Bounds, Edge, calls::Sort, connection::Peer};
+
+    struct Caller {
+        edge: Arc<Edge>,
+        peer: Arc<Peer>,
+    }
+
+    impl Caller {
+        fn new(body_bytes: usize) -> Self {
+            let edge = Edge::new(Bounds { body_bytes, ..Bounds::DEFAULT }, None);
+            let peer = Arc::new(Peer::new(&edge, None, None));
+            Self { edge, peer }
+        }
+
+        fn message(&self) -> Message {
+            Message::new(Arc::new(Call::begin(&self.edge, Some(&self.peer), Sort::Work).unwrap()), true)
+        }
+
+        fn bytes(&self) -> usize {
+            usize::try_from(self.edge.gauges().bytes_in_flight()).unwrap()
+        }
+    }
+
+    fn body(flag: u8, message: &[u8]) -> Bytes {
+        let [_, length @ ..] = prefix(message.len());
+        [&[flag], length.as_slice(), message].concat().into()
+    }
+
+    #[test]
+    fn the_length_is_read_however_it_is_cut() {
+        let message = [0, 0, 0, 1, 2, 9, 9];
+        for cut in 0..message.len() {
+            let (first, second) = message.split_at(cut);
+            let mut prefix = Prefix::default();
+            let told = [prefix.read(first), prefix.read(second)];
+            assert_eq!(told, [(cut >= PREFIX_BYTES).then_some(263), Some(263)], "cut at {cut}");
+        }
+    }
+
+    /// A message of few bytes that becomes many has room for those before anybody reads it.
+    #[test]
+    fn what_is_compressed_takes_the_room_of_what_it_holds() {
+        let message = [&[10, 0x80, 0x80, 0x40], vec![7; 1 << 20].as_slice()].concat();
+        let packed = body(1, &pack(&message));
+        for cut in 0..packed.len() {
+            let caller = Caller::new(64 << 20);
+            let mut received = caller.message();
+            let (first, second) = (packed.slice(..cut), packed.slice(cut..));
+            assert_eq!(received.take(first).unwrap().unwrap_or_default(), [0; 0][..]);
+            assert!(caller.bytes() <= packed.len(), "not known yet");
+            assert_eq!(received.take(second).unwrap().unwrap(), body(0, &message));
+            assert_eq!(caller.bytes(), packed.len() + message.len() + FIELD_BYTES, "cut at {cut}");
+        }
+        let caller = Caller::new(16 << 20);
+        let mut messages: Vec<_> = (0..5).map(|_| caller.message()).collect();
+        let taken = messages.iter_mut().filter_map(|message| message.take(packed.clone()).ok()).count();
+        assert_eq!(taken, 3, "its connection has a quarter");
+    }
+
+    #[test]
+    fn a_compressed_message_that_lies_about_its_length_is_refused_unread() {
+        let packed = pack(&[7; 1 << 20]);
+        for behind in [[0; 4], 100_u32.to_le_bytes()] {
+            let lie = body(1, &[packed.as_slice(), &behind].concat());
+            let caller = Caller::new(64 << 20);
+            let mut message = caller.message();
+            assert!(matches!(message.take(lie), Err(Error::InvalidField(_))));
+        }
+        let mut too_large = Caller::new(64 << 20).message();
+        let told = too_large.take(body(1, &[packed.as_slice(), &[0xff; 4]].concat())).unwrap().unwrap();
+        assert_eq!(told, [0, 0xff, 0xff, 0xff, 0xff][..], "which whoever reads it refuses");
+    }
+
+    #[test]
+    fn many_fields_take_the_room_of_what_they_become() {
+        let of = |fields: usize| body(0, &[0x3a, 0].repeat(fields));
+        let caller = Caller::new(64 << 20);
+        let mut message = caller.message();
+        let whole = of(50_000);
+        for piece in whole.chunks(16_385) {
+            message.take(Bytes::copy_from_slice(piece)).unwrap();
+        }
+        assert_eq!(caller.bytes(), whole.len() + 50_000 * FIELD_BYTES);
+        assert!(message.is_whole() && message.take(of(1)).unwrap().is_some_and(|behind| behind.is_empty()));
+        let (mut second, mut third) = (caller.message(), caller.message());
+        assert!(second.take(of(50_000)).is_ok(), "14 of the 16 MB of its connection");
+        assert!(matches!(third.take(of(50_000)), Err(Error::TooManyBytes)));
+        for body in [of(FIELDS_MAX + 1), body(1, &pack(&[0x3a, 0].repeat(FIELDS_MAX + 1)))] {
+            assert!(matches!(Caller::new(64 << 20).message().take(body), Err(Error::InvalidField(_))));
+        }
+        let least = Caller::new(super::super::BODY_BYTES_LEAST);
+        assert!(least.message().take(of(FIELDS_MAX)).is_ok(), "the largest has room if it is alone");
+        // Of a small one, nobody counts.
+        let caller = Caller::new(64 << 20);
+        let mut small = caller.message();
+        small.take(of(1000)).unwrap();
+        assert_eq!(caller.bytes(), 2005);
+    }
+}

@@ -1,0 +1,62 @@
+//! Messages that come compressed, unpacked at the edge: whoever unpacks has to know before how much room that takes, and that is only
+//! known for sure if what a message says of itself is held against what it is.
+
+use std::io::Read as _;
+
+use flate2::bufread::GzDecoder;
+
+/// How long a compressed message says to be without that, in bytes (RFC 1952: its last four tell); `None` if it does not say.
+pub fn length(packed: &[u8]) -> Option<usize> {
+    packed.last_chunk().and_then(|length| usize::try_from(u32::from_le_bytes(*length)).ok())
+}
+
+/// Puts `length` bytes that are `packed` behind `unpacked`; `None` if these are not they: no byte more is put there.
+pub fn unpack(packed: &[u8], length: usize, unpacked: &mut Vec<u8>) -> Option<()> {
+    let mut reader = GzDecoder::new(packed);
+    // Beyond the last one stands what proves it.
+    let most = u64::try_from(length).ok()?.checked_add(1)?;
+    let read = reader.by_ref().take(most).read_to_end(unpacked).ok()?;
+    // Whatever came behind would have told the length.
+    (read == length && reader.into_inner().is_empty()).then_some(())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::io::Write as _;
+
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    /// Compressed.
+    pub fn pack(bytes: &[u8]) -> Vec<u8> {
+        let mut writer = GzEncoder::new(vec![], Compression::best());
+        writer.write_all(bytes).unwrap();
+        writer.finish().unwrap()
+    }
+
+    fn unpacked(packed: &[u8]) -> Option<Vec<u8>> {
+        let mut unpacked = vec![];
+        unpack(packed, length(packed)?, &mut unpacked).map(|()| unpacked)
+    }
+
+    #[test]
+    fn what_a_message_says_of_its_length_is_held_against_what_it_is() {
+        let message = vec![7; 1 << 20];
+        let packed = pack(&message);
+        assert!(packed.len() < 2048);
+        assert_eq!(unpacked(&packed), Some(message));
+        assert_eq!(unpacked(&pack(&[])), Some(vec![]));
+        let with = |behind: &[u8]| [&packed, behind].concat();
+        for lie in
+            [with(&[0; 4]), with(&(1_u32 << 20).to_le_bytes()), with(&packed), with(&pack(&[])), packed[..9].to_vec()]
+        {
+            assert_eq!(unpacked(&lie), None);
+        }
+        for short in [&[][..], &[1], &[0; 4], &[0; 40]] {
+            assert_eq!(unpacked(short), None);
+        }
+        let mut none = vec![];
+        assert!(unpack(&packed, 100, &mut none).is_none() && none.len() <= 101);
+    }
+}
