@@ -340,8 +340,7 @@ impl Server {
         let identity = known_by(options.security.is_page_open);
         let observe = Observe::new(metrics.clone());
         let (history, schema) = (History::default(), Arc::new(Schema::new()?));
-        let sources = Sources::new(overviews.clone(), metrics, instance_id);
-        tasks.spawn(history.clone().keep(sources, stopping.clone()));
+        tasks.spawn(history.clone().keep(Sources::new(overviews.clone(), metrics, instance_id), stopping.clone()));
         let page = page.open(Site {
             calls: observe.layer(calls.known_by(identity.clone())),
             edge: edge.clone(),

@@ -13,6 +13,10 @@ const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
 /// How long a certificate is still good; `None` if it is over, or that cannot be read.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates are judged by the clock of this machine, as the handshake does"
+)]
 pub fn left(certificate: &CertificateDer<'_>) -> Option<Duration> {
     Duration::try_from(not_after(certificate)? - OffsetDateTime::now_utc()).ok()
 }

@@ -283,7 +283,12 @@ async fn a_certificate_that_is_over_lets_nobody_in_who_is_there_already() {
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
     let rm = start_tls(&database, &folder).await;
-    let soon = certify_until(&ca, &["host1"], &[], OffsetDateTime::now_utc() + Duration::from_secs(5));
+    let soon = certify_until(
+        &ca,
+        &["host1"],
+        &[],
+        OffsetDateTime::from(std::time::SystemTime::now()) + Duration::from_secs(5),
+    );
     let channel = connect(&rm, &ca, Some(&soon)).await.unwrap();
     rm_of(&channel, "").register(register("host1")).await.unwrap();
     let told = Mutex::new(None);
