@@ -30,7 +30,7 @@ pub(super) struct HostId(pub u32);
 #[derive(Debug, Default)]
 pub(super) struct Group {
     members: HashSet<HostId>,
-    /// Of all members together, and of the largest that there ever was.
+    /// Of all members together, and of each.
     capacity: BTreeMap<Dimension, Capacity>,
     /// The members that can be chosen.
     orders: HashMap<Order, BTreeSet<Rank>>,
@@ -42,7 +42,29 @@ pub(super) struct Group {
 #[derive(Debug, Default)]
 struct Capacity {
     sum: i128,
-    largest: i64,
+    /// The number of members with each amount.
+    members: BTreeMap<i64, usize>,
+}
+
+impl Capacity {
+    fn insert(&mut self, amount: i64) {
+        self.sum += i128::from(amount);
+        *self.members.entry(amount).or_default() += 1;
+    }
+
+    fn remove(&mut self, amount: i64) {
+        self.sum -= i128::from(amount);
+        if let Some(members) = self.members.get_mut(&amount) {
+            *members -= 1;
+            if *members == 0 {
+                self.members.remove(&amount);
+            }
+        }
+    }
+
+    fn largest(&self) -> i64 {
+        self.members.last_key_value().map_or(0, |(amount, _)| *amount)
+    }
 }
 
 /// Resources for which there is no room, none of which says more than another.
@@ -111,9 +133,7 @@ impl Group {
     pub fn insert(&mut self, id: HostId, host: &Host) {
         self.members.insert(id);
         for (dimension, amount) in host.capacity.amounts() {
-            let capacity = self.capacity.entry(dimension).or_default();
-            capacity.sum += i128::from(amount);
-            capacity.largest = capacity.largest.max(amount);
+            self.capacity.entry(dimension).or_default().insert(amount);
         }
         self.rank(id, host);
     }
@@ -123,7 +143,10 @@ impl Group {
         self.members.remove(&id);
         for (dimension, amount) in host.capacity.amounts() {
             if let Some(capacity) = self.capacity.get_mut(&dimension) {
-                capacity.sum -= i128::from(amount);
+                capacity.remove(amount);
+                if capacity.members.is_empty() {
+                    self.capacity.remove(&dimension);
+                }
             }
         }
         self.unrank(id, host);
@@ -149,6 +172,11 @@ impl Group {
         }
     }
 
+    /// Whether each dimension of a share is provided by some member.
+    fn may_provide(&self, share: &Resource) -> bool {
+        share.amounts().all(|(dimension, _)| self.capacity.contains_key(&dimension))
+    }
+
     /// The dimension that a request takes the most of, beside all that the group has.
     fn dominant(&self, share: &Resource) -> Dimension {
         let part = |dimension: &Dimension, asked: i64| {
@@ -168,12 +196,12 @@ impl Group {
 
     /// The best EM with room for what is wanted, and its rank: of those that somebody holds, or of the others.
     pub fn best(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<Rank> {
-        if !wanted.is_held && self.full.applies_to(wanted.share) {
+        if !self.may_provide(wanted.share) || !wanted.is_held && self.full.applies_to(wanted.share) {
             return None;
         }
         let dimension = self.dominant(wanted.share);
         // With a smaller share free, not even the largest has room.
-        let largest = self.capacity.get(&dimension).map_or(0, |capacity| capacity.largest);
+        let largest = self.capacity.get(&dimension).map_or(0, Capacity::largest);
         let needed = share_of(wanted.share.get(&dimension), largest);
         let has_room = |rank: &&Rank| {
             hosts.get(rank.host).is_some_and(|host| host.left.covers(wanted.share) && wanted.may_be(host))
@@ -207,6 +235,9 @@ impl Group {
     /// The EM that tells best why there is no room: of those on which there would be if they were empty, the one with the largest free
     /// share, and true; otherwise that of all. One that somebody holds only where no other is such.
     pub fn closest(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<(bool, Rank)> {
+        if !self.may_provide(wanted.share) {
+            return None;
+        }
         let dimension = self.dominant(wanted.share);
         if !self.small.applies_to(wanted.share) {
             let would_fit = |rank: &&Rank| {
@@ -231,7 +262,10 @@ impl Group {
     /// Any that can be chosen, whatever it provides.
     pub fn any(&self, hosts: &Hosts, only: &dyn Fn(&Host) -> bool) -> Option<HostId> {
         let can_be = |id: &HostId| hosts.get(*id).is_some_and(|host| host.is_available() && only(host));
-        self.members().find(can_be)
+        match self.orders.values().next() {
+            Some(available) => available.iter().map(|rank| rank.host).find(can_be),
+            None => self.members().find(can_be),
+        }
     }
 
     /// What some EM of the group has, and a request does not ask for.

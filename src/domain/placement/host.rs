@@ -8,7 +8,7 @@ use crate::domain::{
     resource::{Dimension, Left, Resource, ResourceError},
 };
 
-use super::group::HostId;
+use super::{group::HostId, label_sets::SetId};
 
 /// An EM as it was last seen.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(super) struct Host {
     touched: u64,
     /// The survey that saw it last.
     pub surveyed: u64,
+    /// The label sets that it is a member of.
+    pub label_sets: Vec<SetId>,
 }
 
 /// What EMs are ordered by.
@@ -94,6 +96,7 @@ impl Host {
             is_held: false,
             touched,
             surveyed,
+            label_sets: Vec::new(),
         })
     }
 

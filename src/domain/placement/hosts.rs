@@ -12,6 +12,9 @@ pub(super) struct Hosts {
     slots: Vec<Option<Host>>,
     free: Vec<HostId>,
     ids: HashMap<EmInstance, HostId>,
+    /// Counts the EMs that were looked at.
+    #[cfg(test)]
+    pub visits: std::cell::Cell<u64>,
 }
 
 impl Hosts {
@@ -24,6 +27,8 @@ impl Hosts {
     }
 
     pub fn get(&self, id: HostId) -> Option<&Host> {
+        #[cfg(test)]
+        self.visits.set(self.visits.get() + 1);
         self.slots.get(id.0 as usize)?.as_ref()
     }
 

@@ -1,11 +1,12 @@
 //! Choosing the EM for a request that names none: by what was last seen, so only a proposal; the ledger decides.
 //!
 //! The EMs stand in groups of those that are alike for many requests: of one application, one type of resource, reserved for the same
-//! labels; and within these, where a label that requests ask for is common, of those that have it. A group is ordered by the free share
-//! of each dimension that somebody asked the most of, so that the best is found without looking at the others; what fits nowhere in it
-//! is remembered until somewhere it does.
+//! labels; and within these, for each set of labels that requests ask for, of those that have all of them. A group is ordered by the free
+//! share of each dimension that somebody asked the most of, so that the best is found without looking at the others; what fits nowhere in
+//! it is remembered until somewhere it does.
 //!
 //! - `host`, `hosts`: the EMs, and what choosing needs of each; `group`: those that are alike, ordered by what is free;
+//! - `label_sets`: the sets of labels that requests ask for, and the EMs that have all labels of a set;
 //! - `search`: the groups that a request may go to.
 
 use std::{
@@ -26,6 +27,7 @@ use super::{
 mod group;
 mod host;
 mod hosts;
+mod label_sets;
 mod search;
 
 #[cfg(test)]
@@ -34,10 +36,8 @@ mod tests;
 use group::{Group, HostId, Wanted};
 use host::{Host, Rank};
 use hosts::Hosts;
+use label_sets::{LabelSets, SETS_OF_EM_MAX, SetId};
 use search::{Search, Shares, for_each_group, preferences};
-
-/// How many common labels have groups of their own.
-const PARTS_MAX: usize = 1024;
 
 /// Later than what tells apart those that nobody has touched yet.
 const FIRST_TOUCH: u64 = 1 << 40;
@@ -52,8 +52,7 @@ pub struct View {
     /// Those that are reserved for nobody, under no labels; the others under the labels for which they are.
     pools: BTreeMap<Vec<Label>, BTreeMap<(Name, ResourceType), Pool>>,
     labelled: HashMap<Label, HashSet<HostId>>,
-    /// Common labels that have groups of their own.
-    common: Common,
+    label_sets: LabelSets,
     /// Those that somebody holds, also where they are not among the others.
     held: HashSet<EmInstance>,
     /// Counts how often any EM was touched.
@@ -64,29 +63,12 @@ pub struct View {
     survey: u64,
 }
 
-/// Labels by their keys.
-#[derive(Debug, Default)]
-struct Common {
-    values: HashMap<String, HashSet<String>>,
-    len: usize,
-}
-
-impl Common {
-    fn contains(&self, key: &str, value: &str) -> bool {
-        self.values.get(key).is_some_and(|values| values.contains(value))
-    }
-
-    fn insert(&mut self, (key, value): Label) {
-        self.len += usize::from(self.values.entry(key).or_default().insert(value));
-    }
-}
-
 /// EMs of one application and type, reserved for the same.
 #[derive(Debug, Default)]
 struct Pool {
     all: Group,
-    /// Those that have a common label, by its key and its value; none where there are no such EMs.
-    by_label: HashMap<String, HashMap<String, Group>>,
+    /// The members of label sets that have groups; a set without an EM here has no entry.
+    by_set: HashMap<SetId, Group>,
 }
 
 /// An EM as a survey found it.
@@ -168,6 +150,7 @@ impl View {
     pub fn remove(&mut self, em: &EmInstance) {
         let Some(id) = self.hosts.id(em) else { return };
         let Some(host) = self.hosts.remove(em) else { return };
+        self.label_sets.leave(id, &host.label_sets);
         for label in labels_of(&host.em) {
             if let Some(ids) = self.labelled.get_mut(&label) {
                 ids.remove(&id);
@@ -179,8 +162,8 @@ impl View {
         let (reserved, kind) = pool_of(&host.em);
         if let Some(pools) = self.pools.get_mut(&reserved) {
             if let Some(pool) = pools.get_mut(&kind) {
-                pool.for_each_of(&host.em, &self.common, |group| group.remove(id, &host));
-                pool.drop_empty(&host.em);
+                pool.for_each_of(&host.label_sets, |group| group.remove(id, &host));
+                pool.drop_empty(&host.label_sets);
                 if pool.all.is_empty() {
                     pools.remove(&kind);
                 }
@@ -303,12 +286,23 @@ impl View {
         host.is_held = self.held.contains(&host.em.instance);
         let (reserved, kind) = pool_of(&host.em);
         let Some(id) = self.hosts.insert(host) else { return };
-        let Some(host) = self.hosts.get(id) else { return };
+        let Some(host) = self.hosts.get_mut(id) else { return };
         for label in labels_of(&host.em) {
             self.labelled.entry(label).or_default().insert(id);
         }
-        let pool = self.pools.entry(reserved).or_default().entry(kind);
-        pool.or_default().for_each_of(&host.em, &self.common, |group| group.insert(id, host));
+        host.label_sets = self.label_sets.join(id, &host.em);
+        let pool = self.pools.entry(reserved).or_default().entry(kind).or_default();
+        for set in host.label_sets.iter().filter(|set| self.label_sets.is_grouped(**set)) {
+            pool.by_set.entry(*set).or_default();
+        }
+        pool.for_each_of(&host.label_sets, |group| group.insert(id, host));
+        let mut joined = host.label_sets.clone();
+        while joined.len() > SETS_OF_EM_MAX
+            && let Some(oldest) = self.label_sets.oldest(joined.iter().copied())
+        {
+            self.evict_label_set(oldest);
+            joined.retain(|set| *set != oldest);
+        }
     }
 
     /// Changes an EM, if it is there; but neither its labels nor what there is in all.
@@ -317,9 +311,9 @@ impl View {
         let Some(host) = self.hosts.get_mut(id) else { return };
         let (reserved, kind) = pool_of(&host.em);
         let Some(pool) = self.pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) else { return };
-        pool.for_each_of(&host.em, &self.common, |group| group.unrank(id, host));
+        pool.for_each_of(&host.label_sets, |group| group.unrank(id, host));
         change(host);
-        pool.for_each_of(&host.em, &self.common, |group| group.rank(id, host));
+        pool.for_each_of(&host.label_sets, |group| group.rank(id, host));
     }
 
     fn find(
@@ -357,51 +351,21 @@ impl View {
 }
 
 impl Pool {
-    /// The group of those that have a common label.
-    fn group_of(&mut self, (key, value): &Label) -> &mut Group {
-        self.by_label.entry(key.clone()).or_default().entry(value.clone()).or_default()
-    }
-
-    /// For the groups that an EM of the pool is in.
-    fn for_each_of(&mut self, em: &Em, common: &Common, mut each: impl FnMut(&mut Group)) {
+    /// For the groups of an EM of the pool that is a member of some label sets.
+    fn for_each_of(&mut self, label_sets: &[SetId], mut each: impl FnMut(&mut Group)) {
         each(&mut self.all);
-        for (key, value) in em.all_labels().filter(|(key, value)| common.contains(key, value)) {
-            match self.by_label.get_mut(key).and_then(|of_key| of_key.get_mut(value)) {
-                Some(group) => each(group),
-                None => each(self.group_of(&(key.to_owned(), value.to_owned()))),
+        for set in label_sets {
+            if let Some(group) = self.by_set.get_mut(set) {
+                each(group);
             }
         }
     }
 
-    /// Drops the groups that an EM was the last of.
-    fn drop_empty(&mut self, em: &Em) {
-        for (key, value) in em.all_labels() {
-            let Some(of_key) = self.by_label.get_mut(key) else { continue };
-            if of_key.get(value).is_some_and(Group::is_empty) {
-                of_key.remove(value);
-            }
-        }
-    }
-}
-
-impl View {
-    /// Makes groups of those that have a common label.
-    fn make_common(&mut self, label: &Label) {
-        if self.common.contains(&label.0, &label.1) {
-            return;
-        }
-        let View { hosts, pools, labelled, common, .. } = self;
-        if common.len >= PARTS_MAX {
-            // Those that are asked for will be made again.
-            *common = Common::default();
-            pools.values_mut().flat_map(BTreeMap::values_mut).for_each(|pool| pool.by_label = HashMap::new());
-        }
-        common.insert(label.clone());
-        for id in labelled.get(label).into_iter().flatten() {
-            let Some(host) = hosts.get(*id) else { continue };
-            let (reserved, kind) = pool_of(&host.em);
-            if let Some(pool) = pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) {
-                pool.group_of(label).insert(*id, host);
+    /// Drops the groups of some label sets that have no EM here.
+    fn drop_empty(&mut self, label_sets: &[SetId]) {
+        for set in label_sets {
+            if self.by_set.get(set).is_some_and(Group::is_empty) {
+                self.by_set.remove(set);
             }
         }
     }

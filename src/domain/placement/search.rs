@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
 };
 
 use crate::domain::{
@@ -18,11 +18,9 @@ use super::{
     group::{Group, HostId},
     host::Host,
     hosts::Hosts,
+    label_sets::Candidates,
     pool_of,
 };
-
-/// EMs with a label of which there are no more than this are looked at one by one.
-pub(super) const SCANNED_MAX: usize = 32;
 
 /// What a request asks of EMs, beside room.
 pub(super) struct Search<'a> {
@@ -56,48 +54,48 @@ pub(super) fn for_each_group(
     search: &Search<'_>,
     mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
 ) {
-    let rarest = search.labels.iter().map(|label| (view.labelled.get(label).map_or(0, HashSet::len), label)).min();
-    if rarest.is_some_and(|(len, _)| len == 0) {
-        return;
-    }
-    let common = rarest.filter(|(len, _)| *len > SCANNED_MAX).map(|(_, label)| label);
-    if let Some(label) = common {
-        view.make_common(label);
-    }
-    let conditions = search.labels.len() - usize::from(common.is_some());
     let holds =
         |host: &Host| search.labels.iter().all(|label| host.has(label)) && !search.except.contains(&host.em.instance);
-    let only: Option<&dyn Fn(&Host) -> bool> =
-        if conditions == 0 && search.except.is_empty() { None } else { Some(&holds) };
-    if let (Some((_, label)), None) = (rarest, common) {
-        // Few: groups for this once.
-        let ids = view.labelled.get(label).into_iter().flatten().copied();
-        let mut groups: BTreeMap<(Name, ResourceType), Vec<HostId>> = BTreeMap::new();
-        for (id, host) in ids.filter_map(|id| Some((id, view.hosts.get(id)?))) {
-            if host.em.admits(search.ask.labels.as_map())
-                && search.serves(&host.em.instance.application_name)
-                && holds(host)
-            {
-                groups.entry(pool_of(&host.em).1).or_default().push(id);
-            }
-        }
-        for (kind, ids) in groups {
-            each(&kind, &mut Group::new(ids, &view.hosts), &view.hosts, None);
-        }
-        return;
-    }
+    let (set, has_labels) = match view.candidates(&search.labels) {
+        Candidates::Few(ids) => return for_each_of_few(view, search, ids, holds, each),
+        Candidates::Members(set) => (Some(set), true),
+        Candidates::Among(set) => (set, search.labels.is_empty()),
+    };
+    let only: Option<&dyn Fn(&Host) -> bool> = if has_labels && search.except.is_empty() { None } else { Some(&holds) };
     let View { hosts, pools, .. } = view;
     for reserved in reservations(pools, search.ask) {
         let Some(kinds) = pools.get_mut(&reserved) else { continue };
         for (kind, pool) in kinds.iter_mut().filter(|(kind, _)| search.serves(&kind.0)) {
-            let group = match common {
+            let group = match set {
                 None => Some(&mut pool.all),
-                Some((key, value)) => pool.by_label.get_mut(key).and_then(|of_key| of_key.get_mut(value)),
+                Some(set) => pool.by_set.get_mut(&set),
             };
             if let Some(group) = group {
                 each(kind, group, hosts, only);
             }
         }
+    }
+}
+
+/// Goes through groups of few EMs, which are made for this once.
+fn for_each_of_few(
+    view: &View,
+    search: &Search<'_>,
+    few: Vec<HostId>,
+    holds: impl Fn(&Host) -> bool,
+    mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
+) {
+    let mut groups: BTreeMap<_, Vec<HostId>> = BTreeMap::new();
+    for (id, host) in few.into_iter().filter_map(|id| Some((id, view.hosts.get(id)?))) {
+        if host.em.admits(search.ask.labels.as_map())
+            && search.serves(&host.em.instance.application_name)
+            && holds(host)
+        {
+            groups.entry(pool_of(&host.em)).or_default().push(id);
+        }
+    }
+    for ((_, kind), ids) in groups {
+        each(&kind, &mut Group::new(ids, &view.hosts), &view.hosts, None);
     }
 }
 

@@ -6,10 +6,15 @@ use proptest::prelude::*;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use super::{search::SCANNED_MAX, *};
+use super::{
+    host::WHOLE,
+    label_sets::{RECENT_SEARCHES, SCANNED_MAX, SETS_MAX},
+    *,
+};
 use crate::domain::{
     name::Labels,
     policy::Check,
+    resource::Dimension,
     selector::{Preference, Selector},
 };
 
@@ -213,7 +218,7 @@ fn a_label_that_many_have_has_an_order_of_its_own() {
     let of = |n: usize| labelled(&format!("host{n}"), &[("tenant", ["a", "b"][n % 2])], &[]);
     let mut view = view((0..hosts).map(of));
     let wants = asking(&[], &[("tenant", "a")], &[]);
-    assert!(best(&mut view, &wants).is_some() && view.common.len == 1);
+    assert!(best(&mut view, &wants).is_some() && view.label_sets.len() == 1);
     view.update(Em { locked: Resource::load(0, 0).unwrap(), version: 2, ..of(2) });
     let moved = Em { labels: labels(&[("tenant", "b")]), version: 2, ..of(4) };
     view.update(moved);
@@ -233,13 +238,13 @@ fn many_common_labels_among_many_reservations_take_little_room() {
     let mut view = view((0..reservations).map(of));
     let groups = |view: &View| -> usize {
         let pools = view.pools.values().flat_map(BTreeMap::values);
-        pools.flat_map(|pool| pool.by_label.values()).map(HashMap::len).sum()
+        pools.map(|pool| pool.by_set.len()).sum()
     };
     for n in 0..rows {
         let wants = asking(&[("tenant", &n.to_string())], &[("row", &format!("row{n}"))], &[]);
         assert_eq!(best(&mut view, &wants), Some(format!("host{n}")));
     }
-    assert_eq!((view.common.len, groups(&view)), (rows, reservations));
+    assert_eq!((view.label_sets.len(), groups(&view)), (rows, reservations));
     (0..reservations).for_each(|n| view.remove(&of(n).instance));
     assert_eq!((view.pools.len(), groups(&view)), (0, 0));
 }
@@ -421,6 +426,9 @@ fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has(
     assert_eq!(best(&mut view, &wants).as_deref(), Some("held"));
 }
 
+/// EMs of which a quarter has any two labels that requests require: more than are searched one by one.
+const HOSTS: u8 = 5 * SCANNED_MAX as u8;
+
 /// What happens to a view, and to a plain list that is looked through from end to end.
 #[derive(Debug, Clone)]
 enum Step {
@@ -433,7 +441,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Step> {
-    let host = || 0..80_u8;
+    let host = || 0..HOSTS;
     let pairs = |most| prop::collection::vec((0..2_u8, 0..2_u8), 0..most);
     let amount = || (0..20_i64, 0..20_i64);
     prop_oneof![
@@ -444,7 +452,7 @@ fn steps() -> impl Strategy<Value = Step> {
         1 => host().prop_map(Step::Remove),
         1 => (host(), any::<bool>()).prop_map(|(host, is_available)| Step::Report { host, is_available }),
         1 => (host(), any::<bool>()).prop_map(|(host, is_held)| Step::Hold { host, is_held }),
-        8 => (amount(), pairs(3), pairs(2), any::<bool>())
+        8 => (amount(), pairs(3), pairs(3), any::<bool>())
             .prop_map(|(amount, carried, required, pack)| Step::Choose { amount, carried, required, pack }),
         1 => Just(Step::Settle),
     ]
@@ -455,6 +463,30 @@ fn to_labels(pairs: &[(u8, u8)], offset: u8) -> Labels {
     Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
 }
 
+/// The dimension that a request takes the most of, beside all that the EMs have that match it and are reserved for the same.
+fn dominant(ems: &[&Em], reserved: &Labels, ask: &RequestSpec) -> Dimension {
+    let alike: Vec<&&Em> = ems.iter().filter(|em| em.reserved == *reserved).collect();
+    let part = |dimension: &Dimension| {
+        let whole = alike.iter().map(|em| em.total.get(dimension)).sum::<i64>();
+        i128::from(ask.resource.get(dimension)) * WHOLE * WHOLE / i128::from(whole.max(1))
+    };
+    let asked = ask.resource.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, _)| dimension);
+    asked.max_by_key(part).unwrap_or(Dimension::Memory)
+}
+
+/// How good an EM is for a request.
+fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
+    let left = em.left().unwrap();
+    let share = left.get(dominant) * 1_000_000_000 / em.total.get(dominant).max(1);
+    match ask.selector.placement {
+        Some(Placement::Pack) => {
+            let spares = |dimension| ask.resource.get(&dimension) == 0 && left.get(&dimension) > 0;
+            (!ask.resource.amounts().any(|(dimension, _)| spares(dimension)), -share)
+        }
+        _ => (true, share),
+    }
+}
+
 proptest! {
     /// However EMs stand in groups and orders, and whatever is remembered of what did not fit: the answer is that of looking at each.
     #[test]
@@ -462,6 +494,15 @@ proptest! {
         let (mut view, mut plain, mut version) = (View::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
         let mut held = BTreeSet::new();
         let named = |host: u8| em(&format!("host{host}"), (0, 0), (0, 0)).instance;
+        for host in 0..HOSTS {
+            let (total, locked) = (i64::from(host % 5 * 5), i64::from(host % 4 * 5));
+            let seen = Em {
+                labels: to_labels(&[(0, host % 2), (1, host / 2 % 2)], 0),
+                ..em(&format!("host{host}"), (total, 20), (locked.min(total), locked))
+            };
+            plain.insert(seen.instance.clone(), (seen.clone(), true));
+            view.update(seen);
+        }
         for step in steps {
             version += 1;
             match step {
@@ -516,9 +557,18 @@ proptest! {
                     let possible = plain.values().filter(fitting).map(|(em, _)| &em.instance);
                     let (of_held, possible): (BTreeSet<_>, BTreeSet<_>) = possible.partition(|em| held.contains(*em));
                     let found = [view.best(&ask, &Policies::new(), &[]), view.best_held(&ask, &Policies::new(), &[])];
+                    let matching: Vec<&Em> = plain.values().map(|(em, _)| em).filter(|em| matches(em)).collect();
+                    let mut dominants = BTreeMap::new();
+                    let mut score = |em: &EmInstance| {
+                        let em = &plain[em].0;
+                        let of_pool = dominants.entry(em.reserved.as_map());
+                        score(em, of_pool.or_insert_with(|| dominant(&matching, &em.reserved, &ask)), &ask)
+                    };
                     for (found, possible) in found.iter().zip([possible, of_held]) {
                         prop_assert_eq!(found.is_some(), !possible.is_empty(), "{:?} of {:?}", found, possible);
                         prop_assert!(found.iter().all(|em| possible.contains(em)));
+                        let best = possible.into_iter().map(&mut score).max();
+                        prop_assert_eq!(found.as_ref().map(&mut score), best);
                     }
                     let closest = view.closest(&ask, &Policies::new());
                     let known = plain.values().any(|(em, is_available)| *is_available && matches(em));
@@ -532,4 +582,152 @@ proptest! {
             }
         }
     }
+}
+
+/// How many EMs a request visits that was tried before: when it is placed, refused and counted.
+fn visits(view: &mut View, ask: &RequestSpec) -> u64 {
+    let policies = Policies::new();
+    let decide = |view: &mut View| {
+        let before = view.hosts.visits.get();
+        view.best(ask, &policies, &[]);
+        view.closest(ask, &policies);
+        view.matching(ask, &policies);
+        view.hosts.visits.get() - before
+    };
+    decide(view);
+    decide(view)
+}
+
+/// The visits among few and among many EMs.
+fn visits_at_two_sizes(ask: &RequestSpec, em: impl Fn(usize) -> Em) -> (u64, u64) {
+    let [few, many] = [100, 10_000].map(|size| visits(&mut view((0..size).map(&em)), ask));
+    (few, many)
+}
+
+fn assert_flat((few, many): (u64, u64)) {
+    assert!(many * 10 <= few * 13 + 10, "{few} EMs are visited among few, {many} among many");
+}
+
+#[test]
+fn placement_label_pair_on_no_em_visits_none() {
+    let either = |n: usize| labelled(&format!("host{n}"), &[[("zone", "x"), ("disk", "ssd")][n % 2]], &[]);
+    assert_flat(visits_at_two_sizes(&asking(&[], &[("zone", "x"), ("disk", "ssd")], &[]), either));
+}
+
+#[test]
+fn placement_label_pair_on_full_ems_remembers() {
+    let full = |n: usize| Em {
+        locked: Resource::load(0, 100).unwrap(),
+        ..labelled(&format!("host{n}"), &[("zone", "x"), ("disk", "ssd")], &[])
+    };
+    let both = asking(&[], &[("zone", "x"), ("disk", "ssd")], &[]);
+    let wants = RequestSpec { resource: Resource::load(10, 1).unwrap(), ..both.clone() };
+    assert_flat(visits_at_two_sizes(&wants, full));
+    let too_large = RequestSpec { resource: Resource::load(10, 101).unwrap(), ..both };
+    assert_flat(visits_at_two_sizes(&too_large, full));
+}
+
+#[test]
+fn placement_preferred_labels_on_no_em_visit_none() {
+    let pairs = [("zone", "x"), ("disk", "ssd"), ("rack", "r1"), ("net", "fast")];
+    let one_of = |n: usize| labelled(&format!("host{n}"), &[pairs[n % 2], ("tenant", "a")], &[]);
+    let preferred = pairs.map(|(key, value)| (key, value, 1));
+    assert_flat(visits_at_two_sizes(&asking(&[], &[("tenant", "a")], &preferred), one_of));
+}
+
+#[test]
+fn placement_dimension_on_no_em_visits_none() {
+    let of = |amounts: &[(&str, i64)]| {
+        Resource::special(amounts.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()).unwrap()
+    };
+    let gpu = |n: usize| {
+        let none = of(&[("gpu", 0)]);
+        let em = em(&format!("host{n}"), (0, 0), (0, 0));
+        Em { total: of(&[("gpu", 8)]), protected: none.clone(), used: none.clone(), locked: none, ..em }
+    };
+    assert_flat(visits_at_two_sizes(&RequestSpec { resource: of(&[("tpu", 1)]), ..ask(0, 0) }, gpu));
+}
+
+#[test]
+fn placement_largest_em_removed_narrows_search() {
+    let large = em("large", (10_000, 10_000), (0, 0));
+    let mut view = view((0..1000).map(|n| em(&format!("host{n}"), (100, 100), (50, 0))).chain([large.clone()]));
+    assert_eq!(best(&mut view, &ask(60, 0)).as_deref(), Some("large"));
+    view.remove(&large.instance);
+    let before = view.hosts.visits.get();
+    assert_eq!(best(&mut view, &ask(60, 0)), None);
+    assert_eq!(view.hosts.visits.get() - before, 0, "none has so large a share free");
+}
+
+/// Labels of ten kinds, and a view of EMs that have all of them.
+fn view_of_ten_labels() -> (View, Vec<(String, String)>) {
+    let ten: Vec<_> = (0..10).map(|n| (format!("k{n}"), "v".to_owned())).collect();
+    let pairs: Vec<(&str, &str)> = ten.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    (view((0..2 * SCANNED_MAX).map(|n| labelled(&format!("host{n}"), &pairs, &[]))), ten)
+}
+
+/// A request that requires the labels whose bits are set.
+fn requiring(ten: &[(String, String)], bits: usize) -> RequestSpec {
+    let required = ten.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);
+    let required: Vec<_> = required.map(|(_, (key, value))| (key.as_str(), value.as_str())).collect();
+    asking(&[], &required, &[])
+}
+
+/// Every EM is a member of each of 1,023 sets.
+#[test]
+fn label_sets_of_one_em_are_bounded() {
+    let (mut view, ten) = view_of_ten_labels();
+    for bits in 1..1 << ten.len() {
+        assert!(best(&mut view, &requiring(&ten, bits)).is_some());
+    }
+    let of_em = |view: &View| view.hosts.iter().map(|(_, host)| host.label_sets.len()).max();
+    assert_eq!((view.label_sets.len(), of_em(&view)), (SETS_OF_EM_MAX, Some(SETS_OF_EM_MAX)), "recent sets stay");
+    let groups =
+        |view: &View| view.pools.values().flat_map(BTreeMap::values).map(|pool| pool.by_set.len()).sum::<usize>();
+    assert_eq!(groups(&view), SETS_OF_EM_MAX);
+    // One set stays in use, and the others are not asked for any more.
+    (0..RECENT_SEARCHES).for_each(|_| assert!(best(&mut view, &requiring(&ten, 1)).is_some()));
+    (1000..1010).for_each(|bits| assert!(best(&mut view, &requiring(&ten, bits)).is_some()));
+    let kept = |bits| {
+        let required = requiring(&ten, bits).selector.required;
+        let labels = required.as_map().iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        view.label_sets.contains(&labels)
+    };
+    assert!(kept(1) && (1000..1010).all(kept) && !kept(2));
+    assert_eq!(
+        (view.label_sets.len(), groups(&view), of_em(&view)),
+        (SETS_OF_EM_MAX, SETS_OF_EM_MAX, Some(SETS_OF_EM_MAX))
+    );
+}
+
+#[test]
+fn label_sets_of_a_new_em_are_bounded() {
+    let (mut view, ten) = view_of_ten_labels();
+    let half =
+        |n: usize| ten[5 * n..5 * n + 5].iter().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>();
+    let ems = (0..4 * SCANNED_MAX).map(|n| labelled(&format!("host{n}"), &half(n % 2), &[]));
+    ems.for_each(|em| view.update(Em { version: 2, ..em }));
+    for bits in (1..1 << 5).flat_map(|bits| [bits, bits << 5]) {
+        assert!(best(&mut view, &requiring(&ten, bits)).is_some());
+    }
+    assert_eq!(view.label_sets.len(), 62);
+    let all: Vec<_> = ten.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    view.update(labelled("all", &all, &[]));
+    assert_eq!(view.label_sets.len(), SETS_OF_EM_MAX);
+    for bits in 1..1 << ten.len() {
+        let found = in_order(&mut view, &requiring(&ten, bits));
+        assert!(found.contains(&"all".to_owned()), "{bits}");
+    }
+}
+
+/// Each pair of labels is on no EM.
+#[test]
+fn label_sets_without_ems_are_bounded() {
+    let kinds = 48;
+    let of = |n: usize| labelled(&format!("host{n}"), &[(&format!("k{}", n % kinds), "v")], &[]);
+    let mut view = view((0..kinds * (SCANNED_MAX + 1)).map(of));
+    for (a, b) in (0..kinds).flat_map(|a| (a + 1..kinds).map(move |b| (a, b))) {
+        assert_eq!(best(&mut view, &asking(&[], &[(&format!("k{a}"), "v"), (&format!("k{b}"), "v")], &[])), None);
+    }
+    assert_eq!(view.label_sets.len(), SETS_MAX);
 }
