@@ -17,6 +17,7 @@ mod asking;
 mod audit;
 mod completions;
 mod consent;
+mod demo;
 mod drain;
 mod ems;
 mod external;
@@ -140,6 +141,9 @@ pub enum Command {
     /// Asks an instance, or each of several, whether calls may be sent to it. Ends with 0 if so, else with 1, and says why: for whoever
     /// looks after containers.
     Health(health::Health),
+    /// Runs a small cluster on a service without EMs for up to ten minutes, then removes it. Ends with 1 if another EM is registered.
+    #[command(after_help = needs(&calls::SET_LIMIT))]
+    Demo(Box<demo::DemoCommand>),
     /// Prints what a shell needs to complete commands.
     Completions(completions::Completions),
 }
@@ -177,6 +181,7 @@ impl Command {
             Self::Applications(command) => command.run().await,
             Self::Audit(command) => command.run().await,
             Self::Repair(command) => command.run().await,
+            Self::Demo(command) => command.run().await,
             Self::Completions(command) => command.run(),
         };
         match answer {

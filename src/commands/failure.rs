@@ -59,6 +59,9 @@ pub enum Failure {
     /// The command was used wrongly.
     #[error("{0}")]
     Usage(String),
+    /// The command is not possible in the current state.
+    #[error("{0}")]
+    Refused(String),
     /// Somebody was asked, and did not want it.
     #[error("nothing was done")]
     Declined,
@@ -93,7 +96,7 @@ impl Failure {
     /// How the process ends.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Declined | Self::Changed => EXIT_NO,
+            Self::Declined | Self::Changed | Self::Refused(_) => EXIT_NO,
             Self::Usage(_) => EXIT_USAGE,
             Self::Output(_) | Self::Schema(_) | Self::NotFound { .. } => EXIT_NO_ANSWER,
             Self::Service { error, .. } => match error.code() {

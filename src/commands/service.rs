@@ -63,7 +63,19 @@ impl Service {
     /// # Errors
     /// [`Failure::Service`] if the address, a certificate, a key or a token cannot be used.
     pub fn ask(&self, timeout: Duration) -> Result<Asked, Failure> {
-        let client = self.settings(timeout).and_then(|settings| RmClient::with(&self.address, &settings));
+        self.client(self.settings(timeout))
+    }
+
+    /// Returns a client that repeats no call.
+    ///
+    /// # Errors
+    /// As of [`Service::ask`].
+    pub fn ask_once(&self, timeout: Duration) -> Result<Asked, Failure> {
+        self.client(self.settings(timeout).map(|settings| ClientSettings { attempts: 1, ..settings }))
+    }
+
+    fn client(&self, settings: Result<ClientSettings, ClientError>) -> Result<Asked, Failure> {
+        let client = settings.and_then(|settings| RmClient::with(&self.address, &settings));
         let failed = |error| Failure::Service { error, address: self.address.clone() };
         Ok(Asked { client: client.map_err(failed)?, address: self.address.clone() })
     }

@@ -1,0 +1,114 @@
+//! `demo`: a small cluster that lives on a running service, so that a newcomer sees EMs, limits, wait queues and refusals.
+//!
+//! The demo uses the API like any other caller. The name of each EM, user and creator begins with `demo-`, and each limit is for such a
+//! user. The demo starts only on a service without other EMs. It removes its objects when it ends. The deadline of each locked ticket and the reports of its EMs
+//! limit what a killed demo leaves; `demo --clean` removes that.
+//!
+//! Bounds: [`cluster::EMS`], [`life::ENGINES_MAX`], [`pace::INTERVAL`], [`DURATION_MAX`].
+//!
+//! - `cluster`: the objects of the demo and the course of its engines, without IO;
+//! - `life`: engines, reports and drains, until the end of the demo;
+//! - `objects`: creation and removal of EMs and limits;
+//! - `pace`: the bound on calls.
+
+use std::{sync::Arc, time::Duration};
+
+use clap::Args;
+use tonic::Code;
+
+use crate::{client::ClientError, config::parse_duration};
+
+use super::{
+    failure::{Answer, Failure},
+    output::{OutputArguments, Printer},
+    service::Service,
+};
+
+mod cluster;
+mod life;
+mod objects;
+mod pace;
+
+use pace::PacedClient;
+
+/// Maximum duration of a demo.
+const DURATION_MAX: &str = "10m";
+
+/// Arguments of `demo`.
+#[derive(Debug, Clone, Args)]
+pub struct DemoCommand {
+    /// Run for this long, 1s to 10m, then remove everything
+    #[arg(long, default_value = DURATION_MAX, value_name = "DURATION", value_parser = duration)]
+    duration: Duration,
+
+    /// Remove what a killed demo left, and end
+    #[arg(long, conflicts_with = "duration")]
+    clean: bool,
+
+    #[command(flatten)]
+    service: Service,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration("--duration", text, "1s", DURATION_MAX)
+}
+
+impl DemoCommand {
+    /// Runs the demo until its duration has passed or a signal arrives, then removes its objects.
+    ///
+    /// # Errors
+    /// [`Failure::Refused`] if another EM or another demo is registered, or the caller is not an administrator; [`Failure::Service`].
+    pub async fn run(self) -> Result<Answer, Failure> {
+        let client = Arc::new(PacedClient::new(self.service.ask_once(pace::TIMEOUT)?));
+        let mut printer = OutputArguments::default().printer();
+        let removed = if self.clean {
+            objects::remove(&client).await.map_err(explain)?
+        } else {
+            objects::check_absent(&client).await.map_err(explain)?;
+            let end = life::end(self.duration)?;
+            let lived = self.live(&client, end, &mut printer).await;
+            // A failed start leaves objects, too.
+            let removed = objects::remove(&client).await;
+            lived.map_err(explain)?;
+            removed.map_err(|failure| {
+                Failure::Refused(format!(
+                    "{failure}\nObjects of the demo remain; remove them with: linkis-rm demo --clean"
+                ))
+            })?
+        };
+        printer.print(&format!("removed {} EMs and {} limits of the demo\n", removed.ems, removed.limits))?;
+        Ok(Answer::Yes)
+    }
+
+    async fn live(
+        &self,
+        client: &Arc<PacedClient>,
+        end: impl Future<Output = ()>,
+        printer: &mut Printer,
+    ) -> Result<(), Failure> {
+        let registered = objects::create(client).await?;
+        printer.print(&format!(
+            "a demo cluster of {} EMs runs at {} for {}; Ctrl-C ends it\n\
+             commands to look around: linkis-rm overview, linkis-rm top, linkis-rm waiting\n",
+            registered.len(),
+            client.address(),
+            humantime::format_duration(self.duration),
+        ))?;
+        life::run(client, registered, end, printer).await;
+        Ok(())
+    }
+}
+
+/// Adds the required role to a failure of authentication or authorization.
+fn explain(failure: Failure) -> Failure {
+    let code = match &failure {
+        Failure::Service { error: error @ ClientError::Status(_), .. } => error.code(),
+        _ => None,
+    };
+    match code {
+        Some(Code::Unauthenticated | Code::PermissionDenied) => Failure::Refused(format!(
+            "{failure}\nThe demo sets limits and registers EMs: it needs an administrator's token (linkis-rm tokens create --role admin)"
+        )),
+        _ => failure,
+    }
+}

@@ -1,0 +1,54 @@
+//! The bound on the demo's calls.
+
+use std::time::Duration;
+
+use prost::Message;
+use tokio::{
+    sync::Mutex,
+    time::{Interval, MissedTickBehavior, interval},
+};
+
+use crate::{
+    client::Call,
+    commands::{failure::Failure, service::Asked},
+};
+
+/// Shortest time between two calls: at most 20 a second.
+pub const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Timeout of a call, its time in a wait queue included.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A client that begins at most one call in each [`INTERVAL`], and repeats none.
+#[derive(Debug)]
+pub struct PacedClient {
+    service: Asked,
+    permits: Mutex<Interval>,
+}
+
+impl PacedClient {
+    /// Returns a client for `service`, which must not repeat calls.
+    pub fn new(service: Asked) -> Self {
+        let mut permits = interval(INTERVAL);
+        permits.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { service, permits: Mutex::new(permits) }
+    }
+
+    /// Returns the address of the service.
+    pub fn address(&self) -> &str {
+        self.service.address()
+    }
+
+    /// Waits for the next permit, then makes the call.
+    ///
+    /// # Errors
+    /// [`Failure::Service`].
+    pub async fn make<Q, A>(&self, call: &Call<Q, A>, message: &Q) -> Result<A, Failure>
+    where
+        Q: Message,
+        A: Message + Default + 'static,
+    {
+        self.permits.lock().await.tick().await;
+        self.service.make(call, message).await
+    }
+}
