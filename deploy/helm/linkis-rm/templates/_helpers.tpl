@@ -17,3 +17,28 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "linkis-rm.scheme" -}}
 {{- if .Values.tls.existingSecret }}https{{ else }}http{{ end }}
 {{- end }}
+
+{{- define "linkis-rm.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "linkis-rm.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "linkis-rm.name" .) }}
+{{- else }}{{ .Values.serviceAccount.name | default "default" }}{{ end }}
+{{- end }}
+
+{{- define "linkis-rm.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "linkis-rm.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
