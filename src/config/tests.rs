@@ -1,4 +1,4 @@
-//! What is read from flags and texts, what is said of mistakes, and that the README has every setting.
+//! What is read from flags and texts, what is said of mistakes, and that docs/CONFIGURATION.md has every setting.
 
 use std::collections::BTreeSet;
 
@@ -273,13 +273,12 @@ fn a_database_is_said_once_and_its_password_shows_nowhere() {
     std::fs::remove_file(file).unwrap();
 }
 
-/// The flags and variables of serving, and the table of them in the README, name the same.
+/// The flags and variables of serving, and the tables of docs/CONFIGURATION.md, name the same settings.
 #[test]
-fn the_readme_lists_every_setting() {
-    let readme = include_str!("../../README.md");
-    let table = readme.split("\n## Configuration\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+fn configuration_page_lists_every_setting() {
+    let page = include_str!("../../docs/CONFIGURATION.md");
     let cells: Vec<&str> =
-        table.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('|').skip(1).take(2)).collect();
+        page.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('|').skip(1).take(2)).collect();
     let listed = |sign: &str| -> BTreeSet<String> {
         let names = cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2));
         names.filter(|name| name.starts_with(sign)).map(str::to_owned).collect()
