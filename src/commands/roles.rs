@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn roles_are_those_of_the_table() {
-        assert_eq!(needs(&calls::REPAIR), "Needs the role admin.");
+        assert_eq!(needs(&calls::REPAIR), "Needs the role operator or admin.");
         assert_eq!(
             needs(&calls::LIST_TICKETS),
             "Needs the role operator or admin, or manager or viewer for what is their own."

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use super::{
     em::EmInstance,
     name::{FieldError, Name},
+    scope::{Scope, USER},
 };
 
 /// What a caller is.
@@ -215,6 +216,12 @@ impl Reach {
     /// Whether it reaches what is this user's.
     pub fn has_user(&self, user: &Name) -> bool {
         self.users().is_none_or(|users| users.contains(user))
+    }
+
+    /// Whether it reaches the counters of a scope: all are reached without bounds, else those of one of its users.
+    pub fn has_scope(&self, scope: &Scope) -> bool {
+        let user = scope.labels().get(USER);
+        self.users().is_none_or(|users| user.is_some_and(|user| users.iter().any(|known| known.as_str() == user)))
     }
 
     /// Whether it reaches this EM.

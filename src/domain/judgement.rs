@@ -11,7 +11,7 @@ use super::{
     operation::{Rejection, Request, RequestSpec},
     refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
     resource::{Dimension, Resource, ResourceError, behind},
-    scope::{Counter, Tally, Usage},
+    scope::{Counter, Scope, Tally, Usage},
 };
 
 /// Why a request cannot be granted now.
@@ -55,6 +55,8 @@ pub struct Room {
 pub struct HeadRoom {
     /// Where, as key=value, for people.
     pub scope: String,
+    /// The scope; `None` for an EM.
+    pub of: Option<Scope>,
     /// In which dimension.
     pub dimension: Dimension,
     /// How much could be granted now; below zero while a capacity or a limit that was lowered drains.
@@ -84,6 +86,7 @@ pub fn head_room<'a>(
     let scope = format!("em={}", em.instance);
     let provided = em.total.amounts().map(|(dimension, max)| HeadRoom {
         scope: scope.clone(),
+        of: None,
         available: behind(left.get(&dimension), ahead.get(&dimension)),
         ahead: ahead.get(&dimension),
         max,
@@ -99,6 +102,7 @@ pub fn head_room<'a>(
             let held = held.used.get(dimension).saturating_add(held.locked.get(dimension));
             HeadRoom {
                 scope: limited.scope().to_string(),
+                of: Some(limited.scope().clone()),
                 dimension: dimension.clone(),
                 available: behind(max.saturating_sub(held), ahead.get(dimension)),
                 ahead: ahead.get(dimension),

@@ -197,7 +197,7 @@ impl Limits {
     }
 
     /// Whether rules of this label set decide.
-    fn is_counted(&self, keys: &BTreeSet<String>) -> bool {
+    pub fn is_counted(&self, keys: &BTreeSet<String>) -> bool {
         self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys)
     }
 

@@ -122,8 +122,15 @@ impl<'a> TicketLabels<'a> {
 pub enum Lacking {
     /// Nowhere in the label set: so the first release counted.
     Skipped,
-    /// In the scope with the value "" there: nobody escapes a limit by saying less.
+    /// In the scope with the value "" there, but nowhere in the label set if the label is derived: so earlier releases counted.
+    EmptyIfCarried,
+    /// In the scope with the value "" there. A request that leaves something out escapes no limit.
     Empty,
+}
+
+/// Whether a label is derived from what a request may leave out.
+pub fn may_be_underivable(key: &str) -> bool {
+    matches!(key, ENGINE_FAMILY | QUEUE | NAMESPACE)
 }
 
 /// How amounts in queues and namespaces count.
@@ -145,8 +152,7 @@ impl Scope {
         Self(Arc::new(labels))
     }
 
-    /// The scope of a ticket in a label set, if it counts there. What is derived is not said by the request, and so cannot be left out
-    /// to escape: a ticket from which it cannot be derived counts nowhere.
+    /// The scope of a ticket in a label set, if it counts there.
     pub fn of<'k>(
         labels: &TicketLabels<'_>,
         keys: impl Iterator<Item = &'k str>,
@@ -161,7 +167,7 @@ impl Scope {
         };
         let value = |key: &'k str| match (find(key), lacking) {
             (None, Lacking::Skipped) => None,
-            (None, Lacking::Empty) if key == ENGINE_FAMILY || is_derived(key) => None,
+            (None, Lacking::EmptyIfCarried) if key == ENGINE_FAMILY || is_derived(key) => None,
             (value, _) => Some(value.unwrap_or_default()),
         };
         let pairs: Option<BTreeMap<String, String>> =

@@ -114,3 +114,10 @@ pub struct EndedTicket {
     /// When it ended, by the database's clock.
     pub at: OffsetDateTime,
 }
+
+impl EndedTicket {
+    /// Whether it was this user's, on this EM.
+    pub fn is_of(&self, user: &Name, em: &EmInstance) -> bool {
+        self.user == *user && self.em == *em
+    }
+}

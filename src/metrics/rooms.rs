@@ -33,6 +33,7 @@ pub struct Committer {
     failed: Family<Class, Counter>,
     /// Operations that went beyond limits that only watch.
     pub over_watched: Counter,
+    check_mismatches: Counter,
     /// Operations in each batch that is tried.
     pub batch_operations: Histogram,
     /// Seconds that a batch waits for its resource locks.
@@ -119,6 +120,12 @@ impl Committer {
                 "Grants and reports that went beyond limits whose mode is watched: what would be refused if they were enforced",
                 Counter::default(),
             ),
+            check_mismatches: add(
+                registry,
+                "check_mismatches_total",
+                "Requests whose check and decision differ on one state: above 0 is a defect of the service; report it with its log",
+                Counter::default(),
+            ),
             batch_operations: add(
                 registry,
                 "batch_operations",
@@ -155,6 +162,16 @@ impl Committer {
     pub fn set_aside(&self) -> Held {
         self.set_aside_total.inc();
         Held::in_gauge(&self.set_aside)
+    }
+
+    /// Counts requests whose check and decision differ on one state. Logs the first.
+    pub fn mismatched(&self, requests: u64) {
+        if requests > 0 && self.check_mismatches.get() == 0 {
+            tracing::error!(
+                "the check and the decision of a request differ: a defect of the service, counted from now on; report it"
+            );
+        }
+        self.check_mismatches.inc_by(requests);
     }
 
     /// An operation was not carried out.

@@ -133,8 +133,15 @@ impl CellServices {
         tasks.spawn(waiting::live(line.clone()));
         tasks.spawn(waiting::listen(line.clone(), admission.clone()));
 
-        let request_resource =
-            RequestResourceService::new(admission, committer.clone(), line.clone(), refusals, metrics.clone());
+        let limits = LimitService::new(store.clone(), counting);
+        let request_resource = RequestResourceService::new(
+            admission,
+            committer.clone(),
+            line.clone(),
+            limits.clone(),
+            refusals,
+            metrics.clone(),
+        );
         let (overviews, fullest) = overviews(instance, store, &driver);
         keep_house(instance, store, (&driver, &holder), audit.clone(), fullest.clone());
         let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, tasks);
@@ -152,7 +159,7 @@ impl CellServices {
             em_goes,
             audit,
             holds: HoldService::new(store.clone()),
-            limits: LimitService::new(store.clone(), counting),
+            limits,
             usage: Usage::new(store.clone(), standby, liveness.silent_after),
             overviews,
             fullest,

@@ -22,6 +22,7 @@ use tokio::{
 
 use crate::{
     domain::{
+        cap::Cap,
         em::EmInstance,
         judgement::{Room, Short},
         operation::{Rejection, Request, RequestSpec},
@@ -148,6 +149,11 @@ impl Admission {
     /// Whether a fresh look is due before the request goes to the committer.
     pub fn is_doubtful(&self, request: &Request) -> bool {
         !self.seen.fitted(request)
+    }
+
+    /// Whether nothing was counted by the labels of some cap when the limits were last seen.
+    pub fn lacks_counters(&self, caps: &[Arc<Cap>]) -> bool {
+        self.seen.lacks_counters(caps)
     }
 
     /// How a request that stands in line was to be judged when what it needs was last seen; `None` if that was not seen.

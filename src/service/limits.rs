@@ -2,7 +2,8 @@
 //! every ticket is counted by the rules before a change or by those after it. A label set that is new is counted in the background,
 //! beside the running counters, and decides when all tickets are counted.
 //!
-//! - `fence`: one change behind it; `replace`: all rules at once; `scopes`: what scopes hold, as it is listed.
+//! - `fence`: one change behind it; `replace`: all rules at once; `scopes`: what scopes hold, as it is listed;
+//! - `on_demand`: label sets that requests have counted by their caps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,6 +35,7 @@ use crate::{
 };
 
 mod fence;
+mod on_demand;
 mod replace;
 mod scopes;
 
@@ -65,6 +67,8 @@ pub struct LimitService {
     counting: Arc<Notify>,
     /// One change at a time, on one connection, however many are wanted: the fence lets no more through.
     changing: Arc<Mutex<()>>,
+    /// One request at a time has label sets counted.
+    on_demand: Arc<Mutex<()>>,
     looking: Arc<Semaphore>,
     /// The rules as they were last read, so that pages of them need not be read again and again.
     known: Arc<std::sync::Mutex<Arc<Limits>>>,
@@ -83,7 +87,8 @@ impl LimitService {
     /// On top of the store; `counting` wakes whoever counts.
     pub fn new(store: Store, counting: Arc<Notify>) -> Self {
         let looking = Arc::new(Semaphore::new(LOOKING_MAX));
-        Self { store, counting, changing: Arc::default(), looking, known: Arc::default() }
+        let (changing, on_demand) = Default::default();
+        Self { store, counting, changing, on_demand, looking, known: Arc::default() }
     }
 
     /// Adds a rule, or changes the one with the same pattern if that is `expected`, and waits until it decides. If it is so already, and by

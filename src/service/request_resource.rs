@@ -9,9 +9,11 @@ use tokio::time::Instant;
 
 use crate::{
     domain::{
+        cap::Cap,
         em::EmInstance,
         judgement::{Room, Short},
         operation::{Grant, Operation, Outcome, Rejection, Request, RequestScopes, RequestSpec},
+        principal::Actor,
     },
     error::Error,
     metrics::{
@@ -24,6 +26,7 @@ use crate::{
 use super::{
     admission::{Admission, Verdict},
     committer::{Committer, Patience},
+    limits::LimitService,
     refusals::Refusals,
     waiting::{Caller, WaitingLine, Wake, Woken},
 };
@@ -37,6 +40,7 @@ pub struct RequestResourceService {
     admission: Admission,
     committer: Committer,
     line: WaitingLine,
+    limits: LimitService,
     refusals: Refusals,
     metrics: Metrics,
 }
@@ -66,10 +70,22 @@ impl RequestResourceService {
         admission: Admission,
         committer: Committer,
         line: WaitingLine,
+        limits: LimitService,
         refusals: Refusals,
         metrics: Metrics,
     ) -> Self {
-        Self { admission, committer, line, refusals, metrics }
+        Self { admission, committer, line, limits, refusals, metrics }
+    }
+
+    /// Has counted what the caps of a request need, if nothing is counted by their labels.
+    ///
+    /// # Errors
+    /// As of [`LimitService::count_on_demand`].
+    pub async fn count_caps(&self, by: &Actor, caps: &[Arc<Cap>], deadline: Instant) -> Result<(), Error> {
+        match self.admission.lacks_counters(caps) {
+            true => self.limits.count_on_demand(by, caps, deadline).await,
+            false => Ok(()),
+        }
     }
 
     /// Answers [`Outcome::Granted`] or [`Outcome::Refused`] to the first of `asks` that fits, and which of them that is: they are one ticket's,

@@ -61,17 +61,18 @@ impl TicketLookup {
         Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
     }
 
-    /// Adds what the caller did not say. What was said stays, right or wrong: the ledger checks it.
+    /// Adds what the caller did not say. What was said has to be right.
     ///
     /// # Errors
-    /// [`Rejection::TicketNotFound`] if the ticket neither lives nor is remembered; [`Error::Overloaded`] if too many look-ups wait;
+    /// [`Rejection::TicketNotFound`] if the ticket neither lives nor is remembered, or is of another user or EM than the caller said; [`Error::Overloaded`] if too many look-ups wait;
     /// those of the database, and [`Error::Unavailable`] if it has not answered until `deadline`.
     pub async fn complete(&self, named: NamedTicket, deadline: Instant) -> Result<Released, Error> {
         match named {
             NamedTicket { ticket_id, user: Some(user), em: Some(em) } => Ok(Released { ticket_id, user, em }),
             NamedTicket { ticket_id, user, em } => {
                 let found = self.find(ticket_id, deadline).await?;
-                Ok(Released { ticket_id, user: user.unwrap_or(found.user), em: em.unwrap_or(found.em) })
+                let is_right = user.is_none_or(|user| user == found.user) && em.is_none_or(|em| em == found.em);
+                is_right.then_some(found).ok_or_else(|| Rejection::TicketNotFound { ticket_id, ended: None }.into())
             }
         }
     }

@@ -38,13 +38,16 @@ pub struct InForce {
 }
 
 /// What this release can count by: raised by one that counts otherwise.
-pub const WRITER: i32 = 6;
+pub const WRITER: i32 = 7;
 
 /// What a release has to know that writes where limits have been changed, or EMs are drained.
 pub const KNOWS_DRAINS: i32 = 5;
 
 /// What a release has to know that writes where a provider has a say in queues.
 pub const KNOWS_QUEUES: i32 = 6;
+
+/// What a release has to know that writes where tickets without a derived label are counted.
+pub const KNOWS_DERIVED: i32 = 7;
 
 /// Fails if this release is too old to write.
 ///

@@ -28,7 +28,7 @@ pub use due::{Due, DueKey, due};
 pub(super) use groups::EmGroupRow;
 pub use groups::{EmGroup, Group, tell_em_groups, tell_groups};
 pub use list::{Filter, Page, list};
-pub use of_em::{PageOf, count_on, inhabited, living, read_on, read_pages};
+pub use of_em::{PageOf, are_more_than, count_on, inhabited, living, read_on, read_pages};
 
 const TABLE: Table = Table("linkis_user_resource_meta_data");
 

@@ -56,7 +56,7 @@ static TABLE: [Row; 48] = [
     row("/linkis.rm.v1.LimitService/ReplaceLimits",                       [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.LimitService/SetPolicy",                           [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.AdminService/Audit",                               [No,  No,     No,    All,     All]),
-    row("/linkis.rm.v1.AdminService/Repair",                              [No,  No,     No,    No,      All]),
+    row("/linkis.rm.v1.AdminService/Repair",                              [No,  No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/AdoptTicket",                         [No,  No,     No,    No,      All]),
     row("/linkis.rm.v1.AdminService/Drain",                               [Own, No,     No,    All,     All]),
     row("/linkis.rm.v1.AdminService/Resume",                              [Own, No,     No,    All,     All]),

@@ -5,7 +5,10 @@ use std::time::Duration;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    domain::operation::{Forced, Operation, Outcome},
+    domain::{
+        access::Reach,
+        operation::{Forced, Operation, Outcome},
+    },
     error::Error,
     service::{audit::AuditService, committer::Committer, holds::HoldService, ticket_lookup::TicketLookup},
 };
@@ -53,6 +56,9 @@ impl AdminService for Admin {
 
     async fn repair(&self, call: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
         let only = convert::operator::repair(call.get_ref()).map_err(Error::from)?;
+        if only.is_none() {
+            identity::check_admin(&call, "the role admin, or the name of one EM or scope")?;
+        }
         let by = identity::actor_with_reason(&call, &call.get_ref().reason).map_err(Error::from)?;
         let repaired = self.audit.repair(&by, only.as_ref()).await?;
         Ok(Response::new(convert::audit::repaired(&repaired)))
@@ -64,7 +70,8 @@ impl AdminService for Admin {
     ) -> Result<Response<proto::AdoptTicketResponse>, Status> {
         let adopt = convert::request::adopt(call.get_ref().clone()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        let (by, told) = (identity::actor(&call), (deadline, call.get_ref().return_counters));
+        let counters = call.get_ref().return_counters.then_some(Reach::ALL);
+        let (by, told) = (identity::actor(&call), (deadline, counters));
         match submit(&self.committer, by, Operation::Adopt(adopt), told).await? {
             (Outcome::Adopted(ticket), counters) => {
                 let ticket = Some(convert::answer::ticket(&ticket));
@@ -102,7 +109,7 @@ impl AdminService for Admin {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let ticket = self.tickets.complete(named, deadline).await?;
         let force = Operation::Force(Forced { ticket, reason });
-        let told = (deadline, call.get_ref().return_counters);
+        let told = (deadline, call.get_ref().return_counters.then_some(Reach::ALL));
         match submit(&self.committer, identity::actor(&call), force, told).await? {
             (Outcome::Forced(ended), counters) => Ok(Response::new(proto::ForceReleaseResponse {
                 ended: ended.end.as_str().to_owned(),

@@ -203,6 +203,16 @@ pub fn check<M>(call: &Request<M>, check: impl FnOnce(&Reach) -> Result<(), Deni
     Ok(check(&admitted.reach).inspect_err(|denied| admitted.tell(denied))?)
 }
 
+/// Whether an administrator makes a call; otherwise it needs what is said.
+///
+/// # Errors
+/// [`Error::Denied`]; as [`reach`].
+pub fn check_admin<M>(call: &Request<M>, needs: &str) -> Result<(), Error> {
+    let rights = &admitted(call).ok_or_else(unasked)?.caller.rights;
+    let denied = || Denied { roles: rights.role_names(), needs: needs.to_owned() };
+    check(call, |_| if rights.roles.contains(&Role::Admin) { Ok(()) } else { Err(denied()) })
+}
+
 /// Carries out what may take long, for no longer than its caller may call.
 ///
 /// # Errors

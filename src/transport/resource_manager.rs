@@ -10,11 +10,11 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        access::Denied,
+        access::Reach,
         em::EmInstance,
-        judgement::Room,
+        judgement::{HeadRoom, Room},
         name::{FieldError, Name, check_text},
-        operation::{NamedTicket, Operation, Outcome, RequestId, RequestSpec},
+        operation::{NamedTicket, Operation, Outcome, Rejection, RequestId, RequestSpec},
         principal::{Actor, Principal},
         report::Report,
     },
@@ -94,7 +94,8 @@ impl ResourceManager {
             None => reach.check_em(operation.em()),
         })?;
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
-        Ok(submit(&self.committer, identity::of_call(&call).into(), operation, (deadline, return_counters)))
+        let counters = return_counters.then(|| identity::reach(&call).cloned()).transpose()?;
+        Ok(submit(&self.committer, identity::of_call(&call).into(), operation, (deadline, counters)))
     }
 
     /// Reads a request, of somebody who may make it.
@@ -223,17 +224,18 @@ type Named = (Request<()>, NamedTicket, (Instant, bool));
 /// How an operation ended, and the counters after it, if they were wanted.
 pub(super) type Told = (Outcome, Option<proto::Counters>);
 
-/// Has an operation carried out, and tells the counters after it, if they are wanted.
+/// Has an operation carried out, and returns the counters after it within what the caller may see, if they are wanted.
 pub(super) fn submit(
     committer: &Committer,
     by: Actor,
     operation: Operation,
-    (deadline, return_counters): (Instant, bool),
+    (deadline, reach): (Instant, Option<Reach>),
 ) -> impl Future<Output = Result<Told, Error>> + Send {
-    let done = committer.submit_counted(by, operation, deadline.into(), return_counters);
+    let done = committer.submit_counted(by, operation, deadline.into(), reach.is_some());
     async move {
         let (outcome, counters) = done.await?;
-        Ok((outcome, counters.map(|counters| convert::answer::counters(&counters)).transpose()?))
+        let within = |reach: &Reach| Some(convert::answer::counters(counters.as_deref()?, reach));
+        Ok((outcome, reach.as_ref().and_then(within).transpose()?))
     }
 }
 
@@ -244,13 +246,18 @@ fn parted<M>(call: Request<M>) -> (MetadataMap, Request<()>, M) {
     (headers, Request::from_parts(MetadataMap::new(), extensions, ()), message)
 }
 
-/// What a request would be answered, and in which of the queues.
-fn dry_run((em, verdict, room, chosen): (EmInstance, Verdict, Room, usize), queue_names: &[String]) -> Answer {
+/// What a request would be answered, and in which of the queues. A caller that is bound is told the head-room of its own scopes alone.
+fn dry_run(
+    (em, verdict, room, chosen): (EmInstance, Verdict, Room, usize),
+    queue_names: &[String],
+    reach: &Reach,
+) -> Answer {
+    let is_shown = |room: &HeadRoom| room.of.as_ref().is_none_or(|scope| reach.has_scope(scope));
     match verdict {
         Verdict::Fits => Answer::Available(proto::AvailableResource {
             queue_name: queue_names.get(chosen).cloned().unwrap_or_default(),
             em: Some(convert::answer::em_message(&em)),
-            head_room: room.head_room.into_iter().map(convert::answer::head_room).collect(),
+            head_room: room.head_room.into_iter().filter(is_shown).map(convert::answer::head_room).collect(),
             over_watched: room.over_watched.iter().map(convert::answer::shortfall).collect(),
             ..Default::default()
         }),
@@ -310,10 +317,16 @@ impl ResourceManagerService for ResourceManager {
             calls::may_wait();
         }
         let ticket_id = asked.first()?.ticket_id;
+        let caps = &asked.first()?.caps;
+        if !caps.is_empty() && identity::reach(&call)?.is_all() {
+            // Apart, because most requests have none.
+            Box::pin(self.request_resource.count_caps(&identity::actor(&call), caps, deadlines.locks)).await?;
+        }
         let Asked { em, asks, queue_names, is_dry_run, is_repeatable } = asked;
         if is_dry_run {
             let judged = Box::pin(self.request_resource.dry_run(em, asks, deadlines.locks)).await?;
-            return Ok(Response::new(proto::RequestResourceResponse { result: Some(dry_run(judged, &queue_names)) }));
+            let result = Some(dry_run(judged, &queue_names, identity::reach(&call)?));
+            return Ok(Response::new(proto::RequestResourceResponse { result }));
         }
         let answer = self.request_resource.request_any(em, asks, deadlines, active);
         let answer = match deadlines.line {
@@ -328,8 +341,9 @@ impl ResourceManagerService for ResourceManager {
         let answer = match outcome {
             Outcome::Granted(grant) => {
                 let mut available = convert::answer::available(&grant);
-                available.counters =
-                    grant.counters.as_deref().map(convert::answer::counters).transpose()?.map(Box::new);
+                let reach = identity::reach(&call)?;
+                let counters = grant.counters.as_deref().map(|counters| convert::answer::counters(counters, reach));
+                available.counters = counters.transpose()?.map(Box::new);
                 if let Some(name) = queue_names.get(chosen) {
                     // Of one that was granted before, its ticket knows.
                     available.queue_name = match grant.ticket_id == ticket_id {
@@ -384,12 +398,17 @@ impl ResourceManagerService for ResourceManager {
         call: Request<proto::ResourceReleasedRequest>,
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
         let (call, named, (deadline, return_counters)) = self.read_named(call)?;
+        let reach = identity::reach(&call)?.clone();
+        if let NamedTicket { user: Some(user), em: Some(em), .. } = &named {
+            identity::check(&call, |reach| reach.check(Some(em), user))?;
+        }
+        let ticket_id = named.ticket_id;
         let released = self.tickets.complete(named, deadline).await?;
-        // Whose it is and where, whoever may not give it back is not told.
-        let generic = |denied: Denied| Denied { needs: "the ticket's EM or user among its own".to_owned(), ..denied };
-        identity::check(&call, |reach| reach.check(Some(&released.em), &released.user).map_err(generic))?;
+        if reach.check(Some(&released.em), &released.user).is_err() {
+            return Err(Error::from(Rejection::TicketNotFound { ticket_id, ended: None }).into());
+        }
         let (by, operation) = (identity::of_call(&call).into(), Operation::Released(released));
-        match submit(&self.committer, by, operation, (deadline, return_counters)).await? {
+        match submit(&self.committer, by, operation, (deadline, return_counters.then_some(reach))).await? {
             (Outcome::Released, counters) => Ok(Response::new(proto::ResourceReleasedResponse { counters })),
             (other, _) => Err(unexpected(&other)),
         }

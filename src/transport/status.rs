@@ -240,7 +240,6 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)
         }
         Rejection::ManyTicketsOfEngine(_) => (Code::FailedPrecondition, "MANY_TICKETS", Hint::None),
-        Rejection::TicketNotOwned { .. } => (Code::PermissionDenied, "TICKET_NOT_OWNED", Hint::None),
         Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
         Rejection::InitedOtherwise { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
         Rejection::NotInited { .. } => (Code::FailedPrecondition, "TICKET_NOT_INITED", Hint::None),

@@ -148,7 +148,7 @@ async fn what_an_error_says_in_words_it_says_in_fields() {
     let scope = "em=linkis-cg-engineconnmanager/host1:9102".to_owned();
     assert_eq!(told, (Some(scope), Some("cores".to_owned()), Some("true".to_owned())));
     let error = rm.client.resource_inited(&inited(&grant, "alice", None)).await.unwrap_err();
-    check(&error, "TICKET_NOT_OWNED", &[("ticket_id", &id), ("belongs_to_another", "user")]);
+    check(&error, "TICKET_NOT_FOUND", &[("ticket_id", &id)]);
     rm.client.ticket_released(grant.ticket_id).await.unwrap();
     let error = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap_err();
     check(&error, "TICKET_NOT_FOUND", &[("ticket_id", &id), ("ended", "released")]);

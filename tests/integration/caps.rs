@@ -101,36 +101,91 @@ async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_serve
     assert_eq!(assert_invariants(&database, &first.client).await, 0);
 }
 
+/// Tickets that the tables hold, and no EM.
+async fn insert_tickets(database: &Database, tickets: i64) {
+    sqlx::query(
+        r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
+            resource_type, user_locked_resource, labels, locked_time, expires_at)
+        SELECT gen_random_uuid(), 'hadoop', 'IDE', 'spark-3.2.1', 'ecm', 'gone:1', 'LoadInstance',
+            '{"memory": 1, "cores": 1, "instances": 1}', '{}', now(), now() + interval '1 day'
+        FROM generate_series(1, $1)"#,
+    )
+    .bind(tickets)
+    .execute(&database.pool)
+    .await
+    .unwrap();
+}
+
+fn assert_not_counted(error: &ClientError, labels: &str) {
+    assert_eq!(told(error), (Code::FailedPrecondition, "CAP_NOT_COUNTED".to_owned()));
+    assert_eq!(error.field().as_deref(), Some("caps"));
+    let text = error.to_string();
+    assert!(text.contains(&format!("counted by {labels};")) && text.contains("SetLimit"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cap_for_labels_by_which_nothing_is_counted_tells_what_to_type() {
-    let (_database, rm) = start_with_host1().await;
-    rm.client.set_limit(&each_user(3)).await.unwrap();
-    let asks = capped("hadoop", &[of_user(1), cap(&["user", "creator"], &[(Dimension::Cores, 1)])]);
+async fn caps_of_uncounted_labels_are_counted_on_demand() {
+    let (database, rm) = start_with_host1().await;
+    let creator = cap(&["user", "creator"], &[(Dimension::Cores, 3)]);
+    for _ in 0..2 {
+        rm.client.request_resource(&capped("hadoop", &[])).await.granted();
+    }
+    let asks = capped("hadoop", &[of_user(9), creator.clone()]);
     let anywhere = ResourceRequest { em: None, ..asks.clone() };
     let patient = ResourceRequest { wait_timeout: LONG * 3, ..asks.clone() };
-    let all = async || {
-        [
-            rm.client.request_resource(&asks).await,
-            rm.client.dry_run(&asks).await,
-            rm.client.request_resource(&anywhere).await,
-            rm.client.request_resource(&patient).await,
-        ]
-    };
-    for error in all().await.map(Result::unwrap_err) {
-        assert_eq!(told(&error), (Code::FailedPrecondition, "CAP_NOT_COUNTED".to_owned()));
-        assert_eq!(error.field().as_deref(), Some("caps"));
-        let text = error.to_string();
-        assert!(text.contains("counted by creator,user;") && text.contains("SetLimit"), "{text}");
+    assert!(rm.client.dry_run(&asks).await.is_ok());
+    // However many ask for the first time, each label set is counted once.
+    let calls = [&asks, &anywhere, &patient]
+        .map(|asks| ask_in_task(&rm.client, ResourceRequest { user: name("alice"), ..asks.clone() }));
+    for call in calls {
+        call.await.unwrap().granted();
     }
-    // As it says.
-    rm.client.set_limit(&in_mode(&["user", "creator"], LimitMode::Off)).await.unwrap();
-    rm.client.request_resource(&asks).await.granted();
-    rm.client.request_resource(&asks).await.refused();
-    // On EMs whose policy leaves these labels out, nothing counts by them, either.
+    for asks in [&asks, &anywhere] {
+        rm.client.request_resource(asks).await.granted();
+        let refusal = rm.client.request_resource(asks).await.refused();
+        let short = &refusal.shortfalls[0];
+        assert_eq!((short.scope.as_str(), short.available, short.max), ("creator=IDE,user=hadoop", 0, 3));
+        let mut tickets = rm.client.tickets(None).await.unwrap();
+        tickets.retain(|ticket| ticket.user == name("hadoop"));
+        rm.client.ticket_released(tickets[0].id).await.unwrap();
+    }
+    let limits = rm.client.limits().await.unwrap();
+    let modes: Vec<_> = limits.iter().map(|rule| (rule.pattern.to_string(), rule.mode)).collect();
+    assert_eq!(modes.len(), 2, "{modes:?}");
+    assert!(modes.iter().all(|(_, mode)| *mode == LimitMode::Off), "{modes:?}");
+    assert_eq!(database.count("SELECT count(*) FROM linkis_label_set").await, 2);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 5);
+    assert_eq!(rm.client.audit().await.unwrap().differences.count, 0);
+    // On EMs whose policy leaves these labels out, nothing counts by them.
     let (kind, policy) = (em("host1").application_name, Policy::new([]));
     rm.client.set_policy(&kind, &policy).await.unwrap();
-    let error = rm.client.request_resource(&asks).await.unwrap_err();
-    assert_eq!(told(&error).1, "CAP_NOT_COUNTED");
+    assert_not_counted(&rm.client.request_resource(&asks).await.unwrap_err(), "user");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn caps_over_many_tickets_need_set_limit() {
+    let (database, rm) = start_with_host1().await;
+    insert_tickets(&database, 10_001).await;
+    let asks = capped("hadoop", &[of_user(9)]);
+    for error in [rm.client.request_resource(&asks).await.unwrap_err(), rm.client.dry_run(&asks).await.unwrap_err()] {
+        assert_not_counted(&error, "user");
+    }
+    assert_eq!(database.count("SELECT count(*) FROM linkis_label_set").await, 0);
+    sqlx::raw_sql("DELETE FROM linkis_user_resource_meta_data").execute(&database.pool).await.unwrap();
+    rm.client.set_limit(&in_mode(&["user"], LimitMode::Off)).await.unwrap();
+    rm.client.request_resource(&asks).await.granted();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn caps_on_demand_leave_label_sets_to_administrators() {
+    let (database, rm) = start_with_host1().await;
+    for label in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        rm.client.request_resource(&capped("hadoop", &[cap(&[label], &[(Dimension::Cores, 90)])])).await.granted();
+    }
+    assert_not_counted(&rm.client.request_resource(&capped("hadoop", &[of_user(90)])).await.unwrap_err(), "user");
+    rm.client.set_limit(&in_mode(&["user"], LimitMode::Off)).await.unwrap();
+    rm.client.request_resource(&capped("hadoop", &[of_user(90)])).await.granted();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 9);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -563,19 +563,35 @@ async fn limits_are_for_what_is_derived_from_a_request_and_its_em() {
     let refusal = rm.client.request_resource(&on("host0", "spark")).await.refused();
     assert_eq!(refusal.shortfalls[0].scope, "engine_family=spark");
     rm.client.request_resource(&on("host0", "hive-2.3.3")).await.granted();
-    // Without an engine type there is no family, and so no family's limit.
-    for _ in 0..3 {
-        rm.client.request_resource(&on("host0", "")).await.granted();
-    }
-    rm.client.request_resource(&on("host2", "")).await.granted();
-    let refusal = rm.client.request_resource(&on("host2", "")).await.refused();
+    rm.client.request_resource(&on("host2", "flink-1.17")).await.granted();
+    let refusal = rm.client.request_resource(&on("host2", "flink-1.17")).await.refused();
     assert!(refusal.shortfalls[0].scope.starts_with("em=host2:9102,em_application="), "{refusal:?}");
     // Nobody says of himself what is derived.
     let forged = Labels::parse("labels", BTreeMap::from([("em".to_owned(), "host0".to_owned())])).unwrap();
     let forged = ResourceRequest { labels: forged, ..on("host2", "") };
     assert_eq!(rm.client.request_resource(&forged).await.unwrap_err().field().as_deref(), Some("labels"));
-    assert_eq!(assert_invariants(&database, &rm.client).await, 7);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 4);
     assert_eq!(rm.client.audit().await.unwrap().differences.count, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn derived_label_without_its_source_counts_as_empty() {
+    let (database, rm) = start().await;
+    register(&rm, 1).await;
+    for label in ["engine_family", "queue", "namespace"] {
+        rm.client.set_limit(&rule(&[(label, None)], &[(Dimension::Instances, 2)])).await.unwrap();
+        let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host0"), "hadoop", load(1, 1, 1)) };
+        let grants =
+            [rm.client.request_resource(&ask).await.granted(), rm.client.request_resource(&ask).await.granted()];
+        let refusal = rm.client.request_resource(&ask).await.refused();
+        assert_eq!(refusal.shortfalls[0].scope, format!("{label}="));
+        assert_eq!(rm.client.audit().await.unwrap().differences.count, 0);
+        for grant in grants {
+            rm.client.ticket_released(grant.ticket_id).await.unwrap();
+        }
+        rm.client.delete_limit(&rule(&[(label, None)], &[]).pattern).await.unwrap();
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -62,7 +62,7 @@ async fn a_ticket_is_given_back_by_its_id_alone() {
         let of_eve = proto::ResourceReleasedRequest { user: "eve".into(), ..named.clone() };
         for call in [of_eve, proto::ResourceReleasedRequest { em: other.clone(), ..named }] {
             let refused = manager.clone().resource_released(call).await.unwrap_err();
-            assert_eq!(code_and_reason(&refused), (Code::PermissionDenied, "TICKET_NOT_OWNED".to_owned()));
+            assert_eq!(code_and_reason(&refused), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
         }
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);

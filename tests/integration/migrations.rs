@@ -157,7 +157,7 @@ async fn the_parts_of_the_history_that_an_earlier_release_made_take_what_is_repo
 
 /// As the first release counted: tickets without an engine type are in no scope of engine types.
 const COUNTED_BEFORE: &str = "
-    UPDATE linkis_label_set SET lacking = 'skipped';
+    UPDATE linkis_label_set SET lacking = 'skipped', derived = 'skipped';
     DELETE FROM linkis_label_resource WHERE scope->>'engine_type' = '';
     UPDATE linkis_resource_limit_version SET oldest_writer = 1, version = gen_random_uuid()";
 
@@ -184,6 +184,45 @@ async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
     // An earlier release, which would count them as before, may only read.
     assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 5);
+}
+
+/// As the release before counted: tickets without an engine type are in no scope of engine families.
+const DERIVED_SKIPPED: &str = "
+    ALTER TABLE linkis_label_set DROP COLUMN derived;
+    DELETE FROM linkis_rm_migration_cell WHERE version = 24;
+    DELETE FROM linkis_label_resource WHERE scope->>'engine_family' = '';
+    UPDATE linkis_resource_limit_version SET oldest_writer = 6, version = gen_random_uuid()";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn derived_labels_of_earlier_release_are_recounted() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let each = |label: &str| Rule {
+        pattern: Pattern::new(BTreeMap::from([(label.to_owned(), None)])),
+        mode: Default::default(),
+        max: BTreeMap::from([(Dimension::Instances, 3)]),
+    };
+    rm.client.set_limit(&each("engine_family")).await.unwrap();
+    rm.client.set_limit(&each("user")).await.unwrap();
+    let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
+    rm.client.request_resource(&ask).await.granted();
+    rm.client.request_resource(&ResourceRequest { user: name("alice"), ..ask.clone() }).await.granted();
+    let before = database.count("SELECT label_set_id FROM linkis_label_set WHERE label_set = '[\"user\"]'").await;
+    rm.stop().await;
+    sqlx::raw_sql(DERIVED_SKIPPED).execute(&database.pool).await.unwrap();
+    let rm = Instance::start(&database).await;
+    eventually("engine families are counted anew", Duration::from_secs(20), || async {
+        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND derived = 'empty'").await == 2
+    })
+    .await;
+    let after = database.count("SELECT label_set_id FROM linkis_label_set WHERE label_set = '[\"user\"]'").await;
+    assert_eq!(after, before, "users are counted as before");
+    rm.client.request_resource(&ask).await.granted();
+    let refusal = rm.client.request_resource(&ask).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "engine_family=");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+    // An earlier release, which would count them as before, may only read.
+    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }
 
 /// To shorten a table, a vacuum locks everybody out: where very much comes and goes, that would be all the time.

@@ -78,6 +78,8 @@ pub struct Deltas {
     pub cluster_tickets: Vec<ClusterTicketDelta>,
     /// How many operations went beyond limits that only watch: nothing to write, but something to count.
     pub over_watched: u64,
+    /// The number of requests whose check and decision differ on one state: nothing to write, but something to count.
+    pub check_mismatches: u64,
     /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
     pub freed: FreedSpots,
 }

@@ -13,7 +13,7 @@ use super::{
         operation::{Outcome, Rejection, Released},
         ticket::{EndedTicket, Ticket, TicketState},
     },
-    EndedDelta, Ledger, check_owner, counters, give_back, owned,
+    EndedDelta, Ledger, counters, give_back, owned,
     slots::TicketSlot,
     stored_em,
 };
@@ -32,8 +32,7 @@ impl Ledger {
     }
 
     pub(super) fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {
-        if let Some(ended) = self.ended.get(&op.ticket_id) {
-            check_owner(op.ticket_id, (&ended.user, &ended.em), (&op.user, &op.em))?;
+        if self.ended.get(&op.ticket_id).is_some_and(|ended| ended.is_of(&op.user, &op.em)) {
             return Ok(Outcome::Released);
         }
         owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;

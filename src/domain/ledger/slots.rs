@@ -84,7 +84,7 @@ pub(super) fn check_epoch(em: &Em, told: Option<i64>) -> Result<(), Rejection> {
     }
 }
 
-/// A live ticket that `user` holds on `em`.
+/// A live ticket that `user` holds on `em`. Another's ticket is not found, like one that never was.
 pub(super) fn owned<'a>(
     tickets: &'a mut HashMap<Uuid, TicketSlot>,
     ended: &HashMap<Uuid, EndedTicket>,
@@ -92,24 +92,7 @@ pub(super) fn owned<'a>(
     user: &Name,
     em: &EmInstance,
 ) -> Result<&'a mut TicketSlot, Rejection> {
-    let Some(slot) = tickets.get_mut(&ticket_id) else {
-        let ended = ended.get(&ticket_id).cloned().map(Box::new);
-        return Err(Rejection::TicketNotFound { ticket_id, ended });
-    };
-    check_owner(ticket_id, (&slot.ticket.user, &slot.ticket.em), (user, em))?;
-    Ok(slot)
-}
-
-pub(super) fn check_owner(
-    ticket_id: Uuid,
-    owner: (&Name, &EmInstance),
-    caller: (&Name, &EmInstance),
-) -> Result<(), Rejection> {
-    if owner.0 != caller.0 {
-        return Err(Rejection::TicketNotOwned { ticket_id, what: "user" });
-    }
-    if owner.1 != caller.1 {
-        return Err(Rejection::TicketNotOwned { ticket_id, what: "EM" });
-    }
-    Ok(())
+    let is_owned = |slot: &&mut TicketSlot| slot.ticket.user == *user && slot.ticket.em == *em;
+    let ended = || ended.get(&ticket_id).filter(|ended| ended.is_of(user, em)).cloned().map(Box::new);
+    tickets.get_mut(&ticket_id).filter(is_owned).ok_or_else(|| Rejection::TicketNotFound { ticket_id, ended: ended() })
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::domain::{
     name::Name,
     policy::Policy,
-    scope::{Lacking, Queues, Scope, TicketLabels},
+    scope::{Lacking, Queues, Scope, TicketLabels, may_be_underivable},
 };
 
 /// One way to count: the labels that scopes have, and the tickets that do not count.
@@ -30,6 +30,11 @@ impl Counting {
         };
         let counting = |keys| Self { exempt: exempt(&keys), lacking: Lacking::Empty, queues: Queues::Apart, keys };
         sets.into_iter().map(counting).collect()
+    }
+
+    /// Whether a ticket may lack a label that is derived.
+    pub fn has_derived(&self) -> bool {
+        self.keys.iter().any(|key| may_be_underivable(key))
     }
 
     /// The scope that a ticket with these labels counts in, if it does in any.

@@ -196,14 +196,6 @@ pub enum Rejection {
     /// Several are.
     #[error("several live tickets are used by the engine {}/{}; ListTickets with this engine tells them", .0.application_name, .0.instance)]
     ManyTicketsOfEngine(EngineInstance),
-    /// The ticket is somebody else's.
-    #[error("the ticket {ticket_id} belongs to another {what}; name the {what} that it was granted to")]
-    TicketNotOwned {
-        /// Which ticket.
-        ticket_id: Uuid,
-        /// "user" or "EM".
-        what: &'static str,
-    },
     /// Another engine has reported in for the ticket.
     #[error("the ticket {ticket_id} is used by another engine, {}/{}; ask for a ticket of its own", engine.application_name, engine.instance)]
     AlreadyInited {

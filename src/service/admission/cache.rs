@@ -10,6 +10,7 @@ use std::{
 
 use crate::{
     domain::{
+        cap::Cap,
         em::{Em, EmInstance},
         ledger::PostCommitState,
         line::Line,
@@ -205,6 +206,12 @@ impl StateCache {
     /// Somebody holds an EM, so that whoever wants to change anything about it waits; or nobody does any more. To be told of each change once.
     pub fn note_held(&self, em: &EmInstance, is_held: bool) {
         self.choice.note_held(em, is_held);
+    }
+
+    /// Whether nothing was counted by the labels of some cap when the limits were last seen.
+    pub(super) fn lacks_counters(&self, caps: &[Arc<Cap>]) -> bool {
+        let limits = self.state().limits.clone();
+        caps.iter().any(|cap| !limits.is_counted(&cap.keys))
     }
 
     pub(super) fn forget(&self, em: &EmInstance) {

@@ -8,8 +8,10 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        em::EmInstance,
         operation::{Released, ended_at},
         report::{LiveTicket, Report, UnknownTicket, reconcile},
+        ticket::EndedTicket,
     },
     error::Error,
     store::{
@@ -167,32 +169,33 @@ async fn compare(session: &mut Session, part: &mut [Comparison], lost_after: i16
     if !reset.is_empty() {
         answered(em_report::none_missed(&mut *connection, &reset)).await?;
     }
-    let reasons = reasons(&mut *connection, part).await?;
+    let ended = ended(&mut *connection, part).await?;
     let mut found = Vec::with_capacity(part.len());
     for comparison in part {
-        let unknown = comparison.unknown.iter().map(|id| UnknownTicket { id: *id, reason: reason(&reasons, id) });
+        let em = &comparison.report().em;
+        let unknown = comparison.unknown.iter().map(|id| UnknownTicket { id: *id, reason: reason(&ended, id, em) });
         let lost = lost(&mut *connection, comparison).await?;
         found.push(Found { unknown: unknown.collect(), lost });
     }
     Ok(found)
 }
 
-/// What became of the tickets that do not live on the EMs that reported them, as far as it is known.
-async fn reasons(connection: &mut PgConnection, part: &[Comparison]) -> Result<HashMap<Uuid, String>, StoreError> {
+/// The tickets that reports name and that have ended, on whichever EM.
+async fn ended(connection: &mut PgConnection, part: &[Comparison]) -> Result<HashMap<Uuid, EndedTicket>, StoreError> {
     let unknown: Vec<Uuid> = part.iter().flat_map(|comparison| &comparison.unknown).copied().collect();
-    let mut reasons = HashMap::new();
+    let mut ended = HashMap::new();
     for ids in unknown.chunks(UNKNOWN_MAX) {
-        let elsewhere = answered(user_resource::read(&mut *connection, ids)).await?;
-        reasons.extend(elsewhere.iter().map(|(id, ticket)| (*id, format!("lives on another EM, {}", ticket.em))));
-        let ended = answered(action_record::read(&mut *connection, ids)).await?;
-        reasons.extend(ended.iter().map(|(id, ended)| (*id, ended_at(ended))));
+        ended.extend(answered(action_record::read(&mut *connection, ids)).await?);
     }
-    Ok(reasons)
+    Ok(ended)
 }
 
-fn reason(reasons: &HashMap<Uuid, String>, id: &Uuid) -> String {
-    let nothing = "is not remembered: there never was such a ticket, or it has left the history";
-    reasons.get(id).cloned().unwrap_or_else(|| nothing.to_owned())
+/// Returns what became of a ticket on an EM. A ticket of another EM is as unknown as one that never was.
+fn reason(ended: &HashMap<Uuid, EndedTicket>, id: &Uuid, em: &EmInstance) -> String {
+    match ended.get(id).filter(|ended| ended.em == *em) {
+        Some(ended) => ended_at(ended),
+        None => "is not a ticket of this EM, or has left the history".to_owned(),
+    }
 }
 
 /// What has to be given up by a report.

@@ -119,6 +119,17 @@ pub async fn read_on<'a>(
     rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
 }
 
+/// Whether more than `most` tickets live. It reads no more than these.
+pub async fn are_more_than(executor: impl PgExecutor<'_>, most: i64) -> Result<bool, StoreError> {
+    Ok(sqlx::query_scalar(
+        "-- user_resource::are_more_than
+        SELECT EXISTS (SELECT FROM linkis_user_resource_meta_data OFFSET $1 LIMIT 1)",
+    )
+    .bind(most)
+    .fetch_one(executor)
+    .await?)
+}
+
 /// How many tickets EMs have, counted up to `most`.
 pub async fn count_on(
     executor: impl PgExecutor<'_>,

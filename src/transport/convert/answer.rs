@@ -30,7 +30,10 @@ use crate::{
 };
 
 #[cfg(feature = "server")]
-use crate::{domain::counters::Counters, error::Error};
+use crate::{
+    domain::{access::Reach, counters::Counters, limit::ScopeUsage},
+    error::Error,
+};
 
 use super::{cap, limit, operator, request, resource};
 
@@ -235,10 +238,11 @@ pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
 
 /// Counters as they stood right after a commit.
 #[cfg(feature = "server")]
-pub fn counters(counters: &Counters) -> Result<proto::Counters, Error> {
+pub fn counters(counters: &Counters, reach: &Reach) -> Result<proto::Counters, Error> {
+    let is_shown = |scope: &&ScopeUsage| reach.has_scope(&scope.scope);
     Ok(proto::Counters {
         em: counters.em.as_ref().map(|em| em_resource(em, None)).transpose()?,
-        scopes: counters.scopes.iter().map(limit::scope_usage).collect(),
+        scopes: counters.scopes.iter().filter(is_shown).map(limit::scope_usage).collect(),
     })
 }
 

@@ -107,9 +107,6 @@ fn of_rejection(rejection: &Rejection) -> Vec<Fact> {
         Rejection::AdoptedTooLate(ended) | Rejection::TicketNotFound { ended: Some(ended), .. } => how_it_ended(ended),
         Rejection::TicketExists { ticket_id, differs } => vec![ticket(*ticket_id), ("differs", differs.clone())],
         Rejection::NoTicketOfEngine(engine) | Rejection::ManyTicketsOfEngine(engine) => engine_names(engine).into(),
-        Rejection::TicketNotOwned { ticket_id, what } => {
-            vec![ticket(*ticket_id), ("belongs_to_another", what.to_lowercase())]
-        }
         Rejection::AlreadyInited { ticket_id, engine } => {
             [ticket(*ticket_id)].into_iter().chain(engine_names(engine)).collect()
         }

@@ -91,11 +91,9 @@ pub fn scopes(message: &proto::ListScopesRequest, reach: &Reach) -> Result<Scope
 /// # Errors
 /// [`Denied`] if not.
 pub fn check_scope(scope: &Scope, reach: &Reach) -> Result<(), Denied> {
-    let user = scope.labels().get(USER).and_then(|user| Name::parse(USER, user).ok());
-    match user {
-        _ if reach.is_all() => Ok(()),
-        Some(user) if reach.has_user(&user) => Ok(()),
-        _ => Err(reach.denied(|| format!("a scope of one of its users, and not {scope}"))),
+    match reach.has_scope(scope) {
+        true => Ok(()),
+        false => Err(reach.denied(|| format!("a scope of one of its users, and not {scope}"))),
     }
 }
 

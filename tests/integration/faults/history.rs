@@ -59,19 +59,18 @@ impl Line {
         [self.memory, self.cores, self.instances]
     }
 
-    /// The value of a label that limits count a ticket by; `None` for what is derived, and cannot be derived of it.
+    /// The value of a label that limits count a ticket by; `None` for a line without it.
     pub fn label(&self, key: &str) -> Option<String> {
         match key {
             "user" => self.user.clone(),
             "creator" => self.creator.clone(),
             "engine_type" => self.engine_type.clone(),
             "engine_family" => {
-                let family = self.engine_type.as_deref()?.split('-').next();
-                family.filter(|family| !family.is_empty()).map(str::to_owned)
+                Some(self.engine_type.as_deref().unwrap_or_default().split('-').next().unwrap_or_default().to_owned())
             }
             "em_application" => self.kind.clone(),
             "em" => Some(self.em.clone()),
-            "queue" => self.queue.clone(),
+            "queue" => Some(self.queue.clone().unwrap_or_default()),
             _ => {
                 let labels: BTreeMap<String, String> = serde_json::from_str(self.labels.as_deref()?).unwrap();
                 Some(labels.get(key).cloned().unwrap_or_default())

@@ -325,8 +325,7 @@ fn expected(kind: &str) -> &'static [&'static str] {
         "reported" => {
             &["TICKET_NOT_FOUND", "TICKET_NOT_INITED", "NOT_ENOUGH_RESOURCE", "EM_NOT_REGISTERED", "EM_DRAINING"]
         }
-        "release of another's" => &["TICKET_NOT_OWNED"],
-        "release of nothing" => &["TICKET_NOT_FOUND"],
+        "release of another's" | "release of nothing" => &["TICKET_NOT_FOUND"],
         "unregister" => &["EM_NOT_REGISTERED"],
         "heartbeat" => &["EM_NOT_REGISTERED", "STALE_REPORT"],
         "delete limit" => &["NO_SUCH_LIMIT"],

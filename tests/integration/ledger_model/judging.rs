@@ -51,7 +51,6 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
         Err(Rejection::PlaceLost) => Answer::No("place"),
         Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
-        Err(Rejection::TicketNotOwned { .. }) => Answer::No("owner"),
         Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
         Err(Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_)) => Answer::No("ended"),
         Err(Rejection::TicketExists { .. }) => Answer::No("exists"),
@@ -230,7 +229,7 @@ impl Model {
                     return Answer::No("ticket");
                 }
                 if ticket.who.user != user {
-                    return Answer::No("owner");
+                    return Answer::No("ticket");
                 }
                 // Only what is in a queue is an application.
                 let application = application.filter(|_| used.is_some() && ticket.who.queue.is_some());
@@ -251,7 +250,7 @@ impl Model {
                     return Answer::No("ticket");
                 }
                 if stolen {
-                    return Answer::No("owner");
+                    return Answer::No("ticket");
                 }
                 let application = application.filter(|_| ticket.who.queue.is_some());
                 match fenced(epoch) {
@@ -264,7 +263,7 @@ impl Model {
                 let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
                 let ticket = &mut self.tickets[number];
                 if ticket.who.user != user {
-                    return Answer::No("owner");
+                    return Answer::No("ticket");
                 }
                 ticket.alive = false;
                 Answer::Done

@@ -18,13 +18,24 @@ final class Connections {
         try {
             for (List<String> labels : Arrays.asList(Caps.LABELS, Caps.LABELS_IN_QUEUE, Caps.LABELS_IN_NAMESPACE)) {
                 if (!service.counts(labels)) {
-                    service.count(labels);
+                    count(service, labels);
                 }
             }
             return service;
         } catch (ServiceException e) {
             service.client().close();
             throw told(settings, e);
+        }
+    }
+
+    /** A token that may set no limit has requests count on demand, by their caps. */
+    private static void count(Service service, List<String> labels) {
+        try {
+            service.count(labels);
+        } catch (ServiceException e) {
+            if (e.code() != Status.Code.PERMISSION_DENIED) {
+                throw e;
+            }
         }
     }
 
@@ -56,7 +67,7 @@ final class Connections {
                     + Settings.line(Settings.TOKEN_FILE, "FILE"), error);
         } else if (error.code() == Status.Code.PERMISSION_DENIED) {
             return new SettingException(Settings.TOKEN_FILE, "the token may not do what a manager of Linkis has to: "
-                    + error.getMessage() + ". Put one with the role admin into the file; or have somebody who has one run MoveIn once", error);
+                    + error.getMessage() + ". Put one with the roles manager, ecm (for the application of the ECMs) and operator into the file", error);
         }
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof SSLException) {
