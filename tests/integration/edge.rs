@@ -37,6 +37,7 @@ use crate::harness::*;
 
 mod bodies;
 mod crowds;
+mod floods;
 mod stopping;
 mod strangers;
 
