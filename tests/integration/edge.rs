@@ -38,6 +38,8 @@ use crate::harness::*;
 mod bodies;
 mod crowds;
 mod floods;
+mod protocol;
+mod statuses;
 mod stopping;
 mod strangers;
 

@@ -50,7 +50,7 @@ mod traffic;
 
 pub use age::spread as ages;
 pub use body::Received;
-pub use calls::Calls;
+pub use calls::{Calls, FaultOfCaller};
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
