@@ -48,6 +48,21 @@ pub enum Error {
         "the calls under way have all the memory that this server gives to their bodies; try again, or ask another instance"
     )]
     TooManyBytes,
+    /// The message is larger than the call accepts, as it comes or when it is unpacked.
+    #[error("the message has more than {limit} bytes, the limit of this call; send less at a time")]
+    MessageTooLarge {
+        /// Maximum size of the message, in bytes.
+        limit: usize,
+    },
+    /// The compressed-flag of the message is not valid in this call.
+    #[error("the compressed-flag of the message is {0}")]
+    CompressedFlag(&'static str),
+    /// The call ended before a message began.
+    #[error("the call has no message; send one, which may be empty")]
+    NoMessage,
+    /// The deadline of the call expired before its answer.
+    #[error("the deadline of the call expired; look up what it did, or repeat it, with more time")]
+    DeadlineExpired,
     /// The body of the call took too long to arrive.
     #[error("the call's message did not arrive within {}; send it faster", humantime::format_duration(*.0))]
     BodyTimeout(Duration),
@@ -111,6 +126,11 @@ impl Error {
     /// Whether it is a defect: whoever answers the call logs it, with the call.
     pub fn is_defect(&self) -> bool {
         matches!(self, Self::Internal(_))
+    }
+
+    /// Whether the protocol gives it a code of a server's failures although the caller is at fault: metrics count it as the caller's.
+    pub fn is_fault_of_caller(&self) -> bool {
+        matches!(self, Self::MessageTooLarge { .. } | Self::CompressedFlag(_))
     }
 
     /// Whether the log tells it already, once for all.

@@ -45,6 +45,7 @@ use crate::{
     tls::{self, Tls, TlsError},
     transport::{
         edge::{Bounds, Calls, Edge, Listen, Listener},
+        health::reporter,
         identity::Identity,
         json::Schema,
         message_size::{QUESTION_BYTES_MAX, compressible},
@@ -189,9 +190,6 @@ pub enum ServerError {
     /// A task that everything depends on has panicked: the process has to start anew.
     #[error("a defect stopped a part of the service; its log says which")]
     Defect,
-    /// The descriptors of the API cannot be read: a defect of the build.
-    #[error("the API's descriptors cannot be read")]
-    Reflection(#[from] tonic_reflection::server::Error),
     /// The methods of the API cannot be read: a defect of the build.
     #[error("the API's methods cannot be read")]
     Methods(#[from] prost::DecodeError),
@@ -324,7 +322,7 @@ impl Server {
         let tasks = Tasks::here().leaving(store.primary().clone());
         let (stopping, leaving) = (CancellationToken::new(), CancellationToken::new());
         let defect = tasks.defect();
-        let (health, health_service) = tonic_health::server::health_reporter();
+        let (health, health_service) = reporter();
         let address = listener.address().map(|address| announced(&address)).unwrap_or_default();
         let instance = Instance::new((instance_id, address.clone()), &options, (&metrics, &tasks, &stopping));
         let (routes, overviews) = assemble(&instance, &store, &tokens)?;
@@ -402,7 +400,7 @@ async fn wait_for_writes(
     // It is up, and cannot do more than whoever waits for it.
     notify::tell("READY=1");
     let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
-    let (health, health_service) = tonic_health::server::health_reporter();
+    let (health, health_service) = reporter();
     let health = Health { grpc: health, readiness: watch::Sender::new(Readiness::Starting), metrics: metrics.clone() };
     health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
     health.publish(Readiness::NoDatabase(why)).await;

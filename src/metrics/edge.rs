@@ -17,7 +17,7 @@ pub(super) struct Edge(pub Arc<EdgeGauges>);
 /// A gauge: its name, what an operator does with it, what it is, and where it is read.
 type Row = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
 
-const ROWS: [Row; 12] = [
+const ROWS: [Row; 13] = [
     (
         "connections",
         "Open gRPC connections: if they only grow, some client opens one for each call",
@@ -48,6 +48,12 @@ const ROWS: [Row; 12] = [
         "Connections closed because they did not speak TLS or HTTP/2 in time, or in a crowd because nobody showed who he was: an attack, or a client of another protocol",
         MetricType::Counter,
         EdgeGauges::handshakes_late,
+    ),
+    (
+        "connections_slowed_total",
+        "New connections that waited or were closed because a connection of their address had been ended: an attack, or a faulty client",
+        MetricType::Counter,
+        EdgeGauges::connections_slowed,
     ),
     (
         "tls_handshake_failures_total",
@@ -88,6 +94,17 @@ const ROWS: [Row; 12] = [
 ];
 
 impl Edge {
+    fn ended_connections(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let name = "linkis_rm_connections_ended_total";
+        let help = "Connections ended because of too many frames that are no part of an answered call, by the kind of frames: an attack, or a faulty client.";
+        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (reason, ended) in self.0.connections_ended() {
+            let ended = ConstGauge::new(i64::try_from(ended).unwrap_or(i64::MAX));
+            ended.encode(encoder.encode_family(&[("reason", reason)])?)?;
+        }
+        Ok(())
+    }
+
     fn certificates(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(expiry) = self.0.certificate_expiry() else { return Ok(()) };
         let name = "linkis_rm_tls_certificate_expiry_timestamp_seconds";
@@ -109,6 +126,7 @@ impl Collector for Edge {
             let value = ConstGauge::new(i64::try_from(read(&self.0)).unwrap_or(i64::MAX));
             value.encode(encoder.encode_descriptor(&name, &format!("{help}."), None, kind)?)?;
         }
+        self.ended_connections(&mut encoder)?;
         self.certificates(encoder)
     }
 }

@@ -71,6 +71,10 @@ fn class(error: &Error) -> Class {
         | Error::PositionTooOld { .. }
         | Error::PositionUnknown
         | Error::FollowerTooSlow
+        | Error::MessageTooLarge { .. }
+        | Error::CompressedFlag(_)
+        | Error::NoMessage
+        | Error::DeadlineExpired
         | Error::External(_) => "rejected",
         Error::LockTimeout => "lock_timeout",
         Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tonic_reflection::pb::{v1, v1alpha};
+
 use crate::{
     service::{
         overview::Overviews,
@@ -15,11 +17,11 @@ use crate::{
         external::ExternalResource,
         limit::Limit,
         message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
-        proto,
         proto::{
             admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
             limit_service_server::LimitServiceServer, usage_service_server::UsageServiceServer,
         },
+        reflection::Reflection,
         resource_manager::ResourceManager,
         routes::Routes,
         server_info::ServerInfo,
@@ -62,19 +64,14 @@ fn routes(instance: &Instance<'_>, cell: CellServices) -> Result<Routes<Received
         transport::usage::Usage::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);
     let external = ExternalResource::new(cell.external, timeout);
     let limits = Limit::new(limits, timeout);
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            // So that grpcurl can show the details of errors.
-            .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
-    };
+    let reflection = v1::server_reflection_server::ServerReflectionServer::new(Reflection::v1()?);
+    let reflection_alpha = v1alpha::server_reflection_server::ServerReflectionServer::new(Reflection::v1alpha()?);
     Ok(Routes::default()
         .and(Limited::new(manager))
         .and(compressible!(LimitServiceServer::new(limits)).max_decoding_message_size(LIMITS_BYTES_MAX))
         .and(compressible!(UsageServiceServer::new(usage)).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .and(compressible!(ExternalResourceServiceServer::new(external)).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .and(compressible!(AdminServiceServer::new(admin)).max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .and(compressible!(reflection().build_v1()?).max_decoding_message_size(QUESTION_BYTES_MAX))
-        .and(compressible!(reflection().build_v1alpha()?).max_decoding_message_size(QUESTION_BYTES_MAX)))
+        .and(compressible!(reflection).max_decoding_message_size(QUESTION_BYTES_MAX))
+        .and(compressible!(reflection_alpha).max_decoding_message_size(QUESTION_BYTES_MAX)))
 }

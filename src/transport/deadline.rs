@@ -3,7 +3,12 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
+use tonic::{codegen::http::HeaderMap, metadata::MetadataMap};
+
+use crate::domain::name::FieldError;
+
+/// Header with the time that the caller gives the call.
+const TIMEOUT: &str = "grpc-timeout";
 
 /// How much of a caller's time is left for the answer to reach it: one part of so many, between these. Many callers may have the same
 /// deadline, and all of them are to be answered before it.
@@ -13,13 +18,24 @@ const MARGIN_MAX: Duration = Duration::from_millis(500);
 
 /// When the wait of a call that arrives now has to end.
 pub fn of_call(metadata: &MetadataMap, longest: Duration) -> Instant {
-    let asked = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(parse_timeout);
+    let asked = metadata.get(TIMEOUT).and_then(|value| value.to_str().ok()).and_then(parse_timeout);
     let margin = |asked: Duration| (asked / MARGIN_PART).clamp(MARGIN_MIN, MARGIN_MAX).min(asked / 4);
     let wait = asked.map_or(longest, |asked| longest.min(asked.saturating_sub(margin(asked))));
     Instant::now() + wait
 }
 
-/// A `grpc-timeout` header: up to eight digits and a unit. One that is malformed is no timeout, as in other implementations.
+/// Returns the time that the caller gives a call with these headers; `None` if it does not say.
+///
+/// # Errors
+/// If the header is malformed.
+pub fn of_headers(headers: &HeaderMap) -> Result<Option<Duration>, FieldError> {
+    let Some(value) = headers.get(TIMEOUT) else { return Ok(None) };
+    let timeout = value.to_str().ok().and_then(parse_timeout);
+    let problem = "is no timeout; send 1 to 8 digits and a unit of H, M, S, m, u or n, such as 500m";
+    timeout.map(Some).ok_or_else(|| FieldError::new(TIMEOUT, problem))
+}
+
+/// A `grpc-timeout` header: up to eight digits and a unit.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

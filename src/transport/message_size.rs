@@ -31,6 +31,16 @@ pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * TICKET_BYTES + MESSAGE_BYTE
 /// The largest message about limits that is read, in bytes: with all of them it is as large as any may be.
 pub const LIMITS_BYTES_MAX: usize = HEARTBEAT_BYTES_MAX;
 
+/// Returns the largest message that a call at `path` accepts, in bytes.
+pub fn limit_of(path: &str) -> usize {
+    match path {
+        "/linkis.rm.v1.ResourceManagerService/Heartbeat" => HEARTBEAT_BYTES_MAX,
+        _ if path.starts_with("/linkis.rm.v1.LimitService/") => LIMITS_BYTES_MAX,
+        _ if path.starts_with("/linkis.rm.v1.") => MESSAGE_BYTES_MAX,
+        _ => QUESTION_BYTES_MAX,
+    }
+}
+
 /// A service that takes what is compressed, and answers so. A macro, because what is generated shares no trait.
 macro_rules! compressible {
     ($service:expr) => {

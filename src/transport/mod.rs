@@ -6,7 +6,7 @@
 //! - [`deadline`]: how long a call may wait;
 //! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
 //! - [`identity`]: who calls; [`access`]: who may make which call;
-//! - [`observe`]: counts every call; [`routes`]: which service answers it;
+//! - [`observe`]: counts every call; [`routes`]: which service answers it; [`reflection`]: what the services are; [`health`]: whether they serve;
 //! - [`codec`]: how messages are read and written; [`message_size`]: how large they may be;
 //! - [`page`]: the pages of what is listed;
 //! - [`json`]: the same calls with JSON, for those who have no gRPC;
@@ -27,6 +27,8 @@ pub mod edge;
 #[cfg(feature = "server")]
 pub mod external;
 #[cfg(feature = "server")]
+pub mod health;
+#[cfg(feature = "server")]
 pub mod identity;
 #[cfg(feature = "server")]
 pub mod json;
@@ -38,6 +40,8 @@ pub mod message_size;
 pub mod observe;
 #[cfg(feature = "server")]
 pub mod page;
+#[cfg(feature = "server")]
+pub mod reflection;
 #[cfg(feature = "server")]
 pub mod resource_manager;
 #[cfg(feature = "server")]

@@ -22,6 +22,7 @@ use crate::{
         calls::{Call, Method},
     },
     telemetry::traces,
+    transport::edge::FaultOfCaller,
 };
 
 /// All methods of all services that are described there.
@@ -119,8 +120,9 @@ where
             Some(traced) => call.carry_out(|| traced.carry_out(work)),
             None => call.carry_out(work),
         });
-        // An answer that is only a status has it here, and no body.
-        if let Some(code) = code(answer.headers()) {
+        // An answer that is only a status has it here, and no body. A fault of the caller counts as such, whatever its code.
+        let fault = answer.extensions().get::<FaultOfCaller>().map(|_| Code::InvalidArgument);
+        if let Some(code) = fault.or_else(|| code(answer.headers())) {
             call.end(code);
             trace.end(code);
         }

@@ -88,7 +88,7 @@ impl From<Error> for Status {
             }
         }
         let mut status = Status::with_error_details(code, text, details);
-        if code == Code::Internal {
+        if code == Code::Internal || error.is_fault_of_caller() {
             status.set_source(Arc::new(error));
         }
         status
@@ -134,6 +134,10 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::LockTimeout => (Code::Aborted, "LOCK_TIMEOUT", Hint::Retry(RETRY_SOON)),
         Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
         Error::TooManyBytes => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
+        Error::MessageTooLarge { .. } => (Code::ResourceExhausted, "MESSAGE_TOO_LARGE", Hint::None),
+        Error::CompressedFlag(_) => (Code::Internal, "COMPRESSED_FLAG", Hint::None),
+        Error::NoMessage => (Code::Unimplemented, "NO_MESSAGE", Hint::None),
+        Error::DeadlineExpired => (Code::DeadlineExceeded, "DEADLINE_EXPIRED", Hint::None),
         Error::BodyTimeout(_) => (Code::DeadlineExceeded, "BODY_TIMEOUT", Hint::None),
         Error::Unavailable(_) => (Code::Unavailable, "DATABASE_UNAVAILABLE", Hint::Retry(RETRY_LATER)),
         Error::CommitUnknown => (Code::Unavailable, "COMMIT_UNKNOWN", Hint::Retry(RETRY_LATER)),

@@ -334,7 +334,7 @@ async fn heartbeats() {
             assert_eq!(told(manager.heartbeat(request).await), expected, "{shown}");
         }
         let status = manager.heartbeat(change(|r| r.ticket_ids = vec![0; 5_000_000])).await.unwrap_err();
-        assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
         let cut = manager.heartbeat(change(|r| r.ticket_ids = vec![0; 16 + 15])).await.unwrap_err();
         assert!(cut.message().contains("15 of the 16 bytes of ticket 2"), "{cut:?}");
     })
@@ -454,7 +454,7 @@ async fn messages_over_the_size_limit() {
         let mut request = good_request();
         request.resource = json("LoadInstance", &" ".repeat(300_000));
         let status = manager.request_resource(request).await.unwrap_err();
-        assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
         let mut request = good_request();
         request.resource = json("LoadInstance", &" ".repeat(100_000));
         assert_eq!(told(manager.request_resource(request).await), bad_field("resource.json.document"));

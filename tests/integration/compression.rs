@@ -83,16 +83,16 @@ async fn what_is_compressed_may_hold_no_more_than_a_message_may() {
     let mut manager = gzip!(ResourceManagerServiceClient::new(channel.clone()));
     let request = proto::RequestResourceRequest { user: bomb(), ..Default::default() };
     let status = manager.request_resource(request).await.unwrap_err();
-    assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     assert!(status.message().contains(&MESSAGE_BYTES_MAX.to_string()), "{status:?}");
     let heartbeat = proto::HeartbeatRequest { ticket_ids: vec![0; 4 << 20], ..Default::default() };
-    assert_eq!(manager.heartbeat(heartbeat).await.unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(manager.heartbeat(heartbeat).await.unwrap_err().code(), Code::ResourceExhausted);
     let mut usage = gzip!(UsageServiceClient::new(channel.clone()));
     let list = proto::ListTicketsRequest { user: bomb(), ..Default::default() };
-    assert_eq!(usage.list_tickets(list).await.unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(usage.list_tickets(list).await.unwrap_err().code(), Code::ResourceExhausted);
     let mut health = gzip!(HealthClient::new(channel));
     let check = HealthCheckRequest { service: "0".repeat(1 << 20) };
-    assert_eq!(health.check(check).await.unwrap_err().code(), Code::OutOfRange);
+    assert_eq!(health.check(check).await.unwrap_err().code(), Code::ResourceExhausted);
     // What fits is judged as ever, also if it takes far fewer bytes on its way.
     let request = proto::RequestResourceRequest { user: "0".repeat(200 << 10), ..Default::default() };
     assert_eq!(manager.request_resource(request).await.unwrap_err().code(), Code::InvalidArgument);

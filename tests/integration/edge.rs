@@ -37,6 +37,9 @@ use crate::harness::*;
 
 mod bodies;
 mod crowds;
+mod floods;
+mod protocol;
+mod statuses;
 mod stopping;
 mod strangers;
 

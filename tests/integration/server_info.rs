@@ -44,7 +44,7 @@ async fn an_instance_tells_what_it_is_and_what_it_takes() {
     };
     let code = async |bytes| manager.clone().register(large(bytes)).await.unwrap_err().code();
     assert_eq!(code(largest - 100).await, Code::InvalidArgument);
-    assert_eq!(code(largest).await, Code::OutOfRange);
+    assert_eq!(code(largest).await, Code::ResourceExhausted);
 }
 
 /// Who is refused knows that he has not what he asked for; who was ignored would not.

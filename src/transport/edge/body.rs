@@ -14,7 +14,7 @@ use tonic::{Status, body::Body, codegen::Bytes};
 use crate::{domain::name::FieldError, error::Error};
 
 use super::{
-    BODY_BYTES_MAX, PREFIX_BYTES, UNCOUNTED_BYTES,
+    PREFIX_BYTES, UNCOUNTED_BYTES,
     calls::{Call, Closing},
     fields::{FIELD_BYTES, FIELDS_MAX, Fields},
     gzip,
@@ -35,9 +35,9 @@ enum Kind {
 }
 
 impl Received {
-    /// The message of `call`, which is unpacked here if that is how it comes.
-    pub(super) fn message(body: Body, call: Arc<Call>, is_gzip: bool) -> Self {
-        Self { body, kind: Kind::Message(Message::new(call, is_gzip)) }
+    /// The message of `call`, of at most `limit` bytes, which is unpacked here if that is how it comes.
+    pub(super) fn message(body: Body, call: Arc<Call>, is_gzip: bool, limit: usize) -> Self {
+        Self { body, kind: Kind::Message(Message::new(call, is_gzip, limit)) }
     }
 
     /// Questions, until `closing` ends them.
@@ -70,9 +70,17 @@ impl Prefix {
     }
 
     /// Whether the message is compressed, if that is known by now.
-    fn is_compressed(&self) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::CompressedFlag`] if the flag is neither 0 nor 1, or is 1 and messages are not compressed by gzip.
+    fn is_compressed(&self, is_gzip: bool) -> Result<bool, Error> {
         let [flag, ..] = self.bytes;
-        self.known > 0 && flag == 1
+        match flag {
+            0 => Ok(false),
+            1 if is_gzip => Ok(self.known > 0),
+            1 => Err(Error::CompressedFlag("1, and grpc-encoding names no encoding; name it, or send the flag 0")),
+            _ => Err(Error::CompressedFlag("neither 0 nor 1; send 0 for a message that is not compressed")),
+        }
     }
 }
 
@@ -90,6 +98,8 @@ struct Message {
     received: usize,
     fields: Fields,
     is_gzip: bool,
+    /// Maximum size, in bytes.
+    limit: usize,
     /// All that was received of one that is compressed.
     packed: Vec<u8>,
     late: Option<Pin<Box<Sleep>>>,
@@ -105,9 +115,9 @@ impl fmt::Debug for Message {
 }
 
 impl Message {
-    fn new(call: Arc<Call>, is_gzip: bool) -> Self {
+    fn new(call: Arc<Call>, is_gzip: bool, limit: usize) -> Self {
         let (prefix, fields) = (Prefix::default(), Fields::default());
-        Self { call, prefix, received: 0, fields, is_gzip, packed: Vec::new(), late: None }
+        Self { call, prefix, received: 0, fields, is_gzip, limit, packed: Vec::new(), late: None }
     }
 
     /// Whether all of it is there.
@@ -118,14 +128,16 @@ impl Message {
     /// Takes room for `data`; what is to be read now, if there is something.
     fn take(&mut self, mut data: Bytes) -> Result<Option<Bytes>, Error> {
         let (before, announced) = (self.received, self.prefix.read(&data));
+        let is_compressed = self.prefix.is_compressed(self.is_gzip)?;
         if let Some(announced) = announced {
+            if announced > self.limit.saturating_add(PREFIX_BYTES) {
+                return Err(self.too_large());
+            }
             // What comes behind is no part of the call.
             data.truncate(announced.saturating_sub(before));
         }
         self.received = before.saturating_add(data.len());
-        // What is announced beyond the largest message is refused where it is read, before anything is laid out for it.
-        let announced = announced.filter(|announced| *announced <= BODY_BYTES_MAX);
-        if self.is_gzip && self.prefix.is_compressed() {
+        if is_compressed {
             return self.take_packed(&data, announced);
         }
         if announced.is_some_and(|announced| announced > UNCOUNTED_BYTES) {
@@ -138,10 +150,6 @@ impl Message {
     /// The same of a message that is compressed: it is read when all of it is there.
     fn take_packed(&mut self, data: &[u8], announced: Option<usize>) -> Result<Option<Bytes>, Error> {
         self.packed.extend_from_slice(data);
-        let is_too_large = announced.is_none() && self.prefix.known == PREFIX_BYTES;
-        if is_too_large {
-            return Ok(Some(std::mem::take(&mut self.packed).into()));
-        }
         self.take_room(announced.unwrap_or_default())?;
         if !self.is_whole() {
             return Ok(None);
@@ -149,9 +157,9 @@ impl Message {
         let packed = std::mem::take(&mut self.packed);
         let packed = packed.get(PREFIX_BYTES..).unwrap_or_default();
         let length = gzip::length(packed).ok_or_else(spoilt)?;
-        if length > BODY_BYTES_MAX - PREFIX_BYTES {
-            // That is refused where it is read.
-            return Ok(Some(prefix(length).to_vec().into()));
+        if length > self.limit {
+            // The length is read from the last bytes, which may be anything.
+            return Err(if gzip::is_longer(packed, self.limit) { self.too_large() } else { spoilt() });
         }
         self.take_room(self.received.saturating_add(length))?;
         let mut unpacked = Vec::with_capacity(PREFIX_BYTES + length);
@@ -179,6 +187,18 @@ impl Message {
         Err(Error::TooManyBytes)
     }
 
+    fn too_large(&self) -> Error {
+        Error::MessageTooLarge { limit: self.limit }
+    }
+
+    /// What is wrong with a body that ends before its message does.
+    fn cut_off(&self) -> Error {
+        if self.received == 0 {
+            return Error::NoMessage;
+        }
+        FieldError::new("the message", "ends before its announced length; send all of it").into()
+    }
+
     /// Ready when nothing more of it is waited for.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let longest = self.call.edge.bounds.body_timeout;
@@ -195,6 +215,7 @@ impl Message {
         while !self.is_whole() {
             let frame = match body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(None) => return Poll::Ready(Some(Err(self.cut_off().into()))),
                 Poll::Ready(end) => return Poll::Ready(end),
                 Poll::Pending => return self.poll_late(cx).map(|error| Some(Err(error.into()))),
             };
@@ -202,7 +223,7 @@ impl Message {
                 Ok(Ok(Some(data))) => return Poll::Ready(Some(Ok(Frame::data(data)))),
                 Ok(Ok(None)) => {}
                 Ok(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                Err(_trailers) => return Poll::Ready(Some(Err(self.cut_off().into()))),
             }
         }
         Poll::Ready(None)
@@ -232,8 +253,10 @@ impl HttpBody for Received {
     }
 
     fn is_end_stream(&self) -> bool {
-        let is_whole = matches!(&self.kind, Kind::Message(message) if message.is_whole());
-        is_whole || self.body.is_end_stream()
+        match &self.kind {
+            Kind::Message(message) => message.is_whole(),
+            Kind::Stream(_) => self.body.is_end_stream(),
+        }
     }
 }
 
@@ -241,6 +264,7 @@ impl HttpBody for Received {
 mod tests {
     use super::{super::gzip::tests::pack, *};
     use crate::transport::edge::{Bounds, Edge, calls::Sort, connection::Peer};
+    use crate::transport::message_size::HEARTBEAT_BYTES_MAX;
 
     struct Caller {
         edge: Arc<Edge>,
@@ -255,7 +279,8 @@ mod tests {
         }
 
         fn message(&self) -> Message {
-            Message::new(Arc::new(Call::begin(&self.edge, Some(&self.peer), Sort::Work).unwrap()), true)
+            let call = Arc::new(Call::begin(&self.edge, Some(&self.peer), Sort::Work).unwrap());
+            Message::new(call, true, HEARTBEAT_BYTES_MAX)
         }
 
         fn bytes(&self) -> usize {
@@ -308,9 +333,11 @@ mod tests {
             let mut message = caller.message();
             assert!(matches!(message.take(lie), Err(Error::InvalidField(_))));
         }
-        let mut too_large = Caller::new(64 << 20).message();
-        let told = too_large.take(body(1, &[packed.as_slice(), &[0xff; 4]].concat())).unwrap().unwrap();
-        assert_eq!(told, [0, 0xff, 0xff, 0xff, 0xff][..], "which whoever reads it refuses");
+        let take = |bytes: &[u8]| Caller::new(64 << 20).message().take(body(1, bytes));
+        let spoilt = [packed.as_slice(), &[0xff; 4]].concat();
+        assert!(matches!(take(&spoilt), Err(Error::InvalidField(_))), "it is far shorter than it says to be");
+        let too_large = pack(&vec![7; HEARTBEAT_BYTES_MAX + 1]);
+        assert!(matches!(take(&too_large), Err(Error::MessageTooLarge { limit: HEARTBEAT_BYTES_MAX })));
     }
 
     #[test]

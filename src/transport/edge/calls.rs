@@ -12,21 +12,30 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use prost::DecodeError;
+use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Code, Status,
     body::Body,
     codegen::{
         Service,
-        http::{self, header::AUTHORIZATION, uri::PathAndQuery},
+        http::{
+            self, HeaderValue, Method, StatusCode,
+            header::{ALLOW, AUTHORIZATION, CONTENT_TYPE},
+            uri::PathAndQuery,
+        },
     },
 };
 
 use crate::{
+    domain::name::FieldError,
     error::Error,
     service::tokens::Ended,
     transport::{
+        deadline,
         identity::{self, Admitted, Identity},
+        message_size,
         routes::{Answered, Routes},
     },
 };
@@ -103,10 +112,25 @@ impl Shared {
             request.headers_mut().remove(ACCEPT_ENCODING);
         }
         let path = request.uri().path_and_query().cloned();
-        let refused = |error| Answering { answer: Err(error), path: path.clone(), closing: None, call: None };
+        let refused = |refused| Answering {
+            answer: Err(refused),
+            path: path.clone(),
+            sort: Sort::Work,
+            closing: None,
+            call: None,
+            deadline: None,
+        };
+        if let Some(code) = refused_by_http(&request) {
+            return refused(Refused::Http(code));
+        }
+        let refused = |error| refused(Refused::Grpc(error));
         let admitted = match self.admit(&mut request) {
             Ok(admitted) => admitted,
             Err(error) => return refused(error),
+        };
+        let timeout = match deadline::of_headers(request.headers()) {
+            Ok(timeout) => timeout,
+            Err(error) => return refused(error.into()),
         };
         let place = match self.edge.places.admit(request.uri().path(), admitted.as_ref()) {
             Ok(place) => place,
@@ -130,13 +154,38 @@ impl Shared {
         let closing = (sort == Sort::Reflection || ENDLESS.contains(&request.uri().path())).then(closing);
         place.and_then(|place| request.extensions_mut().insert(place));
         admitted.and_then(|admitted| request.extensions_mut().insert(admitted));
+        let limit = message_size::limit_of(request.uri().path());
         let answer = Ok(self.routes.call(request.map(|body| match questions {
             Some(closing) => Received::stream(body, closing),
-            None => Received::message(body, call.clone(), is_gzip),
+            None => Received::message(body, call.clone(), is_gzip, limit),
         })));
-        Answering { answer, path, closing, call: Some(call) }
+        let deadline = timeout.map(|timeout| Box::pin(sleep(timeout)));
+        Answering { answer, path, sort, closing, call: Some(call), deadline }
     }
 }
+
+/// Why a call is refused before anything is done for it.
+enum Refused {
+    /// With a status.
+    Grpc(Error),
+    /// It is no call of gRPC: with a code of HTTP, which other clients know.
+    Http(StatusCode),
+}
+
+/// Code for what is no call of gRPC.
+fn refused_by_http(request: &http::Request<Body>) -> Option<StatusCode> {
+    if request.method() != Method::POST {
+        return Some(StatusCode::METHOD_NOT_ALLOWED);
+    }
+    let content_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = content_type.and_then(|content_type| content_type.strip_prefix("application/grpc"));
+    let is_grpc = kind.is_some_and(|kind| kind.is_empty() || kind.starts_with(['+', ';']));
+    (!is_grpc).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+}
+
+/// Mark of an answer whose code is one of a server's failures although the caller is at fault.
+#[derive(Debug, Clone, Copy)]
+pub struct FaultOfCaller;
 
 impl Service<http::Request<Body>> for Calls {
     type Response = http::Response<Answer>;
@@ -318,11 +367,14 @@ impl fmt::Debug for Closing {
 
 /// A call that is being answered.
 pub struct Answering {
-    answer: Result<Answered, Error>,
+    answer: Result<Answered, Refused>,
     /// Of the call, for the log.
     path: Option<PathAndQuery>,
+    sort: Sort,
     closing: Option<Closing>,
     call: Option<Arc<Call>>,
+    /// End of the time that the caller gives the call.
+    deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl fmt::Debug for Answering {
@@ -335,15 +387,17 @@ impl Future for Answering {
     type Output = Result<http::Response<Answer>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = match &mut self.answer {
-            Ok(answer) => match ready!(answer.as_mut().poll(cx)) {
-                Ok(answer) => answer,
-            },
-            Err(error) => Status::from(error.clone()).into_http(),
-        };
+        let mut answer = ready!(self.poll_answer(cx));
         let (closing, call) = (self.closing.take(), self.call.take());
         if let Some(status) = answer.extensions().get::<Status>() {
-            tell_of_defect(self.path.as_ref().map_or("", PathAndQuery::path), status);
+            let error = error_of(status);
+            if error.is_some_and(Error::is_fault_of_caller) {
+                answer.extensions_mut().insert(FaultOfCaller);
+            } else if let Some(error) = unread(status, self.sort) {
+                answer = Status::from(error).into_http();
+            } else {
+                tell_of_defect(self.path.as_ref().map_or("", PathAndQuery::path), status);
+            }
         }
         let is_whole = closing.is_none();
         let mut answer = answer.map(|body| Answer::new(body, closing, call.clone()));
@@ -358,10 +412,51 @@ impl Future for Answering {
     }
 }
 
+impl Answering {
+    /// The answer, or that its deadline has expired.
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<http::Response<Body>> {
+        match &mut self.answer {
+            Ok(answer) => {
+                if let Poll::Ready(Ok(answer)) = answer.as_mut().poll(cx) {
+                    return Poll::Ready(answer);
+                }
+                let Some(deadline) = &mut self.deadline else { return Poll::Pending };
+                ready!(deadline.as_mut().poll(cx));
+                Poll::Ready(Status::from(Error::DeadlineExpired).into_http())
+            }
+            Err(Refused::Grpc(error)) => Poll::Ready(Status::from(error.clone()).into_http()),
+            Err(Refused::Http(code)) => {
+                let mut answer = http::Response::new(Body::empty());
+                *answer.status_mut() = *code;
+                if *code == StatusCode::METHOD_NOT_ALLOWED {
+                    answer.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+                }
+                answer.extensions_mut().insert(FaultOfCaller);
+                Poll::Ready(answer)
+            }
+        }
+    }
+}
+
+/// Error that a status was made from, of those that go with their statuses.
+fn error_of(status: &Status) -> Option<&Error> {
+    std::error::Error::source(status).and_then(|source| source.downcast_ref())
+}
+
+/// Error of a call whose bytes are no message. Health reads its messages by itself, and has no other INTERNAL.
+fn unread(status: &Status, sort: Sort) -> Option<Error> {
+    let source = std::error::Error::source(status);
+    let is_unread = match source {
+        Some(source) => source.is::<DecodeError>(),
+        None => sort == Sort::Health,
+    };
+    let problem = || format!("cannot be read as the message of this call: {}", status.message());
+    (is_unread && status.code() == Code::Internal).then(|| FieldError::new("the message", problem()).into())
+}
+
 /// Logs what was behind an answer that only says that there is a defect. What the caller did wrong is its own affair.
 fn tell_of_defect(method: &str, status: &Status) {
-    let error = std::error::Error::source(status).and_then(|source| source.downcast_ref::<Error>());
-    if let (Code::Internal, Some(error)) = (status.code(), error) {
+    if let (Code::Internal, Some(error)) = (status.code(), error_of(status)) {
         tracing::error!(method, error = error as &dyn std::error::Error, "a call met a defect of the service");
     }
 }

@@ -1,9 +1,13 @@
 //! One connection: it has to greet in time; while there is a crowd, it has to be told in time who calls; and it ends when the server stops,
 //! or the certificate of its caller is over, and nobody has a call under way on it.
+//!
+//! A connection takes turns: each frame that is read costs a unit of its task's budget, so that other tasks run. It is ended with a GOAWAY
+//! frame when its [`Traffic`] has used up its allowance.
 
 use std::{
+    future::poll_fn,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -15,6 +19,7 @@ use std::{
 use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    task::coop,
     time::{Instant, Sleep, sleep, sleep_until, timeout_at},
 };
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -26,10 +31,14 @@ use crate::{
     tls::{self, Tls},
 };
 
-use super::{Edge, HEALTH_CALLS_MAX, share::Share, socket, stream::Stream};
+use super::{Edge, HEALTH_CALLS_MAX, allowance::Excess, share::Share, socket, stream::Stream, traffic::Traffic};
 
 /// What an HTTP/2 client says first.
 const GREETING_BYTES: usize = 24;
+
+/// Maximum number of bytes that are read at a time, unless a frame is known to have more: a turn ends at most so many bytes behind the
+/// last frame that the budget of the task allows.
+const READ_BYTES_MAX: usize = 2 << 10;
 
 /// How often a connection of a server that stops is looked at.
 const LOOK: Duration = Duration::from_millis(150);
@@ -105,6 +114,13 @@ impl Newcomer {
         Some(Self { stream, address, place, until })
     }
 
+    /// Waits until `turn`; the time for its first words begins then.
+    pub(super) async fn wait(self, turn: Instant) -> Self {
+        tokio::time::sleep_until(turn).await;
+        let until = turn + self.place.0.bounds.handshake_timeout;
+        Self { until, ..self }
+    }
+
     /// As it is.
     pub(super) fn plain(self) -> Connection {
         let Self { stream, address, place, until } = self;
@@ -156,7 +172,21 @@ pub struct Connection {
     waker: Option<Waker>,
     last_look: Option<Look>,
     written: usize,
+    traffic: Traffic,
+    /// Progress of its end, once it has used up its allowance.
+    farewell: Farewell,
     _place: Place,
+}
+
+/// Progress of the end of a connection that used up its allowance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Farewell {
+    /// It has not used up its allowance.
+    None,
+    /// The frame that is being sent is finished first, then GOAWAY is sent.
+    Due,
+    /// GOAWAY is sent, as far as the peer took it.
+    Sent,
 }
 
 /// What is still missing of the greeting, and until when; then, when it is looked at next whether there is a crowd.
@@ -194,6 +224,8 @@ impl Connection {
             waker: None,
             last_look: None,
             written: 0,
+            traffic: Traffic::new(GREETING_BYTES, edge.bounds.connection_streams),
+            farewell: Farewell::None,
             _place: place,
         }
     }
@@ -259,10 +291,100 @@ impl Connection {
         self.closing.as_mut().poll(cx)
     }
 
-    /// Counts what is written.
-    fn has_written(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    /// Reads within the turn of this connection. Pending also when the turn is over: the task is then polled again after others.
+    fn poll_turn(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let unit = ready!(coop::poll_proceed(cx));
+        let (before, most) = (buffer.filled().len(), READ_BYTES_MAX.max(self.traffic.announced()));
+        if buffer.remaining() <= most {
+            ready!(Pin::new(&mut self.stream).poll_read(cx, buffer))?;
+        } else {
+            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most));
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
+            let read = part.filled().len();
+            buffer.advance(read);
+        }
+        unit.made_progress();
+        let read = buffer.filled().get(before..).unwrap_or_default();
+        for _ in 0..self.traffic.receive(read) {
+            let Poll::Ready(unit) = coop::poll_proceed(cx) else { break };
+            unit.made_progress();
+        }
+        let read = read.len();
+        self.has_read(read);
+        self.note_excess();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Begins the end of a connection that has used up its allowance, and slows new ones of its address. If the HTTP/2 library found the
+    /// excess, it ends the connection by itself.
+    fn note_excess(&mut self) {
+        let (Some(excess), Farewell::None) = (self.traffic.excess(), self.farewell) else { return };
+        self.farewell = Farewell::Due;
+        self.edge.gauges.end_for(excess);
+        let address = self.peer.address;
+        self.edge.slow_addresses.slow(address.and_then(|address| address.ip()), Instant::now());
+        let address = address.map(tracing::field::display);
+        tracing::warn!(address, too_many = excess.name(), "ended a connection");
+    }
+
+    /// Whether the end is for this connection to make.
+    fn is_ending(&self) -> bool {
+        self.farewell != Farewell::None && self.traffic.excess() != Some(Excess::Library)
+    }
+
+    /// Sends GOAWAY, and shuts the stream down. Pending while the HTTP/2 library has to finish a frame. A peer that does not take GOAWAY is
+    /// ended without it.
+    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if let (Farewell::Due, Some(excess)) = (self.farewell, self.traffic.excess()) {
+            if self.traffic.unfinished() > 0 {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            self.farewell = Farewell::Sent;
+            let (goaway, mut sent) = (self.traffic.goaway(excess), 0);
+            let stream = &mut self.stream;
+            while let Some(rest) = goaway.get(sent..).filter(|rest| !rest.is_empty())
+                && let Poll::Ready(Ok(bytes @ 1..)) = unbudgeted(cx, |cx| Pin::new(&mut *stream).poll_write(cx, rest))
+            {
+                sent += bytes;
+            }
+            let _ = unbudgeted(cx, |cx| Pin::new(&mut *stream).poll_flush(cx));
+            let _ = unbudgeted(cx, |cx| Pin::new(&mut *stream).poll_shutdown(cx));
+        }
+        Poll::Ready(io::ErrorKind::ConnectionAborted.into())
+    }
+
+    /// Writes what finishes a frame, and nothing else.
+    fn poll_last_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let unfinished = self.traffic.unfinished();
+        let Some(bytes) = bytes.get(..unfinished.min(bytes.len())).filter(|bytes| !bytes.is_empty()) else {
+            return self.poll_farewell(cx).map(Err);
+        };
+        let stream = &mut self.stream;
+        let Poll::Ready(written) = unbudgeted(cx, |cx| Pin::new(&mut *stream).poll_write(cx, bytes)) else {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        };
+        let written = written?;
+        self.traffic.send(bytes.get(..written).unwrap_or_default());
+        Poll::Ready(Ok(written))
+    }
+
+    /// Counts what is written of `parts`.
+    fn has_written(
+        &mut self,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+        polled: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         if let Poll::Ready(Ok(bytes)) = polled {
             self.written = self.written.saturating_add(bytes);
+            let mut left = bytes;
+            for part in parts {
+                let written = part.get(..left.min(part.len())).unwrap_or_default();
+                self.traffic.send(written);
+                left -= written.len();
+            }
+            self.note_excess();
         }
         self.or_end(cx, polled)
     }
@@ -271,9 +393,14 @@ impl Connection {
     fn or_end<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match polled {
             Poll::Ready(_) => polled,
-            Poll::Pending => self.poll_end(cx).map(|_| Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => unbudgeted(cx, |cx| self.poll_end(cx)).map(|_| Err(io::ErrorKind::TimedOut.into())),
         }
     }
+}
+
+/// Polls apart from the budget of the task: neither what is to be sent nor a timer waits because many frames were read.
+fn unbudgeted<T>(cx: &mut Context<'_>, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    pin!(coop::unconstrained(poll_fn(|cx| poll(cx)))).poll(cx)
 }
 
 impl Connected for Connection {
@@ -286,19 +413,24 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buffer) {
-            self.has_read(buffer.filled().len() - before);
-            return Poll::Ready(read);
+        if self.is_ending() {
+            return self.poll_farewell(cx).map(Err);
         }
-        self.poll_end(cx)
+        match self.poll_turn(cx, buffer) {
+            Poll::Ready(read) => Poll::Ready(read),
+            Poll::Pending => unbudgeted(cx, |cx| self.poll_end(cx)),
+        }
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.has_written(cx, polled)
+        if self.is_ending() {
+            return self.poll_last_write(cx, bytes);
+        }
+        let stream = &mut self.stream;
+        let polled = unbudgeted(cx, |cx| Pin::new(&mut *stream).poll_write(cx, bytes));
+        self.has_written(cx, &[io::IoSlice::new(bytes)], polled)
     }
 
     fn poll_write_vectored(
@@ -306,8 +438,13 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
-        self.has_written(cx, polled)
+        if self.is_ending() {
+            let first = parts.iter().find(|part| !part.is_empty());
+            return self.poll_last_write(cx, first.map(|part| &**part).unwrap_or_default());
+        }
+        let stream = &mut self.stream;
+        let polled = unbudgeted(cx, |cx| Pin::new(&mut *stream).poll_write_vectored(cx, parts));
+        self.has_written(cx, parts, polled)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -315,11 +452,68 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        let stream = &mut self.stream;
+        let polled = unbudgeted(cx, |cx| Pin::new(&mut *stream).poll_flush(cx));
         self.or_end(cx, polled)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::{io::AsyncWriteExt as _, net::UnixStream};
+
+    use super::*;
+    use crate::transport::edge::Bounds;
+
+    /// A connection, and the other end of it.
+    fn connection() -> (Connection, UnixStream) {
+        let edge = Edge::new(Bounds::DEFAULT, None);
+        let (here, there) = UnixStream::pair().unwrap();
+        let address = socket::PeerAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 1)));
+        (Newcomer::admit(socket::Stream::Unix(here), address, &edge).unwrap().plain(), there)
+    }
+
+    /// Bytes that one poll of a task reads: the task goes on until it is told to wait, as the HTTP/2 library does.
+    fn read_in_one_poll(connection: &mut Connection, cx: &mut Context<'_>) -> usize {
+        let mut bytes = 0;
+        loop {
+            let mut piece = [0; 8192];
+            let mut buffer = ReadBuf::new(&mut piece);
+            match Pin::new(&mut *connection).poll_read(cx, &mut buffer) {
+                Poll::Ready(read) => {
+                    read.unwrap();
+                    bytes += buffer.filled().len();
+                }
+                Poll::Pending => return bytes,
+            }
+        }
+    }
+
+    const PING: [u8; 17] = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+
+    #[tokio::test]
+    async fn connection_turn_reads_bounded_frames() {
+        const FRAMES: usize = 5000;
+        let (mut connection, mut there) = connection();
+        there.write_all(&[0; GREETING_BYTES]).await.unwrap();
+        there.write_all(&PING.repeat(FRAMES)).await.unwrap();
+        let (mut left, mut turns) = (GREETING_BYTES + FRAMES * PING.len(), 0);
+        while left > 0 {
+            let read = tokio::spawn(async move {
+                let bytes = poll_fn(|cx| Poll::Ready(read_in_one_poll(&mut connection, cx))).await;
+                (connection, bytes)
+            });
+            let bytes;
+            (connection, bytes) = read.await.unwrap();
+            assert!(bytes <= 300 * PING.len(), "{} frames in one turn", bytes / PING.len());
+            (left, turns) = (left - bytes, turns + 1);
+        }
+        assert!(turns >= FRAMES / 300, "{turns} turns");
     }
 }

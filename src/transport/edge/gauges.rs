@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::tls::{Expiry, Tls};
 
-use super::{Bounds, share::Share};
+use super::{Bounds, allowance::Excess, share::Share};
 
 /// Counted since the instance started, or held now.
 #[derive(Debug)]
@@ -21,6 +21,9 @@ pub struct EdgeGauges {
     pub(super) refused: Counter,
     pub(super) accept_errors: Counter,
     pub(super) ungreeted: Counter,
+    /// Connections that were ended, each reason at its index in [`Excess::ALL`].
+    ended: [Counter; Excess::ALL.len()],
+    pub(super) slowed: Counter,
     pub(super) handshakes_failed: Counter,
     pub(super) shed: Counter,
     pub(super) turned_away: Counter,
@@ -56,6 +59,8 @@ impl EdgeGauges {
             refused: Counter::default(),
             accept_errors: Counter::default(),
             ungreeted: Counter::default(),
+            ended: Default::default(),
+            slowed: Counter::default(),
             handshakes_failed: Counter::default(),
             shed: Counter::default(),
             turned_away: Counter::default(),
@@ -91,6 +96,22 @@ impl EdgeGauges {
     /// Connections that were closed because they did not speak HTTP/2 in time, or nobody showed on them who he was.
     pub fn handshakes_late(&self) -> u64 {
         self.ungreeted.get()
+    }
+
+    /// Counts a connection that is ended for `excess`.
+    pub(super) fn end_for(&self, excess: Excess) {
+        let counted = Excess::ALL.iter().zip(&self.ended).find(|(reason, _)| **reason == excess);
+        counted.into_iter().for_each(|(_, counter)| counter.add());
+    }
+
+    /// Connections that were ended because of too many frames, by the kind of the frames.
+    pub fn connections_ended(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Excess::ALL.iter().zip(&self.ended).map(|(reason, counter)| (reason.name(), counter.get()))
+    }
+
+    /// New connections that waited, or were closed, because a connection of their address had been ended.
+    pub fn connections_slowed(&self) -> u64 {
+        self.slowed.get()
     }
 
     /// Connections whose TLS handshake failed.

@@ -20,6 +20,12 @@ pub fn unpack(packed: &[u8], length: usize, unpacked: &mut Vec<u8>) -> Option<()
     (read == length && reader.into_inner().is_empty()).then_some(())
 }
 
+/// Whether these are more than `length` bytes that are `packed`: they are unpacked so far, and kept nowhere.
+pub fn is_longer(packed: &[u8], length: usize) -> bool {
+    let more = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(1);
+    std::io::copy(&mut GzDecoder::new(packed).take(more), &mut std::io::sink()).is_ok_and(|read| read == more)
+}
+
 #[cfg(test)]
 pub mod tests {
     use std::io::Write as _;
@@ -43,7 +49,7 @@ pub mod tests {
     #[test]
     fn what_a_message_says_of_its_length_is_held_against_what_it_is() {
         let message = vec![7; 1 << 20];
-        let packed = pack(&message);
+        let (packed, message_bytes) = (pack(&message), message.len());
         assert!(packed.len() < 2048);
         assert_eq!(unpacked(&packed), Some(message));
         assert_eq!(unpacked(&pack(&[])), Some(vec![]));
@@ -56,6 +62,8 @@ pub mod tests {
         for short in [&[][..], &[1], &[0; 4], &[0; 40]] {
             assert_eq!(unpacked(short), None);
         }
+        assert!(is_longer(&packed, message_bytes - 1) && !is_longer(&packed, message_bytes));
+        assert!(!is_longer(b"not gzip", 0) && !is_longer(&[], 0));
         let mut none = vec![];
         assert!(unpack(&packed, 100, &mut none).is_none() && none.len() <= 101);
     }

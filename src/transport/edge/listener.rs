@@ -2,41 +2,50 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use tokio::{sync::mpsc, task::JoinSet};
+use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
-use super::{Connection, Edge, Listener, connection::Newcomer};
+use super::{Connection, Edge, Listener, connection::Newcomer, slow_addresses::Turn};
 
 /// How long to wait after a connection could not be accepted: what is missing, e.g. a file descriptor, is not there again at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections and hands them on to be served, until nobody serves any more. Those beyond the bound are closed at once. Each has
-/// its handshake by itself, if they are encrypted, and counts as a connection meanwhile.
+/// its handshake by itself, if they are encrypted, and counts as a connection meanwhile. Connections of a slowed address wait for their
+/// turn.
 pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
-    let mut handshakes = JoinSet::new();
+    let mut pending = JoinSet::new();
     loop {
         match listener.accept().await {
-            Ok((stream, address)) => match (Newcomer::admit(stream, address, &edge), &edge.tls) {
-                (Some(newcomer), None) => {
-                    if serve.send(Ok(newcomer.plain())).await.is_err() {
-                        return;
-                    }
-                }
-                (Some(newcomer), Some(tls)) => {
-                    while handshakes.try_join_next().is_some() {}
-                    let (tls, serve) = (tls.clone(), serve.clone());
-                    handshakes.spawn(async move {
-                        if let Some(connection) = newcomer.encrypted(&tls).await {
-                            // Where nobody serves any more, it ends.
-                            let _ = serve.send(Ok(connection)).await;
-                        }
-                    });
-                }
-                (None, _) => {
+            Ok((stream, address)) => {
+                let Some(newcomer) = Newcomer::admit(stream, address, &edge) else {
                     edge.gauges.refused.add();
                     let open = edge.gauges.connections();
                     tracing::warn!(%address, open, "turned a connection away: see --max-connections");
+                    continue;
+                };
+                let turn = match edge.slow_addresses.turn(address.ip(), Instant::now()) {
+                    Turn::Now => None,
+                    Turn::At(turn) => Some(turn),
+                    Turn::Never => {
+                        edge.gauges.slowed.add();
+                        continue;
+                    }
+                };
+                if let (None, None) = (turn, &edge.tls) {
+                    if serve.send(Ok(newcomer.plain())).await.is_err() {
+                        return;
+                    }
+                    continue;
                 }
-            },
+                while pending.try_join_next().is_some() {}
+                let (edge, serve) = (edge.clone(), serve.clone());
+                pending.spawn(async move {
+                    if let Some(connection) = prepare(newcomer, turn, &edge).await {
+                        // Where nobody serves any more, it ends.
+                        let _ = serve.send(Ok(connection)).await;
+                    }
+                });
+            }
             Err(error) if is_of_the_connection(&error) => {}
             Err(error) => {
                 edge.gauges.accept_errors.add();
@@ -45,6 +54,21 @@ pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sende
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+/// Waits for the turn of a connection, and encrypts it; `None` if the other side does not go along.
+async fn prepare(newcomer: Newcomer, turn: Option<Instant>, edge: &Edge) -> Option<Connection> {
+    let newcomer = match turn {
+        Some(turn) => {
+            edge.gauges.slowed.add();
+            newcomer.wait(turn).await
+        }
+        None => newcomer,
+    };
+    match &edge.tls {
+        Some(tls) => newcomer.encrypted(tls).await,
+        None => Some(newcomer.plain()),
     }
 }
 

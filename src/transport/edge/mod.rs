@@ -7,7 +7,9 @@
 //!
 //! - `socket`: where it listens; `open_files`: room for connections; `listener`: the accept loop, and who is turned away;
 //! - `stream`: a connection's bytes, encrypted or not;
-//! - `connection`: one connection: its greeting in time, and its end: in a crowd, and when the server stops;
+//! - `connection`: one connection: its greeting in time, its turns, and its end: in a crowd, after a flood, and when the server stops;
+//! - `traffic`: its frames, counted; `frames`: where they begin; `allowance`: how many of them there may be;
+//! - `slow_addresses`: addresses whose new connections are slowed after a flood;
 //! - `age`: how old connections get;
 //! - `calls`: in front of every service: who is let in, what a call may take, and what is told of a defect;
 //! - `body`: a body, as it arrives; `gzip`: what is compressed; `fields`: what becomes more than it was;
@@ -25,25 +27,30 @@ use connection::Peer;
 use gauges::EdgeGauges;
 use places::Places;
 use share::Share;
+use slow_addresses::SlowAddresses;
 
 mod age;
+mod allowance;
 mod answer;
 mod body;
 mod calls;
 mod connection;
 mod fields;
+mod frames;
 pub mod gauges;
 mod gzip;
 mod listener;
 mod open_files;
 mod places;
 mod share;
+mod slow_addresses;
 mod socket;
 mod stream;
+mod traffic;
 
 pub use age::spread as ages;
 pub use body::Received;
-pub use calls::Calls;
+pub use calls::{Calls, FaultOfCaller};
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
@@ -149,6 +156,7 @@ pub struct Edge {
     reflections: Share,
     /// Bytes of answers that are not yet taken: a room of their own, because nobody has to read them in time.
     answer_bytes: Share,
+    slow_addresses: SlowAddresses,
     /// Cancelled when whatever only lingers has to end.
     closing: CancellationToken,
 }
@@ -163,6 +171,7 @@ impl Edge {
             tls,
             reflections: Share::of(REFLECTIONS_MAX),
             answer_bytes: Share::of(bounds.body_bytes),
+            slow_addresses: SlowAddresses::default(),
             closing: CancellationToken::new(),
         })
     }

@@ -26,6 +26,7 @@ pub fn of(error: &Error) -> Vec<Fact> {
         Error::GrantUnknown { ticket_id } => vec![ticket(*ticket_id)],
         Error::External(external) => of_external(external),
         Error::PositionTooOld { oldest } => vec![("oldest_position", oldest.clone())],
+        Error::MessageTooLarge { limit } => vec![("max_bytes", limit.to_string())],
         Error::BodyTimeout(longest) => vec![("timeout", humantime::format_duration(*longest).to_string())],
         Error::Denied(denied) => vec![("role", denied.roles.clone()), ("needs", denied.needs.clone())],
         // Of a field, BadRequest says it; of the rest, there is nothing but the reason.
@@ -35,6 +36,9 @@ pub fn of(error: &Error) -> Vec<Fact> {
         | Error::LockTimeout
         | Error::Overloaded
         | Error::TooManyBytes
+        | Error::CompressedFlag(_)
+        | Error::NoMessage
+        | Error::DeadlineExpired
         | Error::Unavailable(_)
         | Error::CommitUnknown
         | Error::Outdated(_)
