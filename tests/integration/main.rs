@@ -59,6 +59,7 @@ mod looks;
 mod lookups;
 mod metrics;
 mod migrations;
+mod names;
 mod observed;
 mod operators;
 mod overview;
