@@ -75,6 +75,7 @@ mod queues;
 mod real_yarn;
 mod refusals;
 mod reported;
+mod request_ids;
 mod secrets;
 mod server_info;
 mod shares;
