@@ -288,3 +288,18 @@ async fn the_line_is_told_with_places_and_what_is_short() {
     };
     assert_eq!(lines[1..], [of("1"), of("2")], "{told}");
 }
+
+/// The line is one of PostgreSQL's own source.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_with_database_error_hides_the_source_line() {
+    let database = Database::fresh().await;
+    let url = database.url().replace(database.options.get_database().unwrap(), "nowhere");
+    for words in [&["migrate"][..], &["tokens", "list"]] {
+        let mut command = Command::new(PROGRAM);
+        command.args(words).env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR").stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let told = text(&output.stdout) + &text(&output.stderr);
+        assert!(!output.status.success() && told.contains("nowhere"), "{words:?}: {told}");
+        assert!(!told.contains("at line"), "{words:?}: {told}");
+    }
+}
