@@ -172,7 +172,7 @@ pub struct RequestId {
     pub body_hash: [u8; 32],
 }
 
-/// What was granted under a request id of a user.
+/// The grant under a request id of a user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestRecord {
     /// User of the request.

@@ -62,7 +62,7 @@ async fn request_ids_of_earlier_batch_are_awaited_before_serving() {
     .unwrap();
     assert!(begin_to_migrate(&database).wait().unwrap().success());
     let oldest_writer = "SELECT oldest_writer::bigint FROM linkis_resource_limit_version";
-    assert_eq!(database.count(oldest_writer).await, 6, "the release before goes on");
+    assert_eq!(database.count(oldest_writer).await, 6, "the release before continues to write");
     let waits =
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'linkis_resource_limit_version'::regclass";
     let commit = async {
