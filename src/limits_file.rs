@@ -214,7 +214,7 @@ impl Reader {
     }
 
     fn name(&mut self, at: usize, field: &str, text: &str) -> Option<String> {
-        let name = Name::parse(field, text).map_err(|error| self.wrong(at, field, error.problem));
+        let name = Name::parse_new(field, text).map_err(|error| self.wrong(at, field, error.problem));
         name.ok().map(|name| name.to_string())
     }
 
@@ -303,6 +303,9 @@ mod tests {
             ("labels = { queue = 'q' }", ""),
             ("max = { cores = 1, queue_cores = 1 }", ""),
             ("mode = 'of'", "mode: is \"of\"; must be \"enforced\", \"watched\" or \"off\""),
+            ("[[limit]]", ""),
+            ("labels = { zone = 'a ' }", "labels[\"zone\"]: has white space at an end; leave it out"),
+            ("max.cores = 1", ""),
         ];
         let told = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
         let expected = (1..).zip(lines).filter(|(_, (_, start))| !start.is_empty());

@@ -116,7 +116,8 @@ fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), Failure> {
     if done.remaining_count > 0 {
         printer.print("\n")?;
         table(printer, &done.remaining, done.remaining_count)?;
-        printer.print(&format!("{} could not be repaired\n", done.remaining_count))?;
+        let advice = "PROBLEM says why, and what to do before the next repair";
+        printer.print(&format!("{} could not be repaired; {advice}\n", done.remaining_count))?;
     }
     Ok(())
 }

@@ -206,7 +206,7 @@ impl Tokens {
 
 impl Create {
     fn token(&self) -> Result<(SecretString, NewToken), Failure> {
-        let name = Name::parse("--name", &self.name)?;
+        let name = Name::parse_new("--name", &self.name)?;
         if Principal::parse("--name", name.as_str())? != Principal::Named(name.clone()) {
             return Err(Failure::Usage(format!("--name: {name} is nobody's name: the service uses it itself")));
         }
@@ -234,7 +234,7 @@ impl Create {
         getrandom::fill(&mut random).map_err(|_| Failure::Random)?;
         let (token, hash) = token::make(random).ok_or(Failure::Random)?;
         let rights = Rights { roles, ems, users: Some(users).filter(|users| !users.is_empty()) };
-        let owner = Name::parse("--owner", &self.owner)?;
+        let owner = Name::parse_new("--owner", &self.owner)?;
         Ok((token, NewToken { id: Uuid::now_v7(), hash, name, rights, owner, lifetime }))
     }
 }

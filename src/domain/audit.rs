@@ -68,6 +68,12 @@ impl Difference {
         Self { what, counter: counter.to_owned(), problem, ..Self::default() }
     }
 
+    /// A row that a repair cannot read, and what an operator can do about it.
+    pub fn unreadable(what: impl fmt::Display, counter: &str, problem: impl fmt::Display) -> Self {
+        let advice = "correct or delete that row in the database, and repair again";
+        Self::in_words(what, counter, format!("{problem}; {advice}"))
+    }
+
     /// The dimensions in which two sums differ; `None` if there are none.
     fn between(what: &Subject, counter: &str, stored: Amounts, from_tickets: Amounts) -> Option<Self> {
         let keys: BTreeSet<Dimension> = stored.keys().chain(from_tickets.keys()).cloned().collect();

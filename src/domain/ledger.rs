@@ -23,8 +23,7 @@ use super::{
     judgement::{admit, beyond_watched, fits, judge},
     limit::{LimitedScope, Limits},
     line::{MUCH, Spot, Spots},
-    name::Name,
-    operation::{Grant, Operation, Outcome, Register, Rejection, Request, RequestRecord},
+    operation::{Grant, Operation, Outcome, Register, Rejection, Request, RequestKey, RequestRecord},
     principal::{Actor, Principal},
     refusal::{Refusal, ScopeShortage},
     report::ReportNumber,
@@ -65,7 +64,7 @@ pub struct Ledger {
     drains: HashMap<EmInstance, Arc<Drain>>,
     drains_changed: HashSet<EmInstance>,
     adopted: HashMap<Uuid, Resource>,
-    request_ids: HashMap<Name, RequestRecord>,
+    request_ids: HashMap<RequestKey, RequestRecord>,
     limits: Arc<Limits>,
     scopes: HashMap<Counter, ScopeSlot>,
     line: LineView,
@@ -226,8 +225,8 @@ impl Ledger {
     }
 
     fn request(&mut self, op: &Request) -> Result<Outcome, Rejection> {
-        if let Some(request_id) = &op.ask.request_id
-            && let Some(record) = self.request_ids.get(&request_id.id)
+        if let (Some(request_id), Some(key)) = (&op.ask.request_id, op.ask.request_key())
+            && let Some(record) = self.request_ids.get(&key)
         {
             if record.request_id.body_hash != request_id.body_hash {
                 return Err(Rejection::RequestIdReused(request_id.id.to_string()));
@@ -273,8 +272,9 @@ impl Ledger {
         self.clusters.count(&ticket);
         self.tickets.insert(op.ask.ticket_id, TicketSlot { ticket, stored: false, in_use: false });
         if let Some(request_id) = &op.ask.request_id {
-            let record = RequestRecord { request_id: request_id.clone(), grant: grant.clone(), create_time: self.now };
-            self.request_ids.insert(request_id.id.clone(), record.clone());
+            let (user, request_id) = (op.ask.user.clone(), request_id.clone());
+            let record = RequestRecord { user, request_id, grant: grant.clone(), create_time: self.now };
+            self.request_ids.insert(record.key(), record.clone());
             self.deltas.request_ids.push(record);
         }
         let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.counter.scope));

@@ -27,7 +27,7 @@ mod request;
 
 pub use draining::{DrainEm, ResumeEm};
 pub use rejection::{Rejection, ended_at};
-pub use request::{Request, RequestId, RequestRecord, RequestScopes, RequestSpec, Wait};
+pub use request::{Request, RequestId, RequestKey, RequestRecord, RequestScopes, RequestSpec, Wait};
 
 /// One change that somebody wants.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::{
     em::EmInstance,
     end::End,
-    name::{FieldError, Labels, Name, parse_instance},
+    name::{FieldError, Labels, Name, check_new, parse_instance},
     principal::Principal,
     resource::{Resource, ResourceType},
     scope::TicketLabels,
@@ -26,6 +26,15 @@ impl EngineInstance {
     pub fn parse(field: &str, application_name: &str, instance: &str) -> Result<Self, FieldError> {
         let (application_name, instance) = parse_instance(field, application_name, instance)?;
         Ok(Self { application_name, instance })
+    }
+
+    /// Checks both parts of an engine that a call brings into being, as [`check_new`] does.
+    ///
+    /// # Errors
+    /// The part that is not legal in a new name.
+    pub fn check_new(&self, field: &str) -> Result<(), FieldError> {
+        check_new(&format!("{field}.application_name"), self.application_name.as_str())?;
+        check_new(&format!("{field}.instance"), self.instance.as_str())
     }
 }
 

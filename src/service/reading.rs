@@ -13,7 +13,7 @@ use crate::{
         limit::Limits,
         line::{Extent, Line, viewed_spots},
         name::{Labels, Name},
-        operation::{Request, RequestRecord},
+        operation::{Request, RequestId, RequestKey, RequestRecord},
         resource::Resource,
         ticket::EndedTicket,
     },
@@ -28,13 +28,13 @@ use crate::{
 pub(super) async fn request_ids(
     connection: &mut PgConnection,
     requests: &[&Request],
-) -> Result<(HashMap<Name, RequestRecord>, HashMap<Uuid, EndedTicket>), StoreError> {
-    let ids: HashSet<&Name> =
-        requests.iter().filter_map(|request| Some(&request.ask.request_id.as_ref()?.id)).collect();
-    if ids.is_empty() {
+) -> Result<(HashMap<RequestKey, RequestRecord>, HashMap<Uuid, EndedTicket>), StoreError> {
+    let asked: HashSet<(&Name, &RequestId)> =
+        requests.iter().filter_map(|request| Some((&request.ask.user, request.ask.request_id.as_ref()?))).collect();
+    if asked.is_empty() {
         return Ok((HashMap::new(), HashMap::new()));
     }
-    let used = request_id::read(&mut *connection, &ids).await?;
+    let used = request_id::read(&mut *connection, &asked).await?;
     if used.is_empty() {
         return Ok((used, HashMap::new()));
     }

@@ -14,10 +14,17 @@ use super::{
 /// What an audit is told.
 #[derive(Debug)]
 pub enum Told {
-    /// What is stored of an EM, or why that cannot be read. Its tickets follow.
-    Em(Result<Box<EmBooks>, StoreError>),
+    /// The row of an EM. Its tickets follow.
+    Em(Box<EmBooks>),
     /// Tickets that are alike: of the EM before, or of one that does not exist.
-    Tickets(Result<EmGroup, StoreError>),
+    Tickets(EmGroup),
+    /// Rows that cannot be read: of an EM, or of tickets there.
+    Unreadable {
+        /// The EM as it is stored, for display.
+        em: String,
+        /// Why.
+        error: StoreError,
+    },
 }
 
 /// Tells all EMs and their live tickets, by what EMs count of them: however many there are, only one row at a time is kept.
@@ -43,15 +50,21 @@ pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(Told))
         let row = row?;
         let is_stored = row.try_get::<Option<i64>, _>("version")?.is_some();
         if is_stored && !last.as_ref().is_some_and(|last| is_of_same(last, &row)) {
-            let books = BooksRow::from_row(&row)?.try_into();
-            tell(Told::Em(books.map(Box::new)));
+            tell(BooksRow::from_row(&row)?.try_into().map(Box::new).map_or_else(unreadable(&row), Told::Em));
         }
         if row.try_get::<Option<i64>, _>("count")?.is_some() {
-            tell(Told::Tickets(EmGroupRow::from_row(&row)?.try_into()));
+            tell(EmGroupRow::from_row(&row)?.try_into().map_or_else(unreadable(&row), Told::Tickets));
         }
         last = Some(row);
     }
     Ok(())
+}
+
+/// Returns what names the EM of a row that cannot be read.
+fn unreadable(row: &PgRow) -> impl FnOnce(StoreError) -> Told {
+    let column = |name| row.try_get::<&str, _>(name).unwrap_or_default();
+    let em = format!("em={}/{}", column("em_application_name"), column("em_instance"));
+    |error| Told::Unreadable { em, error }
 }
 
 /// Whether two rows are of the same EM.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -49,6 +49,9 @@ pub const KNOWS_QUEUES: i32 = 6;
 /// What a release has to know that writes where tickets without a derived label are counted.
 pub const KNOWS_DERIVED: i32 = 7;
 
+/// Writer number of the first release that knows that request ids are of one user each.
+const KNOWS_USERS_OF_REQUEST_IDS: i32 = 7;
+
 /// Fails if this release is too old to write.
 ///
 /// # Errors
@@ -68,6 +71,27 @@ pub async fn keep_older_out(connection: &mut PgConnection, writer: i32) -> Resul
     .execute(connection)
     .await?;
     Ok(())
+}
+
+/// Ends the writing of releases to which a request id is one name for all users. Their batches that are under way end first, so that this
+/// release sees each of their request ids before it writes its own.
+///
+/// # Errors
+/// [`StoreError::is_lock_timeout`] if a batch takes longer than `lock_timeout`.
+pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let oldest_writer: i32 = sqlx::query_scalar(
+        "-- limit::keep_earlier_out
+        SELECT oldest_writer FROM linkis_resource_limit_version WHERE only_row",
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    if oldest_writer >= KNOWS_USERS_OF_REQUEST_IDS {
+        return Ok(());
+    }
+    let mut transaction = connection.begin().await?;
+    close_fence(&mut transaction).await?;
+    keep_older_out(&mut transaction, KNOWS_USERS_OF_REQUEST_IDS).await?;
+    Ok(transaction.commit().await?)
 }
 
 /// The limits in force: `known`, if they have not changed since. In a transaction they then stay in force until it ends.

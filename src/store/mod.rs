@@ -152,10 +152,12 @@ impl Opening {
             history_part::make(&mut connection, history).await
         };
         prepared.await.map_err(StoreError::or_denied)?;
+        // A cell's tables are locked and written on the worker that has it.
         if let Some(cell) = target.cell() {
-            let (mut connection, _) = primary.connect_with(session::unbounded).await?;
+            (connection, _) = primary.connect_with(session::unbounded).await?;
             citus::make_usable(&mut connection, &cell).await.map_err(StoreError::or_denied)?;
         }
+        schema::keep_earlier_out(&mut connection).await.map_err(StoreError::or_denied)?;
         let operators = Operators::new(primary.clone());
         Ok(Store { target, schema, primary, operators })
     }

@@ -1,4 +1,10 @@
-//! `linkis_request_id`: which request ids were used, and what was granted under them.
+//! `linkis_user_request_id`: the request ids that each user has used, and what was granted under them.
+//!
+//! Earlier releases wrote `linkis_request_id`, where an id is one name for all users. Its rows are read until they expire, and no row is
+//! added. A row there belongs to the user of its ticket, and so to a request with the same body, which names the user.
+//!
+//! Invariant: one user and one id have one ticket, in either of the two tables.
+//! Callers: the check and the batch, by `service::reading`; the retention.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,18 +17,21 @@ use uuid::Uuid;
 
 use crate::domain::{
     name::Name,
-    operation::{Grant, RequestId, RequestRecord},
+    operation::{Grant, RequestId, RequestKey, RequestRecord},
 };
 
 use super::{
-    StoreError, expect_rows,
+    StoreError, action_record, expect_rows,
     rows::{Table, em_columns},
+    user_resource,
 };
 
-const TABLE: Table = Table("linkis_request_id");
+const TABLE: Table = Table("linkis_user_request_id");
 
 #[derive(FromRow)]
 struct RequestRow {
+    /// `None` in rows of earlier releases.
+    user: Option<String>,
     request_id: String,
     body_hash: Vec<u8>,
     ticket_id: Uuid,
@@ -32,59 +41,115 @@ struct RequestRow {
     create_time: OffsetDateTime,
 }
 
-impl TryFrom<RequestRow> for RequestRecord {
-    type Error = StoreError;
-
-    fn try_from(row: RequestRow) -> Result<Self, StoreError> {
-        let id = TABLE.name("request_id", &row.request_id)?;
-        let body_hash = row.body_hash.try_into().map_err(|_| StoreError::inconsistent(TABLE.0, "body_hash"))?;
-        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
-        Ok(Self {
+impl RequestRow {
+    fn record(self, user: Name) -> Result<RequestRecord, StoreError> {
+        let id = TABLE.name("request_id", &self.request_id)?;
+        let body_hash = self.body_hash.try_into().map_err(|_| StoreError::inconsistent(TABLE.0, "body_hash"))?;
+        let em = TABLE.em(&self.em_application_name, &self.em_instance)?;
+        Ok(RequestRecord {
+            user,
             request_id: RequestId { id, body_hash },
             grant: Grant {
-                ticket_id: row.ticket_id,
+                ticket_id: self.ticket_id,
                 em,
-                expires_at: row.expires_at,
+                expires_at: self.expires_at,
                 over_watched: Vec::new(),
                 queue: None,
                 counters: None,
             },
-            create_time: row.create_time,
+            create_time: self.create_time,
         })
     }
 }
 
-/// The records of those among `ids` that were used.
+/// Returns the records of those among `asked` that were used.
+///
+/// # Errors
+/// The errors of the database.
 pub async fn read(
-    executor: impl PgExecutor<'_>,
-    ids: &HashSet<&Name>,
-) -> Result<HashMap<Name, RequestRecord>, StoreError> {
+    connection: &mut PgConnection,
+    asked: &HashSet<(&Name, &RequestId)>,
+) -> Result<HashMap<RequestKey, RequestRecord>, StoreError> {
+    let (users, ids): (Vec<&str>, Vec<&str>) = asked.iter().map(|(user, id)| (user.as_str(), id.id.as_str())).unzip();
     let rows: Vec<RequestRow> = sqlx::query_as(
-        "-- request_id::read
-        SELECT request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time
-        FROM linkis_request_id WHERE request_id = ANY ($1)",
+        r#"-- request_id::read
+        SELECT r."user", r.request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time
+        FROM unnest($1::text[], $2::text[]) AS k ("user", request_id)
+        JOIN linkis_user_request_id r ON r."user" = k."user" AND r.request_id = k.request_id
+        UNION ALL
+        SELECT NULL, request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time
+        FROM linkis_request_id WHERE request_id = ANY ($2)"#,
     )
-    .bind(ids.iter().map(|id| id.as_str()).collect::<Vec<_>>())
-    .fetch_all(executor)
+    .bind(users)
+    .bind(ids)
+    .fetch_all(&mut *connection)
     .await?;
-    rows.into_iter()
-        .map(|row| RequestRecord::try_from(row).map(|record| (record.request_id.id.clone(), record)))
-        .collect()
+    let (mut records, mut earlier) = (HashMap::with_capacity(rows.len()), Vec::new());
+    for row in rows {
+        match &row.user {
+            Some(user) => {
+                let user = TABLE.name("user", user)?;
+                let record = row.record(user)?;
+                records.insert(record.key(), record);
+            }
+            None => earlier.push(row),
+        }
+    }
+    if !earlier.is_empty() {
+        add_earlier(connection, asked, earlier, &mut records).await?;
+    }
+    Ok(records)
+}
+
+/// Adds those rows of earlier releases that belong to a user among `asked`.
+async fn add_earlier(
+    connection: &mut PgConnection,
+    asked: &HashSet<(&Name, &RequestId)>,
+    earlier: Vec<RequestRow>,
+    records: &mut HashMap<RequestKey, RequestRecord>,
+) -> Result<(), StoreError> {
+    let same_body = |row: &RequestRow| {
+        asked.iter().find(|(_, id)| id.id.as_str() == row.request_id && id.body_hash.as_slice() == row.body_hash)
+    };
+    let (mut of_user, mut of_others) = (Vec::new(), Vec::new());
+    for row in earlier {
+        match same_body(&row) {
+            Some((user, _)) => of_user.push(((*user).clone(), row)),
+            None => of_others.push(row),
+        }
+    }
+    if !of_others.is_empty() {
+        // Another body: of the same user, the id is used; of another user, it is free.
+        let ticket_ids: Vec<Uuid> = of_others.iter().map(|row| row.ticket_id).collect();
+        let live = user_resource::read(&mut *connection, &ticket_ids).await?;
+        let ended = action_record::read(connection, &ticket_ids).await?;
+        for row in of_others {
+            let live = live.get(&row.ticket_id).map(|ticket| &ticket.user);
+            let user = live.or(ended.get(&row.ticket_id).map(|ended| &ended.user));
+            of_user.extend(user.map(|user| (user.clone(), row)));
+        }
+    }
+    for (user, row) in of_user {
+        let record = row.record(user)?;
+        records.entry(record.key()).or_insert(record);
+    }
+    Ok(())
 }
 
 /// Writes records of new grants.
 pub async fn insert(connection: &mut PgConnection, records: &[RequestRecord]) -> Result<(), StoreError> {
     // In one order: two instances that write the same ids must not wait for each other.
     let mut records: Vec<&RequestRecord> = records.iter().collect();
-    records.sort_by(|a, b| a.request_id.id.cmp(&b.request_id.id));
+    records.sort_by_cached_key(|record| record.key());
     let (application_names, instances) = em_columns(records.iter().map(|record| &record.grant.em));
     let done = sqlx::query(
-        "-- request_id::insert
-        INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at,
-            create_time)
-        SELECT * FROM unnest($1::text[], $2::bytea[], $3::uuid[], $4::text[], $5::text[], $6::timestamptz[],
-            $7::timestamptz[])",
+        r#"-- request_id::insert
+        INSERT INTO linkis_user_request_id ("user", request_id, body_hash, ticket_id, em_application_name, em_instance,
+            expires_at, create_time)
+        SELECT * FROM unnest($1::text[], $2::text[], $3::bytea[], $4::uuid[], $5::text[], $6::text[], $7::timestamptz[],
+            $8::timestamptz[])"#,
     )
+    .bind(records.iter().map(|record| record.user.as_str()).collect::<Vec<_>>())
     .bind(records.iter().map(|record| record.request_id.id.as_str()).collect::<Vec<_>>())
     .bind(records.iter().map(|record| record.request_id.body_hash.as_slice()).collect::<Vec<_>>())
     .bind(records.iter().map(|record| record.grant.ticket_id).collect::<Vec<_>>())
@@ -101,6 +166,21 @@ pub async fn insert(connection: &mut PgConnection, records: &[RequestRecord]) ->
 pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- request_id::delete_expired
+        DELETE FROM linkis_user_request_id WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM linkis_user_request_id WHERE create_time < now() - make_interval(secs => $1)
+            ORDER BY create_time LIMIT $2))",
+    )
+    .bind(history.as_secs_f64())
+    .bind(limit)
+    .execute(executor)
+    .await?;
+    Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
+}
+
+/// Removes up to `limit` records of earlier releases, older than `history`; true if there may be more.
+pub async fn delete_earlier(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
+    let done = sqlx::query(
+        "-- request_id::delete_earlier
         DELETE FROM linkis_request_id WHERE request_id = ANY (ARRAY (
             SELECT request_id FROM linkis_request_id WHERE create_time < now() - make_interval(secs => $1)
             ORDER BY create_time LIMIT $2))",

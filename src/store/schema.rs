@@ -10,7 +10,7 @@ use sqlx::{
     migrate::{Migrate as _, Migration, Migrator},
 };
 
-use super::{StoreError, citus};
+use super::{StoreError, citus, limit};
 
 /// How often a migration is tried that does not get its locks: each try keeps others waiting for no longer than `lock_timeout`.
 const TRIES_MAX: u32 = 60;
@@ -157,6 +157,19 @@ fn piece(text: &str) -> usize {
         (_, _, Some(tag)) => until(tag, tag.len()),
         (_, first, _) => first.map_or(1, char::len_utf8),
     }
+}
+
+/// Keeps earlier releases from writing beside this one: see [`limit::keep_earlier_out`].
+///
+/// # Errors
+/// The errors of the database; [`StoreError::is_lock_timeout`] if batches are in the way for very long.
+pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let mut tries = 0;
+    while let Err(error) = limit::keep_earlier_out(&mut *connection).await {
+        tries += 1;
+        again_if_in_the_way(error, tries)?;
+    }
+    Ok(())
 }
 
 async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), StoreError> {

@@ -10,6 +10,7 @@
 
 use std::{error::Error, io::IsTerminal as _};
 
+use sqlx::migrate::MigrateError;
 use tracing_subscriber::{EnvFilter, fmt::format::Format};
 
 mod bounded;
@@ -41,10 +42,36 @@ pub fn start(settings: &LogSettings) {
 }
 
 /// An error and what caused it, each once: some libraries repeat the cause in the error.
-pub fn with_causes(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
-    causes.fold(error.to_string(), |text, cause| match cause.to_string() {
-        cause if text.ends_with(&cause) => text,
-        cause => format!("{text}: {cause}"),
-    })
+pub fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let (mut told, mut last) = (text(error), error);
+    while let Some(cause) = last.source() {
+        // The source of this one is the message of PostgreSQL again.
+        if let Some(sqlx::Error::Database(_)) = last.downcast_ref() {
+            break;
+        }
+        let text = text(cause);
+        if !told.ends_with(&text) {
+            told = format!("{told}: {text}");
+        }
+        last = cause;
+    }
+    told
+}
+
+/// The text of one error. sqlx adds the line of PostgreSQL's own source to a message of PostgreSQL, and this leaves it out.
+fn text(error: &(dyn Error + 'static)) -> String {
+    let of_database = |error: &sqlx::Error| match error {
+        sqlx::Error::Database(error) => format!("error returned from database: {}", error.message()),
+        error => error.to_string(),
+    };
+    if let Some(error) = error.downcast_ref::<sqlx::Error>() {
+        return of_database(error);
+    }
+    match error.downcast_ref::<MigrateError>() {
+        Some(MigrateError::Execute(error)) => format!("while executing migrations: {}", of_database(error)),
+        Some(MigrateError::ExecuteMigration(error, version)) => {
+            format!("while executing migration {version}: {}", of_database(error))
+        }
+        _ => error.to_string(),
+    }
 }

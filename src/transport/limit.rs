@@ -118,7 +118,7 @@ impl LimitService for Limit {
         call: Request<proto::SetPolicyRequest>,
     ) -> Result<Response<proto::SetPolicyResponse>, Status> {
         let (em_kind, policy) =
-            convert::limit::policy("policy", call.get_ref().policy.as_ref()).map_err(Error::from)?;
+            convert::limit::new_policy("policy", call.get_ref().policy.as_ref()).map_err(Error::from)?;
         self.limits.set_policy(&identity::actor(&call), &em_kind, &policy, self.deadline(&call)).await?;
         Ok(Response::new(proto::SetPolicyResponse {}))
     }

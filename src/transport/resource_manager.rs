@@ -13,7 +13,7 @@ use crate::{
         access::Reach,
         em::EmInstance,
         judgement::{HeadRoom, Room},
-        name::{FieldError, Name, check_text},
+        name::{FieldError, Name, check_new, check_text},
         operation::{NamedTicket, Operation, Outcome, Rejection, RequestId, RequestSpec},
         principal::{Actor, Principal},
         report::Report,
@@ -136,7 +136,9 @@ impl ResourceManager {
         let (selector, labels) = convert::request::selector(&message)?;
         let em = message.em.take().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
         check_text("engine_type", &message.engine_type)?;
+        check_new("engine_type", &message.engine_type)?;
         let resource = convert::resource::required("resource", message.resource.take())?;
+        convert::resource::check_new("resource", &resource)?;
         if resource.is_zero() {
             return Err(FieldError::new("resource", "asks for nothing at all; set an amount above zero").into());
         }
@@ -144,8 +146,8 @@ impl ResourceManager {
         let ask = RequestSpec {
             principal: by,
             ticket_id: Uuid::now_v7(),
-            user: Name::parse("user", &message.user)?,
-            creator: Name::parse("creator", &message.creator)?,
+            user: Name::parse_new("user", &message.user)?,
+            creator: Name::parse_new("creator", &message.creator)?,
             engine_type: message.engine_type,
             resource,
             labels,

@@ -347,6 +347,11 @@ async fn what_cannot_be_read_is_told_and_left_alone() {
     let done = rm.client.repair().await.unwrap();
     assert_eq!(told(&done.repaired.first), expected[1..2]);
     assert_eq!(told(&done.remaining.first).len(), 2, "{done:?}");
+    for Difference { what, problem, .. } in &done.remaining.first {
+        assert!(what == "em=linkis-cg-engineconnmanager/host1:9102" || what == "scopes", "{what}");
+        assert!(problem.contains("ticket") && problem.contains("correct or delete"), "{problem}");
+        assert!(problem.contains("repair again"), "{problem}");
+    }
     let untouched = "SELECT count(*) FROM linkis_em_resource_meta_data WHERE used_resource @> '{\"instances\":1}'";
     assert_eq!(database.count(untouched).await, 1, "host1 is not set to what only some of its tickets say");
 }
@@ -535,7 +540,12 @@ async fn the_commands_print_and_exit_as_scripts_need() {
     execute(&database, spoil).await;
     let repair = ask("repair");
     assert_eq!(repair.status.code(), Some(1));
-    assert!(text(&repair.stdout).ends_with("1 could not be repaired\n"), "{}", text(&repair.stdout));
+    let told = text(&repair.stdout);
+    assert!(told.contains("host1:9102") && told.contains("release that hold"), "{told}");
+    assert!(
+        told.ends_with("1 could not be repaired; PROBLEM says why, and what to do before the next repair\n"),
+        "{told}"
+    );
 
     assert_eq!(process.terminate(), Some(0));
     for what in ["audit", "repair"] {

@@ -488,7 +488,9 @@ async fn odd_names_are_kept_apart() {
         ("a", "b-c,d"),
         ("用户", "主机:1"),
         ("' or 1=1 --", "\"{}\\"),
-        ("Ａ", " "),
+        ("Ａ", "a\u{a0}b"),
+        ("[fe80::1%eth0]:9102", "é"),
+        ("A", "e\u{301}"),
     ];
     for (application_name, instance) in names {
         let em = em_of(application_name, instance);

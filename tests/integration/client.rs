@@ -307,7 +307,7 @@ async fn a_lost_answer_is_asked_for_again() {
 
     // One that is asked once makes no id, and tells the same.
     client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    let ids = "SELECT count(*) FROM linkis_request_id";
+    let ids = "SELECT count(*) FROM linkis_user_request_id";
     assert_eq!(database.count(ids).await, 2);
     let once = hurried(&address, Duration::from_secs(30));
     proxy.set_weather(late);

@@ -33,6 +33,14 @@ pub use terminal::terminal;
 
 const HOSTILE: &str = "mallory\u{202e}\u{200b}";
 
+/// Renames a user as an earlier release accepted it: in the tickets, the history and the counters.
+const RENAMED: &str = r#"
+    UPDATE linkis_user_resource_meta_data SET "user" = E'mallory\u202e\u200b' WHERE "user" = 'mallory';
+    UPDATE linkis_resource_action_record SET "user" = E'mallory\u202e\u200b' WHERE "user" = 'mallory';
+    UPDATE linkis_label_resource SET scope = jsonb_build_object('user', E'mallory\u202e\u200b'),
+        scope_hash = sha256(convert_to(label_set_id || E':{"user":"mallory\u202e\u200b"}', 'UTF8'))
+    WHERE scope ->> 'user' = 'mallory'"#;
+
 async fn world() -> World {
     let (database, rm) = start().await;
     let client = &rm.client;
@@ -45,7 +53,8 @@ async fn world() -> World {
     client.set_limit(&each_user(2)).await.unwrap();
     let first = client.request_resource(&request(&em("host1"), "hadoop", load(4, 2, 1))).await.granted();
     client.resource_inited(&inited(&first, "hadoop", Some(load(3, 2, 1)))).await.unwrap();
-    let second = client.request_resource(&request(&em("host1"), HOSTILE, load(30, 4, 1))).await.granted();
+    let second = client.request_resource(&request(&em("host1"), "mallory", load(30, 4, 1))).await.granted();
+    sqlx::raw_sql(RENAMED).execute(&database.pool).await.unwrap();
     client.request_resource(&request(&em("host1"), "hadoop", load(70, 1, 1))).await.refused();
     let third = client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     client.resource_released(&release(&third, "hadoop")).await.unwrap();
@@ -278,4 +287,19 @@ async fn the_line_is_told_with_places_and_what_is_short() {
         ]
     };
     assert_eq!(lines[1..], [of("1"), of("2")], "{told}");
+}
+
+/// The line is one of PostgreSQL's own source.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_with_database_error_hides_the_source_line() {
+    let database = Database::fresh().await;
+    let url = database.url().replace(database.options.get_database().unwrap(), "nowhere");
+    for words in [&["migrate"][..], &["tokens", "list"]] {
+        let mut command = Command::new(PROGRAM);
+        command.args(words).env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR").stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let told = text(&output.stdout) + &text(&output.stderr);
+        assert!(!output.status.success() && told.contains("nowhere"), "{words:?}: {told}");
+        assert!(!told.contains("at line"), "{words:?}: {told}");
+    }
 }

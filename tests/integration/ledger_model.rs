@@ -14,8 +14,7 @@ use linkis_rm::domain::{
     ledger::Ledger,
     limit_mode::LimitMode,
     line::{FreedSpots, Spot},
-    name::Name,
-    operation::{Operation, Outcome},
+    operation::{Operation, Outcome, RequestKey},
     principal::Principal,
     scope::Counter,
     ticket::Ticket,
@@ -39,7 +38,7 @@ fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedSpots]) {
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Shared {
     Scope(Counter),
-    RequestId(Name),
+    RequestId(RequestKey),
     /// Who adopts an engine may name a ticket of another EM.
     Ticket(Uuid),
     /// Of which somebody who waits for several EMs may have a place at each.
@@ -58,7 +57,7 @@ impl Shared {
         let scopes = held.chain(adopted.into_iter().flatten()).map(|limited| limited.counter);
         let asked = operation.request().map(|request| request.counters(&tables.limits));
         let scopes = scopes.chain(asked.into_iter().flatten()).map(Self::Scope);
-        let id = operation.request_id().map(|request_id| Self::RequestId(request_id.id.clone()));
+        let id = operation.request().and_then(|request| request.ask.request_key()).map(Self::RequestId);
         let id = id.into_iter().chain(operation.ticket_id().map(Self::Ticket));
         let id = id.chain(operation.request().map(|request| Self::Ticket(request.ask.ticket_id)));
         let waits = somebody_waits || operation.request().is_some_and(|request| request.wait.is_some());

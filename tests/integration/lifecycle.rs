@@ -312,7 +312,7 @@ async fn one_request_id_on_two_ems_at_once_is_granted_once() {
     }
     for round in 0..20 {
         let ask = |host: &str| {
-            let mut asked = request(&em(host), &format!("user-{host}"), load(1, 1, 1));
+            let mut asked = request(&em(host), "hadoop", load(1, 1, 1));
             asked.request_id = Some(format!("round-{round}"));
             asked
         };

@@ -1,6 +1,7 @@
 //! Upgrades: releases side by side on one database, and what a later one left.
 
 mod locks;
+mod request_ids;
 mod under_load;
 
 use std::{
@@ -109,7 +110,8 @@ async fn what_is_old_is_forgotten_beside_a_part_that_cannot_be_dropped() {
     sqlx::raw_sql(
         "SELECT linkis_rm_make_history_part(1577836800, 1577840400);
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
-        SELECT n::text, sha256('x'), gen_random_uuid(), 'ecm', 'host1', '2020-01-01', '2020-01-01' FROM generate_series(1, 10) n",
+        SELECT n::text, sha256('x'), gen_random_uuid(), 'ecm', 'host1', '2020-01-01', '2020-01-01' FROM generate_series(1, 10) n;
+        INSERT INTO linkis_user_request_id SELECT 'hadoop', * FROM linkis_request_id",
     )
     .execute(&database.pool)
     .await
@@ -124,7 +126,8 @@ async fn what_is_old_is_forgotten_beside_a_part_that_cannot_be_dropped() {
     Lease::new(Uuid::new_v4(), holder.clone()).step(&mut session).await.unwrap();
     let mut retention = Retention::new(options_of_tests().history, holder, None);
     assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
-    assert_eq!(database.count("SELECT count(*) FROM linkis_request_id").await, 0);
+    let kept = "SELECT (SELECT count(*) FROM linkis_request_id) + (SELECT count(*) FROM linkis_user_request_id)";
+    assert_eq!(database.count(kept).await, 0);
     sqlx::raw_sql("ROLLBACK").execute(&mut reader).await.unwrap();
     // There may be another: it is looked again at once.
     assert_eq!(retention.step(&mut session).await.unwrap(), Step::More);
@@ -183,7 +186,7 @@ async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_
     assert_eq!(refusal.shortfalls[0].scope, "engine_type=,user=hadoop");
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
     // An earlier release, which would count them as before, may only read.
-    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 5);
+    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }
 
 /// As the release before counted: tickets without an engine type are in no scope of engine families.

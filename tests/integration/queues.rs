@@ -323,5 +323,5 @@ async fn what_an_earlier_release_counted_as_one_sum_is_counted_anew_for_each_que
     // The limit of before, for both queues together, is none any more, until it is said for each of them.
     rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Cores, 50)])).await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
-    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 5);
+    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }

@@ -14,8 +14,7 @@ use super::super::{
     external::Clusters,
     limit::Limits,
     line::{Line, ViewedSpots},
-    name::Name,
-    operation::RequestRecord,
+    operation::{RequestKey, RequestRecord},
     report::ReportNumber,
     resource::Resource,
     scope::{Counter, Usage},
@@ -44,7 +43,7 @@ pub struct Snapshot {
     /// With what use the tickets were adopted that are to be adopted and live, as far as that is remembered.
     pub adopted: HashMap<Uuid, Resource>,
     /// The request ids that were used.
-    pub request_ids: HashMap<Name, RequestRecord>,
+    pub request_ids: HashMap<RequestKey, RequestRecord>,
     /// The limits in force.
     pub limits: Arc<Limits>,
     /// What the counters hold that the operations' tickets belong to; one that is missing holds nothing.

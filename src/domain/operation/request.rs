@@ -133,6 +133,12 @@ impl RequestSpec {
         TicketLabels::new(user, creator, &self.engine_type, &self.labels, em, &self.resource)
     }
 
+    /// The key of a request that has a request id.
+    pub fn request_key(&self) -> Option<RequestKey> {
+        let id = self.request_id.as_ref()?.id.clone();
+        Some(RequestKey { user: self.user.clone(), id })
+    }
+
     /// Whether it carries a label with some value.
     pub fn carries(&self, key: &str) -> bool {
         match key {
@@ -148,6 +154,15 @@ impl RequestSpec {
     }
 }
 
+/// The user of a request, and the user's name for it. One key gives one ticket.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestKey {
+    /// User of the request.
+    pub user: Name,
+    /// Request id, of the user alone.
+    pub id: Name,
+}
+
 /// The caller's name for a request, and what it stood for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RequestId {
@@ -157,13 +172,22 @@ pub struct RequestId {
     pub body_hash: [u8; 32],
 }
 
-/// What was granted under a request id.
+/// The grant under a request id of a user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestRecord {
+    /// User of the request.
+    pub user: Name,
     /// The id and its body.
     pub request_id: RequestId,
     /// The grant.
     pub grant: Grant,
     /// When, by the database's clock.
     pub create_time: OffsetDateTime,
+}
+
+impl RequestRecord {
+    /// The key that it is found by.
+    pub fn key(&self) -> RequestKey {
+        RequestKey { user: self.user.clone(), id: self.request_id.id.clone() }
+    }
 }

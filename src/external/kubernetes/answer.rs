@@ -115,11 +115,15 @@ const EXTENDED_BYTES_MAX: usize = 255;
 /// How many extended resources of something are kept: as many as a resource may have custom dimensions, the first by name.
 pub(super) const EXTENDED_MAX: usize = 64;
 
-/// Whether it is what Kubernetes calls an extended resource: one that a domain names, and not its own.
+/// Domains whose names in a quota count objects or storage of a class.
+const CLASS_DOMAINS: [&str; 2] = [".storageclass.storage.k8s.io/", ".deviceclass.resource.k8s.io/"];
+
+/// Whether it is what Kubernetes calls an extended resource: one that a domain names, and not its own. `count/` is followed by objects.
 fn is_extended(name: &str) -> bool {
     name.contains('/')
         && !name.contains("kubernetes.io/")
-        && !name.starts_with("requests.")
+        && !["requests.", "limits.", "count/"].into_iter().any(|prefix| name.starts_with(prefix))
+        && !CLASS_DOMAINS.into_iter().any(|domain| name.contains(domain))
         && name.len() <= EXTENDED_BYTES_MAX
         && !name.contains(char::is_control)
 }
@@ -154,8 +158,9 @@ impl<'de> Visitor<'de> for AmountsVisitor {
         let mut amounts = Amounts::default();
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
-                "cpu" => amounts.cpu = map.next_value()?,
-                "memory" => amounts.memory = map.next_value()?,
+                // Null is no amount, and not a missing one.
+                "cpu" => amounts.cpu = Some(map.next_value()?),
+                "memory" => amounts.memory = Some(map.next_value()?),
                 _ if is_extended(&name) && amounts.extended.len() < EXTENDED_MAX => {
                     amounts.extended.push((name.into(), map.next_value()?));
                 }
@@ -379,9 +384,24 @@ struct Taint {
     effect: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 struct NodeStatus {
     allocatable: Option<Amounts>,
+    conditions: Option<Few<Condition>>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    status: Option<String>,
+}
+
+impl Condition {
+    /// Whether the node is not ready, or has not reported for too long (`Unknown`).
+    fn is_not_ready(&self) -> bool {
+        self.kind.as_deref() == Some("Ready") && self.status.as_deref() != Some("True")
+    }
 }
 
 impl Listed for Node {
@@ -392,14 +412,15 @@ impl Listed for Node {
     const NAME: &'static str = "nodes";
     const MOST: usize = 20_000;
 
-    /// Those that take pods which tolerate nothing; one that is not ready has a taint that says so.
+    /// Keeps a node that takes pods without tolerations. The taint of a node that is not ready follows its condition.
     fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
-        let spec = self.spec.unwrap_or_default();
+        let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
         let keeps_out = |taint: &Taint| matches!(taint.effect.as_deref(), Some("NoSchedule" | "NoExecute"));
-        if spec.unschedulable.unwrap_or(false) || parts(spec.taints.as_ref()).iter().any(keeps_out) {
+        let is_not_ready = parts(status.conditions.as_ref()).iter().any(Condition::is_not_ready);
+        if spec.unschedulable.unwrap_or(false) || parts(spec.taints.as_ref()).iter().any(keeps_out) || is_not_ready {
             return Ok(None);
         }
-        let allocatable = self.status.and_then(|status| status.allocatable).unwrap_or_default();
+        let allocatable = status.allocatable.unwrap_or_default();
         let name = self.metadata.name.ok_or(ParseError::Malformed { what: "the name of a node" })?;
         Ok(Some((name, allocatable.or_nothing(Rounds::Down)?)))
     }

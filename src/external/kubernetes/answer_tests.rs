@@ -265,3 +265,38 @@ fn what_is_in_an_object_is_bounded_too() {
         assert_eq!(kept::<Node>(json!([node])), Err(ParseError::Malformed { what: "an amount" }));
     }
 }
+
+#[test]
+fn quota_object_counts_are_left_out() {
+    let hard = json!({"requests.memory": "4Gi", "requests.cpu": "4", "count/pods": "8", "count/deployments.apps": "2",
+        "gold.storageclass.storage.k8s.io/requests.storage": "1Gi",
+        "gold.storageclass.storage.k8s.io/persistentvolumeclaims": "2", "gpu.deviceclass.resource.k8s.io/devices": "3",
+        "limits.nvidia.com/gpu": "1", "example.com/count": "7"});
+    let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": hard})).unwrap();
+    assert_eq!(read.extended.keys().map(|name| &**name).collect::<Vec<_>>(), ["example.com/count"]);
+    assert_eq!(quota(json!({"hard": {"count/pods": "8"}}), json!({})), None, "nothing of it is for engines");
+}
+
+#[test]
+fn node_without_ready_condition_true_has_no_capacity() {
+    let node = |conditions: Value| {
+        let node = json!({"metadata": {"name": "n1"}, "spec": {},
+            "status": {"allocatable": {"cpu": "8", "memory": "1Gi"}, "conditions": conditions}});
+        kept::<Node>(json!([node])).unwrap().len()
+    };
+    let ready =
+        |status: Value| json!([{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": status}]);
+    assert_eq!([node(ready(json!("True"))), node(json!([])), node(json!(null))], [1, 1, 1]);
+    assert_eq!([node(ready(json!("False"))), node(ready(json!("Unknown"))), node(ready(json!(null)))], [0, 0, 0]);
+}
+
+#[test]
+fn kubernetes_amount_null_fails() {
+    for key in ["cpu", "memory"] {
+        let node = json!([{"metadata": {"name": "n1"}, "status": {"allocatable": {key: null}}}]);
+        assert_eq!(kept::<Node>(node), Err(ParseError::Malformed { what: "an amount" }), "{key}");
+        let requests = json!({"requests": {key: null}});
+        let pod = json!([{"spec": {"nodeName": "n1", "containers": [{"resources": requests}]}}]);
+        assert_eq!(kept::<Pod>(pod), Err(ParseError::Malformed { what: "an amount" }), "{key}");
+    }
+}

@@ -4,7 +4,7 @@ use crate::domain::queue::{Application, QueueAmounts};
 
 use super::{
     MIB, ParseError,
-    json::{self, Value},
+    json::{self, Rounds, Value},
 };
 
 /// How many applications may run at once, or wait to, and how long what is kept of each text of theirs is, in bytes.
@@ -56,20 +56,29 @@ fn application(app: &Value) -> Result<Application, ParseError> {
         let text = app.text(key).unwrap_or_default();
         text.get(..text.floor_char_boundary(TEXT_BYTES_MAX)).unwrap_or_default().to_owned()
     };
-    // One that has not been given anything has -1.
-    let amount = |key| app.int(key).unwrap_or_default().max(0);
     let id = text("id");
     if id.is_empty() {
         return Err(ParseError::Missing { what: "app.id" });
     }
+    // An application without containers has -1, or no amount.
+    let amount = |what: &'static str| {
+        let mut stated = app.all(what).filter(|value| !value.is_empty()).peekable();
+        let is_stated = stated.peek().is_some();
+        match stated.find_map(|value| value.whole(Rounds::Down)) {
+            None if is_stated => Err(ParseError::NoAllocation { what, id: id.clone() }),
+            amount => Ok(amount.unwrap_or_default().max(0)),
+        }
+    };
+    let allocated =
+        QueueAmounts { memory: amount("allocatedMB")?.saturating_mul(MIB), cores: amount("allocatedVCores")? };
     Ok(Application {
-        id,
         name: text("name"),
         user: text("user"),
         queue: text("queue"),
         state: text("state"),
-        allocated: QueueAmounts { memory: amount("allocatedMB").saturating_mul(MIB), cores: amount("allocatedVCores") },
-        start_millis: amount("startedTime"),
+        allocated,
+        start_millis: app.int("startedTime").unwrap_or_default().max(0),
+        id,
     })
 }
 
@@ -117,6 +126,15 @@ mod tests {
         let one = br#"{"apps": {"app": {"id": "application_1"}}}"#;
         assert_eq!(applications(one).unwrap().len(), 1, "old releases write a list of one without brackets");
         assert!(applications(br#"{"apps": {"app": [{}]}}"#).is_err());
+        let stated = |json: &str| {
+            let json =
+                format!(r#"{{"apps": {{"app": [{{"id": "a", "allocatedMB": {json}, "allocatedVCores": 1}}]}}}}"#);
+            applications(json.as_bytes()).map(|told| told[0].allocated.memory)
+        };
+        assert_eq!([stated("\"12288.0\""), stated("null")], [Ok(12 << 30), Ok(0)]);
+        for json in ["\"12 GB\"", "[[1]]", "\"NaN\""] {
+            assert_eq!(stated(json), Err(ParseError::NoAllocation { what: "allocatedMB", id: "a".into() }), "{json}");
+        }
         assert!(applications(b"{}").is_err());
     }
 

@@ -69,13 +69,27 @@ impl Value {
 
     /// The number there, without what is behind its point; old releases write some as text.
     pub fn int(&self, key: &str) -> Option<i64> {
-        self.all(key).find_map(|value| match value {
+        self.all(key).find_map(|value| value.whole(Rounds::Down))
+    }
+
+    /// Returns the value as a whole number, at most the largest; `None` if it is no number.
+    pub fn whole(&self, rounds: Rounds) -> Option<i64> {
+        match self {
             Self::Int(number) => Some(*number),
-            // As far as numbers go.
-            Self::Real(number) => Some(*number as i64),
-            Self::Text(text) => text.trim().parse().ok(),
+            Self::Real(number) => Some(rounds.whole(*number)),
+            Self::Text(text) => whole(text, rounds),
             _ => None,
-        })
+        }
+    }
+
+    /// Whether the value states nothing: null, an empty text, or an object without any key that was asked for.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Text(text) => text.trim().is_empty(),
+            Self::Object(entries) => entries.is_empty(),
+            _ => false,
+        }
     }
 
     /// The number there, if it is one that can be counted with.
@@ -88,6 +102,31 @@ impl Value {
         });
         real.filter(|real| real.is_finite())
     }
+}
+
+/// The direction in which a number with a fraction becomes a whole one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rounds {
+    /// A maximum: a part of a unit cannot be granted.
+    Down,
+    /// A use: a part of a unit cannot be granted again.
+    Up,
+}
+
+impl Rounds {
+    /// Returns `number` as a whole number, at most the largest.
+    pub fn whole(self, number: f64) -> i64 {
+        match self {
+            Self::Down => number.floor() as i64,
+            Self::Up => number.ceil() as i64,
+        }
+    }
+}
+
+/// Returns the whole number that `text` is, at most the largest; `None` if it is no number.
+pub(super) fn whole(text: &str, rounds: Rounds) -> Option<i64> {
+    let text = text.trim();
+    text.parse().ok().or_else(|| Some(rounds.whole(text.parse().ok().filter(|number: &f64| number.is_finite())?)))
 }
 
 /// Reads one value. How deep it may go is serde_json's to bound, at 128.
@@ -212,6 +251,8 @@ mod tests {
         let int = |json: &str| read(format!(r#"{{"a": {json}}}"#).as_bytes(), KEYS).unwrap().int("a");
         assert_eq!(int("7.9"), Some(7));
         assert_eq!(int("\"7\""), Some(7));
+        assert_eq!(int("\" 61440.0 \""), Some(61_440));
+        assert_eq!([int("\"NaN\""), int("\"inf\""), int("\"7 GB\""), int("\"\"")], [None; 4]);
         assert_eq!(int("18446744073709551615"), Some(i64::MAX));
         assert_eq!(int("1e300"), Some(i64::MAX));
         assert_eq!(int("null"), None);

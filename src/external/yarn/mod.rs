@@ -76,6 +76,28 @@ enum ParseError {
         /// Which queue.
         path: String,
     },
+    /// A queue's use or maximum is there and is not read.
+    #[error("is not to be understood: the {what} of the queue {path} is no amount of memory and cores")]
+    NoAmounts {
+        /// Use or maximum.
+        what: &'static str,
+        /// Path of the queue.
+        path: String,
+    },
+    /// A queue without queues in it states no use.
+    #[error("is not to be understood: the queue {path} does not state its use")]
+    NoUse {
+        /// Path of the queue.
+        path: String,
+    },
+    /// An amount of an application is there and is not read.
+    #[error("is not to be understood: {what} of the application {id} is no amount")]
+    NoAllocation {
+        /// Key of the amount.
+        what: &'static str,
+        /// Id of the application.
+        id: String,
+    },
     /// Two queues are the same.
     #[error("is not to be understood: it has the queue {path} twice")]
     SamePath {

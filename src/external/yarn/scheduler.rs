@@ -4,7 +4,7 @@ use crate::domain::queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queu
 
 use super::{
     Capacity, MIB, ParseError,
-    json::{self, Value},
+    json::{self, Rounds, Value},
 };
 
 /// What is kept of an answer.
@@ -23,7 +23,9 @@ const KEYS: &[&str] = &[
     "usedResources",
     "resourcesUsed",
     "memory",
+    "memorySize",
     "vCores",
+    "virtualCores",
     "capacities",
     "queueCapacitiesByPartition",
     "partitionName",
@@ -31,6 +33,7 @@ const KEYS: &[&str] = &[
     "effectiveMaxResource",
     "absoluteCapacity",
     "absoluteMaxCapacity",
+    "absoluteUsedCapacity",
     "numActiveApps",
     "numPendingApps",
     "numActiveApplications",
@@ -55,12 +58,22 @@ pub(super) struct Scheduler {
 #[derive(Debug)]
 struct Found {
     path: String,
-    /// If the scheduler says.
-    used: Option<QueueAmounts>,
+    used: Use,
     state: QueueState,
     running_applications: Option<i64>,
     pending_applications: Option<i64>,
     size: Size,
+}
+
+/// The use of a queue, as the scheduler states it.
+#[derive(Debug, Clone, Copy)]
+enum Use {
+    /// In memory and cores.
+    Amounts(QueueAmounts),
+    /// In hundredths of the cluster: of its memory or of its cores, the larger part.
+    Share(f64),
+    /// Not at all. A queue with queues in it uses what they use.
+    Unstated,
 }
 
 /// How much a queue may have.
@@ -104,15 +117,16 @@ impl Scheduler {
             Naming::Capacity => capacity_size(queue),
             _ => fair_size(queue),
         };
+        let size = size.map_err(|NotAmounts| ParseError::NoAmounts { what: "maximum", path: path.clone() })?;
+        let used = used(queue).map_err(|NotAmounts| ParseError::NoAmounts { what: "use", path: path.clone() })?;
         let state = match queue.text("state") {
             // The fair scheduler has no states.
             None => QueueState::Running,
             Some(text) => QueueState::parse(text).ok_or(ParseError::Missing { what: "a state that is known" })?,
         };
-        let used = queue.objects("usedResources").chain(queue.objects("resourcesUsed")).next();
         let applications = |fair, capacity| queue.int(fair).or_else(|| queue.int(capacity));
         self.queues.push(Found {
-            used: used.map(amounts),
+            used,
             state,
             running_applications: applications("numActiveApps", "numActiveApplications"),
             pending_applications: applications("numPendingApps", "numPendingApplications"),
@@ -132,12 +146,14 @@ impl Scheduler {
 
     /// Whether amounts are only told as shares of the cluster.
     pub fn needs_cluster(&self) -> bool {
-        self.queues.iter().any(|queue| matches!(queue.size, Size::Shares { .. }))
+        let is_share =
+            |queue: &Found| matches!((queue.size, queue.used), (Size::Shares { .. }, _) | (_, Use::Share(_)));
+        self.queues.iter().any(is_share)
     }
 
     /// The queues, of a cluster of this size.
     pub fn queues(self, capacity: Capacity, cluster: QueueAmounts) -> Result<Queues, ParseError> {
-        let sums = self.sums();
+        let sums = self.sums(cluster)?;
         let queues = self.queues.into_iter().zip(sums).map(|(found, used)| Queue {
             max: found.size.amounts(capacity, cluster),
             used,
@@ -150,20 +166,27 @@ impl Scheduler {
         Queues::new(self.naming, queues).map_err(|same| ParseError::SamePath { path: same.0 })
     }
 
-    /// What each queue uses; where that is not told, the sum of what is in it. A queue stands before all that are in it.
-    fn sums(&self) -> Vec<QueueAmounts> {
-        let mut sums: Vec<_> = self.queues.iter().map(|queue| queue.used.unwrap_or_default()).collect();
+    /// The use of each queue: as stated, or else the sum over the queues in it, or else as a share of the cluster. A queue stands before
+    /// all that are in it.
+    fn sums(&self, cluster: QueueAmounts) -> Result<Vec<QueueAmounts>, ParseError> {
+        // `None` of a queue without any in it.
+        let mut sums: Vec<Option<QueueAmounts>> = vec![None; self.queues.len()];
         let places: std::collections::HashMap<&str, usize> =
             self.queues.iter().enumerate().map(|(place, queue)| (queue.path.as_str(), place)).collect();
         for (place, queue) in self.queues.iter().enumerate().rev() {
-            let parent = queue.path.rsplit_once('.').and_then(|(parent, _)| places.get(parent)).copied();
-            let unsaid = parent.filter(|parent| self.queues.get(*parent).is_some_and(|queue| queue.used.is_none()));
-            let own = sums.get(place).copied().unwrap_or_default();
-            if let Some(sum) = unsaid.and_then(|parent| sums.get_mut(parent)) {
-                *sum = sum.plus(own);
+            let Some(sum) = sums.get_mut(place) else { continue };
+            let used = match (queue.used, *sum) {
+                (Use::Amounts(amounts), _) | (_, Some(amounts)) => amounts,
+                (Use::Share(hundredths), None) => share(cluster, hundredths, Rounds::Up),
+                (Use::Unstated, None) => return Err(ParseError::NoUse { path: queue.path.clone() }),
+            };
+            *sum = Some(used);
+            let parent = queue.path.rsplit_once('.').and_then(|(parent, _)| places.get(parent));
+            if let Some(sum) = parent.and_then(|parent| sums.get_mut(*parent)) {
+                *sum = Some(sum.unwrap_or_default().plus(used));
             }
         }
-        sums
+        Ok(sums.into_iter().map(Option::unwrap_or_default).collect())
     }
 }
 
@@ -172,15 +195,19 @@ impl Size {
         match (self, capacity) {
             (Self::Amounts { maximum, .. }, Capacity::Maximum) => maximum,
             (Self::Amounts { guaranteed, .. }, Capacity::Guaranteed) => guaranteed,
-            (Self::Shares { maximum, .. }, Capacity::Maximum) => share(cluster, maximum),
-            (Self::Shares { guaranteed, .. }, Capacity::Guaranteed) => share(cluster, guaranteed),
+            (Self::Shares { maximum, .. }, Capacity::Maximum) => share(cluster, maximum, Rounds::Down),
+            (Self::Shares { guaranteed, .. }, Capacity::Guaranteed) => share(cluster, guaranteed, Rounds::Down),
         }
     }
 }
 
 /// So many hundredths of the cluster, in whole MiB and cores.
-fn share(cluster: QueueAmounts, hundredths: f64) -> QueueAmounts {
-    let of = |amount: i64| (amount as f64 * hundredths / 100.0 * (1.0 + SHARE_ERROR)).floor() as i64;
+fn share(cluster: QueueAmounts, hundredths: f64, rounds: Rounds) -> QueueAmounts {
+    let exact = match rounds {
+        Rounds::Down => 1.0 + SHARE_ERROR,
+        Rounds::Up => 1.0 - SHARE_ERROR,
+    };
+    let of = |amount: i64| rounds.whole(amount as f64 * hundredths / 100.0 * exact).max(0);
     QueueAmounts { memory: of(cluster.memory / MIB).saturating_mul(MIB), cores: of(cluster.cores) }
 }
 
@@ -200,30 +227,71 @@ fn path(queue: &Value, parent: Option<&str>) -> Result<String, ParseError> {
     }
 }
 
-/// Amounts, of which none is below zero; what is too large is the largest.
-fn amounts(value: &Value) -> QueueAmounts {
-    let of = |key| value.int(key).unwrap_or_default().max(0);
-    QueueAmounts { memory: of("memory").saturating_mul(MIB), cores: of("vCores") }
+/// A value is there and is not read as an amount of memory and one of cores.
+struct NotAmounts;
+
+/// Returns the first of `values` that is read; `None` if none states anything.
+fn amounts<'a>(values: impl Iterator<Item = &'a Value>, rounds: Rounds) -> Result<Option<QueueAmounts>, NotAmounts> {
+    let mut read = Ok(None);
+    for value in values.filter(|value| !value.is_empty()) {
+        match pair(value, rounds) {
+            Some([mib, cores]) => {
+                return Ok(Some(QueueAmounts { memory: mib.max(0).saturating_mul(MIB), cores: cores.max(0) }));
+            }
+            None => read = Err(NotAmounts),
+        }
+    }
+    read
 }
 
-fn fair_size(queue: &Value) -> Option<Size> {
-    let maximum = amounts(queue.objects("maxResources").next()?);
+/// Returns MiB and cores, of an object or of a text such as `<memory:61440, vCores:60>`.
+fn pair(value: &Value, rounds: Rounds) -> Option<[i64; 2]> {
+    const KEYS: [[&str; 2]; 2] = [["memory", "memorySize"], ["vCores", "virtualCores"]];
+    let [memory, cores] = match value {
+        Value::Object(_) => KEYS.map(|keys| {
+            let mut values = keys.into_iter().flat_map(|key| value.all(key));
+            values.find_map(|value| value.whole(rounds))
+        }),
+        Value::Text(text) => {
+            let inner = text.trim().strip_prefix('<')?.strip_suffix('>')?;
+            KEYS.map(|keys| {
+                let mut entries = inner.split(',').filter_map(|entry| entry.split_once(':'));
+                let (_, number) = entries.find(|(key, _)| keys.contains(&key.trim()))?;
+                json::whole(number, rounds)
+            })
+        }
+        _ => [None, None],
+    };
+    Some([memory?, cores?])
+}
+
+fn used(queue: &Value) -> Result<Use, NotAmounts> {
+    let values = queue.all("usedResources").chain(queue.all("resourcesUsed"));
+    // Releases that write one as text and one as an object: the object is exact.
+    let (objects, others): (Vec<_>, Vec<_>) = values.partition(|value| matches!(value, Value::Object(_)));
+    let amounts = amounts(objects.into_iter().chain(others), Rounds::Up)?.map(Use::Amounts);
+    Ok(amounts.or(queue.real("absoluteUsedCapacity").map(Use::Share)).unwrap_or(Use::Unstated))
+}
+
+fn fair_size(queue: &Value) -> Result<Option<Size>, NotAmounts> {
+    let maximum = amounts(queue.all("maxResources"), Rounds::Down)?;
     // What it guarantees depends on who else asks.
-    Some(Size::Amounts { guaranteed: maximum, maximum })
+    Ok(maximum.map(|maximum| Size::Amounts { guaranteed: maximum, maximum }))
 }
 
 /// Of the nodes that have no label; partitions of others are not looked at.
-fn capacity_size(queue: &Value) -> Option<Size> {
+fn capacity_size(queue: &Value) -> Result<Option<Size>, NotAmounts> {
     let mut partitions = queue.objects("capacities").flat_map(|value| value.objects("queueCapacitiesByPartition"));
     let plain = partitions.find(|partition| partition.text("partitionName").unwrap_or_default().is_empty());
-    let effective = |key| plain.and_then(|partition| partition.objects(key).next()).map(amounts);
-    if let Some((guaranteed, maximum)) = effective("effectiveMinResource").zip(effective("effectiveMaxResource")) {
-        return Some(Size::Amounts { guaranteed, maximum });
+    let effective = |key| amounts(plain.into_iter().flat_map(|partition| partition.all(key)), Rounds::Down);
+    if let Some((guaranteed, maximum)) = effective("effectiveMinResource")?.zip(effective("effectiveMaxResource")?) {
+        return Ok(Some(Size::Amounts { guaranteed, maximum }));
     }
     // The root of old releases has no share: it is everything.
     let is_root = queue.text("queueName") == Some(ROOT);
     let share = |key| queue.real(key).or(is_root.then_some(100.0));
-    Some(Size::Shares { guaranteed: share("absoluteCapacity")?, maximum: share("absoluteMaxCapacity")? })
+    let shares = share("absoluteCapacity").zip(share("absoluteMaxCapacity"));
+    Ok(shares.map(|(guaranteed, maximum)| Size::Shares { guaranteed, maximum }))
 }
 
 #[cfg(test)]

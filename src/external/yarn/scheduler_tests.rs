@@ -8,6 +8,10 @@ const CAPACITY: &str = include_str!("../../../tests/fixtures/yarn/capacity-3.4.2
 const DUPLICATE_KEYS: &str = include_str!("../../../tests/fixtures/yarn/fair-duplicate-keys.json");
 const SHARES: &str = include_str!("../../../tests/fixtures/yarn/capacity-2.7.json");
 
+/// A maximum and a use.
+const AMOUNTS: &str = r#""maxResources": {"memory": 1, "vCores": 1}, "usedResources": {"memory": 0, "vCores": 0}"#;
+const ROOT_AMOUNTS: &str = r#""queueName": "root", "maxResources": {"memory": 1, "vCores": 1}"#;
+
 fn read(json: &str, capacity: Capacity) -> Queues {
     let scheduler = Scheduler::read(json.as_bytes()).unwrap();
     let needs_cluster = scheduler.needs_cluster();
@@ -110,12 +114,12 @@ fn what_is_missing_or_strange_is_an_error_that_names_it() {
         (&fair(r#""x": 1"#), "rootQueue"),
         (&fair(r#""rootQueue": {}"#), "queueName"),
         (&fair(r#""rootQueue": {"queueName": "root"}"#), "root says neither"),
-        (&fair(r#""rootQueue": {"queueName": "root", "maxResources": {}, "state": "GONE"}"#), "state"),
+        (&fair(&format!(r#""rootQueue": {{{ROOT_AMOUNTS}, "state": "GONE"}}"#)), "state"),
         (
-            &fair(
-                r#""rootQueue": {"queueName": "root", "maxResources": {}, "childQueues": [
-                    {"queueName": "root.a", "maxResources": {}}, {"queueName": "root.a", "maxResources": {}}]}"#,
-            ),
+            &fair(&format!(
+                r#""rootQueue": {{{ROOT_AMOUNTS}, "childQueues": [
+                    {{"queueName": "root.a", {AMOUNTS}}}, {{"queueName": "root.a", {AMOUNTS}}}]}}"#
+            )),
             "root.a twice",
         ),
         (FAIR.get(..FAIR.len() / 2).unwrap(), "ends in the middle"),
@@ -128,9 +132,7 @@ fn what_is_missing_or_strange_is_an_error_that_names_it() {
 
 #[test]
 fn names_and_numbers_of_queues_are_bounded() {
-    let queue = |name: &str, inner: &str| {
-        format!(r#"{{"queueName": "{name}", "maxResources": {{}}, "childQueues": [{inner}]}}"#)
-    };
+    let queue = |name: &str, inner: &str| format!(r#"{{"queueName": "{name}", {AMOUNTS}, "childQueues": [{inner}]}}"#);
     let json = |root: &str| {
         format!(r#"{{"scheduler": {{"schedulerInfo": {{"type": "fairScheduler", "rootQueue": {root}}}}}}}"#)
     };
@@ -141,4 +143,112 @@ fn names_and_numbers_of_queues_are_bounded() {
     assert_eq!(read(&queue("root", &many)), Err(ParseError::TooMany { most: QUEUES_MAX }));
     let deep = (0..200).fold(String::new(), |inner, _| queue("q", &inner));
     assert!(matches!(read(&deep), Err(ParseError::NotJson { .. })));
+}
+
+/// Reads a root with one queue `etl`, whose fields of one scheduler are these. The cluster has 100 GiB and 100 cores.
+fn read_etl(scheduler: &str, etl: &str) -> Result<[i64; 4], String> {
+    let (root, inner) = match scheduler {
+        "fairScheduler" => {
+            (r#""rootQueue": {"queueName": "root", "maxResources": {"memory": 102400, "vCores": 100}"#, "}")
+        }
+        _ => (r#""queueName": "root", "absoluteCapacity": 100, "absoluteMaxCapacity": 100"#, ""),
+    };
+    let json = format!(
+        r#"{{"scheduler": {{"schedulerInfo": {{"type": "{scheduler}", {root},
+            "childQueues": {{"queue": [{{"queueName": "etl", {etl}}}]}}{inner}}}}}}}"#
+    );
+    let scheduler = Scheduler::read(json.as_bytes()).map_err(|error| error.to_string())?;
+    let cluster = QueueAmounts { memory: 102_400 * MIB, cores: 100 };
+    let queues = scheduler.queues(Capacity::Maximum, cluster).map_err(|error| error.to_string())?;
+    let queue = queues.find("root.etl").unwrap();
+    assert_eq!(queues.find("root").unwrap().used, queue.used, "the root uses what is used in it");
+    Ok([queue.max.memory / MIB, queue.max.cores, queue.used.memory / MIB, queue.used.cores])
+}
+
+const FULL: [i64; 4] = [61_440, 60, 61_440, 60];
+
+#[test]
+fn queue_use_in_any_spelling_counts_in_full() {
+    const MAX: &str = r#""maxResources": {"memory": 61440, "vCores": 60}"#;
+    const SHARE: &str = r#""absoluteCapacity": 20.0, "absoluteMaxCapacity": 60.0"#;
+    for used in [
+        r#""resourcesUsed": {"memory": 61440, "vCores": 60}"#,
+        r#""resourcesUsed": {"memory": "61440", "vCores": "60"}"#,
+        r#""resourcesUsed": {"memory": "61440.0", "vCores": "60.0"}"#,
+        r#""resourcesUsed": {"memory": "61439.5", "vCores": 59.001}"#,
+        r#""resourcesUsed": {"memorySize": 61440, "virtualCores": 60}"#,
+        r#""resourcesUsed": {"memory": null, "memorySize": 61440, "vCores": 60}"#,
+        r#""usedResources": "<memory:61440, vCores:60>""#,
+        r#""usedResources": " <memory: 61440.0, vCores: 60, yarn.io/gpu: 1> ""#,
+        r#""resourcesUsed": null, "usedResources": "<vCores:60, memory:61440>""#,
+        r#""usedResources": "<memory:60 GB, vCores:60>", "resourcesUsed": {"memory": 61440, "vCores": 60}"#,
+        r#""usedResources": "<memory:0, vCores:0>", "resourcesUsed": {"memory": 61440, "vCores": 60}"#,
+    ] {
+        assert_eq!(read_etl("fairScheduler", &format!("{MAX}, {used}")), Ok(FULL), "{used}");
+        assert_eq!(read_etl("capacityScheduler", &format!("{SHARE}, {used}")), Ok(FULL), "{used}");
+    }
+    for nothing in ["null", "{}", "\"\"", r#"{"ram": 61440}"#] {
+        let etl = format!(r#"{SHARE}, "absoluteUsedCapacity": "60.000004", "resourcesUsed": {nothing}"#);
+        assert_eq!(read_etl("capacityScheduler", &etl), Ok(FULL), "{nothing}: the share is all there is");
+    }
+    let etl = format!(r#"{SHARE}, "absoluteUsedCapacity": 59.0002"#);
+    assert_eq!(read_etl("capacityScheduler", &etl), Ok([61_440, 60, 60_417, 60]), "a part of a core is used");
+}
+
+#[test]
+fn queue_maximum_in_any_spelling_is_read() {
+    const USED: &str = r#""usedResources": {"memory": 61440, "vCores": 60}"#;
+    for max in [
+        r#"{"memory": "61440.0", "vCores": "60.9"}"#,
+        r#"{"memorySize": 61440, "virtualCores": 60}"#,
+        r#""<memory:61440, vCores:60>""#,
+    ] {
+        assert_eq!(read_etl("fairScheduler", &format!(r#""maxResources": {max}, {USED}"#)), Ok(FULL), "{max}");
+        let capacities = format!(
+            r#""capacities": {{"queueCapacitiesByPartition": [
+                {{"partitionName": "", "effectiveMinResource": {max}, "effectiveMaxResource": {max}}}]}}"#
+        );
+        assert_eq!(read_etl("capacityScheduler", &format!("{capacities}, {USED}")), Ok(FULL), "{max}");
+    }
+}
+
+#[test]
+fn queue_amount_unread_fails_with_queue_path() {
+    const MAX: &str = r#""maxResources": {"memory": 61440, "vCores": 60}"#;
+    const SHARES: &str = r#""absoluteCapacity": 20.0, "absoluteMaxCapacity": 60.0"#;
+    const USED: &str = r#""usedResources": {"memory": 61440, "vCores": 60}"#;
+    for used in [
+        "null",
+        "{}",
+        "\"\"",
+        "[]",
+        "0",
+        r#"{"ram": 61440, "cpu": 60}"#,
+        r#"{"memory": 61440}"#,
+        r#"{"memory": "60 GB", "vCores": 60}"#,
+        r#"{"memory": "NaN", "vCores": 60}"#,
+        r#"{"memory": {}, "vCores": [60, 60]}"#,
+        r#""<memory:60 GB, vCores:60>""#,
+        r#""<memory:61440>""#,
+        r#""memory:61440, vCores:60""#,
+    ] {
+        for key in ["usedResources", "resourcesUsed"] {
+            let error = read_etl("fairScheduler", &format!(r#"{MAX}, "{key}": {used}"#)).unwrap_err();
+            assert!(error.contains("root.etl") && error.contains("use"), "{error} for {used}");
+            let error = read_etl("capacityScheduler", &format!(r#"{SHARES}, "{key}": {used}"#)).unwrap_err();
+            assert!(error.contains("root.etl") && error.contains("use"), "{error} for {used}");
+        }
+        let error = read_etl("fairScheduler", &format!(r#""maxResources": {used}, {USED}"#)).unwrap_err();
+        assert!(error.contains("root.etl"), "{error} for {used}");
+        let capacities = format!(
+            r#""capacities": {{"queueCapacitiesByPartition": [
+                {{"partitionName": "", "effectiveMinResource": {used}, "effectiveMaxResource": {used}}}]}}"#
+        );
+        let error = read_etl("capacityScheduler", &format!("{capacities}, {USED}")).unwrap_err();
+        assert!(error.contains("root.etl"), "{error} for {used}");
+    }
+    let error = read_etl("fairScheduler", MAX).unwrap_err();
+    assert!(error.contains("root.etl does not state its use"), "{error}");
+    let unread = r#""absoluteUsedCapacity": 60.0, "resourcesUsed": {"memory": "60 GB", "vCores": 60}"#;
+    assert!(read_etl("capacityScheduler", &format!("{SHARES}, {unread}")).is_err(), "what is there has to be read");
 }

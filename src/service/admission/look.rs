@@ -19,8 +19,7 @@ use crate::{
         judgement::{self, judge},
         ledger::{LineView, PostCommitState},
         limit::Limits,
-        name::Name,
-        operation::{Rejection, Request, RequestRecord},
+        operation::{Rejection, Request, RequestKey, RequestRecord},
         scope::{Counter, Usage},
         ticket::EndedTicket,
     },
@@ -113,7 +112,7 @@ pub(super) struct State {
     /// Only by a view of all EMs.
     pub limits: Arc<Limits>,
     pub scopes: HashMap<Counter, Usage>,
-    pub request_ids: HashMap<Name, RequestRecord>,
+    pub request_ids: HashMap<RequestKey, RequestRecord>,
     /// What was granted under those request ids and is over.
     pub ended: HashMap<Uuid, EndedTicket>,
     pub line: LineView,
@@ -126,8 +125,7 @@ pub(super) struct State {
 impl State {
     /// Whether the request fits, by what is known of what it needs.
     pub fn fits(&self, request: &Request) -> bool {
-        let asked = request.ask.request_id.as_ref();
-        if asked.is_some_and(|asked| self.request_ids.contains_key(&asked.id)) {
+        if request.ask.request_key().is_some_and(|key| self.request_ids.contains_key(&key)) {
             return true;
         }
         self.ems.get(&request.em).filter(|em| judgement::admit(em, &self.limits, &request.ask).is_ok()).is_some_and(
@@ -139,8 +137,8 @@ impl State {
     }
 
     pub fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
-        if let Some(asked) = &request.ask.request_id
-            && let Some(record) = self.request_ids.get(&asked.id)
+        if let (Some(asked), Some(key)) = (&request.ask.request_id, request.ask.request_key())
+            && let Some(record) = self.request_ids.get(&key)
         {
             let (request_id, ended) = (asked.id.to_string(), self.ended.get(&record.grant.ticket_id));
             return match ended.cloned().map(Box::new) {

@@ -14,6 +14,7 @@ use crate::{
         hold::TakenHold,
         limit::{Limits, ScopeUsage},
         limit_mode::LimitMode,
+        name::Name,
         resource::ResourceError,
         scope::{Counter, Scope, StoredUsage, Usage},
     },
@@ -35,15 +36,15 @@ pub(super) struct Findings {
     pub strays: BTreeSet<EmInstance>,
     /// Whether some scope differs.
     pub scopes: bool,
-    /// Clusters in whose queues something differs.
-    pub clusters: BTreeSet<i64>,
+    /// Clusters in whose queues something differs, with the names of their providers.
+    pub clusters: BTreeMap<i64, Name>,
     /// Rows that nobody can repair.
     pub unreadable: Vec<Difference>,
 }
 
 impl Findings {
     fn unreadable(&mut self, what: &str, error: StoreError) {
-        let difference = Difference::in_words(what, "row", error);
+        let difference = Difference::unreadable(what, "row", error);
         self.unreadable.push(difference.clone());
         self.report.differences.extend([difference]);
     }
@@ -70,7 +71,7 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, 
         ems: BTreeSet::new(),
         strays: BTreeSet::new(),
         scopes: false,
-        clusters: BTreeSet::new(),
+        clusters: BTreeMap::new(),
         unreadable: Vec::new(),
     };
     ems(&mut transaction, &mut findings).await?;
@@ -108,15 +109,10 @@ async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(
             if let Some((books, sums)) = current.take() {
                 findings.compare(&books, &sums);
             }
-            match books {
-                Ok(books) => {
-                    let sums = EmSums::new(&books.total);
-                    current = Some((books, sums));
-                }
-                Err(error) => findings.unreadable("an EM", error),
-            }
+            let sums = EmSums::new(&books.total);
+            current = Some((books, sums));
         }
-        Told::Tickets(Ok(EmGroup { em, held, is_locked, count, used_tickets })) => {
+        Told::Tickets(EmGroup { em, held, is_locked, count, used_tickets }) => {
             findings.report.tickets += u64::from(count);
             let held = held.as_ref().map_err(String::as_str);
             match &mut current {
@@ -127,7 +123,7 @@ async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(
                 _ => strays.entry(em).or_default().count(held, is_locked, count),
             }
         }
-        Told::Tickets(Err(error)) => findings.unreadable("tickets", error),
+        Told::Unreadable { em, error } => findings.unreadable(&em, error),
     })
     .await?;
     if let Some((books, sums)) = current {
@@ -189,7 +185,7 @@ async fn clusters(connection: &mut PgConnection, findings: &mut Findings) -> Res
     for row in external_queue::clusters(&mut *connection, &ids, false).await? {
         let differences = compare_cluster(connection, &row).await?;
         if !differences.is_empty() {
-            findings.clusters.insert(row.id());
+            findings.clusters.insert(row.id(), row.provider()?.name);
             findings.report.differences.extend(differences);
         }
     }

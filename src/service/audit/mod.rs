@@ -173,9 +173,9 @@ async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaire
         let done = repair::scopes(connection, &found.strays, None, by).await;
         repaired.absorb("scopes", done)?;
     }
-    for cluster_id in &found.clusters {
+    for (cluster_id, provider) in &found.clusters {
         let done = repair::cluster(connection, *cluster_id, by).await;
-        repaired.absorb("queues of a cluster", done)?;
+        repaired.absorb(&format!("queues of the provider {provider}"), done)?;
     }
     Ok(repaired)
 }
@@ -192,13 +192,13 @@ impl Repaired {
                 self.remaining.extend(done.remaining);
             }
             Err(error @ StoreError::Inconsistent { .. }) => {
-                self.remaining.extend([Difference::in_words(what, "tickets", error)]);
+                self.remaining.extend([Difference::unreadable(what, "tickets", error)]);
             }
             Err(error) if error.is_lock_timeout() || error.is_race() => {
                 self.remaining.extend([Difference::in_words(
                     what,
                     "row",
-                    "somebody else holds or writes it; try again",
+                    "another transaction locks or writes it; end that transaction, and repair again",
                 )]);
             }
             Err(error) => return Err(error.into()),

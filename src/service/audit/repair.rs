@@ -89,10 +89,14 @@ async fn em_under_lock(
     })
     .await?;
     counted?;
-    let differences = books.differences(&sums);
-    let Ok(counters) = books.true_counters(&sums) else {
-        return Ok(Done { remaining: differences, ..Done::default() });
+    let counters = match books.true_counters(&sums) {
+        Ok(counters) => counters,
+        Err(problem) => {
+            let remaining = vec![Difference::unreadable(Subject::Em(em.clone()), "tickets", problem)];
+            return Ok(Done { remaining, ..Done::default() });
+        }
     };
+    let differences = books.differences(&sums);
     if !differences.is_empty() {
         em_resource::repair(connection, &books, &counters).await?;
         let (subject, held) = (Subject::Em(em.clone()), counters.held());

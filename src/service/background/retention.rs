@@ -44,6 +44,7 @@ impl Task for Retention {
         left.parts(history, self.schema.as_mut().unwrap_or(session)).await?;
         left.note(answered(action_record::forget_rest(session.get().await?, history, BITE)).await, session)?;
         left.note(answered(request_id::delete_expired(session.get().await?, history, BITE)).await, session)?;
+        left.note(answered(request_id::delete_earlier(session.get().await?, history, BITE)).await, session)?;
         left.note(answered(refusal::delete_expired(session.get().await?, history, BITE)).await, session)?;
         left.note(answered(usage_hour::delete_expired(session.get().await?, usage_kept, BITE)).await, session)?;
         match left.failed {

@@ -44,9 +44,21 @@ pub async fn tell_groups(
     .fetch(connection);
     while let Some(row) = rows.next().await {
         let GroupRow { ticket, count } = row?;
-        tell(ticket.try_into().map(|ticket| Group { ticket, count }));
+        let id = ticket.ticket_id;
+        let ticket = Ticket::try_from(ticket).map_err(|error| naming(error, id));
+        tell(ticket.map(|ticket| Group { ticket, count }));
     }
     Ok(())
+}
+
+/// Adds one ticket of a group that cannot be read to the error.
+fn naming(error: StoreError, ticket_id: Uuid) -> StoreError {
+    match error {
+        StoreError::Inconsistent { table, what } => {
+            StoreError::inconsistent(table, format!("{what}, e.g. of ticket {ticket_id}"))
+        }
+        error => error,
+    }
 }
 
 /// Tickets on one EM that are alike: so many of the same state, that hold the same.

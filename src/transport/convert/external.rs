@@ -23,10 +23,11 @@ const CONFIG_BYTES_MAX: usize = 16 * 1024;
 pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
     let message = message.ok_or_else(|| FieldError::new("provider", "is required"))?;
     let provider = Provider {
-        resource_type: Name::parse("provider.resource_type", &message.resource_type)?,
-        name: Name::parse("provider.name", &message.name)?,
+        resource_type: Name::parse_new("provider.resource_type", &message.resource_type)?,
+        name: Name::parse_new("provider.name", &message.name)?,
         labels: Labels::parse("provider.labels", message.labels)?,
     };
+    provider.labels.check_new("provider.labels")?;
     let bytes = message.config.len();
     if bytes > CONFIG_BYTES_MAX {
         let problem = format!("has {bytes} bytes; at most {CONFIG_BYTES_MAX} are allowed");

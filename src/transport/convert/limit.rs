@@ -6,7 +6,7 @@ use crate::{
     domain::{
         limit::{DIMENSIONS_MAX, Expected, LABELS_MAX, Pattern, Replaced, Rule, RuleRecord, ScopeUsage},
         limit_mode::LimitMode,
-        name::{FieldError, Name, check_text},
+        name::{FieldError, Name, check_new, check_new_label, check_text},
         policy::{Check, Policy, REQUIRED_MAX},
         resource::{Dimension, parse_size},
         scope::{Scope, Tally, Usage},
@@ -121,6 +121,10 @@ pub fn mode_message(mode: LimitMode) -> proto::LimitMode {
 /// A limit to be set, which stands in `field`.
 pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
     let rule = rule(field, limit)?;
+    for (key, value) in rule.pattern.labels() {
+        check_new_label(&format!("{field}.labels"), key, value.as_deref().unwrap_or_default())?;
+    }
+    rule.max.keys().try_for_each(|dimension| check_new(&format!("{field}.max"), dimension.name()))?;
     rule.check_labels().map_err(|uncounted| FieldError::new(format!("{field}.max"), uncounted.to_string()))?;
     Ok(rule)
 }
@@ -248,6 +252,14 @@ pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Poli
     }
     let placement = request::placement(&format!("{field}.placement"), policy.placement)?.unwrap_or_default();
     Ok((em_kind, Policy::new(checks).with(policy.required_labels.iter().cloned().collect(), placement)))
+}
+
+/// A policy to be set, which stands in `field`, and the kind of EM that it is for.
+pub fn new_policy(field: &str, message: Option<&proto::Policy>) -> Result<(Name, Policy), FieldError> {
+    let (em_kind, policy) = policy(field, message)?;
+    check_new(&format!("{field}.em_application_name"), em_kind.as_str())?;
+    policy.required_labels().iter().try_for_each(|key| check_new(&format!("{field}.required_labels"), key))?;
+    Ok((em_kind, policy))
 }
 
 fn check_message(check: Check) -> proto::Check {

@@ -8,7 +8,7 @@ use crate::{
     domain::{
         adopt::Adopt,
         em::EmInstance,
-        name::{FieldError, Labels, Name, check_text},
+        name::{FieldError, Labels, Name, check_new, check_new_label, check_text},
         observation::Observations,
         operation::{Inited, NamedTicket, Register, Reported, Unregister},
         report::{Health, Load, Report},
@@ -68,7 +68,9 @@ pub fn duration(field: &str, duration: prost_types::Duration) -> Result<Duration
 /// A registration.
 pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError> {
     let em = em_instance("em", request.em)?;
+    em.check_new("em")?;
     let total = resource::required("total", request.total)?;
+    resource::check_new("total", &total)?;
     let protected = match resource::optional("protected_resource", request.protected_resource)? {
         None => total.zero_like(),
         Some(protected) => protected.project(total.resource_type()).map_err(|_| {
@@ -92,7 +94,9 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
         return Err(FieldError::new("protected_resource", error.to_string()));
     }
     let labels = Labels::parse("labels", request.labels)?;
+    labels.check_new("labels")?;
     let reserved = Labels::parse("reserved_labels", request.reserved_labels)?;
+    reserved.check_new("reserved_labels")?;
     let reserved_count = reserved.as_map().len();
     if reserved_count > RESERVED_MAX {
         let problem = format!("has {reserved_count} labels; at most {RESERVED_MAX} are allowed");
@@ -142,6 +146,7 @@ pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>,
                 return Err(FieldError::new("queue_names", problem));
             }
         };
+        check_new(&field, name)?;
         Resource::from_parts(parts).map_err(|error| wrong(error.to_string()))
     };
     names.iter().enumerate().map(in_queue).collect()
@@ -157,8 +162,10 @@ pub fn selector(request: &proto::RequestResourceRequest) -> Result<(Selector, La
         name => Some(Name::parse("em_application_name", name)?),
     };
     let required = Labels::parse("required_labels", request.required_labels.clone())?;
+    required.check_new("required_labels")?;
     let preferred = preferences("preferred_labels", &request.preferred_labels)?;
     let placement = placement("placement", request.placement)?;
+    request.labels.iter().try_for_each(|(key, value)| check_new_label("labels", key, value))?;
     let mut carried = request.labels.clone();
     let for_selection = preferred.iter().map(|preference| ("preferred_labels", &preference.key, &preference.value));
     let required_pairs = required.as_map().iter().map(|(key, value)| ("required_labels", key, value));
@@ -188,6 +195,8 @@ fn preferences(field: &str, messages: &[proto::PreferredLabel]) -> Result<Vec<Pr
         let field = format!("{field}[{number}]");
         Name::parse(&format!("{field}.key"), &message.key)?;
         Name::parse(&format!("{field}.value"), &message.value)?;
+        check_new(&format!("{field}.key"), &message.key)?;
+        check_new(&format!("{field}.value"), &message.value)?;
         let weight = match u32::try_from(message.weight) {
             Ok(0) => 1,
             Ok(weight @ 1..=WEIGHT_MAX) => weight,
@@ -232,12 +241,14 @@ pub fn unregister(request: proto::UnregisterRequest) -> Result<Unregister, Field
 
 /// A report that an engine runs.
 pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldError> {
+    let engine = engine_instance("engine", request.engine)?;
+    engine.check_new("engine")?;
     Ok(Inited {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
         user: Name::parse("user", &request.user)?,
         em: em_instance("em", request.em)?,
         used: resource::optional("used", request.used)?,
-        engine: engine_instance("engine", request.engine)?,
+        engine,
         epoch: epoch(request.epoch)?,
     })
 }
@@ -249,7 +260,9 @@ pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
         return Err(FieldError::new("ticket_id", "must not be nil; give each engine a UUID of its own"));
     }
     check_text("engine_type", &request.engine_type)?;
+    check_new("engine_type", &request.engine_type)?;
     let used = resource::required("used", request.used)?;
+    resource::check_new("used", &used)?;
     if used.is_zero() {
         return Err(FieldError::new("used", "is nothing at all; set an amount above zero"));
     }
@@ -257,14 +270,18 @@ pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
         let problem = format!("has {key:?}, which a ticket has by fields of its own, or derived from them: set those");
         return Err(FieldError::new("labels", problem));
     }
+    let labels = Labels::parse("labels", request.labels)?;
+    labels.check_new("labels")?;
+    let engine = engine_instance("engine", request.engine)?;
+    engine.check_new("engine")?;
     Ok(Adopt {
         ticket_id,
-        user: Name::parse("user", &request.user)?,
-        creator: Name::parse("creator", &request.creator)?,
+        user: Name::parse_new("user", &request.user)?,
+        creator: Name::parse_new("creator", &request.creator)?,
         engine_type: request.engine_type,
         em: em_instance("em", request.em)?,
-        labels: Labels::parse("labels", request.labels)?,
-        engine: engine_instance("engine", request.engine)?,
+        labels,
+        engine,
         used,
     })
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     domain::{
-        name::FieldError,
+        name::{self, FieldError},
         resource::{KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, ResourceError, YarnAmounts},
     },
     transport::proto::{self, resource::Kind},
@@ -26,6 +26,16 @@ pub fn optional(field: &str, resource: Option<proto::Resource>) -> Result<Option
         }
         None => Ok(resource),
     }
+}
+
+/// Checks the names in a resource that a call brings into being: its custom dimensions, and its queue or namespace.
+///
+/// # Errors
+/// The name that is not legal in a new name.
+pub fn check_new(field: &str, resource: &Resource) -> Result<(), FieldError> {
+    let place = resource.queue_name().or(resource.namespace());
+    place.map_or(Ok(()), |place| name::check_new(field, place))?;
+    resource.amounts().try_for_each(|(dimension, _)| name::check_new(field, dimension.name()))
 }
 
 fn of_message(field: &str, resource: Option<proto::Resource>) -> Result<Option<Resource>, FieldError> {

@@ -68,7 +68,7 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
 impl Model {
     /// Judges a request; `number` is its position among those who wait, if it has one.
     pub(super) fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
-        if let Some((body, id)) = ask.request_id.and_then(|id| self.request_ids.get(&id)).copied() {
+        if let Some((body, id)) = ask.request_id.and_then(|id| self.request_ids.get(&(ask.who.user, id))).copied() {
             if body != ask.body() {
                 return Answer::No("request id");
             }
@@ -139,7 +139,7 @@ impl Model {
         let new = ModelTicket { id: ask.id, em: ask.em, who: ask.who, held: ask.amount, deadline, counted, ..NEW };
         self.tickets.push(new);
         if let Some(request_id) = ask.request_id {
-            self.request_ids.insert(request_id, (ask.body(), ask.id));
+            self.request_ids.insert((ask.who.user, request_id), (ask.body(), ask.id));
         }
     }
 

@@ -19,7 +19,8 @@ pub(super) struct Model {
     /// EMs that are drained, registered or not, and for which reason.
     pub(super) drained: BTreeMap<usize, bool>,
     pub(super) tickets: Vec<ModelTicket>,
-    pub(super) request_ids: BTreeMap<u8, (ModelBody, Uuid)>,
+    /// By user and id.
+    pub(super) request_ids: BTreeMap<(usize, u8), (ModelBody, Uuid)>,
     /// By label set, and the values that they are for; `None` for each.
     pub(super) limits: BTreeMap<(usize, Values), ModelRule>,
     /// Whether requests have to say their engine's type.

@@ -13,8 +13,7 @@ use linkis_rm::domain::{
     ledger::{Deltas, LineView, Snapshot, TicketPage},
     limit::Limits,
     line::{Line, QueuePosition, Spots, WaitEntry},
-    name::Name,
-    operation::RequestRecord,
+    operation::{RequestKey, RequestRecord},
     queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
     report::{LastSign, ReportNumber},
     resource::{Dimension, Resource},
@@ -92,7 +91,7 @@ pub(super) struct Tables {
     pub(super) drains: HashMap<EmInstance, Arc<Drain>>,
     pub(super) tickets: HashMap<Uuid, Ticket>,
     pub(super) ended: HashMap<Uuid, EndedTicket>,
-    pub(super) request_ids: HashMap<Name, RequestRecord>,
+    pub(super) request_ids: HashMap<RequestKey, RequestRecord>,
     pub(super) limits: Arc<Limits>,
     pub(super) scopes: HashMap<Counter, Usage>,
     pub(super) waiting: HashMap<QueuePosition, (Resource, Spots)>,
@@ -239,7 +238,7 @@ impl Tables {
             }
         }
         for record in deltas.request_ids {
-            assert!(self.request_ids.insert(record.request_id.id.clone(), record).is_none());
+            assert!(self.request_ids.insert(record.key(), record).is_none());
         }
     }
 

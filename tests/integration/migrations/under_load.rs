@@ -175,5 +175,5 @@ async fn what_an_earlier_release_counted_is_counted_anew_under_load_while_an_ins
         assert_eq!(refusal.shortfalls[0].scope, "engine_type=,user=user0");
         rm.client.set_limit(&each_with("engine_type", Dimension::Instances, 100_000)).await.unwrap();
     }
-    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 5);
+    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }

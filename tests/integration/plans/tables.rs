@@ -80,6 +80,9 @@ pub(super) async fn fill(database: &Database, rows: i64) {
         FROM linkis_user_resource_meta_data, generate_series(1, {lines});
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
         SELECT n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {rows}) n;
+        INSERT INTO linkis_user_request_id ("user", request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at,
+            create_time)
+        SELECT 'user' || n % 100, n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {rows}) n;
         INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
         SELECT (SELECT max(label_set_id) FROM linkis_label_set), jsonb_build_object('user', 'other' || n), '{{"cores":1}}', '{{}}',
             sha256(('other' || n)::bytea)
