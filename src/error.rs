@@ -67,7 +67,7 @@ pub enum Error {
     #[error("the call's message did not arrive within {}; send it faster", humantime::format_duration(*.0))]
     BodyTimeout(Duration),
     /// The database is away.
-    #[error("{}; try again", away(.0))]
+    #[error("{}; try again", .0.missing())]
     Unavailable(#[source] Arc<StoreError>),
     /// The database went away while it committed, or takes long for it: it is not known whether something was changed.
     #[error("the database has not said in time whether it committed; repeat the call to learn it")]
@@ -141,14 +141,6 @@ impl Error {
     /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::LockTimeout | Self::Overloaded | Self::Unavailable(_))
-    }
-}
-
-/// What is the matter with a database that is away, for callers.
-fn away(error: &StoreError) -> &dyn std::fmt::Display {
-    match error {
-        StoreError::NoPrimary { why, .. } => why,
-        _ => &"the database does not answer",
     }
 }
 

@@ -26,12 +26,17 @@ async fn main() -> ExitCode {
         Ok(Mode::Serve(config)) => config,
         Ok(Mode::Command(command)) => return command.run().await,
         Err(NotStarted::CommandLine(error)) => {
-            // Where nobody reads that, there is nobody to tell it to.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { EXIT_USAGE } else { 0 });
+            if !error.use_stderr() {
+                // Where nobody reads that, there is nobody to tell it to.
+                let _ = error.print();
+                return ExitCode::SUCCESS;
+            }
+            eprint!("{}", telemetry::without_passwords(&error.render().to_string()));
+            return ExitCode::from(EXIT_USAGE);
         }
         Err(NotStarted::Settings(error)) => {
-            eprintln!("{error}Type linkis-rm --help for what can be set.");
+            let text = telemetry::without_passwords(&error.to_string());
+            eprintln!("{text}Type linkis-rm --help for what can be set.");
             return ExitCode::from(EXIT_USAGE);
         }
     };

@@ -11,6 +11,7 @@ mod health;
 
 use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use arc_swap::ArcSwap;
 use tokio::{net::TcpListener, sync::watch, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower_layer::Layer as _;
@@ -68,6 +69,10 @@ const LINGER: Duration = Duration::from_millis(250);
 
 /// How long those may take to end who were told that an instance waits for its database, once it does no more.
 const WAITED_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often a database that is waited for is tried, and how often the reason is logged.
+const WAIT_POLL: Duration = Duration::from_secs(1);
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What a server has to know.
 #[derive(Debug, Clone)]
@@ -235,8 +240,8 @@ const DESCRIPTORS: [&[u8]; 4] = [
 ];
 
 impl Server {
-    /// Brings the schema of the database up to date, if it is to; calls wait at `listener` meanwhile. A database that takes no writes yet
-    /// is waited for, and health and calls are answered so. Metrics and health are served at `http` from now on, if there is one. Logs
+    /// Brings the schema of the database up to date, if it is to; calls wait at `listener` meanwhile. A database that does not answer, or
+    /// takes no writes yet, is waited for, and health and calls are answered so. Metrics and health are served at `http` from now on, if there is one. Logs
     /// first of all which instance this is, and where.
     pub async fn open(
         listener: Listener,
@@ -258,15 +263,22 @@ impl Server {
             Some((address, http::serve(listener, tls.clone(), metrics.clone(), seen, page.clone())))
         };
         let http = http.and_then(serve);
-        let (opening, found) = Opening::find(database).await?;
         let listener = Arc::new(listener);
-        if let Err(why) = found {
-            let _ = readiness.send_replace(Readiness::NoDatabase(why));
-            wait_for_writes(&opening, why, &listener, Edge::new(options.bounds, tls.clone()), &metrics).await?;
-            let _ = readiness.send_replace(Readiness::Starting);
-        }
-        let store = opening.prepare(options.history, options.migrates).await?;
-        let tokens = Tokens::read(&store).await?;
+        let (opening, found) = Opening::find(database).await?;
+        let prepared = match found {
+            Ok(()) => prepare(&opening, &options).await,
+            Err(_) => Err(opening.standing().err().unwrap_or_else(|| opening.missing())),
+        };
+        let (store, tokens) = match prepared {
+            Err(error) if error.may_be_waited_for() => {
+                let edge = Edge::new(options.bounds, tls.clone());
+                let health = (readiness.clone(), metrics.clone());
+                let prepared = wait_for_database(error, (&opening, &options), &listener, edge, health).await?;
+                let _ = readiness.send_replace(Readiness::Starting);
+                prepared
+            }
+            prepared => prepared?,
+        };
         if let Some(jwt) = &jwt {
             jwt.first_keys().await;
         }
@@ -329,6 +341,7 @@ impl Server {
         let routes = routes.and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
+        tasks.spawn(store.primary().clone().stay_equipped(options.committers, stopping.clone()));
         take_up_changes(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();
@@ -388,30 +401,73 @@ impl Server {
     }
 }
 
-/// Serves while no host of the database takes writes: health is told so, and calls are. Ends when one does.
-async fn wait_for_writes(
-    opening: &Opening,
-    why: Missing,
+/// Brings the schema up to date, reads the tokens, and opens every connection that the instance needs.
+async fn prepare(opening: &Opening, options: &Options) -> Result<(Store, Tokens), StoreError> {
+    let store = opening.prepare(options.history, options.migrates).await?;
+    let tokens = Tokens::read(&store).await?;
+    store.primary().equip(options.committers).await?;
+    Ok((store, tokens))
+}
+
+/// Serves health until the database can be used, and answers calls with the reason why it cannot, which is logged again and again. Returns
+/// the prepared database.
+///
+/// # Errors
+/// [`ServerError::Store`] if waiting is of no use.
+async fn wait_for_database(
+    mut error: StoreError,
+    (opening, options): (&Opening, &Options),
     listener: &Arc<Listener>,
     edge: Arc<Edge>,
-    metrics: &Metrics,
-) -> Result<(), ServerError> {
-    tracing::warn!("{why}: waiting until it takes writes; calls are told so meanwhile");
+    (readiness, metrics): (watch::Sender<Readiness>, Metrics),
+) -> Result<(Store, Tokens), ServerError> {
     // It is up, and cannot do more than whoever waits for it.
     notify::tell("READY=1");
     let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
     let (health, health_service) = reporter();
-    let health = Health { grpc: health, readiness: watch::Sender::new(Readiness::Starting), metrics: metrics.clone() };
+    let health = Health { grpc: health, readiness, metrics: metrics.clone() };
     health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
-    health.publish(Readiness::NoDatabase(why)).await;
     let routes = Routes::default().and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
-    let away = StoreError::NoPrimary { why, hosts: String::new() };
-    let calls = Calls::closed(routes, edge.clone(), Error::Unavailable(Arc::new(away)));
+    let away = |error: &StoreError| {
+        Error::Unavailable(Arc::new(StoreError::NoPrimary { why: error.missing(), hosts: String::new() }))
+    };
+    let answer = Arc::new(ArcSwap::from_pointee(away(&error)));
+    let calls = Calls::closed(routes, edge.clone(), answer.clone());
     let incoming = accepted(listener.clone(), &edge, &tasks, &stopping, None);
-    let mut servers = serve_calls(calls, incoming, &edge.bounds(), &Observe::new(metrics.clone()), &stopping);
+    let mut servers = serve_calls(calls, incoming, &edge.bounds(), &Observe::new(metrics), &stopping);
+    let preparing = async {
+        let mut warned = None::<(Missing, Instant)>;
+        loop {
+            let why = error.missing();
+            let is_news = warned.as_ref().is_none_or(|(before, at)| *before != why || at.elapsed() >= WARN_INTERVAL);
+            if is_news {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "{why}: waiting for it; calls are answered so meanwhile");
+                warned = Some((why.clone(), Instant::now()));
+            }
+            answer.store(Arc::new(away(&error)));
+            health.publish(Readiness::NoDatabase(why)).await;
+            let _ = tokio::time::timeout(WAIT_POLL, opening.found()).await;
+            let tried = match opening.standing() {
+                Ok(()) => prepare(opening, options).await,
+                Err(error) => Err(error),
+            };
+            match tried {
+                Ok(prepared) => return Ok(prepared),
+                Err(failed) if failed.may_be_waited_for() => error = failed,
+                Err(failed) => return Err(ServerError::from(failed)),
+            }
+            if opening.standing().is_ok() {
+                tokio::time::sleep(WAIT_POLL).await;
+            }
+        }
+    };
     let ended = tokio::select! {
-        () = opening.found() => Ok(()),
-        Some(ended) = servers.join_next() => ended.map_err(|_| ServerError::Defect)?.map_err(ServerError::from),
+        prepared = preparing => prepared,
+        Some(ended) = servers.join_next() => Err(match ended {
+            Ok(Err(error)) => error.into(),
+            Ok(Ok(())) | Err(_) => ServerError::Defect,
+        }),
     };
     stopping.cancel();
     edge.close();

@@ -4,7 +4,7 @@ use std::{io, io::Write as _, process::ExitCode};
 
 use tonic::Code;
 
-use crate::{client::ClientError, domain::name::FieldError};
+use crate::{client::ClientError, domain::name::FieldError, telemetry};
 
 use super::output::{json::SchemaError, text::clean_lines};
 
@@ -123,7 +123,7 @@ impl Failure {
         let causes = std::iter::successors(std::error::Error::source(self), |error| error.source());
         let text = causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"));
         // Where nobody reads that, there is nobody to tell it to.
-        let _ = writeln!(io::stderr(), "linkis-rm: {}", clean_lines(&text));
+        let _ = writeln!(io::stderr(), "linkis-rm: {}", clean_lines(&telemetry::without_passwords(&text)));
     }
 }
 

@@ -8,6 +8,7 @@ use tonic::Code;
 use crate::{
     client::{ClientError, check_health},
     config::parse_duration,
+    telemetry,
 };
 
 use super::{output::text::clean_lines, service::Service};
@@ -42,7 +43,7 @@ impl Health {
         let told = match asked {
             Ok(told) => told,
             Err(error) => {
-                eprintln!("linkis-rm: {error}");
+                eprintln!("linkis-rm: {}", telemetry::without_passwords(&error.to_string()));
                 return ExitCode::FAILURE;
             }
         };
@@ -54,7 +55,10 @@ impl Health {
                 Some(problem) => {
                     all_serve = false;
                     // Another program's words may be in it.
-                    eprintln!("linkis-rm: {}", clean_lines(&format!("{address} {problem}")));
+                    eprintln!(
+                        "linkis-rm: {}",
+                        clean_lines(&telemetry::without_passwords(&format!("{address} {problem}")))
+                    );
                 }
             }
         }

@@ -61,6 +61,7 @@ impl Migrate {
             }
             let made = schema::migrate(&mut opened.connection).await?;
             history_part::make_first(&mut opened.connection).await?;
+            opened.describe().await?;
             Ok(made)
         };
         let made = progress::shown("bringing the schema up to date", migrated)

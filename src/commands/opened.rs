@@ -1,8 +1,10 @@
 //! The database of a command that asks it straight.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use sqlx::{Connection as _, PgConnection};
+
+use super::output::text::clean_lines;
 
 use crate::{
     config::{Database, DatabaseArguments},
@@ -10,7 +12,7 @@ use crate::{
         Opening, StoreError,
         embedded::{self, Embedded, EmbeddedError},
         primary::Primary,
-        session,
+        server_instance, session,
         target::Target,
     },
 };
@@ -22,6 +24,22 @@ pub(super) struct Opened {
     pub target: Target,
     /// The private PostgreSQL, if no service runs it.
     private: Option<Embedded>,
+    place: Place,
+}
+
+/// The database, for display.
+enum Place {
+    Folder(PathBuf),
+    Server(Target),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Folder(folder) => write!(f, "the private one in {}", folder.display()),
+            Self::Server(target) => target.fmt(f),
+        }
+    }
 }
 
 /// Why there is none.
@@ -29,6 +47,8 @@ pub(super) struct Opened {
 pub(super) enum OpenError {
     #[error("{0}")]
     Usage(String),
+    #[error("no database at {}; name the service's by --data-dir or DATABASE_URL", .0.display())]
+    NoDatabase(PathBuf),
     #[error("the database cannot be used; check DATABASE_URL")]
     Store(#[from] StoreError),
     #[error("the private PostgreSQL cannot be used")]
@@ -37,12 +57,33 @@ pub(super) enum OpenError {
 
 impl Opened {
     pub async fn new(arguments: &DatabaseArguments) -> Result<Self, OpenError> {
-        let (target, private) = match arguments.choose().map_err(OpenError::Usage)? {
-            Database::External(target) => (target, None),
-            Database::Embedded(data_dir) => private(data_dir).await?,
+        let (target, private, place) = match arguments.choose().map_err(OpenError::Usage)? {
+            Database::External(target) => (target.clone(), None, Place::Server(target)),
+            Database::Embedded(data_dir) => {
+                let folder = data_dir.map_or_else(embedded::default_data_dir, Ok)?;
+                let (target, private) = private(folder.clone()).await?;
+                (target, private, Place::Folder(folder))
+            }
         };
-        let (connection, _) = Primary::watch(target.clone()).connect_with(session::unbounded).await?;
-        Ok(Self { connection, target, private })
+        let (connection, _) = Primary::watch(target.clone()).connect_with(session::UNBOUNDED).await?;
+        Ok(Self { connection, target, private, place })
+    }
+
+    /// Says on standard error which database was used, and how many instances serve from it: a command on another one than the
+    /// service's has no effect there.
+    pub async fn describe(&mut self) -> Result<(), StoreError> {
+        let serving = match self.private {
+            // This process owns it now.
+            Some(_) => 0,
+            None => server_instance::list(&mut self.connection).await?.len(),
+        };
+        let serving = match serving {
+            0 => "no instance serves from it".to_owned(),
+            1 => "1 instance serves from it".to_owned(),
+            serving => format!("{serving} instances serve from it"),
+        };
+        eprintln!("database: {}; {serving}", clean_lines(&self.place.to_string()));
+        Ok(())
     }
 
     /// Has `connection` lead to where the tables are: a cell's are written on the worker that has it.
@@ -63,12 +104,14 @@ impl Opened {
     }
 }
 
-/// The private PostgreSQL: that of the service that runs, or else one for as long as this takes.
-async fn private(data_dir: Option<PathBuf>) -> Result<(Target, Option<Embedded>), EmbeddedError> {
-    let data_dir = data_dir.map_or_else(embedded::default_data_dir, Ok)?;
+/// The private PostgreSQL: that of the service that runs, or else one for as long as this takes. It never makes a database.
+async fn private(data_dir: PathBuf) -> Result<(Target, Option<Embedded>), OpenError> {
+    if !embedded::has_database(&data_dir) {
+        return Err(OpenError::NoDatabase(data_dir));
+    }
     match Embedded::start(embedded::Settings { data_dir: data_dir.clone(), server_options: vec![] }).await {
         Ok(private) => Ok((private.connect_options().into(), Some(private))),
         Err(error @ EmbeddedError::InUse { .. }) => Ok((embedded::running(&data_dir).ok_or(error)?.into(), None)),
-        Err(error) => Err(error),
+        Err(error) => Err(error.into()),
     }
 }

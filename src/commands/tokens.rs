@@ -169,6 +169,7 @@ impl Tokens {
                     return Err(Failure::TooMany);
                 }
                 transaction.commit().await?;
+                database.describe().await?;
                 database.close().await;
                 eprintln!("token {} of {}; it is shown this once:", new.id, new.name);
                 write(&format!("{}\n", token.expose_secret()))
@@ -178,6 +179,7 @@ impl Tokens {
             Self::List(list) => {
                 let mut database = open(&list.database).await?;
                 let tokens = table::list(&mut database.connection).await?;
+                database.describe().await?;
                 database.close().await;
                 listed::print(&tokens, &mut list.output.printer())?;
                 Ok((String::new(), ExitCode::SUCCESS))
@@ -193,6 +195,7 @@ impl Tokens {
                 let mut transaction = database.connection.begin().await?;
                 let revoked = table::revoke(&mut transaction, &which, &by).await?;
                 transaction.commit().await?;
+                database.describe().await?;
                 database.close().await;
                 let text: String = revoked.iter().map(|id| format!("revoked {id}\n")).collect();
                 if revoked.is_empty() {

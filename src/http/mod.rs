@@ -47,7 +47,7 @@ const BUFFER_MAX: usize = 64 * 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Whether calls may be sent to an instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// Not yet: it is being put together.
     Starting,
@@ -73,7 +73,7 @@ pub fn serve(
             .route(
                 "/readyz",
                 get(move |RawQuery(query): RawQuery| async move {
-                    ready(*readiness.borrow(), is_verbose(query.as_deref()))
+                    ready(&readiness.borrow(), is_verbose(query.as_deref()))
                 }),
             )
             .route("/metrics", get(move || async move { scrape(&metrics) }))
@@ -146,7 +146,7 @@ fn alive(is_verbose: bool) -> &'static str {
     if is_verbose { "[+]process ok\nalive\n" } else { "alive\n" }
 }
 
-fn ready(readiness: Readiness, is_verbose: bool) -> (StatusCode, String) {
+fn ready(readiness: &Readiness, is_verbose: bool) -> (StatusCode, String) {
     let (code, answer) = match readiness {
         Readiness::Ready => (StatusCode::OK, "ready".to_owned()),
         Readiness::Starting => (StatusCode::SERVICE_UNAVAILABLE, "not ready: starting".to_owned()),

@@ -57,8 +57,9 @@ pub(super) async fn watch_health(health: Health, store: Store, stopping: Cancell
 
 impl Health {
     pub async fn publish(&self, readiness: Readiness) {
+        let is_ready = readiness == Readiness::Ready;
         let _ = self.readiness.send_replace(readiness);
-        if readiness == Readiness::Ready {
+        if is_ready {
             self.grpc.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
             self.grpc.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
             self.grpc.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;

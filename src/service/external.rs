@@ -202,7 +202,7 @@ impl ExternalResourceService {
         deadline: Instant,
     ) -> Result<Shown, Error> {
         let _turn = self.turn(deadline).await?;
-        let mut session = self.store.session();
+        let mut session = self.store.operator_session();
         let (mut transaction, records) = begin(&mut session).await?;
         let cluster = self.check(&put, &records, expected)?;
         let (Put { provider, .. }, etag, config) = (put, Uuid::new_v4(), cluster.stored());
@@ -265,7 +265,7 @@ impl ExternalResourceService {
         deadline: Instant,
     ) -> Result<(), Error> {
         let _turn = self.turn(deadline).await?;
-        let mut session = self.store.session();
+        let mut session = self.store.operator_session();
         let (mut transaction, records) = begin(&mut session).await?;
         let before = records.iter().find(|record| is(record, resource_type, name));
         let before = before.ok_or_else(|| no_such_provider(resource_type, name))?;

@@ -86,7 +86,7 @@ impl HoldService {
     /// [`Error::CommitUnknown`].
     pub async fn hold(&self, by: &Actor, new: &NewHold, deadline: Instant) -> Result<Hold, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
-        let mut session = self.store.session();
+        let mut session = self.store.operator_session();
         let mut patience = session::HURRY;
         loop {
             let prepared = async { prepare(session.get().await?, patience, by, new).await };
@@ -114,7 +114,7 @@ impl HoldService {
     /// # Errors
     /// Those of the database.
     pub async fn release(&self, by: &Actor, key: &LockKey) -> Result<bool, Error> {
-        let mut session = self.store.session();
+        let mut session = self.store.operator_session();
         let was_over = answered(resource_hold::end_over(session.get().await?, key)).await?;
         Ok(!was_over && answered(resource_hold::release(session.get().await?, key, by)).await?)
     }

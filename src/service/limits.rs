@@ -192,7 +192,7 @@ impl LimitService {
     /// Changes rules, and has counted what there is to count then.
     async fn change(&self, by: &Actor, deadline: Instant, change: &Change) -> Result<Made, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
-        let made = patiently(&mut self.store.session(), deadline, change, by).await;
+        let made = patiently(&mut self.store.operator_session(), deadline, change, by).await;
         self.counting.notify_one();
         made
     }
@@ -223,7 +223,7 @@ impl LimitService {
             let sets = answered(label_set::read(&self.store.pool().await?)).await?;
             let of_keys: Vec<&LabelSet> = sets.iter().filter(|set| set.counting.keys == keys).collect();
             match of_keys.iter().find(|set| set.is_counted) {
-                Some(set) => return self.over(&mut self.store.session(), set.id).await.map(Set::InForce),
+                Some(set) => return self.over(&mut self.store.operator_session(), set.id).await.map(Set::InForce),
                 // Somebody has deleted it again.
                 None if of_keys.is_empty() => return Ok(Set::Counting),
                 None if Instant::now() + POLL + MARGIN > deadline => return Ok(Set::Counting),

@@ -101,7 +101,7 @@ pub struct Overviews {
 impl Overviews {
     /// Of EMs that are silent after `silent_after`, and of scopes as they are listed there.
     pub fn new(store: Store, silent_after: Duration, scopes: FullestScopes, metrics: Metrics, tasks: &Tasks) -> Self {
-        let (shared, session) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
+        let (shared, session) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.lent_session())));
         let (watchers, tasks) = (FairShare::of(WATCHERS_MAX), tasks.clone());
         Self { store, silent_after, scopes, metrics, tasks, shared, session, last: Arc::default(), watchers }
     }
@@ -131,6 +131,8 @@ impl Overviews {
         if looked.is_err() {
             session.reset();
         }
+        session.give_back().await;
+        drop(session);
         let overview = looked?;
         self.metrics.overviews.taken.inc();
         let before = self.last.load_full();

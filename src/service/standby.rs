@@ -20,7 +20,7 @@ use crate::{
     files::LOOK_INTERVAL,
     metrics::Metrics,
     store::{
-        Store, StoreError, server_instance,
+        Store, StoreError, Work, server_instance,
         session::{Session, answered_soon},
         standby::{CONNECTIONS_MAX, Host, Looking},
         target::Target,
@@ -202,7 +202,7 @@ pub struct Watching {
 impl Watching {
     /// Looks until the server stops.
     pub async fn run(mut self, stopping: CancellationToken) {
-        let mut session = self.store.background_session();
+        let mut session = self.store.background_session(Work::Short);
         let watched = async {
             let (mut was_well, mut file_read) = (false, Instant::now());
             loop {
@@ -210,6 +210,7 @@ impl Watching {
                     // Whoever looks for the primary tells of it.
                     session.reset();
                 }
+                session.give_back().await;
                 sleep(PAUSE).await;
                 let looked = self.look().await;
                 if was_well && let Err(error) = &looked {

@@ -12,12 +12,12 @@ use std::{
     },
 };
 
-use sqlx::{AssertSqlSafe, PgConnection, postgres::PgConnectOptions};
+use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{
     StoreError,
     primary::Primary,
-    session::{answered, answered_soon},
+    session::{Settings, answered, answered_soon},
     url::Hosts,
 };
 
@@ -88,19 +88,19 @@ pub(super) enum Tables {
 }
 
 impl Tables {
-    /// Adds what lets a connection find them.
-    pub(super) fn seen_by(&self, options: PgConnectOptions) -> PgConnectOptions {
+    /// Adds the settings by which a session finds them.
+    pub(super) fn seen_by(&self, settings: Settings) -> Settings {
         match self {
-            Self::All => options,
+            Self::All => settings,
             // A bound set for a transaction also holds on the workers; and Citus plans nothing without its parameters.
-            Self::Distributed(cell) => options.options([
+            Self::Distributed(cell) => settings.with([
                 ("search_path", cell.0.as_ref()),
                 ("citus.propagate_set_commands", "local"),
                 ("plan_cache_mode", "auto"),
             ]),
             // Nothing else: without the views, the same names would be Citus's way through the coordinator.
             Self::Local(cell) => {
-                options.options([("search_path", format!("{cell}_local")), ("linkis_rm.cell", cell.to_string())])
+                settings.with([("search_path", format!("{cell}_local").as_str()), ("linkis_rm.cell", cell.0.as_ref())])
             }
         }
     }

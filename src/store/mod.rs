@@ -19,6 +19,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::{PgConnection, migrate::MigrateError, postgres::PgPool};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::files::LOOK_INTERVAL;
@@ -69,7 +70,8 @@ pub mod waiting;
 mod rows;
 
 use operators::Operators;
-use primary::{Missing, Primary};
+use primary::{Lender, Missing, Primary, Seat};
+use session::{Session, Source};
 use target::Target;
 use url::Hosts;
 
@@ -84,10 +86,42 @@ pub struct Store {
     schema: Primary,
     primary: Primary,
     operators: Operators,
+    turns: Turns,
 }
 
-/// A database that was found, and may have to be waited for until one of its hosts takes writes.
-#[derive(Debug)]
+/// The kind of background work, of which one step of each runs at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Steps of milliseconds on which an instance depends: deadlines, leases, signs of life.
+    Vital,
+    /// Other steps of less than seconds.
+    Short,
+    /// Steps of up to minutes.
+    Long,
+    /// Snapshots of external clusters.
+    Refresh,
+}
+
+/// Permits of sessions that have a connection lent.
+#[derive(Clone, Debug)]
+struct Turns {
+    lanes: Arc<Semaphore>,
+    vital: Arc<Semaphore>,
+    short: Arc<Semaphore>,
+    long: Arc<Semaphore>,
+    refresh: Arc<Semaphore>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        let turns = |most| Arc::new(Semaphore::new(most));
+        let lanes = turns(primary::LANES_MAX as usize);
+        Self { lanes, vital: turns(1), short: turns(1), long: turns(1), refresh: turns(1) }
+    }
+}
+
+/// A database that may have to be waited for until one of its hosts takes writes.
+#[derive(Clone, Debug)]
 pub struct Opening {
     target: Target,
     schema: Primary,
@@ -95,10 +129,10 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Finds the database at `target`; if all of its hosts that answer are in recovery, or set to take no writes, says so.
+    /// Looks for the database at `target`; says why if none of its hosts takes writes yet.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`]; [`StoreError::NoCell`].
+    /// [`StoreError::Unreachable`] if waiting for one is of no use; [`StoreError::NoCell`].
     pub async fn find(target: Target) -> Result<(Self, Result<(), Missing>), StoreError> {
         if target.is_unverified() {
             tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
@@ -126,21 +160,42 @@ impl Opening {
         self.primary.awaited().await;
     }
 
+    /// Whether one takes writes, as of the last look; why not.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPrimary`]; [`StoreError::Unreachable`] if waiting for one is of no use.
+    pub fn standing(&self) -> Result<(), StoreError> {
+        match self.primary.standing() {
+            Ok(_) => Ok(()),
+            // The coordinator of a cell names the hosts.
+            Err(_) => Err(self
+                .schema
+                .hopeless()
+                .or_else(|| self.primary.hopeless())
+                .unwrap_or_else(|| self.primary.missing())),
+        }
+    }
+
+    /// The error of a call that finds no host now.
+    pub fn missing(&self) -> StoreError {
+        self.primary.missing()
+    }
+
     /// A connection for work that may take its time, and that changes no table.
     ///
     /// # Errors
     /// Those of the database.
     pub async fn connect(&self) -> Result<PgConnection, StoreError> {
-        Ok(self.primary.connect_with(session::unbounded).await?.0)
+        Ok(self.primary.connect_with(session::UNBOUNDED).await?.0)
     }
 
     /// Brings its schema up to date, if it `migrates`, with room for a history that reaches back so far; otherwise the schema has to be.
     ///
     /// # Errors
     /// [`StoreError::SchemaTooOld`]; [`StoreError::Denied`] if the role may do too little; those of the database.
-    pub async fn prepare(self, history: Duration, migrates: bool) -> Result<Store, StoreError> {
-        let Self { target, schema, primary } = self;
-        let (mut connection, _) = schema.connect_with(session::unbounded).await?;
+    pub async fn prepare(&self, history: Duration, migrates: bool) -> Result<Store, StoreError> {
+        let Self { target, schema, primary } = self.clone();
+        let (mut connection, _) = schema.connect_with(session::UNBOUNDED).await?;
         let prepared = async {
             match migrates {
                 true => drop(schema::migrate(&mut connection).await?),
@@ -154,12 +209,12 @@ impl Opening {
         prepared.await.map_err(StoreError::or_denied)?;
         // A cell's tables are locked and written on the worker that has it.
         if let Some(cell) = target.cell() {
-            (connection, _) = primary.connect_with(session::unbounded).await?;
+            (connection, _) = primary.connect_with(session::UNBOUNDED).await?;
             citus::make_usable(&mut connection, &cell).await.map_err(StoreError::or_denied)?;
         }
         schema::keep_earlier_out(&mut connection).await.map_err(StoreError::or_denied)?;
         let operators = Operators::new(primary.clone());
-        Ok(Store { target, schema, primary, operators })
+        Ok(Store { target, schema, primary, operators, turns: Turns::default() })
     }
 }
 
@@ -190,19 +245,49 @@ impl Store {
         &self.operators
     }
 
-    /// A connection of its own for one task.
-    pub fn session(&self) -> session::Session {
-        session::Session::new(self.primary.clone())
+    /// A connection of its own for a committer.
+    pub fn committer_session(&self) -> Session {
+        self.of(Source::Own(Seat::Committer))
     }
 
-    /// The same, for a task that nobody waits for.
-    pub fn background_session(&self) -> session::Session {
-        self.session().in_background()
+    /// A connection of its own for one of the tasks that keep one.
+    pub fn session(&self) -> Session {
+        self.of(Source::Own(Seat::Other))
+    }
+
+    /// A connection for operations that wait for a contended key, lent for as long as they do.
+    pub fn lane_session(&self) -> Session {
+        self.of(Source::Lent(Lender::Lanes, self.turns.lanes.clone(), None))
+    }
+
+    /// A connection for background work, lent for a step.
+    pub fn background_session(&self, work: Work) -> Session {
+        let turns = match work {
+            Work::Vital => &self.turns.vital,
+            Work::Short => &self.turns.short,
+            Work::Long => &self.turns.long,
+            Work::Refresh => &self.turns.refresh,
+        };
+        self.of(Source::Lent(Lender::Pool, turns.clone(), None))
+    }
+
+    /// A connection for one task, lent while it reads.
+    pub fn lent_session(&self) -> Session {
+        self.of(Source::Lent(Lender::Pool, Arc::new(Semaphore::new(1)), None))
+    }
+
+    /// A connection for one operator's call that changes something, or reads everything.
+    pub fn operator_session(&self) -> Session {
+        self.of(Source::Lent(Lender::Operators, self.operators.connections(), Some(operators::WAIT_MAX)))
+    }
+
+    fn of(&self, source: Source) -> Session {
+        Session::new(self.primary.clone(), source)
     }
 
     /// A connection for what changes the schema, through the coordinator of a cell; `None` where any will do.
-    pub fn schema_session(&self) -> Option<session::Session> {
-        self.target.cell().map(|_| session::Session::new(self.schema.clone()))
+    pub fn schema_session(&self) -> Option<Session> {
+        self.target.cell().map(|_| Session::new(self.schema.clone(), Source::Extra))
     }
 
     /// Takes up what its file says when that changes, until the server stops: connections that are made from then on show it. What is no
@@ -259,6 +344,21 @@ pub enum StoreError {
         /// How each was last seen.
         hosts: String,
     },
+    /// A session is not what the service needs: its bounds are not in force, or it is not its own.
+    #[error(
+        "a connection to the database is no session of its own ({why}); name PostgreSQL itself, or a pooler that pools sessions \
+         (PgBouncer: pool_mode = session)"
+    )]
+    Unfit {
+        /// How that shows.
+        why: String,
+    },
+    /// The database cannot hold every name.
+    #[error("the database has encoding {encoding}: UTF8 is needed; make another with ENCODING 'UTF8'")]
+    Encoding {
+        /// Its encoding, as PostgreSQL names it.
+        encoding: String,
+    },
     /// There is no such cell.
     #[error("there is no cell {cell}: {why}")]
     NoCell {
@@ -270,6 +370,15 @@ pub enum StoreError {
     /// The schema could not be brought up to date.
     #[error("the database's schema could not be brought up to date")]
     Migration(#[source] MigrateError),
+    /// The tables are of a state that the migrations do not lead on from.
+    #[error(
+        "the database holds tables of an earlier state of linkis-rm ({what}), which cannot be taken over; name an empty database, register \
+         the EMs there, and adopt running engines by AdoptTicket (docs/UPGRADING.md)"
+    )]
+    EarlierState {
+        /// How that shows.
+        what: String,
+    },
     /// The schema is not up to date, and is to be left as it is.
     #[error(
         "the database's schema is older than this release ({missing} migrations are missing), and --no-migrate leaves it as it is; type \
@@ -333,7 +442,7 @@ impl StoreError {
     /// Whether the database is away: trying again later may help, and nothing else is wrong.
     pub fn is_unavailable(&self) -> bool {
         match self {
-            Self::NoPrimary { .. } => true,
+            Self::NoPrimary { .. } | Self::Unfit { .. } | Self::Encoding { .. } => true,
             Self::Database(error) => match error {
                 sqlx::Error::Io(_)
                 | sqlx::Error::PoolTimedOut
@@ -352,6 +461,31 @@ impl StoreError {
                 }
             },
             _ => false,
+        }
+    }
+
+    /// Whether waiting is of no use. The role is not let in (28), the database is not there (3D000), the certificates do not fit, or the
+    /// database does not suit the service.
+    pub fn is_hopeless(&self) -> bool {
+        match self {
+            Self::Unfit { .. } | Self::Encoding { .. } | Self::Unreachable { .. } => true,
+            Self::Database(sqlx::Error::Tls(_) | sqlx::Error::Configuration(_)) => true,
+            _ => self.code().is_some_and(|code| code.starts_with("28") || code == "3D000"),
+        }
+    }
+
+    /// Whether the database is away, and may come back.
+    pub fn may_be_waited_for(&self) -> bool {
+        self.is_unavailable() && !self.is_hopeless()
+    }
+
+    /// The reason that a caller gets while the database is away.
+    pub fn missing(&self) -> Missing {
+        match self {
+            Self::NoPrimary { why, .. } => why.clone(),
+            Self::Unfit { .. } | Self::Encoding { .. } => Missing::Unfit(self.to_string().into()),
+            Self::Database(error) if self.is_crowded() => primary::full(&crate::telemetry::terse(error)),
+            _ => Missing::Away,
         }
     }
 
@@ -377,7 +511,12 @@ impl StoreError {
 
     /// Whether the database has no room for a connection more (53300).
     pub fn is_crowded(&self) -> bool {
-        self.code().is_some_and(|code| code == "53300")
+        matches!(self, Self::Database(error) if Self::is_full(error))
+    }
+
+    /// Whether an error of the database says so.
+    fn is_full(error: &sqlx::Error) -> bool {
+        error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("53300"))
     }
 
     /// Whether a table is there already (42P07), or just being made by somebody else (23505), also under another name (42P17).

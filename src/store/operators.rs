@@ -31,7 +31,7 @@ const REST_MAX: Duration = Duration::from_millis(300);
 const WAITING_MAX: usize = 32;
 
 /// For how long they do, and then for their turn to read.
-const WAIT_MAX: Duration = Duration::from_secs(2);
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// The connections, and who may wait for them; clones share them.
 #[derive(Clone, Debug)]
@@ -72,6 +72,11 @@ impl Operators {
             connections: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)),
             reading: Arc::new(Semaphore::new(READING_MAX)),
         }
+    }
+
+    /// The permits of the connections.
+    pub(super) fn connections(&self) -> Arc<Semaphore> {
+        self.connections.clone()
     }
 
     /// Lets a call in that has a connection of its own; it counts as one that waits.

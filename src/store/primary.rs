@@ -7,7 +7,8 @@
 //!
 //! Hosts are named by a URL or, where a cell is moved from one to another, by the coordinator of Citus ([`owner`]).
 //!
-//! - `look`: the tasks that look; `known`: what follows from what they see; `owner`: hosts of a cell, by the coordinator.
+//! - `look`: the tasks that look; `known`: what follows from what they see; `owner`: hosts of a cell, by the coordinator;
+//!   `seats`: the connections that an instance needs.
 
 use std::{
     fmt,
@@ -15,24 +16,22 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use sqlx::{
-    ConnectOptions as _, PgConnection,
+    PgConnection,
     postgres::{PgConnectOptions, PgPool, PgPoolOptions},
 };
-use tokio::{
-    sync::{Semaphore, SemaphorePermit, watch},
-    time::timeout,
-};
+use tokio::{sync::watch, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     StoreError,
     citus::{self, Cell, Tables},
     operators,
-    session::{self, CONNECT_TIMEOUT},
+    session::{CONNECT_TIMEOUT, Endpoint, Settings},
     target::{Target, place},
     url::Hosts,
 };
@@ -40,13 +39,29 @@ use super::{
 mod known;
 mod look;
 mod owner;
+mod seats;
 
 pub use known::Missing;
 use known::{Known, Seen, State, choose, missing};
 use look::{check, check_new, look_at_all, takes_writes};
+use seats::Seats;
+pub(super) use seats::{Seat, Taken};
 
-/// How many connections serve what EMs and managers call: short reads by key, and waiting for held keys.
-const POOL_CONNECTIONS_MAX: u32 = 10;
+/// Maximum number of connections for short reads by key, and for steps of background work.
+const POOL_CONNECTIONS_MAX: u32 = 4;
+
+/// Maximum number of connections for operations that wait for contended keys.
+pub const LANES_MAX: u32 = 3;
+
+/// How many connections an instance with one committer needs at most, beside one to each further host of the database.
+pub const CONNECTIONS_MAX: u32 =
+    1 + 1 + seats::OTHERS_MAX + 1 + LANES_MAX + operators::CONNECTIONS_MAX + POOL_CONNECTIONS_MAX;
+
+/// The database has no connection left, as it said itself.
+pub(super) fn full(why: &str) -> Missing {
+    let needed = CONNECTIONS_MAX;
+    Missing::Full(format!("the database has too few connections ({why}): an instance needs up to {needed}").into())
+}
 
 /// A host that takes writes.
 #[derive(Debug)]
@@ -59,9 +74,27 @@ pub struct Found {
     pub pool: PgPool,
     /// For what operators list.
     pub(super) operators: PgPool,
+    /// For operations that wait for contended keys.
+    lanes: PgPool,
+}
+
+/// The pool that lends a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Lender {
+    Pool,
+    Operators,
+    Lanes,
 }
 
 impl Found {
+    fn pools(&self) -> [&PgPool; 3] {
+        [&self.pool, &self.operators, &self.lanes]
+    }
+
+    async fn close(&self) {
+        tokio::join!(self.pool.close(), self.operators.close(), self.lanes.close());
+    }
+
     /// Which of the hosts it is.
     pub(super) fn index(&self) -> usize {
         self.index
@@ -72,7 +105,7 @@ struct Shared {
     target: Target,
     /// What connections are for.
     tables: Tables,
-    hosts: ArcSwap<Hosts>,
+    hosts: ArcSwap<Endpoints>,
     known: watch::Sender<Known>,
     /// The number of the last question.
     asked: watch::Sender<u64>,
@@ -80,8 +113,13 @@ struct Shared {
     generation: AtomicU64,
     /// The same, for those who wait for another.
     moves: watch::Sender<u64>,
-    /// For what nobody waits for: one at a time opens a connection.
-    opening: Semaphore,
+    seats: Seats,
+}
+
+/// How to connect to each host, and how long each may take to let a connection in.
+struct Endpoints {
+    each: Vec<Endpoint>,
+    timeout: Duration,
 }
 
 /// The host that takes writes; clones share what is known of it. While one of them lives, it is looked for.
@@ -129,6 +167,18 @@ impl Primary {
     /// # Errors
     /// [`StoreError::NoPrimary`].
     pub async fn found(&self) -> Result<Arc<Found>, StoreError> {
+        {
+            let known = self.shared.known.borrow();
+            if let Some(why) = known.short.clone().filter(|_| known.found.is_some()) {
+                let hosts = self.shared.target.to_string();
+                return Err(StoreError::NoPrimary { why, hosts });
+            }
+        }
+        self.usable().await
+    }
+
+    /// The host that takes writes now, also while the instance has too few connections.
+    async fn usable(&self) -> Result<Arc<Found>, StoreError> {
         if let Some(found) = self.shared.known.borrow().usable() {
             return Ok(found);
         }
@@ -158,16 +208,12 @@ impl Primary {
     /// # Errors
     /// [`Missing`].
     pub fn standing(&self) -> Result<Arc<Found>, Missing> {
-        let known = self.shared.known.borrow();
-        known.found.clone().ok_or_else(|| missing(&known.states()))
+        self.shared.known.borrow().standing()
     }
 
     /// Waits until that is not as it is now.
     pub fn changed(&self) -> impl Future<Output = ()> + Send + use<> {
-        let stands = |known: &Known| match &known.found {
-            Some(found) => Ok(found.generation),
-            None => Err(missing(&known.states())),
-        };
+        let stands = |known: &Known| known.standing().map(|found| found.generation);
         let mut known = self.shared.known.subscribe();
         let before = stands(&known.borrow());
         async move {
@@ -176,44 +222,48 @@ impl Primary {
         }
     }
 
-    /// The one there is when an instance starts, or whether it is worth waiting for one.
+    /// The one there is when an instance starts, or why there is none yet.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if nobody answers.
+    /// [`StoreError::Unreachable`] if waiting for one is of no use.
     pub async fn at_start(&self) -> Result<Result<Arc<Found>, Missing>, StoreError> {
         if let Ok(found) = self.found().await {
             return Ok(Ok(found));
         }
-        let known = self.shared.known.borrow();
-        let states = known.states();
-        match (known.usable(), missing(&states)) {
-            (Some(found), _) => Ok(Ok(found)),
-            (None, Missing::Away) => {
-                let why = states.into_iter().find_map(|state| match state {
-                    State::Away { error, .. } => Some(error),
-                    _ => None,
-                });
-                let source = why.unwrap_or_else(|| Arc::new(sqlx::Error::PoolTimedOut.into()));
-                Err(StoreError::Unreachable { address: self.shared.target.to_string(), source })
-            }
-            (None, why) => Ok(Err(why)),
+        match self.hopeless() {
+            Some(error) => Err(error),
+            None => Ok(self.standing()),
         }
     }
 
-    /// A connection to it, with what `change` adds, which is known to take writes.
+    /// Why waiting for one is of no use: no host lets this role in, has the database, or suits the service. `None` while one may.
+    pub fn hopeless(&self) -> Option<StoreError> {
+        let states = self.shared.known.borrow().states();
+        let errors: Vec<_> = states.iter().filter_map(State::hopeless).collect();
+        let source = errors.first().filter(|_| errors.len() == states.len())?;
+        Some(StoreError::Unreachable { address: self.shared.target.to_string(), source: (*source).clone() })
+    }
+
+    /// The error of a call that finds no host now.
+    pub fn missing(&self) -> StoreError {
+        self.shared.no_primary()
+    }
+
+    /// A connection to it, with these settings beside those of every session, which is known to take writes.
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`]; those of the database.
-    pub async fn connect_with(
-        &self,
-        change: impl FnOnce(PgConnectOptions) -> PgConnectOptions,
-    ) -> Result<(PgConnection, u64), StoreError> {
+    pub async fn connect_with(&self, settings: &[(&str, &str)]) -> Result<(PgConnection, u64), StoreError> {
         let found = self.found().await?;
+        self.connect_to(&found, settings).await
+    }
+
+    async fn connect_to(&self, found: &Found, settings: &[(&str, &str)]) -> Result<(PgConnection, u64), StoreError> {
         let hosts = self.shared.hosts.load_full();
-        let Some(options) = hosts.options.get(found.index) else { return Err(self.shared.no_primary()) };
-        let options = change(options.clone());
+        let Some(endpoint) = hosts.each.get(found.index) else { return Err(self.shared.no_primary()) };
+        let endpoint = endpoint.with(settings);
         let opened = async {
-            let mut connection = options.connect().await?;
+            let mut connection = endpoint.connect().await?;
             match takes_writes(&mut connection).await? {
                 true => Ok(connection),
                 false => Err(self.shared.no_primary()),
@@ -227,12 +277,6 @@ impl Primary {
                 Err(error)
             }
         }
-    }
-
-    /// The turn of something that nobody waits for to open a connection. Where another host takes the writes, there are dozens, and those
-    /// who serve callers have theirs first.
-    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        timeout(CONNECT_TIMEOUT, self.shared.opening.acquire()).await.ok()?.ok()
     }
 
     /// The number of the host that is used: whoever has a connection of another gives it up.
@@ -255,15 +299,17 @@ impl Primary {
         self.shared.ask();
     }
 
-    /// One connection that is kept for listening, opened when it is first needed.
+    /// One connection that is kept for listening, opened when it is first needed; it counts as taken as long as the second value lives.
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`].
-    pub async fn listening(&self) -> Result<PgPool, StoreError> {
+    pub async fn listening(&self) -> Result<(PgPool, Taken), StoreError> {
         let found = self.found().await?;
+        let _ = self.reserved(Seat::Listener).await;
+        let taken = self.take(Seat::Listener);
         let hosts = self.shared.hosts.load();
-        let options = hosts.options.get(found.index).ok_or_else(|| self.shared.no_primary())?;
-        Ok(self.shared.pool_options(1).connect_lazy_with(options.clone()))
+        let endpoint = hosts.each.get(found.index).ok_or_else(|| self.shared.no_primary())?;
+        Ok((self.shared.pool_options(1, endpoint).connect_lazy_with(endpoint.options.clone()), taken))
     }
 
     /// Takes other hosts, or another password for the same.
@@ -276,7 +322,7 @@ impl Primary {
         self._looking.abort();
         let last = self.shared.known.borrow().last.clone();
         if let Some(last) = last {
-            tokio::join!(last.pool.close(), last.operators.close());
+            last.close().await;
         }
     }
 }
@@ -285,11 +331,11 @@ impl Shared {
     fn new(hosts: &Hosts, target: Target, tables: Tables) -> Arc<Self> {
         let hosts = bounded(hosts, &tables);
         Arc::new(Self {
-            known: watch::Sender::new(Known::of(hosts.options.len())),
+            known: watch::Sender::new(Known::of(hosts.each.len())),
             asked: watch::Sender::new(0),
             generation: AtomicU64::new(0),
             moves: watch::Sender::new(0),
-            opening: Semaphore::new(1),
+            seats: Seats::default(),
             hosts: ArcSwap::from_pointee(hosts),
             target,
             tables,
@@ -330,20 +376,20 @@ impl Shared {
 
     fn no_primary(&self) -> StoreError {
         let (states, hosts) = (self.known.borrow().states(), self.hosts.load());
-        let told = |(options, state): (&PgConnectOptions, &State)| {
-            let place = place(options);
+        let told = |(endpoint, state): (&Endpoint, &State)| {
+            let place = place(&endpoint.options);
             match state {
                 State::Unseen => format!("{place} has not been looked at"),
                 State::Writable(_) => format!("{place} is just being looked at again"),
                 State::InRecovery => format!("{place} is in recovery"),
                 State::ReadOnly => format!("{place} takes no writes"),
                 State::Elsewhere => format!("{place} has the cell no more"),
-                State::NotYet(error) | State::Away { error, .. } => {
+                State::NotYet(error) | State::Unfit(error) | State::Away { error, .. } => {
                     format!("{place}: {}", crate::telemetry::with_causes(&**error))
                 }
             }
         };
-        let hosts: Vec<_> = hosts.options.iter().zip(&states).map(told).collect();
+        let hosts: Vec<_> = hosts.each.iter().zip(&states).map(told).collect();
         StoreError::NoPrimary { why: missing(&states), hosts: hosts.join("; ") }
     }
 
@@ -404,61 +450,68 @@ impl Shared {
         if let Some(left) = known.last.take() {
             let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
             self.moves.send_replace(generation);
-            tokio::spawn(async move { tokio::join!(left.pool.close(), left.operators.close()) });
+            tokio::spawn(async move { left.close().await });
         }
     }
 
     fn used(self: &Arc<Self>, index: usize) -> Option<Arc<Found>> {
         let hosts = self.hosts.load();
-        let options = hosts.options.get(index)?;
-        let pool = |connections| self.pool_options(connections).connect_lazy_with(options.clone());
+        let endpoint = hosts.each.get(index)?;
+        let pool = |most| self.pool_options(most, endpoint).connect_lazy_with(endpoint.options.clone());
         Some(Arc::new(Found {
             index,
-            place: place(options),
+            place: place(&endpoint.options),
             generation: self.generation.load(Ordering::Acquire),
             pool: pool(POOL_CONNECTIONS_MAX),
             operators: pool(operators::CONNECTIONS_MAX),
+            lanes: pool(LANES_MAX),
         }))
     }
 
     /// How pools treat their connections. They have to answer in time when they are taken, and when they are given back: the pool's own
     /// questions would wait on a connection that was lost without a word until the caller's time is over, or for ever.
-    fn pool_options(self: &Arc<Self>, connections_max: u32) -> PgPoolOptions {
+    fn pool_options(self: &Arc<Self>, connections_max: u32, endpoint: &Endpoint) -> PgPoolOptions {
         let (before, after, made) = (Arc::downgrade(self), Arc::downgrade(self), Arc::downgrade(self));
+        let endpoint = endpoint.clone();
         PgPoolOptions::new()
             .max_connections(connections_max)
             .acquire_timeout(CONNECT_TIMEOUT)
+            // A connection that was closed may be another instance's by then.
+            .idle_timeout(None)
+            .max_lifetime(None)
             .test_before_acquire(false)
             .before_acquire(move |connection, _| Box::pin(check(before.clone(), connection)))
             .after_release(move |connection, _| Box::pin(check(after.clone(), connection)))
-            .after_connect(move |connection, _| Box::pin(check_new(made.clone(), connection)))
+            .after_connect(move |connection, _| Box::pin(check_new(made.clone(), endpoint.clone(), connection)))
     }
 
     fn show(self: &Arc<Self>, hosts: Hosts) {
         let before = self.hosts.load_full();
-        let places = |hosts: &Hosts| hosts.options.iter().map(place).collect::<Vec<_>>();
-        let are_others = places(&before) != places(&hosts);
         let hosts = Arc::new(bounded(&hosts, &self.tables));
+        let places = |hosts: &Endpoints| hosts.each.iter().map(|host| place(&host.options)).collect::<Vec<_>>();
+        let are_others = places(&before) != places(&hosts);
         self.hosts.store(hosts.clone());
         if are_others {
             self.known.send_modify(|known| {
                 self.leave(known);
-                *known = Known { round: known.round + 1, ..Known::of(hosts.options.len()) };
+                *known = Known { round: known.round + 1, ..Known::of(hosts.each.len()) };
             });
             return;
         }
         let last = self.known.borrow().last.clone();
-        if let Some((last, options)) = last.and_then(|last| Some((last.clone(), hosts.options.get(last.index)?))) {
-            last.pool.set_connect_options(options.clone());
-            last.operators.set_connect_options(options.clone());
+        if let Some((last, endpoint)) = last.and_then(|last| Some((last.clone(), hosts.each.get(last.index)?))) {
+            last.pools().into_iter().for_each(|pool| pool.set_connect_options(endpoint.options.clone()));
         }
     }
 }
 
-/// With what every connection of the service is bounded by.
-fn bounded(hosts: &Hosts, tables: &Tables) -> Hosts {
-    let options = hosts.options.iter().cloned().map(|options| tables.seen_by(session::bounded(options)));
-    Hosts { options: options.collect(), ..hosts.clone() }
+/// How to connect to each of `hosts`, for `tables`.
+fn bounded(hosts: &Hosts, tables: &Tables) -> Endpoints {
+    let endpoint = |options: &PgConnectOptions| {
+        let settings = tables.seen_by(Settings::bounded(options, &hosts.settings));
+        Endpoint::new(options.clone(), settings)
+    };
+    Endpoints { each: hosts.options.iter().map(endpoint).collect(), timeout: hosts.timeout }
 }
 
 /// What a look has changed.

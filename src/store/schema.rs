@@ -35,8 +35,11 @@ impl Side {
         Self { migrator, remembered_in }
     }
 
-    /// Its migrations that were not made, or otherwise than they are now.
-    async fn missing(&self, connection: &mut PgConnection) -> Result<Vec<&Migration>, StoreError> {
+    /// Its migrations that were not made, and the number of those that were.
+    ///
+    /// # Errors
+    /// [`StoreError::EarlierState`] if one was made otherwise than it is now; those of the database.
+    async fn missing(&self, connection: &mut PgConnection) -> Result<(Vec<&Migration>, usize), StoreError> {
         let is_there: bool = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
             .bind(self.remembered_in)
             .fetch_one(&mut *connection)
@@ -49,33 +52,60 @@ impl Side {
             }
             false => HashMap::new(),
         };
-        let is_missing = |version, checksum: &[u8]| made.get(&version).is_none_or(|made| made != checksum);
-        Ok(self.migrator.iter().filter(|migration| is_missing(migration.version, &migration.checksum)).collect())
+        let is_other = |migration: &&Migration| {
+            made.get(&migration.version).is_some_and(|made| made.as_slice() != &*migration.checksum)
+        };
+        if let Some(other) = self.migrator.iter().find(is_other) {
+            let what = format!("migration {} of {} was another", other.version, self.remembered_in);
+            return Err(StoreError::EarlierState { what });
+        }
+        let missing = self.migrator.iter().filter(|migration| !made.contains_key(&migration.version)).collect();
+        Ok((missing, made.len()))
     }
 }
 
 /// How many migrations of this release were not made.
 ///
 /// # Errors
-/// Those of the database.
+/// [`StoreError::EarlierState`]; those of the database.
 pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError> {
-    let mut missing = 0;
+    // First: a table is made with what remembers it.
+    let table = any_table(&mut *connection).await?;
+    let (mut missing, mut made) = (0, 0);
     for side in sides() {
-        missing += side.missing(&mut *connection).await?.len();
+        let (of_side, made_of_side) = side.missing(&mut *connection).await?;
+        (missing, made) = (missing + of_side.len(), made + made_of_side);
     }
-    Ok(missing)
+    match table {
+        Some(table) if made == 0 => Err(StoreError::EarlierState { what: format!("{table}, and no migration of it") }),
+        _ => Ok(missing),
+    }
+}
+
+/// A table of the service, if there is any.
+async fn any_table(connection: &mut PgConnection) -> Result<Option<String>, StoreError> {
+    let table = sqlx::query_scalar(
+        "-- schema::any_table
+        SELECT relname::text FROM pg_catalog.pg_class WHERE relnamespace = to_regnamespace(quote_ident(current_schema()))
+            AND relkind IN ('r', 'p') AND starts_with(relname, 'linkis_') AND NOT starts_with(relname, 'linkis_rm_migration_')
+        ORDER BY relname LIMIT 1",
+    );
+    Ok(table.fetch_optional(connection).await?)
 }
 
 /// Makes what has not been made yet; answers how many migrations there were to make. Several may do so at once, and one that dies leaves
 /// each migration whole or undone. Where nothing is missing, it needs no right to change anything.
 ///
 /// # Errors
-/// Those of the database.
+/// [`StoreError::EarlierState`]; those of the database.
 pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError> {
     let is_distributed = citus::is_distributed(&mut *connection).await?;
+    if missing(&mut *connection).await? == 0 {
+        return Ok(0);
+    }
     let mut missing = 0;
     for side in sides() {
-        let of_side = side.missing(&mut *connection).await?.len();
+        let of_side = side.missing(&mut *connection).await?.0.len();
         if of_side > 0 {
             match is_distributed {
                 true => one_by_one(&side, &mut *connection).await?,
@@ -95,7 +125,7 @@ async fn one_by_one(side: &Side, connection: &mut PgConnection) -> Result<(), St
         connection.ensure_migrations_table(side.remembered_in).await.map_err(StoreError::Migration)?;
         let mut tries = 0;
         // Somebody else may have been faster.
-        for migration in side.missing(&mut *connection).await? {
+        for migration in side.missing(&mut *connection).await?.0 {
             while let Err(error) = make(migration, side.remembered_in, &mut *connection).await {
                 tries += 1;
                 again_if_in_the_way(error, tries)?;

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::{
     StoreError, server_instance,
-    session::{self, ALIVE_TIMEOUT},
+    session::{self, ALIVE_TIMEOUT, Endpoint, Settings, unfit},
     target::{Target, place},
 };
 
@@ -69,15 +69,16 @@ impl Looking {
         let hosts = self.target.hosts();
         let index = self.index.checked_rem(hosts.options.len()).unwrap_or_default();
         let options = hosts.options.get(index).cloned().ok_or(sqlx::Error::PoolClosed)?;
-        let options = session::bounded(options);
+        let settings = Settings::bounded(&options, &hosts.settings);
+        let endpoint = Endpoint::new(options, settings);
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => timeout(hosts.timeout, options.connect()).await.map_err(|_| sqlx::Error::PoolTimedOut)??,
+            None => timeout(hosts.timeout, endpoint.connect()).await.map_err(|_| sqlx::Error::PoolTimedOut)??,
         };
         let connection = self.connection.insert(connection);
         let marked = timeout(ALIVE_TIMEOUT, server_instance::marked_on_standby(connection, instance_id)).await;
         let marked = marked.map_err(|_| sqlx::Error::PoolTimedOut)??.ok_or(sqlx::Error::RowNotFound)?;
-        let host = self.host.get_or_insert_with(|| Host { place: place(&options), pool: pool(options) });
+        let host = self.host.get_or_insert_with(|| Host { place: place(&endpoint.options), pool: pool(endpoint) });
         Ok((host.clone(), marked))
     }
 
@@ -95,12 +96,17 @@ impl Looking {
 }
 
 /// Connections have to answer in time when they are taken, and when they are given back, as those to the primary.
-fn pool(options: PgConnectOptions) -> PgPool {
+fn pool(endpoint: Endpoint) -> PgPool {
+    let options = endpoint.options.clone();
     PgPoolOptions::new()
         .max_connections(CONNECTIONS_MAX)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .test_before_acquire(false)
         .before_acquire(|connection, _| Box::pin(async move { session::check(connection).await.map(|()| true) }))
         .after_release(|connection, _| Box::pin(async move { session::check(connection).await.map(|()| true) }))
+        .after_connect(move |connection, _| {
+            let endpoint = endpoint.clone();
+            Box::pin(async move { endpoint.prepare(connection).await.map(drop).map_err(unfit) })
+        })
         .connect_lazy_with(options)
 }

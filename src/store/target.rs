@@ -64,8 +64,8 @@ pub enum UrlError {
     #[error("names {0} hosts; at most {HOSTS_MAX} are tried")]
     TooManyHosts(usize),
     /// Not one of libpq's words.
-    #[error("target_session_attrs={0} is none of any, read-write, read-only, primary, standby and prefer-standby")]
-    SessionAttrs(String),
+    #[error("target_session_attrs is none of any, read-write, read-only, primary, standby and prefer-standby")]
+    SessionAttrs,
     /// A host that is of no use here.
     #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
     NoWriter(SessionAttrs),
@@ -80,8 +80,13 @@ pub enum UrlError {
     )]
     CellAtSocket,
     /// Not a number of seconds.
-    #[error("connect_timeout={0} is not a number of seconds")]
-    Timeout(String),
+    #[error("connect_timeout is not a number of seconds")]
+    Timeout,
+    /// A character that ends the user and the password stands in one of them.
+    #[error(
+        "has an @ behind the host, or a user or a password with one of / ? # in it: write @ as %40, / as %2F, ? as %3F and # as %23"
+    )]
+    Unescaped,
 }
 
 impl Target {

@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr as _, time::Duration};
 
 use sqlx::postgres::PgConnectOptions;
 
-use super::{session::CONNECT_TIMEOUT, target::UrlError};
+use super::{
+    session::{CONNECT_TIMEOUT, Settings},
+    target::UrlError,
+};
 
 /// How many hosts a URL may name.
 pub const HOSTS_MAX: usize = 16;
@@ -12,6 +15,24 @@ pub const HOSTS_MAX: usize = 16;
 /// The shortest and the longest time that one host may have to let a connection in. As for libpq, one second is too short.
 const TIMEOUT_MIN: Duration = Duration::from_secs(2);
 const TIMEOUT_MAX: Duration = Duration::from_secs(10);
+
+/// The parameters that sqlx reads, beside those that are read here. It logs the names and values of others, which may be pieces of a
+/// password: others are left out.
+const PARAMETERS: [&str; 13] = [
+    "sslmode",
+    "ssl-mode",
+    "sslrootcert",
+    "ssl-root-cert",
+    "ssl-ca",
+    "sslcert",
+    "ssl-cert",
+    "sslkey",
+    "ssl-key",
+    "statement-cache-capacity",
+    "dbname",
+    "user",
+    "password",
+];
 
 /// Which of several hosts is wanted, as libpq names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +63,7 @@ impl SessionAttrs {
 
     fn parse(text: &str) -> Result<Self, UrlError> {
         let found = Self::ALL.iter().find(|(name, _)| *name == text);
-        found.map(|(_, attrs)| *attrs).ok_or_else(|| UrlError::SessionAttrs(text.to_owned()))
+        found.map(|(_, attrs)| *attrs).ok_or(UrlError::SessionAttrs)
     }
 
     /// Whether a host that takes writes may be wanted by it.
@@ -71,11 +92,18 @@ pub struct Hosts {
     pub timeout: Duration,
     /// Which is wanted.
     pub attrs: SessionAttrs,
+    /// The settings of its sessions.
+    pub settings: Settings,
 }
 
 impl From<PgConnectOptions> for Hosts {
     fn from(options: PgConnectOptions) -> Self {
-        Self { options: vec![options], timeout: CONNECT_TIMEOUT, attrs: SessionAttrs::Any }
+        Self {
+            options: vec![options],
+            timeout: CONNECT_TIMEOUT,
+            attrs: SessionAttrs::Any,
+            settings: Settings::default(),
+        }
     }
 }
 
@@ -87,6 +115,7 @@ struct Parts<'a> {
     ports: Vec<String>,
     timeout: Duration,
     attrs: SessionAttrs,
+    settings: Settings,
     /// The other parameters, as they stand.
     others: Vec<&'a str>,
     /// The parameters that say where, as they stand.
@@ -107,7 +136,7 @@ pub fn parse(url: &str) -> Result<Hosts, UrlError> {
         hosts if hosts > HOSTS_MAX => return Err(UrlError::TooManyHosts(hosts)),
         _ => parts.each()?.iter().map(|url| parse_one(url)).collect::<Result<_, _>>()?,
     };
-    Ok(Hosts { options, timeout: parts.timeout, attrs: parts.attrs })
+    Ok(Hosts { options, timeout: parts.timeout, attrs: parts.attrs, settings: parts.settings })
 }
 
 fn parse_one(url: &str) -> Result<PgConnectOptions, UrlError> {
@@ -116,6 +145,11 @@ fn parse_one(url: &str) -> Result<PgConnectOptions, UrlError> {
 
 impl<'a> Parts<'a> {
     fn of(rest: &'a str) -> Result<Self, UrlError> {
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        // The text before it may be the first part of a password, and the supposed host another part.
+        if rest.get(end..).is_some_and(|rest| rest.contains('@')) {
+            return Err(UrlError::Unescaped);
+        }
         let rest = rest.split('#').next().unwrap_or_default();
         let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -131,6 +165,7 @@ impl<'a> Parts<'a> {
             ports,
             timeout: CONNECT_TIMEOUT,
             attrs: SessionAttrs::Any,
+            settings: Settings::default(),
             others: vec![],
             place: vec![],
             authority,
@@ -139,15 +174,24 @@ impl<'a> Parts<'a> {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let list = || decode(value).map(|list| list.split(',').map(str::to_owned).collect::<Vec<_>>());
-            match key {
+            let key = decode(key)?;
+            // Here, a plus is a space.
+            let text = || decode(&value.replace('+', " "));
+            match key.as_str() {
                 "host" => parts.hosts = list()?,
                 "hostaddr" => addresses = Some(list()?),
                 "port" => parts.ports = list()?,
                 "target_session_attrs" => parts.attrs = SessionAttrs::parse(&decode(value)?)?,
                 "connect_timeout" => parts.timeout = parse_timeout(&decode(value)?)?,
-                _ => parts.others.push(pair),
+                "options" => parts.settings = parts.settings.and(Settings::parse(&text()?)),
+                key if PARAMETERS.contains(&key) => parts.others.push(pair),
+                key => {
+                    if let Some(name) = key.strip_prefix("options[").and_then(|key| key.strip_suffix(']')) {
+                        parts.settings = parts.settings.with([(name, text()?)]);
+                    }
+                }
             }
-            if ["host", "hostaddr", "port"].contains(&key) {
+            if ["host", "hostaddr", "port"].contains(&key.as_str()) {
                 parts.place.push(pair);
             }
         }
@@ -227,7 +271,7 @@ fn split_places(places: &str) -> Result<(Vec<String>, Vec<String>), UrlError> {
 
 /// In seconds; nothing, 0 and less are no bound for libpq, and here the longest there is.
 fn parse_timeout(text: &str) -> Result<Duration, UrlError> {
-    let seconds: i64 = text.trim().parse().map_err(|_| UrlError::Timeout(text.to_owned()))?;
+    let seconds: i64 = text.trim().parse().map_err(|_| UrlError::Timeout)?;
     let timeout = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs);
     Ok(timeout.unwrap_or(TIMEOUT_MAX).clamp(TIMEOUT_MIN, TIMEOUT_MAX))
 }
@@ -309,8 +353,9 @@ mod tests {
             ("postgres://h1,h2,h3/db?port=1,2", "names 3 hosts and 2 ports"),
             ("postgres://h1,h2/db?hostaddr=127.0.0.1", "names 2 hosts and 1 addresses"),
             ("postgres://h1,/db", "without a name"),
-            ("postgres://h1,h2/db?target_session_attrs=master", "target_session_attrs=master"),
-            ("postgres://h1,h2/db?connect_timeout=soon", "connect_timeout=soon"),
+            ("postgres://h1,h2/db?target_session_attrs=master", "target_session_attrs is none of"),
+            ("postgres://h1,h2/db?connect_timeout=soon", "connect_timeout is not a number"),
+            ("postgres://u:a/b@h/db", "an @ behind"),
             ("postgres://h1:x,h2:2/db", "is not a PostgreSQL URL"),
             ("postgres://h1,%zz/db", "is not a PostgreSQL URL"),
             ("mysql://h1,h2/db", "is not a PostgreSQL URL"),
@@ -337,6 +382,65 @@ mod tests {
             use sqlx::ConnectOptions as _;
             let url = options.to_url_lossy();
             assert_eq!(url.password(), Some("a%40b%2Bc%26d%25%3Ae"), "{url}");
+        }
+    }
+
+    #[test]
+    fn url_options_become_settings_of_the_session() {
+        for (query, settings) in [
+            (
+                "options=-c%20search_path%3Da%5C%20b%20-cgeqo=off+--work-mem=1MB",
+                &[("search_path", "a b"), ("geqo", "off"), ("work_mem", "1MB")][..],
+            ),
+            ("options[search_path]=x&options%5Bgeqo%5D=off", &[("search_path", "x"), ("geqo", "off")]),
+            ("options=-c%20Geqo%3Don&options[geqo]=off", &[("geqo", "off")]),
+            ("options=-d%203&schema=public", &[]),
+        ] {
+            let hosts = parse(&format!("postgres://h/db?{query}")).unwrap();
+            assert_eq!(hosts.settings, Settings::default().with(settings.iter().copied()), "{query}");
+            assert!(hosts.options[0].get_options().is_none(), "a connection asks for nothing at its start");
+        }
+    }
+
+    #[test]
+    fn url_error_and_display_show_no_password_piece() {
+        const PIECES: [&str; 3] = ["Kw7x", "Qz9v", "Lm3t"];
+        let marks = [
+            "", ":", "/", "?", "#", "@", "&", "=", ",", "[", "]", "%", "%4", " ", "\\", ";", "+", "\u{e9}", "://",
+            "?host=",
+        ];
+        let templates = [
+            "postgres://u:{}@h/db",
+            "postgres://u:{}@h1,h2/db",
+            "postgres://u:{}@/db?host=/run/x",
+            "postgresql://u:{}@h:1/db?target_session_attrs=any",
+            "postgres://h/db?user=u&password={}",
+            "postgres://h/db?user=u&pasword={}",
+            "postgres://h/db?target_session_attrs={}",
+            "postgres://h/db?connect_timeout={}",
+            "postgres://h/db?sslmode={}",
+            "postgres:/u:{}@h/db",
+            "postgre://u:{}@h/db",
+            "jdbc:postgresql://h/db?user=u&password={}",
+            "host=h user=u password={}",
+            "{}",
+        ];
+        for template in templates {
+            for first in marks {
+                for second in marks {
+                    // Digits first: they could be a port.
+                    for start in ["", "5432"] {
+                        let password = format!("{start}{}{first}{}{second}{}", PIECES[0], PIECES[1], PIECES[2]);
+                        let password = if start.is_empty() { password } else { password.replacen(PIECES[0], "", 1) };
+                        let url = template.replace("{}", &password);
+                        let shown = match super::super::target::Target::parse(&url) {
+                            Ok(target) => format!("{target} {target:?}"),
+                            Err(error) => format!("{error} {error:?}"),
+                        };
+                        assert!(!PIECES.iter().any(|piece| shown.contains(piece)), "{url}: {shown}");
+                    }
+                }
+            }
         }
     }
 }

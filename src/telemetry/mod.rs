@@ -41,37 +41,64 @@ pub fn start(settings: &LogSettings) {
     }
 }
 
-/// An error and what caused it, each once: some libraries repeat the cause in the error.
-pub fn with_causes(error: &(dyn Error + 'static)) -> String {
-    let (mut told, mut last) = (text(error), error);
-    while let Some(cause) = last.source() {
-        // The source of this one is the message of PostgreSQL again.
-        if let Some(sqlx::Error::Database(_)) = last.downcast_ref() {
-            break;
+/// The text of an error alone, and whether it includes its causes. PostgreSQL's text adds the line of its own source, which means nothing to
+/// others.
+fn said(error: &(dyn Error + 'static)) -> (String, bool) {
+    match (error.downcast_ref::<sqlx::Error>(), error.downcast_ref()) {
+        (Some(error), _) => (terse(error), error.as_database_error().is_some()),
+        (None, Some(MigrateError::ExecuteMigration(error, version))) => {
+            (format!("migration {version}: {}", terse(error)), true)
         }
-        let text = text(cause);
-        if !told.ends_with(&text) {
-            told = format!("{told}: {text}");
-        }
-        last = cause;
+        (None, Some(MigrateError::Execute(error))) => (terse(error), true),
+        (None, _) => (error.to_string(), false),
     }
-    told
 }
 
-/// The text of one error. sqlx adds the line of PostgreSQL's own source to a message of PostgreSQL, and this leaves it out.
-fn text(error: &(dyn Error + 'static)) -> String {
-    let of_database = |error: &sqlx::Error| match error {
-        sqlx::Error::Database(error) => format!("error returned from database: {}", error.message()),
-        error => error.to_string(),
-    };
-    if let Some(error) = error.downcast_ref::<sqlx::Error>() {
-        return of_database(error);
-    }
-    match error.downcast_ref::<MigrateError>() {
-        Some(MigrateError::Execute(error)) => format!("while executing migrations: {}", of_database(error)),
-        Some(MigrateError::ExecuteMigration(error, version)) => {
-            format!("while executing migration {version}: {}", of_database(error))
+/// The message of the database, without the line of its own source.
+pub fn terse(error: &sqlx::Error) -> String {
+    error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
+}
+
+/// An error and what caused it, each once: some libraries repeat the cause in the error.
+pub fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let (mut text, mut is_whole) = said(error);
+    let mut cause = error.source();
+    while let Some(error) = cause.filter(|_| !is_whole) {
+        let (words, is_last) = said(error);
+        if !text.ends_with(&words) {
+            text = format!("{text}: {words}");
         }
-        _ => error.to_string(),
+        (cause, is_whole) = (error.source(), is_last);
+    }
+    without_passwords(&text)
+}
+
+/// A text without what stands between the scheme of a URL and its last @ on that line, which may hold a password: in an error, a
+/// mistyped argument is repeated.
+pub fn without_passwords(text: &str) -> String {
+    let without = |line: &str| match (line.find("://"), line.rfind('@')) {
+        (Some(scheme), Some(at)) if scheme < at => {
+            let (before, after) = (line.get(..scheme + 3), line.get(at..));
+            format!("{}…{}", before.unwrap_or_default(), after.unwrap_or_default())
+        }
+        _ => line.to_owned(),
+    };
+    text.split_inclusive('\n').map(without).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_text_with_url_shows_no_password() {
+        for (text, shown) in [
+            ("unexpected argument 'postgres://u:a@b/c?d@h/db' found", "unexpected argument 'postgres://…@h/db' found"),
+            ("\"https://u:x@h\"\nsee https://h/y", "\"https://…@h\"\nsee https://h/y"),
+            ("me@h: http://h/x", "me@h: http://h/x"),
+            ("", ""),
+        ] {
+            assert_eq!(without_passwords(text), shown);
+        }
     }
 }

@@ -3,10 +3,11 @@
 
 use std::{
     fs::{self, Permissions},
+    io::{BufRead as _, BufReader},
     net::TcpListener,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -73,7 +74,7 @@ impl Far {
         let (postgres, port) = Self::listen(&path).await;
         let admin = postgres.connect_options().port(port);
         // Its key has to be its own, and who it runs as is known only now.
-        let (key, data) = (path.join("key"), fs::metadata(path.join("data")).unwrap());
+        let (key, data) = (path.join("key"), fs::metadata(path.join("postgres/data")).unwrap());
         fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
         chown(&key, Some(data.uid()), Some(data.gid())).unwrap();
         let mut connection = admin.connect().await.unwrap();
@@ -100,7 +101,7 @@ impl Far {
                 setting("listen_addresses", "127.0.0.1".to_owned()),
                 setting("hba_file", path.join("hba").to_str().unwrap().to_owned()),
             ];
-            match Embedded::start(Settings { data_dir: path.to_owned(), server_options }).await {
+            match Embedded::start(Settings { data_dir: path.join("postgres"), server_options }).await {
                 Ok(postgres) => return (postgres, port),
                 Err(error) => failures.push(error),
             }
@@ -185,7 +186,7 @@ async fn a_database_is_believed_by_its_certificate_and_believes_that_of_its_clie
         (certified(&wrong_cert, &wrong_key), Some("certificate authentication failed")),
         (far.url("by_certificate", "believed"), Some("client certificate")),
     ] {
-        let connected = Primary::watch(Target::parse(&url).unwrap()).connect_with(|options| options).await;
+        let connected = Primary::watch(Target::parse(&url).unwrap()).connect_with(&[]).await;
         match (connected, why) {
             (Ok(_), None) => {}
             (Err(error), Some(why)) => assert!(told(&error).contains(why), "{url}: {}", told(&error)),
@@ -209,10 +210,21 @@ fn texts(output: &Output) -> (String, String) {
 async fn who_does_not_verify_a_database_elsewhere_is_warned_once() {
     for (mode, warnings) in [("prefer", 1), ("require", 1), ("verify-ca", 1), ("verify-full", 0)] {
         let url = format!("postgres://x:hunter2@db.invalid/x?sslmode={mode}");
-        let (_, log) = texts(&program(&["--listen", "127.0.0.1:0"], &url));
+        let mut command = Command::new(PROGRAM);
+        command.args(["--listen", "127.0.0.1:0"]).env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR");
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        // It waits for a database that does not answer.
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let mut log = String::new();
+        while !log.contains("waiting for it") {
+            log += &lines.next().unwrap_or_else(|| panic!("it ended:\n{log}"));
+            log.push('\n');
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
         let told: Vec<_> = log.lines().filter(|line| line.contains("WARN") && line.contains("verify-full")).collect();
         assert_eq!(told.len(), warnings, "{mode}: {log}");
-        assert!(log.contains("check DATABASE_URL") && !log.contains("hunter2"), "{log}");
+        assert!(log.contains("db.invalid") && !log.contains("hunter2"), "{log}");
     }
 }
 

@@ -320,6 +320,7 @@ async fn unknown_tokens_cost_the_database_nothing() {
     let rm = Instance::start(&behind).await;
     let channel = channel_to(&rm.address).await;
     proxy.close();
+    proxy.cut_all();
     for _ in 0..1000 {
         let status = usage_of(&channel, &unknown).list_ems(proto::ListEmsRequest::default()).await.unwrap_err();
         assert_eq!(status.code(), Code::Unauthenticated);

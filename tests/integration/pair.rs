@@ -45,13 +45,11 @@ impl Pair {
     /// The primary commits only what the standby has, too, if it is `synchronous`.
     pub async fn start(name: &str, synchronous: bool) -> Self {
         let folders = ["a", "b"].map(|which| scratch(&format!("{name}-{which}")));
-        folders.iter().for_each(|folder| {
-            fs::create_dir_all(folder).unwrap();
-            fs::write(folder.join("hba"), ACCESS).unwrap();
-        });
+        folders.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
         let [a, b] = folders;
         let first = Embedded::start(Settings { data_dir: a.clone(), server_options: vec![] }).await.unwrap();
         first.stop().await;
+        [&a, &b].into_iter().for_each(|folder| fs::write(folder.join("hba"), ACCESS).unwrap());
         // A copy of one that stands still.
         let copied = Command::new("cp").arg("-a").arg(a.join("data")).arg(b.join("data")).status().unwrap();
         assert!(copied.success());

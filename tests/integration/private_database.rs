@@ -118,3 +118,97 @@ async fn no_other_account_can_connect() {
     assert_eq!(process.terminate(), Some(0));
     fs::remove_dir_all(data_dir).unwrap();
 }
+
+/// The exit code of the program with these words and no other settings, and what it says.
+async fn ended(words: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(PROGRAM);
+    command.args(words).env_remove("DATABASE_URL").env_remove("LINKIS_RM_DATA_DIR");
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let [out, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output.status.code(), out, error)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_without_database_makes_none() {
+    let data_dir = scratch("no-database");
+    let folder = data_dir.to_str().unwrap();
+    let create = ["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin", "--data-dir", folder];
+    let revoke = ["tokens", "revoke", "--yes", "--name", "a", "--reason", "r", "--data-dir", folder];
+    for words in [&create[..], &["tokens", "list", "--data-dir", folder], &revoke, &["migrate", "--data-dir", folder]] {
+        for is_there in [false, true] {
+            if is_there {
+                fs::create_dir_all(&data_dir).unwrap();
+            }
+            let (code, out, error) = ended(words).await;
+            assert!(code == Some(2) && out.is_empty(), "{words:?}: {code:?} {out} {error}");
+            let wanted = format!("no database at {folder}; name the service's by --data-dir or DATABASE_URL");
+            assert!(error.contains(&wanted), "{words:?}: {error}");
+            assert_eq!(fs::exists(&data_dir).unwrap(), is_there, "{words:?}");
+            if is_there {
+                assert_eq!(fs::read_dir(&data_dir).unwrap().count(), 0, "{words:?}");
+                fs::remove_dir(&data_dir).unwrap();
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_names_its_database_and_the_instances_on_it() {
+    let data_dir = scratch("named-database");
+    let folder = data_dir.to_str().unwrap();
+    let create = |user| ["tokens", "create", "--name", user, "--owner", "o", "--role", "admin", "--data-dir", folder];
+    let process = Process::start(&["--data-dir", folder]);
+    let announced = || async {
+        let (code, out, error) = ended(&create("a")).await;
+        assert!(code == Some(0) && out.starts_with("lrm_") && error.contains(folder), "{code:?} {out} {error}");
+        error.contains("1 instance serves from it")
+    };
+    eventually("the instance is named", Duration::from_secs(20), announced).await;
+    assert_eq!(process.terminate(), Some(0));
+    let (code, out, error) = ended(&create("b")).await;
+    assert!(code == Some(0) && out.starts_with("lrm_"), "{code:?} {out} {error}");
+    assert!(error.contains("no instance serves from it"), "{error}");
+    fs::remove_dir_all(data_dir).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn data_dir_full_of_other_files_is_refused() {
+    let data_dir = scratch("other-files");
+    fs::create_dir_all(data_dir.join("photos")).unwrap();
+    fs::write(data_dir.join("notes.txt"), "mine").unwrap();
+    let folder = data_dir.to_str().unwrap();
+    let (code, _, error) = ended(&["--listen", "127.0.0.1:0", "--data-dir", folder]).await;
+    assert_eq!(code, Some(1), "{error}");
+    assert!(error.contains("notes.txt") && error.contains("--data-dir"), "{error}");
+    let mut left: Vec<_> = fs::read_dir(&data_dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["notes.txt", "photos"], "nothing is made there");
+    // A new file system holds this folder.
+    fs::remove_file(data_dir.join("notes.txt")).unwrap();
+    fs::rename(data_dir.join("photos"), data_dir.join("lost+found")).unwrap();
+    assert_eq!(Process::start(&["--data-dir", folder]).terminate(), Some(0));
+    fs::remove_dir_all(data_dir).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_line_error_shows_no_password() {
+    let url = "postgres://u:Kw7x/Qz9v?Lm3t@h/db";
+    for words in [
+        &[url][..],
+        &["--listen", url],
+        &["--database-url", url],
+        &["--database-url", "postgres://u:Kw7x#Qz9v,Lm3t@h/db"],
+        &["--lock-ttl", url, "--history", url],
+        &["tokens", "list", url],
+        &["tokens", "list", "--database-url", url],
+        &["health", "--address", url],
+        &["ems", "--address", url],
+        &["ems", "--output", url],
+    ] {
+        let (code, out, error) = ended(words).await;
+        assert!(code.is_some_and(|code| code != 0) && !error.is_empty(), "{words:?}: {code:?} {error}");
+        for piece in ["Kw7x", "Qz9v", "Lm3t"] {
+            assert!(!error.contains(piece) && !out.contains(piece), "{words:?}: {error}");
+        }
+    }
+}

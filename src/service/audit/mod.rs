@@ -61,7 +61,7 @@ impl AuditService {
     pub async fn audit(&self) -> Result<AuditReport, Error> {
         let _turns = self.turn().await?;
         // Of its own: if the caller goes, it is closed, and the database stops.
-        let mut session = self.store.session();
+        let mut session = self.store.operator_session();
         let report = answered_within(TIMEOUT, look::snapshot(session.get().await?)).await?.report;
         self.note(&mut session, &report).await;
         Ok(report)
@@ -77,7 +77,7 @@ impl AuditService {
             let read = Box::pin(async { Ok(answered_within(TIMEOUT, look::snapshot(&mut connection)).await?.report) });
             if let Some(mut report) = guard.answered(read).await? {
                 report.at = guard.mark.at;
-                self.note(&mut self.store.session(), &report).await;
+                self.note(&mut self.store.operator_session(), &report).await;
                 return Ok(report);
             }
         }
@@ -110,7 +110,7 @@ impl AuditService {
     /// # Errors
     /// [`Rejection::EmNotRegistered`], [`Rejection::ScopeNotCounted`], if it is for one alone.
     pub async fn repair(&self, by: &Actor, only: Option<&RepairTarget>) -> Result<Repaired, Error> {
-        let mut session = self.store.session();
+        let mut session = self.store.operator_session();
         let repaired = match only {
             // It reads no more than that EM's tickets: many may do that at once.
             Some(RepairTarget::Em(em)) => {

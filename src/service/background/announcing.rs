@@ -9,7 +9,7 @@ use crate::{
     domain::overview::Throughput,
     metrics::Metrics,
     store::{
-        StoreError,
+        StoreError, Work,
         server_instance::{self, ServerInstance, TaskReport},
         session::{Session, answered_soon},
     },
@@ -49,6 +49,7 @@ impl Announcing {
 
 impl Task for Announcing {
     const NAME: &'static str = "announcing";
+    const WORK: Work = Work::Vital;
     const PERIOD: Duration = Duration::from_secs(2);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {

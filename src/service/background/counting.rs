@@ -88,6 +88,7 @@ impl CountLabelSets {
         (to, label_sets): (i64, usize),
     ) -> Result<bool, StoreError> {
         let sizes = answered(user_resource::count_on(session.get().await?, ems, STEP_COUNTED_MAX)).await?;
+        session.give_back().await;
         let mut steps: JoinSet<bool> = JoinSet::new();
         for (em, tickets) in sizes {
             // With room for what is granted meanwhile, so that one step will do.

@@ -27,7 +27,7 @@ use crate::{
     metrics::Metrics,
     service::committer::Committer,
     store::{
-        StoreError,
+        StoreError, Work,
         session::{Session, answered_soon},
         user_resource::{self, Due, DueKey},
     },
@@ -117,6 +117,7 @@ impl Sweep {
 
 impl Task for Sweep {
     const NAME: &'static str = "expiry";
+    const WORK: Work = Work::Vital;
     const PERIOD: Duration = Duration::from_millis(400);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
@@ -133,6 +134,7 @@ impl Task for Sweep {
         let asked = Instant::now();
         let page = answered_soon(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
         self.reading += asked.elapsed();
+        session.give_back().await;
         let mut page = page.inspect_err(|_| (self.after, self.next_whole) = (None, self.begun))?;
         let late = page.first().map_or(Duration::ZERO, |due| due.late);
         if late > RECENT {

@@ -89,6 +89,7 @@ impl Task for Going {
             self.note(ended);
         }
         let going = answered_soon(em_resource::going(session.get().await?, KNOWN_MAX)).await?;
+        session.give_back().await;
         self.left.set(i64::try_from(going.len()).unwrap_or(i64::MAX));
         if going.is_empty() || !self.holder.holds() {
             self.progress = Progress::new();

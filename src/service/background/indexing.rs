@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::store::{StoreError, history_part, session::Session};
+use crate::store::{StoreError, Work, history_part, session::Session};
 
 use super::{Step, Task, lease::Holder};
 
@@ -23,6 +23,7 @@ impl Indexing {
 
 impl Task for Indexing {
     const NAME: &'static str = "history_indexes";
+    const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(60);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::store::{
-    StoreError, lease,
+    StoreError, Work, lease,
     session::{Session, answered_soon},
 };
 
@@ -72,6 +72,7 @@ impl Lease {
 
 impl Task for Lease {
     const NAME: &'static str = "lease";
+    const WORK: Work = Work::Vital;
     const PERIOD: Duration = Duration::from_secs(1);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     metrics::{Metrics, TaskMetrics, Told},
-    store::{Store, StoreError, session::Session},
+    store::{Store, StoreError, Work, session::Session},
 };
 
 use super::tasks::Tasks;
@@ -79,6 +79,9 @@ pub trait Task: Send + 'static {
 
     /// How often to look for something to do.
     const PERIOD: Duration;
+
+    /// How long a step takes.
+    const WORK: Work = Work::Short;
 
     /// Does a part of what there is to do, which is bounded however much that is.
     fn step(&mut self, session: &mut Session) -> impl Future<Output = Result<Step, StoreError>> + Send;
@@ -129,7 +132,7 @@ impl Driver {
     /// Starts a task; whoever knows that there is something to do may wake it by `wake`.
     pub fn start<T: Task>(&self, mut task: T, wake: Arc<Notify>) {
         let (mut session, report, stopping) =
-            (self.store.background_session(), self.metrics.task(T::NAME), self.stopping.clone());
+            (self.store.background_session(T::WORK), self.metrics.task(T::NAME), self.stopping.clone());
         self.running.add(T::NAME, report.clone());
         let metrics = self.metrics.clone();
         self.tasks.spawn(async move {
@@ -161,6 +164,7 @@ async fn drive<T: Task>(
         report.lag(due.elapsed());
         due = match task.step(session).await {
             Ok(step) => {
+                session.give_back().await;
                 failures = 0;
                 report.step();
                 match step {

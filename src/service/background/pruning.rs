@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::store::{
-    StoreError, label_resource,
+    StoreError, Work, label_resource,
     session::{Session, answered},
 };
 
@@ -32,6 +32,7 @@ impl Pruning {
 
 impl Task for Pruning {
     const NAME: &'static str = "pruning";
+    const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_millis(700);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {

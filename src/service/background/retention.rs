@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::store::{
-    StoreError, action_record, history_part, refusal, request_id,
+    StoreError, Work, action_record, history_part, refusal, request_id,
     session::{Session, answered},
     usage_hour,
 };
@@ -33,6 +33,7 @@ impl Retention {
 
 impl Task for Retention {
     const NAME: &'static str = "retention";
+    const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(20);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {

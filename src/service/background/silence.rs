@@ -105,6 +105,7 @@ impl Task for Silence {
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         self.note_ended();
         let silent = poll(session, self.patience.silent_after).await;
+        session.give_back().await;
         let silent = silent.inspect_err(|_| self.watch.clear())?;
         let lost = self.watch.observe(Instant::now(), silent);
         if !self.holder.holds() {

@@ -10,7 +10,7 @@ use crate::{
     domain::usage_sum::{NAMES_MAX, UsageSums},
     service::history::History,
     store::{
-        StoreError, ended_use,
+        StoreError, Work, ended_use,
         session::{Session, answered, clock},
         usage_hour::{self, Progress},
     },
@@ -83,6 +83,7 @@ impl RollUpUsage {
 
 impl Task for RollUpUsage {
     const NAME: &'static str = "usage";
+    const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(5);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {

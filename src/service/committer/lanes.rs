@@ -28,6 +28,7 @@ use crate::{
     service::{admission::StateCache, tasks::Tasks, waiting::WaitingLine},
     store::{
         Store, StoreError,
+        primary::LANES_MAX,
         resource_lock::{self, Obstacle},
         session::answered,
     },
@@ -40,7 +41,7 @@ use super::{
 };
 
 /// How many lanes wait in the database at once, each on a connection; the others take turns. Lanes in which nobody waits take none.
-const LANES_ACTIVE_MAX: u32 = 4;
+const LANES_ACTIVE_MAX: u32 = LANES_MAX;
 
 /// How long a lane waits in the database before it lets another have its turn, and looks who still waits in it.
 const TURN: Duration = Duration::from_millis(200);
@@ -231,7 +232,8 @@ impl Lanes {
 
     /// Serves a lane until nobody waits in it, or was sent elsewhere because of who still holds its key.
     async fn serve(self: Arc<Self>, key: LockKey, limits: Arc<Limits>, stirred: Arc<Notify>) {
-        let mut worker = Worker::new(&self.store, self.answers(), self.metrics.clone(), limits);
+        let session = self.store.lane_session();
+        let mut worker = Worker::new(session, self.answers(), self.metrics.clone(), limits);
         loop {
             match self.need(&key) {
                 Need::Turn => {
@@ -239,8 +241,11 @@ impl Lanes {
                     // It ends early where somebody waits anew.
                     let _ = tokio::time::timeout(pause, stirred.notified()).await;
                 }
-                Need::Watch => self.watch(&mut worker, &stirred).await,
-                Need::Nothing => return,
+                Need::Watch => {
+                    worker.session().give_back().await;
+                    self.watch(&stirred).await;
+                }
+                Need::Nothing => return worker.session().give_back().await,
             }
         }
     }
@@ -249,7 +254,7 @@ impl Lanes {
     async fn take_turn(self: &Arc<Self>, worker: &mut Worker, key: &LockKey) -> Duration {
         if self.count() > LANES_ACTIVE_MAX {
             // Only lanes whose turn it is have a connection, however many there are.
-            worker.session().close();
+            worker.session().give_back().await;
         }
         let Ok(_turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
             return Duration::ZERO;
@@ -279,19 +284,20 @@ impl Lanes {
     }
 
     /// Looks out for the keys of all lanes in which nobody waits, if no other lane does, until this one is `stirred`.
-    async fn watch(&self, worker: &mut Worker, stirred: &Notify) {
-        worker.session().close();
+    async fn watch(&self, stirred: &Notify) {
         let mut after = tokio::select! {
             () = stirred.notified() => return,
             after = self.watching.lock() => after,
         };
         while tokio::time::timeout(WATCH_POLL, stirred.notified()).await.is_err() {
             let watched = self.watched();
-            let looked = async { resource_lock::free(worker.session().get().await?, watched, &mut after).await };
+            let looked = async {
+                let mut connection = self.store.pool().await?.acquire().await?;
+                resource_lock::free(&mut connection, watched, &mut after).await
+            };
             match answered(looked).await {
                 Ok(free) => self.note_held(&free, false),
                 Err(error) => {
-                    worker.session().reset();
                     if !error.is_told() {
                         tracing::warn!(error = &error as &dyn std::error::Error, "cannot look out for resource locks");
                     }

@@ -157,7 +157,8 @@ impl Committer {
         let told = (answers, seen, line.clone());
         let lanes = Arc::new(lanes::Lanes::new(store.clone(), told, metrics.clone(), tasks.clone()));
         for queues in iter::once(queues).chain(of_others) {
-            let worker = worker::Worker::new(&store, lanes.answers(), metrics.clone(), Arc::default());
+            let worker =
+                worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
             tasks.spawn_apart("committer", run(queues, lanes.clone(), worker))?;
         }
         Ok(Self { doors, room: Room::default(), line, undoing, metrics })
@@ -366,6 +367,7 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
         };
         if !is_open {
             lanes.close();
+            worker.session().rest().await;
             return;
         }
         let mut batch = queues.next();

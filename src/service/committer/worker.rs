@@ -21,7 +21,7 @@ use crate::{
     metrics::Metrics,
     service::{background::expiry, tasks::Tasks},
     store::{
-        Store, StoreError, limit, resource_lock,
+        StoreError, limit, resource_lock,
         session::{Session, answered, durable},
         user_resource::Due,
     },
@@ -90,9 +90,10 @@ impl Part {
 }
 
 impl Worker {
-    pub fn new(store: &Store, answers: Answers, metrics: Metrics, limits: Arc<Limits>) -> Self {
+    /// A worker that commits on `session`.
+    pub fn new(session: Session, answers: Answers, metrics: Metrics, limits: Arc<Limits>) -> Self {
         let own = answers.own;
-        Self { session: store.session(), answers, metrics, limits, own }
+        Self { session, answers, metrics, limits, own }
     }
 
     /// The limits that it knows.

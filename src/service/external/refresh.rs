@@ -24,7 +24,7 @@ use crate::{
     external::{self, FetchError},
     service::{tasks::Tasks, waiting::WaitingLine},
     store::{
-        StoreError, external_queue,
+        StoreError, Work, external_queue,
         external_refresh::{self, Taken},
         external_snapshot::{self, Installed, Prepared},
         session::{Session, answered},
@@ -74,7 +74,7 @@ type UnderWay = Arc<Mutex<HashSet<i64>>>;
 
 /// Asks the clusters that are due, until the server stops.
 pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tasks, stopping: CancellationToken) {
-    let mut session = service.store.session();
+    let mut session = service.store.lent_session();
     let mut looks = interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (under_way, kept, mut count, mut failed) = (UnderWay::default(), Kept::default(), 0_u32, false);
@@ -86,7 +86,12 @@ pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tas
         }
         let reconciles = count.is_multiple_of(LOOKS_PER_RECONCILIATION);
         count = count.wrapping_add(1);
-        match look(&service, &mut session, &kept, reconciles).await {
+        let looked = look(&service, &mut session, &kept, reconciles).await;
+        if looked.is_err() {
+            session.reset();
+        }
+        session.give_back().await;
+        match looked {
             Ok(due) => {
                 failed = false;
                 for cluster_id in due {
@@ -96,7 +101,6 @@ pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tas
                 }
             }
             Err(error) => {
-                session.reset();
                 if !failed {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
@@ -135,7 +139,7 @@ fn start(refresh: Refresh, under_way: &UnderWay, tasks: &Tasks, stopping: &Cance
     }
     let (under_way, stopping) = (under_way.clone(), stopping.clone());
     tasks.spawn(async move {
-        let mut session = refresh.service.store.session();
+        let mut session = refresh.service.store.background_session(Work::Refresh);
         let done = stopping.run_until_cancelled(timeout(REFRESH_TIMEOUT, refresh.run(&mut session))).await;
         if !matches!(done, Some(Ok(Ok(())))) {
             if let Some(Ok(Err(error))) = &done {
@@ -186,6 +190,7 @@ impl Refresh {
             Selector { resource_type: provider.resource_type.clone(), by: SelectBy::Name(provider.name.clone()) };
         // Gone just now, or written by a later release.
         let Ok(source) = self.service.source(&selector).await else { return Ok(()) };
+        session.give_back().await;
         let asked = timeout(ASK_TIMEOUT, self.ask(&source, taken.begun)).await;
         let interval = Duration::try_from(rules.refresh_interval).unwrap_or(PROBE_INTERVAL);
         let snapshot = match asked {

@@ -28,13 +28,13 @@ impl FollowService {
     /// Reads on as long as anybody follows, until the instance stops.
     pub async fn read_on(self, stopping: CancellationToken) {
         let reading = async {
-            let mut session = self.store.session();
+            let mut session = self.store.lent_session();
             loop {
                 self.wanted.notified().await;
                 self.read_for_all(&mut session).await;
                 self.progress.send_modify(|progress| progress.read_to = None);
                 self.recent.clear();
-                session.rest().await;
+                session.give_back().await;
             }
         };
         stopping.run_until_cancelled(reading).await;
@@ -52,6 +52,7 @@ impl FollowService {
                 Ok((now, is_full)) => {
                     (at, is_sure, last_read) = (now, true, Instant::now());
                     if !is_full {
+                        session.give_back().await;
                         sleep(PERIOD).await;
                     }
                 }

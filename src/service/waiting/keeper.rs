@@ -182,7 +182,8 @@ async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreErro
     primary.awaited().await;
     let moved = primary.moved();
     tokio::pin!(moved);
-    let mut listener = PgListener::connect_with(&primary.listening().await?).await?;
+    let (pool, _taken) = primary.listening().await?;
+    let mut listener = PgListener::connect_with(&pool).await?;
     // Here, where its host may be another by then.
     listener.eager_reconnect(false);
     listener.listen(waiting::CHANNEL).await?;

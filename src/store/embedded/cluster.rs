@@ -25,6 +25,23 @@ const SOCKET_DIR: &str = "socket";
 /// The name of the map from accounts to users.
 const MAP: &str = "owner";
 
+/// The files of a state directory that is not finished, and what a new file system holds.
+const OWN_FILES: [&str; 13] = [
+    "lock",
+    DATA_DIR,
+    "data.init",
+    SOCKET_DIR,
+    "server.log",
+    "server.log.1",
+    "pg_hba.conf",
+    "pg_hba.conf.new",
+    "pg_ident.conf",
+    "pg_ident.conf.new",
+    "postgresql",
+    "postgresql.tmp",
+    "lost+found",
+];
+
 /// The longest path of a Unix socket, in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -76,6 +93,7 @@ impl Cluster {
     /// See [`EmbeddedError`]; nothing runs after any of them.
     pub(super) fn prepare(settings: Settings) -> Result<Self, EmbeddedError> {
         let state_dir = open_state_dir(&settings.data_dir)?;
+        check_contents(&state_dir)?;
         let lock = lock(&state_dir)?;
         let data_dir = state_dir.join(DATA_DIR);
         let account = Account::choose(&data_dir)?;
@@ -255,6 +273,31 @@ fn open_state_dir(path: &Path) -> Result<PathBuf, EmbeddedError> {
         fs::canonicalize(path)
     };
     open().map_err(EmbeddedError::directory(path))
+}
+
+/// Refuses a folder in which other things are, unless a database is among them already.
+fn check_contents(state_dir: &Path) -> Result<(), EmbeddedError> {
+    if has_database(state_dir) {
+        return Ok(());
+    }
+    let other = || -> io::Result<Option<OsString>> {
+        for entry in fs::read_dir(state_dir)? {
+            let name = entry?.file_name();
+            if !OWN_FILES.iter().any(|own| name == *own) {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    };
+    match other().map_err(EmbeddedError::directory(state_dir))? {
+        Some(found) => Err(EmbeddedError::OtherFiles { path: state_dir.to_owned(), found: found.into() }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a state directory holds a database.
+pub(super) fn has_database(state_dir: &Path) -> bool {
+    state_dir.join(DATA_DIR).join("PG_VERSION").exists()
 }
 
 fn lock(state_dir: &Path) -> Result<File, EmbeddedError> {

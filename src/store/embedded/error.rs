@@ -20,6 +20,17 @@ pub enum EmbeddedError {
         /// What the system said.
         source: io::Error,
     },
+    /// The folder for the state holds something else.
+    #[error(
+        "{} holds {found:?}, which is no part of a database: choose an empty folder, or one that is not there yet, with --data-dir",
+        path.display()
+    )]
+    OtherFiles {
+        /// The folder.
+        path: PathBuf,
+        /// The name of something in it.
+        found: PathBuf,
+    },
     /// Another process holds the state directory.
     #[error("{} is in use by another linkis-rm: stop that one, or choose another directory with --data-dir", path.display())]
     InUse {

@@ -68,6 +68,12 @@ pub fn default_data_dir() -> Result<PathBuf, EmbeddedError> {
     chosen.or_else(home).map(|path| path.join(NAME)).ok_or(EmbeddedError::NoHome)
 }
 
+/// Whether a state directory holds a database.
+#[must_use]
+pub fn has_database(state_dir: &Path) -> bool {
+    cluster::has_database(state_dir)
+}
+
 /// How to connect to the server that runs in a state directory, for its account and for root; `None` if none does.
 #[must_use]
 pub fn running(state_dir: &Path) -> Option<PgConnectOptions> {

@@ -19,11 +19,30 @@ pub(super) enum State {
     Elsewhere,
     /// It starts or stops.
     NotYet(Arc<StoreError>),
+    /// Its sessions are not what the service needs, or its encoding is not.
+    Unfit(Arc<StoreError>),
     /// It does not let anybody in, or does not answer; `is_silent` if it says nothing at all.
     Away { error: Arc<StoreError>, is_silent: bool },
 }
 
 impl State {
+    /// Why waiting for it is of no use.
+    pub(super) fn hopeless(&self) -> Option<&Arc<StoreError>> {
+        match self {
+            Self::Unfit(error) => Some(error),
+            Self::Away { error, .. } => Some(error).filter(|error| error.is_hopeless()),
+            _ => None,
+        }
+    }
+
+    /// Why the service cannot use it, although it answers.
+    pub(super) fn unfit(&self) -> Option<&Arc<StoreError>> {
+        match self {
+            Self::Unfit(error) => Some(error),
+            _ => None,
+        }
+    }
+
     /// Whether it lets nobody in because too many are in.
     pub(super) fn is_full(&self) -> bool {
         matches!(self, Self::Away { error, .. } if error.is_crowded())
@@ -31,7 +50,7 @@ impl State {
 }
 
 /// Why no host takes writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Missing {
     /// Nobody answers.
     Away,
@@ -43,11 +62,16 @@ pub enum Missing {
     ReadOnly,
     /// Only a host does that the cell has left.
     Elsewhere,
+    /// Only hosts do whose sessions or encoding the service cannot use, for this reason.
+    Unfit(Arc<str>),
+    /// It has fewer connections left than the service needs.
+    Full(Arc<str>),
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Unfit(why) | Self::Full(why) => why,
             Self::Away => "the database does not answer",
             Self::Starting => "the database starts or stops",
             Self::InRecovery => "the database is in recovery, a standby",
@@ -77,6 +101,8 @@ pub(super) struct Known {
     pub(super) is_doubted: bool,
     /// Whether its answer is late.
     pub(super) is_late: bool,
+    /// Why it has not all connections that an instance needs.
+    pub(super) short: Option<Missing>,
 }
 
 /// Which of the hosts is to be used: the one on the latest timeline, and of several the one that is used already.
@@ -97,6 +123,8 @@ pub(super) fn missing(states: &[State]) -> Missing {
         Missing::ReadOnly
     } else if is_any(|state| matches!(state, State::Elsewhere)) {
         Missing::Elsewhere
+    } else if let Some(error) = states.iter().find_map(State::unfit) {
+        Missing::Unfit(error.to_string().into())
     } else if is_any(|state| matches!(state, State::NotYet(_))) {
         Missing::Starting
     } else {
@@ -107,7 +135,17 @@ pub(super) fn missing(states: &[State]) -> Missing {
 impl Known {
     pub(super) fn of(hosts: usize) -> Self {
         let unseen = Seen { state: State::Unseen, question: 0 };
-        Self { round: 0, hosts: vec![unseen; hosts], found: None, last: None, is_doubted: false, is_late: false }
+        let (found, last, short) = (None, None, None);
+        Self { round: 0, hosts: vec![unseen; hosts], found, last, is_doubted: false, is_late: false, short }
+    }
+
+    /// Whether calls are served; why not.
+    pub(super) fn standing(&self) -> Result<Arc<Found>, Missing> {
+        match (&self.found, &self.short) {
+            (Some(_), Some(short)) => Err(short.clone()),
+            (Some(found), None) => Ok(found.clone()),
+            (None, _) => Err(missing(&self.states())),
+        }
     }
 
     pub(super) fn states(&self) -> Vec<State> {
@@ -156,12 +194,20 @@ mod tests {
     #[test]
     fn why_there_is_none_is_what_comes_nearest_to_one() {
         let away = || State::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true };
+        let unfit = || State::Unfit(Arc::new(StoreError::Encoding { encoding: "LATIN1".to_owned() }));
         let not_yet = || State::NotYet(Arc::new(sqlx::Error::PoolTimedOut.into()));
         for (states, why) in [
             (vec![away(), State::InRecovery], Missing::InRecovery),
             (vec![not_yet(), State::ReadOnly], Missing::ReadOnly),
             (vec![away(), not_yet()], Missing::Starting),
             (vec![State::Elsewhere], Missing::Elsewhere),
+            (
+                vec![away(), unfit()],
+                Missing::Unfit(
+                    "the database has encoding LATIN1: UTF8 is needed; make another with ENCODING 'UTF8'".into(),
+                ),
+            ),
+            (vec![State::InRecovery, unfit()], Missing::InRecovery),
             (vec![away(), State::Unseen], Missing::Away),
         ] {
             assert_eq!(missing(&states), why, "{states:?}");

@@ -5,14 +5,14 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions as _, PgConnection, Row as _};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
     super::{
         StoreError,
         citus::{self, Tables},
-        session::{self, ALIVE_TIMEOUT, LATE_AFTER},
+        session::{self, ALIVE_TIMEOUT, Endpoint, LATE_AFTER},
     },
     Shared,
     known::{Seen, State},
@@ -46,8 +46,8 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
     loop {
         let question = *asked.borrow_and_update();
         let hosts = shared.hosts.load_full();
-        let Some(options) = hosts.options.get(index) else { return };
-        let looking = look(&mut connection, options, hosts.timeout, &shared.tables);
+        let Some(endpoint) = hosts.each.get(index) else { return };
+        let looking = look(&mut connection, endpoint, hosts.timeout, &shared.tables);
         tokio::pin!(looking);
         let state = match timeout(LATE_AFTER, &mut looking).await {
             Ok(state) => state,
@@ -57,7 +57,7 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
             }
         };
         // One that has no room for a connection more is as it was: those that there are go on.
-        if !state.is_full() || matches!(last, State::Unseen | State::NotYet(_) | State::Away { .. }) {
+        if !state.is_full() || matches!(last, State::Unseen | State::NotYet(_) | State::Unfit(_) | State::Away { .. }) {
             last = state;
         }
         shared.note(index, Seen { state: last.clone(), question });
@@ -67,29 +67,38 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
     }
 }
 
+/// The connection on which a host is probed, and the number of PostgreSQL's process that it had when it was opened.
+struct Kept {
+    connection: PgConnection,
+    pid: i32,
+}
+
 /// Looks at a host, on the connection from last time if it still answers. One that fell silent, a new one may replace.
-async fn look(
-    kept: &mut Option<PgConnection>,
-    options: &PgConnectOptions,
-    longest: Duration,
-    tables: &Tables,
-) -> State {
-    if let Some(mut connection) = kept.take()
-        && let Ok(Ok(state)) = timeout(ALIVE_TIMEOUT, ask(&mut connection, tables)).await
-    {
-        *kept = Some(connection);
-        return state;
+async fn look(kept: &mut Option<Kept>, endpoint: &Endpoint, longest: Duration, tables: &Tables) -> State {
+    if let Some(mut last) = kept.take() {
+        match timeout(ALIVE_TIMEOUT, ask(&mut last, tables)).await {
+            Ok(Ok(state)) => {
+                *kept = Some(last);
+                return state;
+            }
+            Ok(Err(error @ StoreError::Unfit { .. })) => return State::Unfit(Arc::new(error)),
+            Ok(Err(_)) | Err(_) => {}
+        }
     }
     let opened = async {
-        let mut connection = options.connect().await?;
-        let state = ask(&mut connection, tables).await?;
-        Ok::<_, StoreError>((connection, state))
+        let mut connection = endpoint.options.connect().await?;
+        let pid = endpoint.prepare(&mut connection).await?;
+        endpoint.probe(&mut connection, pid).await?;
+        let mut opened = Kept { connection, pid };
+        let state = ask(&mut opened, tables).await?;
+        Ok::<_, StoreError>((opened, state))
     };
     match timeout(longest, opened).await {
-        Ok(Ok((connection, state))) => {
-            *kept = Some(connection);
+        Ok(Ok((opened, state))) => {
+            *kept = Some(opened);
             state
         }
+        Ok(Err(error @ (StoreError::Unfit { .. } | StoreError::Encoding { .. }))) => State::Unfit(Arc::new(error)),
         Ok(Err(error)) => {
             let (is_between, error) = (error.is_starting(), Arc::new(error));
             if is_between { State::NotYet(error) } else { State::Away { error, is_silent: false } }
@@ -99,15 +108,20 @@ async fn look(
 }
 
 /// Asks a host what it is.
-async fn ask(connection: &mut PgConnection, tables: &Tables) -> Result<State, StoreError> {
-    let row = sqlx::query(
+async fn ask(kept: &mut Kept, tables: &Tables) -> Result<State, StoreError> {
+    let Kept { connection, pid } = kept;
+    // As plain text: behind a pooler that pools transactions, a prepared statement may be another one.
+    let row = sqlx::raw_sql(
         "-- primary::ask
         SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
             CASE WHEN pg_is_in_recovery() THEN 0
-                ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END",
+                ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END, pg_backend_pid()",
     )
     .fetch_one(&mut *connection)
     .await?;
+    if row.try_get::<i32, _>(3)? != *pid {
+        return Err(session::shared());
+    }
     Ok(match (row.try_get(0)?, row.try_get(1)?) {
         (true, _) => State::InRecovery,
         (false, true) => State::ReadOnly,
@@ -133,11 +147,20 @@ pub(super) async fn check(shared: Weak<Shared>, connection: &mut PgConnection) -
     checked.map(|()| true)
 }
 
-/// Waits for ever if a new connection of a pool leads to a host that takes no writes: an error would have the pool try the same host
-/// again and again, and log each time.
-pub(super) async fn check_new(shared: Weak<Shared>, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    if takes_writes(connection).await? {
-        return Ok(());
+/// Prepares a new connection of a pool. Waits for ever if it is of no use, or leads to a host that takes no writes. An error would have
+/// the pool try the same host again and again, and log each time.
+pub(super) async fn check_new(
+    shared: Weak<Shared>,
+    endpoint: Endpoint,
+    connection: &mut PgConnection,
+) -> Result<(), sqlx::Error> {
+    match endpoint.prepare(connection).await {
+        Ok(_) if takes_writes(connection).await? => return Ok(()),
+        Ok(_) => {}
+        Err(StoreError::Database(error)) => return Err(error),
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "a new connection to the database is of no use");
+        }
     }
     if let Some(shared) = shared.upgrade() {
         shared.doubt(shared.generation.load(Ordering::Acquire));

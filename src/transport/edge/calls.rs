@@ -12,6 +12,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use arc_swap::ArcSwap;
 use prost::DecodeError;
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
@@ -59,7 +60,7 @@ enum Door {
     /// Those who show who they are.
     Open(Arc<Identity>),
     /// Nobody yet, because of this, but those who ask for health.
-    Closed(Error),
+    Closed(Arc<ArcSwap<Error>>),
 }
 
 /// What is answered while nobody is let in.
@@ -77,8 +78,8 @@ impl Calls {
         Self(Arc::new(Shared { routes: routes.clone(), edge: edge.clone(), door: Door::Open(identity) }))
     }
 
-    /// In front of `routes`, which serve health; other calls are answered with `error`.
-    pub fn closed(routes: Routes<Received>, edge: Arc<Edge>, error: Error) -> Self {
+    /// In front of `routes`, which serve health; other calls are answered with the `error` of the moment.
+    pub fn closed(routes: Routes<Received>, edge: Arc<Edge>, error: Arc<ArcSwap<Error>>) -> Self {
         Self(Arc::new(Shared { routes: Arc::new(routes), edge, door: Door::Closed(error) }))
     }
 }
@@ -89,7 +90,7 @@ impl Shared {
         let identity = match &self.door {
             Door::Open(identity) => identity,
             Door::Closed(_) if request.uri().path().starts_with(HEALTH) => return Ok(None),
-            Door::Closed(error) => return Err(error.clone()),
+            Door::Closed(error) => return Err(Error::clone(&error.load())),
         };
         let peer = request.extensions().get::<Arc<Peer>>();
         let admitted = identity.admit(&identity::Call {

@@ -1,0 +1,248 @@
+//! The connections that an instance needs to be ready: one for each task that keeps one, and one in each pool.
+//!
+//! They are opened in advance, that of the committer first, and wait here until their tasks take them. An instance that cannot have all of
+//! them serves nothing, and gives those up again that no task has taken yet: another instance may need one of them.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use sqlx::{Connection as _, PgConnection, Postgres, pool::PoolConnection};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::{
+        StoreError,
+        session::{self, ALIVE_TIMEOUT},
+    },
+    Found, Lender, Missing, Primary, full,
+};
+
+/// The number of tasks that keep a connection, beside the committers and the listener. They are the checks of admission, the look-up of
+/// tickets, two tasks for reports and two for the wait queues.
+pub(super) const OTHERS_MAX: u32 = 6;
+
+/// Interval between two looks whether a connection is missing.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Number of attempts in a row that may time out before a connection counts as missing: the network may be slow for a while.
+const TIMEOUTS_MAX: u32 = 3;
+
+/// Interval between two warnings that one is.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The task that a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seat {
+    /// A committer.
+    Committer,
+    /// Another task that keeps one.
+    Other,
+    /// The task that listens.
+    Listener,
+}
+
+impl Seat {
+    const COUNT: usize = 3;
+}
+
+/// Connections that tasks have taken, and those that wait to be.
+#[derive(Debug, Default)]
+pub(super) struct Seats {
+    taken: Arc<[AtomicU32; Seat::COUNT]>,
+    reserved: Mutex<Vec<(Seat, PgConnection, u64)>>,
+}
+
+/// A connection that a task has taken counts as long as this lives.
+#[derive(Debug)]
+pub struct Taken {
+    taken: Arc<[AtomicU32; Seat::COUNT]>,
+    seat: Seat,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.get(self.seat as usize) {
+            taken.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Seats {
+    /// The connections for a seat: those that were taken and those that wait.
+    fn count(&self, seat: Seat, generation: u64) -> u32 {
+        let taken = self.taken.get(seat as usize).map_or(0, |taken| taken.load(Ordering::Relaxed));
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.retain(|(_, _, of)| *of == generation);
+        let waiting = reserved.iter().filter(|(of, ..)| *of == seat).count();
+        taken.saturating_add(u32::try_from(waiting).unwrap_or(u32::MAX))
+    }
+
+    fn pop(&self, seat: Seat, generation: u64) -> Option<PgConnection> {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.retain(|(_, _, of)| *of == generation);
+        let at = reserved.iter().position(|(of, ..)| *of == seat)?;
+        Some(reserved.swap_remove(at).1)
+    }
+
+    fn push(&self, seat: Seat, connection: PgConnection, generation: u64) {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).push((seat, connection, generation));
+    }
+
+    fn clear(&self) {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// A sign that the database has too few connections.
+enum Shortage {
+    /// PostgreSQL refused one, for this reason.
+    Refused(String),
+    /// PostgreSQL answers on the connections that there are, and no further one is opened in time.
+    Timeout,
+}
+
+impl Shortage {
+    fn of(error: &StoreError) -> Option<Self> {
+        match error {
+            StoreError::Database(error) if StoreError::is_full(error) => {
+                Some(Self::Refused(crate::telemetry::terse(error)))
+            }
+            StoreError::Database(sqlx::Error::PoolTimedOut) => Some(Self::Timeout),
+            _ => None,
+        }
+    }
+
+    fn why(&self) -> Missing {
+        match self {
+            Self::Refused(why) => full(why),
+            Self::Timeout => full("no more is given in time, as by a full pooler"),
+        }
+    }
+}
+
+impl Primary {
+    /// A connection that was opened in advance and still answers, and the generation of its host. A committer and
+    /// the listener open their own, because they run apart: this closes the reserved connection and returns nothing.
+    pub(in super::super) async fn reserved(&self, seat: Seat) -> Option<(PgConnection, u64)> {
+        let generation = self.generation();
+        let mut connection = self.shared.seats.pop(seat, generation)?;
+        if seat == Seat::Other {
+            session::check(&mut connection).await.ok()?;
+            return Some((connection, generation));
+        }
+        // The other end has to know before another is opened.
+        let _ = timeout(ALIVE_TIMEOUT, connection.close()).await;
+        None
+    }
+
+    /// Counts a connection as taken by a task.
+    pub(in super::super) fn take(&self, seat: Seat) -> Taken {
+        let taken = self.shared.seats.taken.clone();
+        if let Some(taken) = taken.get(seat as usize) {
+            taken.fetch_add(1, Ordering::Relaxed);
+        }
+        Taken { taken, seat }
+    }
+
+    /// A connection of a pool, and the generation of its host.
+    pub(in super::super) async fn lend(&self, lender: Lender) -> Result<(PoolConnection<Postgres>, u64), StoreError> {
+        let found = self.found().await?;
+        let pool = match lender {
+            Lender::Pool => &found.pool,
+            Lender::Operators => &found.operators,
+            Lender::Lanes => &found.lanes,
+        };
+        Ok((pool.acquire().await?, found.generation))
+    }
+
+    /// Opens what is missing of the connections that an instance with so many committers needs, those of the committers first.
+    ///
+    /// # Errors
+    /// [`StoreError::NoPrimary`], with [`Missing::Full`] if the database has too few; those of the database.
+    pub async fn equip(&self, committers: u16) -> Result<(), StoreError> {
+        let found = self.usable().await?;
+        let opened = self.open_all(&found, committers).await;
+        opened.map_err(|error| match Shortage::of(&error) {
+            Some(shortage) => StoreError::NoPrimary { why: shortage.why(), hosts: found.place.clone() },
+            None => error,
+        })
+    }
+
+    /// Opens what is missing, and returns the error of the database unchanged.
+    async fn open_all(&self, found: &Found, committers: u16) -> Result<(), StoreError> {
+        let opened = self.open_missing(found, committers.into()).await;
+        if opened.is_err() {
+            self.shared.seats.clear();
+        }
+        opened
+    }
+
+    async fn open_missing(&self, found: &Found, committers: u32) -> Result<(), StoreError> {
+        let seats = &self.shared.seats;
+        for (seat, wanted) in [(Seat::Committer, committers), (Seat::Other, OTHERS_MAX), (Seat::Listener, 1)] {
+            while seats.count(seat, found.generation) < wanted {
+                let (connection, generation) = self.connect_to(found, &[]).await?;
+                if generation != self.generation() {
+                    return Err(self.missing());
+                }
+                seats.push(seat, connection, generation);
+            }
+            // A task may have opened its own meanwhile.
+            while seats.count(seat, found.generation) > wanted && seats.pop(seat, found.generation).is_some() {}
+        }
+        for pool in found.pools() {
+            if pool.size() == 0 {
+                // The pool itself would not say why it gets none.
+                drop(self.connect_to(found, &[]).await?);
+                drop(pool.acquire().await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks again and again whether a connection is missing, until the server stops. While one is, calls are answered with the reason.
+    pub async fn stay_equipped(self, committers: u16, stopping: CancellationToken) {
+        let (mut warned, mut timeouts) = (None::<Instant>, 0);
+        while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
+            let Ok(found) = self.usable().await else { continue };
+            let short = match self.open_all(&found, committers).await.as_ref().map_err(Shortage::of) {
+                Ok(()) => None,
+                Err(Some(Shortage::Timeout)) if timeouts < TIMEOUTS_MAX => {
+                    timeouts += 1;
+                    continue;
+                }
+                Err(Some(shortage)) => Some(shortage.why()),
+                // The host itself is the matter.
+                Err(None) => continue,
+            };
+            timeouts = if short.is_none() { 0 } else { timeouts };
+            let is_over = short.is_none() && warned.take().is_some();
+            if is_over {
+                tracing::info!("the database has enough connections again");
+            }
+            if let Some(why) = &short
+                && warned.is_none_or(|warned| warned.elapsed() >= WARN_INTERVAL)
+            {
+                tracing::warn!("not ready: {why}");
+                warned = Some(Instant::now());
+            }
+            self.shared.set_short(short);
+        }
+    }
+}
+
+impl super::Shared {
+    fn set_short(&self, short: Option<Missing>) {
+        self.known.send_if_modified(|known| {
+            let is_news = known.short != short;
+            known.short = short;
+            is_news
+        });
+    }
+}

@@ -1,0 +1,324 @@
+//! A database that is wanting: it is away, has another encoding, holds tables of an earlier state, or has too few connections.
+
+use std::{
+    fs,
+    sync::atomic::{AtomicI64, Ordering},
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, ClientSettings, check_health},
+    server::{Options, Server, ServerError, listen, listen_http},
+    store::{
+        embedded::{Embedded, Settings},
+        target::Target,
+    },
+    telemetry::with_causes,
+};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+use tokio::{sync::oneshot, task::JoinSet};
+use tonic::Code;
+
+use crate::{harness::*, metrics::get};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// The number of connections that an instance needs at most, as documented.
+const CONNECTIONS_MAX: i64 = 20;
+
+async fn run(connection: &mut PgConnection, sql: String) {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+}
+
+/// Why no instance opens on a database.
+async fn refusal(target: impl Into<Target>, options: Options) -> String {
+    let opened = Server::open(listen(ANY_PORT).await.unwrap(), None, target, options);
+    match tokio::time::timeout(LONG, opened).await.expect("it is refused in time") {
+        Ok(_) => panic!("an instance opens"),
+        Err(error @ ServerError::Store(_)) => with_causes(&error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_away_at_start_is_waited_for() {
+    let database = Database::fresh().await;
+    let (proxy, behind) = database.behind_proxy("away");
+    proxy.close();
+    let (listener, http) = (listen(ANY_PORT).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
+    let (address, http_address) = (typed(&listener.address().unwrap().to_string()), http.local_addr().unwrap());
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (runtime, target) = (tokio::runtime::Handle::current(), behind.target());
+    let serving = std::thread::spawn(move || {
+        runtime.block_on(async {
+            let server = Server::open(listener, Some(http), target, options()).await.unwrap();
+            server.serve(async { drop(stopped.await) }).await.unwrap()
+        })
+    });
+    let away = (503, "not ready: the database does not answer\n".to_owned());
+    eventually("it says why it does not serve", LONG, || async { get(http_address, "/readyz").await == away }).await;
+    assert_eq!(get(http_address, "/livez").await.0, 200);
+    let serves = |service: &'static str| {
+        let address = address.clone();
+        async move {
+            let told = check_health(&address, &ClientSettings::once(LONG), service).await.unwrap();
+            told.into_iter().all(|(_, serves)| serves.unwrap())
+        }
+    };
+    assert!(!serves("").await && serves("liveness").await);
+    let client = client(&address);
+    let error = client.em(&em("host1")).await.unwrap_err();
+    assert!(error.code() == Some(Code::Unavailable) && error.to_string().contains("does not answer"), "{error}");
+    assert!(!serving.is_finished());
+    proxy.open();
+    let registered = || async { client.register(registration(em("host1"), load(1, 1, 1))).await.is_ok() };
+    eventually("it serves", LONG, registered).await;
+    eventually("health says so", LONG, || serves("")).await;
+    drop(stop);
+    tokio::task::spawn_blocking(|| serving.join().unwrap()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_absent_ends_the_start_with_reason() {
+    let database = Database::fresh().await;
+    let why = refusal(Target::from(database.options.clone().database("nonesuch")), options()).await;
+    assert!(why.contains("database \"nonesuch\" does not exist"), "{why}");
+    assert!(!why.contains("at line"), "the line of PostgreSQL's own source is left out: {why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_of_other_encoding_is_refused_by_name() {
+    let database = Database::fresh().await;
+    let mut admin = database.connect().await;
+    let name = database.options.get_database().unwrap();
+    for encoding in ["LATIN1", "SQL_ASCII"] {
+        let other = format!("{name}_{}", encoding.to_lowercase());
+        let sql =
+            format!("CREATE DATABASE {other} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'");
+        run(&mut admin, sql).await;
+        let target = Target::from(database.options.clone().database(&other));
+        if encoding == "LATIN1" {
+            let why = refusal(target, options()).await;
+            assert!(why.contains("encoding LATIN1: UTF8 is needed"), "{why}");
+        } else {
+            let rm = Instance::start_on(target, options(), ANY_PORT.into()).await;
+            rm.client.register(registration(em("主机"), load(10, 10, 10))).await.unwrap();
+            rm.client.request_resource(&request(&em("主机"), "用户", load(1, 1, 1))).await.granted();
+            rm.stop().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_of_earlier_state_is_recognised() {
+    let tables = Database::fresh().await;
+    sqlx::raw_sql("CREATE TABLE linkis_em_meta_data (id int)").execute(&tables.pool).await.unwrap();
+    let changed = Database::fresh().await;
+    Instance::start(&changed).await.stop().await;
+    let change = "UPDATE linkis_rm_migration_cell SET checksum = '\\x00' WHERE version = 1";
+    sqlx::raw_sql(change).execute(&changed.pool).await.unwrap();
+    for database in [tables, changed] {
+        for migrates in [true, false] {
+            let why = refusal(database.target(), Options { migrates, ..options() }).await;
+            assert!(why.contains("an earlier state of linkis-rm"), "{why}");
+            assert!(why.contains("empty database") && why.contains("AdoptTicket"), "it says what to do: {why}");
+        }
+        let mut migrate = std::process::Command::new(PROGRAM);
+        migrate.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
+        let ended = tokio::task::spawn_blocking(move || migrate.output().unwrap()).await.unwrap();
+        let why = String::from_utf8(ended.stderr).unwrap();
+        assert!(!ended.status.success() && why.contains("an earlier state of linkis-rm"), "{why}");
+    }
+}
+
+/// A PostgreSQL with a role that may have so many connections.
+struct Small {
+    postgres: Embedded,
+    folder: std::path::PathBuf,
+}
+
+impl Small {
+    async fn start(name: &str) -> Self {
+        let folder = scratch(name);
+        fs::create_dir_all(&folder).unwrap();
+        let access = folder.join("access");
+        fs::write(&access, "local all postgres peer map=owner\nlocal all all trust\n").unwrap();
+        let option = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let server_options = vec![
+            option("hba_file", access.to_str().unwrap()),
+            option("shared_buffers", "32MB"),
+            option("fsync", "off"),
+        ];
+        let postgres = Embedded::start(Settings { data_dir: folder.join("postgres"), server_options }).await.unwrap();
+        let small = Self { postgres, folder };
+        small.run("CREATE ROLE small LOGIN".into()).await;
+        small.run("CREATE DATABASE small OWNER small".into()).await;
+        small
+    }
+
+    async fn run(&self, sql: String) {
+        run(&mut self.postgres.connect_options().connect().await.unwrap(), sql).await;
+    }
+
+    async fn limit(&self, connections: i64) {
+        self.run(format!("ALTER ROLE small CONNECTION LIMIT {connections}")).await;
+    }
+
+    fn database(&self) -> PgConnectOptions {
+        self.postgres.connect_options().username("small").database("small")
+    }
+
+    async fn connections(&self) -> i64 {
+        let mut admin = self.postgres.connect_options().connect().await.unwrap();
+        let count = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'small'";
+        sqlx::query_scalar(count).fetch_one(&mut admin).await.unwrap()
+    }
+
+    async fn stop(self) {
+        self.postgres.stop().await;
+        fs::remove_dir_all(self.folder).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_with_too_few_connections_makes_instance_unready_until_raised() {
+    let small = Small::start("too-few").await;
+    Instance::start_on(small.database(), options(), ANY_PORT.into()).await.stop().await;
+    for limit in [1, 2, 3, 4, 6, 8] {
+        eventually("the last instance is gone", LONG, || async { small.connections().await == 0 }).await;
+        small.limit(limit).await;
+        let (listener, http) = (listen(ANY_PORT).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
+        let (address, http_address) = (typed(&listener.address().unwrap().to_string()), http.local_addr().unwrap());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (runtime, database) = (tokio::runtime::Handle::current(), small.database());
+        let serving = std::thread::spawn(move || {
+            runtime.block_on(async {
+                let server = Server::open(listener, Some(http), database, options()).await.unwrap();
+                server.serve(async { drop(stopped.await) }).await.unwrap()
+            })
+        });
+        let says_why = |text: &str| text.contains("too many connections for role \"small\"") && text.contains("20");
+        eventually("it says why it does not serve", LONG, || async {
+            let (code, text) = get(http_address, "/readyz").await;
+            code == 503 && says_why(&text)
+        })
+        .await;
+        let client = client(&address);
+        let register = || client.register(registration(em("host1"), load(100, 100, 100)));
+        eventually("a caller gets the reason", LONG, || async {
+            register().await.is_err_and(|error| says_why(&error.to_string()))
+        })
+        .await;
+        small.limit(CONNECTIONS_MAX).await;
+        eventually("it serves", LONG, || async { get(http_address, "/readyz").await.0 == 200 }).await;
+        eventually("a call is served", LONG, || async { register().await.is_ok() }).await;
+        drop(stop);
+        tokio::task::spawn_blocking(|| serving.join().unwrap()).await.unwrap();
+    }
+    small.stop().await;
+}
+
+/// A call has its answer, or is one of too many of operators.
+#[track_caller]
+fn assert_served<T>(answer: Result<T, ClientError>) {
+    if let Err(error) = answer {
+        assert_eq!(error.code(), Some(Code::ResourceExhausted), "{error}");
+    }
+}
+
+/// Every kind of call at once, and what runs in the background.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_connections_of_busy_instance_stay_within_documented_number() {
+    let small = Small::start("enough").await;
+    small.limit(CONNECTIONS_MAX).await;
+    let rm = Instance::start_on(small.database(), options(), ANY_PORT.into()).await;
+    let hosts: Vec<_> = (0..16).map(|host| em(&format!("host{host}"))).collect();
+    for host in &hosts {
+        rm.client.register(registration(host.clone(), load(100, 100, 100))).await.unwrap();
+    }
+    // Another transaction owns the keys of some EMs for a while: their operations wait in lanes.
+    let holds = Database::from(small.postgres.connect_options().database("small"));
+    let (most, until) = (AtomicI64::new(0), Instant::now() + Duration::from_secs(12));
+    let mut asking = JoinSet::new();
+    for number in 0..40_usize {
+        let (client, host) = (rm.client.clone(), hosts[number % hosts.len()].clone());
+        asking.spawn(async move {
+            while Instant::now() < until {
+                match number % 5 {
+                    0 => {
+                        let grant = client.request_resource(&request(&host, "bob", load(1, 1, 1))).await.granted();
+                        client.resource_inited(&grant.inited(name("bob"), engine("host"))).await.unwrap();
+                        client.resource_released(&release(&grant, "bob")).await.unwrap();
+                    }
+                    1 => assert_served(client.ems().await),
+                    2 => assert_served(client.em(&host).await),
+                    3 => assert_served(client.tickets(None).await),
+                    _ => assert_served(client.audit().await),
+                }
+            }
+        });
+    }
+    let is_on = || Instant::now() < until;
+    let holding = async {
+        while is_on() {
+            let mut holders = Vec::new();
+            for host in &hosts[..8] {
+                holders.push(holds.transaction_that_holds(host).await);
+            }
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            drop(holders);
+            tokio::time::sleep(Duration::from_millis(400)).await;
+        }
+    };
+    let counting = async {
+        while is_on() {
+            most.fetch_max(small.connections().await, Ordering::Relaxed);
+            assert_eq!(get(rm.http, "/readyz").await.0, 200, "it serves all the while");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::join!(holding, counting);
+    asking.join_all().await;
+    let most = most.into_inner();
+    println!("{most} connections at most");
+    assert!(most <= CONNECTIONS_MAX, "{most}");
+    rm.stop().await;
+    small.stop().await;
+}
+
+/// PostgreSQL counts connections that were opened, and those that were cut off.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_connections_of_contended_keys_are_reused() {
+    let (database, rm) = start_with_host1().await;
+    let counts =
+        "SELECT (SELECT sessions * 1000 + sessions_abandoned FROM pg_stat_database WHERE datname = current_database())
+        + 0 * (SELECT count(*) FROM (SELECT pg_stat_clear_snapshot()) AS cleared)";
+    let contend = async || {
+        let holder = database.transaction_that_holds(&em("host1")).await;
+        let held = ask_in_task(&rm.client, request(&em("host1"), "bob", load(1, 1, 1)));
+        eventually("it waits", LONG, || is_waiting(&database)).await;
+        drop(holder);
+        held.await.unwrap().granted();
+    };
+    for _ in 0..3 {
+        contend().await;
+    }
+    // A session is counted when it ends, and an idle one soon after.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = database.count(counts).await;
+    const ROUNDS: i64 = 20;
+    for _ in 0..ROUNDS {
+        contend().await;
+    }
+    rm.stop().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let after = database.count(counts).await;
+    let (opened, abandoned) = (after / 1000 - before / 1000, after % 1000 - before % 1000);
+    // Each round opens one by hand, which is cut off.
+    println!("{opened} opened, {abandoned} abandoned in {ROUNDS} rounds");
+    assert!(opened <= ROUNDS + 5, "{opened} connections were opened in {ROUNDS} rounds");
+    assert!(
+        abandoned <= ROUNDS + 15,
+        "{abandoned} were cut off, of which {ROUNDS} by hand and the others with the instance"
+    );
+}
