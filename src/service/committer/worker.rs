@@ -351,7 +351,7 @@ impl Responder {
         self.after_commit.seen.update(committed.standing);
         let answers = part.iter().zip(&committed.answers);
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
-        let granted = granted.filter_map(|(pending, _)| pending.operation.position());
+        let granted = granted.filter_map(|(pending, _)| Some((pending.operation.position()?, pending.operation.em())));
         let others_commit = committed.others_wait || self.several;
         self.after_commit.line.committed(&committed.freed, granted, others_commit);
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
