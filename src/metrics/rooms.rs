@@ -72,7 +72,7 @@ fn class(error: &Error) -> Class {
         | Error::FollowerTooSlow
         | Error::External(_) => "rejected",
         Error::LockTimeout => "lock_timeout",
-        Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
+        Error::NotBegun | Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
         Error::Unavailable(_) => "unavailable",
         Error::CommitUnknown | Error::GrantUnknown { .. } => "commit_unknown",
         Error::Outdated(_) => "outdated",

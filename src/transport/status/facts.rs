@@ -33,6 +33,7 @@ pub fn of(error: &Error) -> Vec<Fact> {
         | Error::Unauthenticated(_)
         | Error::NoSuchMethod
         | Error::LockTimeout
+        | Error::NotBegun
         | Error::Overloaded
         | Error::TooManyBytes
         | Error::Unavailable(_)
