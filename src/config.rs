@@ -399,7 +399,7 @@ impl Arguments {
         let name = "--max-concurrent-calls (LINKIS_RM_MAX_CONCURRENT_CALLS)";
         let calls = ok_or_record(mistakes, parse_number(name, &self.max_concurrent_calls, 1, 1_000_000));
         let name = "--max-waiting (LINKIS_RM_MAX_WAITING)";
-        let waiting = ok_or_record(mistakes, parse_number(name, &self.max_waiting, 1, 1_000_000));
+        let waiting = ok_or_record(mistakes, parse_number(name, &self.max_waiting, 1, 100_000));
         let name = "--max-connection-calls (LINKIS_RM_MAX_CONNECTION_CALLS)";
         let connection_streams = ok_or_record(mistakes, parse_number(name, &self.max_connection_calls, 1, 65_536));
         let name = "--handshake-timeout (LINKIS_RM_HANDSHAKE_TIMEOUT)";

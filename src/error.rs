@@ -40,6 +40,11 @@ pub enum Error {
     /// Somebody else held a resource lock until the caller's deadline.
     #[error("somebody else held what the call needs, an EM, a user or the limits, until its deadline; try again")]
     LockTimeout,
+    /// The transaction of the call had not begun at its deadline, and no lock kept it from beginning.
+    #[error(
+        "the transaction of the call had not begun at its deadline: this server or its database is busy; try again"
+    )]
+    NotBegun,
     /// Too many calls wait in this server.
     #[error("too many calls are waiting in this server; try again, or ask another instance")]
     Overloaded,
@@ -140,7 +145,7 @@ impl Error {
 
     /// Whether it is about the moment, and not about the call, and leaves nothing in doubt.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::LockTimeout | Self::Overloaded | Self::Unavailable(_))
+        matches!(self, Self::LockTimeout | Self::NotBegun | Self::Overloaded | Self::Unavailable(_))
     }
 }
 

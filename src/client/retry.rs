@@ -110,6 +110,7 @@ mod tests {
             (answered(Code::Unavailable, "DATABASE_UNAVAILABLE", soon), true, true),
             (answered(Code::ResourceExhausted, "OVERLOADED", soon), true, true),
             (answered(Code::Aborted, "LOCK_TIMEOUT", soon), true, true),
+            (answered(Code::Unavailable, "NOT_BEGUN", soon), true, true),
             (answered(Code::Unavailable, "COMMIT_UNKNOWN", soon), true, false),
             (answered(Code::Unknown, "COMMIT_UNKNOWN", None), false, false),
             (answered(Code::Aborted, "LIMIT_CHANGED", None), false, false),

@@ -8,7 +8,7 @@
 //! others; but for the first in line at some spot: that one stands at all of its spots, and so its turn comes.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     fmt,
     sync::{Arc, OnceLock},
 };
@@ -22,6 +22,7 @@ use super::{
     name::{Labels, Name},
     resource::Resource,
     scope::{Scope, Tally},
+    visits::visit,
 };
 
 /// Where one can stand in line.
@@ -129,6 +130,12 @@ impl FreedSpots {
         *noted = noted.saturating_add(requests);
     }
 
+    /// Replaces numbers above `most` by [`MUCH`].
+    pub fn counted_up_to(mut self, most: u32) -> Self {
+        self.0.values_mut().filter(|requests| **requests > most).for_each(|requests| *requests = MUCH);
+        self
+    }
+
     /// Whether there is more room at a spot.
     pub fn contains(&self, spot: &Spot) -> bool {
         self.0.contains_key(spot)
@@ -210,14 +217,20 @@ pub fn viewed_spots(requests: impl IntoIterator<Item = (Spot, Extent)>) -> Viewe
     spots
 }
 
-/// Who stands at some spots.
+/// The wait queues of some wait keys, and the wait keys of each request in them.
 #[derive(Debug, Clone, Default)]
-pub struct Line(HashMap<Spot, Arc<Queue>>);
+pub struct Line {
+    queues: HashMap<Arc<Spot>, Arc<Queue>>,
+    /// Every operation on one request visits only its own wait keys.
+    keys: HashMap<QueuePosition, Vec<Arc<Spot>>>,
+}
 
 /// Who stands at one spot.
 #[derive(Debug, Clone, Default)]
 struct Queue {
     stands: BTreeMap<QueuePosition, WaitEntry>,
+    /// The first entry that is short here.
+    first_short: Option<QueuePosition>,
     /// What all of them wait for together, once somebody has asked.
     total: OnceLock<Tally>,
     /// What those before every [`STRIDE`]th wait for together, once somebody far behind has asked.
@@ -236,6 +249,7 @@ impl Queue {
         self.marks.get_or_init(|| {
             let (mut marks, mut before) = (BTreeMap::new(), Tally::default());
             for (number, (position, stand)) in self.stands.iter().enumerate() {
+                visit();
                 if number.is_multiple_of(STRIDE) {
                     marks.insert(*position, before.clone());
                 }
@@ -253,21 +267,51 @@ impl Queue {
         {
             (near, tally) = (self.stands.range(*mark..position), before.clone());
         }
-        near.for_each(|(_, stand)| tally.add_up(&stand.resource));
+        for (_, stand) in near {
+            visit();
+            tally.add_up(&stand.resource);
+        }
         tally
     }
 
-    /// Somebody came or left.
-    fn changed(&mut self) {
-        self.total.take();
+    fn insert(&mut self, position: QueuePosition, stand: WaitEntry) {
+        self.remove(position);
+        if stand.is_short && self.first_short.is_none_or(|first| position < first) {
+            self.first_short = Some(position);
+        }
+        if let Some(total) = self.total.get_mut() {
+            total.add_up(&stand.resource);
+        }
         self.marks.take();
+        self.stands.insert(position, stand);
+    }
+
+    fn remove(&mut self, position: QueuePosition) {
+        let Some(stand) = self.stands.remove(&position) else { return };
+        if self.first_short == Some(position) {
+            let mut behind = self.stands.range(position..).inspect(|_| visit());
+            self.first_short = behind.find(|(_, other)| other.is_short).map(|(other, _)| *other);
+        }
+        if self.total.get_mut().is_some_and(|total| !total.take_off(&stand.resource)) {
+            self.total.take();
+        }
+        self.marks.take();
+    }
+
+    /// The positions that only this queue has, and those that only `other` has.
+    fn difference(&self, other: &Self) -> (Vec<QueuePosition>, Vec<QueuePosition>) {
+        let only = |one: &Self, two: &Self| {
+            let positions = one.stands.keys().inspect(|_| visit());
+            positions.filter(|position| !two.stands.contains_key(position)).copied().collect()
+        };
+        (only(self, other), only(other, self))
     }
 }
 
 impl Line {
     /// What those before `position` at a spot wait for together, or all if there is no position yet.
     pub fn ahead(&self, spot: &Spot, position: Option<QueuePosition>) -> Tally {
-        match (self.0.get(spot), position) {
+        match (self.queues.get(spot), position) {
             (None, _) => Tally::default(),
             (Some(queue), None) => queue.total().clone(),
             (Some(queue), Some(position)) => queue.ahead(position),
@@ -282,8 +326,8 @@ impl Line {
     /// Where a request stands that is short at some of its `spots`.
     pub fn stand(&self, position: QueuePosition, spots: &Spots) -> Spots {
         let is_first = |spot: &Spot| {
-            let queue = self.0.get(spot);
-            queue.is_none_or(|queue| !queue.stands.range(..position).any(|(_, other)| other.is_short))
+            let first = self.queues.get(spot).and_then(|queue| queue.first_short);
+            first.is_none_or(|first| position <= first)
         };
         let keeps_all = spots.iter().any(|(spot, is_short)| *is_short && is_first(spot));
         spots
@@ -293,89 +337,161 @@ impl Line {
             .collect()
     }
 
+    /// Whether a request is in any wait queue.
+    pub fn has(&self, position: QueuePosition) -> bool {
+        self.keys.contains_key(&position)
+    }
+
     /// Where somebody stands; empty for one who is not in line.
     pub fn spots_of(&self, position: QueuePosition) -> Spots {
-        let standing =
-            self.0.iter().filter_map(|(spot, queue)| Some((spot.clone(), queue.stands.get(&position)?.is_short)));
-        standing.collect()
+        let keys = self.keys.get(&position).into_iter().flatten().inspect(|_| visit());
+        let is_short = |key: &Arc<Spot>| Some(self.queues.get(key)?.stands.get(&position)?.is_short);
+        keys.filter_map(|key| Some((Spot::clone(key), is_short(key)?))).collect()
     }
 
     /// Somebody stands at a spot.
     pub fn insert(&mut self, spot: Spot, position: QueuePosition, stand: WaitEntry) {
-        let queue = Arc::make_mut(self.0.entry(spot).or_default());
-        if let Some(total) = queue.total.get_mut() {
-            total.add_up(&stand.resource);
-        }
-        queue.marks.take();
-        if queue.stands.insert(position, stand).is_some() {
-            queue.total.take();
-        }
+        self.insert_at(self.key(spot), position, stand);
     }
 
     /// Somebody leaves all spots.
     pub fn remove(&mut self, position: QueuePosition) {
-        for queue in self.0.values_mut().filter(|queue| queue.stands.contains_key(&position)) {
-            let queue = Arc::make_mut(queue);
-            queue.stands.remove(&position);
-            queue.changed();
+        for key in self.keys.remove(&position).unwrap_or_default() {
+            visit();
+            self.remove_entry(&key, position);
         }
-        self.0.retain(|_, queue| !queue.stands.is_empty());
+    }
+
+    /// Puts a request into the wait queues of `spots`, and only there. Queues where nothing changes keep their sums.
+    pub fn put(&mut self, position: QueuePosition, spots: &Spots, resource: &Resource) {
+        let left: Vec<Arc<Spot>> = (self.keys.get(&position).into_iter().flatten())
+            .inspect(|_| visit())
+            .filter(|key| !spots.contains_key(&***key))
+            .cloned()
+            .collect();
+        for key in left {
+            self.remove_at(&key, position);
+        }
+        for (spot, is_short) in spots {
+            let stand = WaitEntry { resource: resource.clone(), is_short: *is_short };
+            let before = self.queues.get(spot).and_then(|queue| queue.stands.get(&position));
+            if before != Some(&stand) {
+                self.insert(spot.clone(), position, stand);
+            }
+        }
     }
 
     /// Takes over how `other` looked at `spots`, as far as each was looked at.
     pub fn replace(&mut self, spots: ViewedSpots, other: &Self) {
         for (spot, extent) in spots {
-            match (other.0.get(&spot), extent) {
-                (Some(queue), Extent::All) => drop(self.0.insert(spot, queue.clone())),
-                (None, Extent::All) => drop(self.0.remove(&spot)),
-                (queue, Extent::UpTo(last)) => self.replace_first(spot, last, queue),
+            let (queue, key) = (other.queues.get(&spot), self.key(spot));
+            match extent {
+                Extent::All => self.replace_all(&key, queue),
+                Extent::UpTo(last) => self.replace_first(&key, last, queue),
             }
         }
     }
 
     /// At how many spots somebody is known to stand.
     pub fn spots(&self) -> usize {
-        self.0.len()
+        self.queues.len()
     }
 
-    /// Takes over who stands at a spot up to `last`.
-    fn replace_first(&mut self, spot: Spot, last: QueuePosition, other: Option<&Arc<Queue>>) {
-        let first = other.into_iter().flat_map(|queue| queue.stands.range(..=last));
-        let first: Vec<_> = first.map(|(position, stand)| (*position, stand.clone())).collect();
-        if let Some(queue) = self.0.get_mut(&spot) {
-            let queue = Arc::make_mut(queue);
-            let behind = queue.stands.split_off(&last);
-            queue.stands = behind;
-            queue.stands.remove(&last);
-            queue.changed();
+    /// Takes over a whole wait queue.
+    fn replace_all(&mut self, key: &Arc<Spot>, other: Option<&Arc<Queue>>) {
+        let (before, after) = (self.queues.remove(key).unwrap_or_default(), other.cloned().unwrap_or_default());
+        let (left, entered) = before.difference(&after);
+        left.into_iter().for_each(|position| self.forget(key, position));
+        entered.into_iter().for_each(|position| self.keys.entry(position).or_default().push(key.clone()));
+        if !after.stands.is_empty() {
+            self.queues.insert(key.clone(), after);
         }
-        for (position, stand) in first {
-            self.insert(spot.clone(), position, stand);
+    }
+
+    /// Takes over the entries of a wait queue up to `last`. A queue where nothing differs keeps its sums.
+    fn replace_first(&mut self, key: &Arc<Spot>, last: QueuePosition, other: Option<&Arc<Queue>>) {
+        let before = self.queues.get(key).map(|queue| &queue.stands);
+        let after = other.map(|queue| &queue.stands);
+        let in_before = |position: &QueuePosition| before.and_then(|stands| stands.get(position));
+        let in_after = |position: &QueuePosition| after.and_then(|stands| stands.get(position));
+        let first = |stands| Option::into_iter(stands).flat_map(|stands: &BTreeMap<_, _>| stands.range(..=last));
+        let left = first(before).inspect(|_| visit()).filter(|(position, _)| in_after(position).is_none());
+        let left: Vec<QueuePosition> = left.map(|(position, _)| *position).collect();
+        let entered = first(after).inspect(|_| visit()).filter(|(position, stand)| in_before(position) != Some(stand));
+        let entered: Vec<(QueuePosition, WaitEntry)> =
+            entered.map(|(position, stand)| (*position, stand.clone())).collect();
+        left.into_iter().for_each(|position| self.remove_at(key, position));
+        entered.into_iter().for_each(|(position, stand)| self.insert_at(key.clone(), position, stand));
+    }
+
+    /// The wait key as it is stored, if it has a wait queue.
+    fn key(&self, spot: Spot) -> Arc<Spot> {
+        self.queues.get_key_value(&spot).map(|(key, _)| key.clone()).unwrap_or_else(|| Arc::new(spot))
+    }
+
+    fn insert_at(&mut self, key: Arc<Spot>, position: QueuePosition, stand: WaitEntry) {
+        let queue = Arc::make_mut(self.queues.entry(key.clone()).or_default());
+        if !queue.stands.contains_key(&position) {
+            self.keys.entry(position).or_default().push(key);
         }
-        self.0.retain(|_, queue| !queue.stands.is_empty());
+        queue.insert(position, stand);
+    }
+
+    /// Removes the entry of a request from one wait queue.
+    fn remove_at(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+        self.forget(key, position);
+        self.remove_entry(key, position);
+    }
+
+    /// Removes one wait key of a request.
+    fn forget(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+        if let Entry::Occupied(mut keys) = self.keys.entry(position) {
+            keys.get_mut().retain(|other| other != key);
+            if keys.get().is_empty() {
+                keys.remove();
+            }
+        }
+    }
+
+    /// Removes an entry from a wait queue, and the queue with its last entry.
+    fn remove_entry(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        let queue = Arc::make_mut(queue);
+        queue.remove(position);
+        if queue.stands.is_empty() {
+            self.queues.remove(key);
+        }
     }
 
     /// Whether somebody is known to stand at a spot.
     pub fn contains(&self, spot: &Spot) -> bool {
-        self.0.contains_key(spot)
+        self.queues.contains_key(spot)
+    }
+
+    /// Drops the line, one wait queue or request at a time.
+    pub fn into_dropped(self) -> impl Iterator<Item = ()> + Send {
+        self.queues.into_iter().map(drop).chain(self.keys.into_iter().map(drop))
     }
 
     /// Whether nobody is known to stand anywhere.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.queues.is_empty()
     }
 }
 
 fn sum<'a>(stands: impl Iterator<Item = &'a WaitEntry>) -> Tally {
     let mut sum = Tally::default();
-    stands.for_each(|stand| sum.add_up(&stand.resource));
+    for stand in stands {
+        visit();
+        sum.add_up(&stand.resource);
+    }
     sum
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::resource::Dimension;
+    use crate::domain::{resource::Dimension, visits};
 
     fn position(number: u128) -> QueuePosition {
         QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
@@ -439,5 +555,161 @@ mod tests {
             assert_eq!(ahead(&line, 180), sum(gone + 1..180));
         }
         assert_eq!((ahead(&line, 101), ahead(&line, 1000)), (0, sum(101..201)));
+    }
+
+    /// `count` requests, each of which waits for an EM of its own.
+    fn line_of_keys(count: u128) -> Line {
+        let mut line = Line::default();
+        for number in 0..count {
+            stand(&mut line, number, &[(em(&format!("host{number}")), true)]);
+        }
+        line
+    }
+
+    /// Compares the visits of one operation at two sizes.
+    fn assert_flat(what: &str, visits: impl Fn(u128) -> u64) {
+        let [small, large] = [visits(100), visits(1000)];
+        println!("{what}: {small} visits at 100, {large} at 1,000");
+        assert!(large * 10 <= small.max(1) * 13, "{what}: {small} visits at 100, {large} at 1,000");
+    }
+
+    #[test]
+    fn wait_queues_with_many_keys_visit_own_entries() {
+        let (own, key) = (position(7), em("host7"));
+        let entry = || WaitEntry { resource: Resource::cpu(7).unwrap(), is_short: true };
+        let mut seen = Line::default();
+        seen.insert(key.clone(), own, entry());
+        assert_flat("leave and enter", |count| {
+            let mut line = line_of_keys(count);
+            let visits = visits::count(|| {
+                assert_eq!(line.spots_of(own).len(), 1);
+                line.remove(own);
+                line.insert(key.clone(), own, entry());
+            });
+            assert_eq!(line.spots(), usize::try_from(count).unwrap());
+            visits
+        });
+        for extent in [Extent::All, Extent::UpTo(own)] {
+            assert_flat("replace", |count| {
+                let mut line = line_of_keys(count);
+                visits::count(|| line.replace([(key.clone(), extent)].into(), &seen))
+                    + visits::count(|| line.replace([(key.clone(), extent)].into(), &Line::default()))
+            });
+        }
+    }
+
+    #[test]
+    fn wait_queue_after_fruitless_retry_keeps_its_sums() {
+        let line_of = |count: u128| {
+            let mut line = Line::default();
+            (0..count).for_each(|number| drop(stand(&mut line, number, &[(em("a"), true)])));
+            assert!(line.ahead(&em("a"), Some(position(count))) == line.ahead(&em("a"), None));
+            line
+        };
+        assert_flat("retry", |count| {
+            let mut line = line_of(count);
+            visits::count(|| {
+                // As far behind a mark at either size.
+                let last = count / 32 * 32 - 1;
+                let resource = Resource::cpu(i64::try_from(last).unwrap()).unwrap();
+                line.put(position(last), &[(em("a"), true)].into(), &resource);
+                line.ahead(&em("a"), Some(position(last)));
+            })
+        });
+        assert_flat("leave", |count| {
+            let mut line = line_of(count);
+            visits::count(|| {
+                line.remove(position(3));
+                line.ahead(&em("a"), None);
+            })
+        });
+    }
+
+    #[test]
+    fn wait_queues_after_random_changes_agree_with_plain_list() {
+        let (keys, mut random) = ([em("a"), em("b"), user("u")], 7_u64);
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let (mut line, mut plain) = (Line::default(), BTreeMap::<(usize, u128), (i64, bool)>::new());
+        for _ in 0..20_000 {
+            let (number, cores) = (u128::from(next(12)), i64::try_from(next(3)).unwrap());
+            let own: Vec<(usize, bool)> =
+                (0..3).filter_map(|at| Some((at, next(2) == 0)).filter(|_| next(2) == 0)).collect();
+            let spots: Spots = own.iter().map(|(at, is_short)| (keys[*at].clone(), *is_short)).collect();
+            let resource = Resource::cpu(cores).unwrap();
+            match next(4) {
+                0 => {
+                    plain.retain(|(_, other), _| *other != number);
+                    line.remove(position(number));
+                }
+                1 => {
+                    plain.retain(|(_, other), _| *other != number);
+                    plain.extend(own.iter().map(|(at, is_short)| ((*at, number), (cores, *is_short))));
+                    line.put(position(number), &spots, &resource);
+                }
+                kind => {
+                    // Another view of one queue, whole or up to a position.
+                    let (at, last, mut other) =
+                        (usize::try_from(next(3)).unwrap(), u128::from(next(12)), Line::default());
+                    let extent = if kind == 2 { Extent::All } else { Extent::UpTo(position(last)) };
+                    plain.retain(|(key, other), _| *key != at || kind == 3 && *other > last);
+                    for number in 0..12 {
+                        if next(2) == 0 {
+                            continue;
+                        }
+                        let (cores, is_short) = (i64::try_from(next(3)).unwrap(), next(2) == 0);
+                        let resource = Resource::cpu(cores).unwrap();
+                        other.insert(keys[at].clone(), position(number), WaitEntry { resource, is_short });
+                        if kind == 2 || number <= last {
+                            plain.insert((at, number), (cores, is_short));
+                        }
+                    }
+                    line.replace([(keys[at].clone(), extent)].into(), &other);
+                }
+            }
+            let is_in = |at: usize| plain.keys().any(|(key, _)| *key == at);
+            assert_eq!(line.spots(), (0..3).filter(|at| is_in(*at)).count());
+            for (at, key) in keys.iter().enumerate() {
+                let sum = |last| {
+                    plain
+                        .iter()
+                        .filter(|((key, number), _)| *key == at && *number < last)
+                        .map(|(_, (cores, _))| cores)
+                        .sum::<i64>()
+                };
+                assert_eq!(line.contains(key), is_in(at));
+                assert_eq!(line.ahead(key, None).get(&Dimension::Cores), sum(u128::MAX));
+                assert_eq!(line.ahead(key, Some(position(number))).get(&Dimension::Cores), sum(number));
+                let is_first =
+                    !plain.iter().any(|((key, other), (_, is_short))| *key == at && *other < number && *is_short);
+                let spots = Spots::from([(key.clone(), true), (em("other"), false)]);
+                assert_eq!(line.stand(position(number), &spots).len(), 1 + usize::from(is_first));
+            }
+            let own: Spots = plain
+                .iter()
+                .filter(|((_, other), _)| *other == number)
+                .map(|((at, _), (_, is_short))| (keys[*at].clone(), *is_short))
+                .collect();
+            assert_eq!(line.has(position(number)), !own.is_empty());
+            assert_eq!(line.spots_of(position(number)), own);
+        }
+    }
+
+    #[test]
+    fn wait_queue_with_reservations_finds_head_directly() {
+        assert_flat("head", |count| {
+            let mut line = Line::default();
+            for number in 0..count {
+                line.insert(
+                    em("a"),
+                    position(number),
+                    WaitEntry { resource: Resource::cpu(1).unwrap(), is_short: false },
+                );
+            }
+            let spots = Spots::from([(em("a"), true), (user("u"), false)]);
+            visits::count(|| assert_eq!(line.stand(position(count), &spots).len(), 2))
+        });
     }
 }

@@ -67,3 +67,4 @@ pub mod timestamp;
 #[cfg(feature = "server")]
 pub mod token;
 pub mod usage_sum;
+pub(crate) mod visits;

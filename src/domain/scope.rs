@@ -261,6 +261,21 @@ impl Tally {
         }
     }
 
+    /// Reverts [`Tally::add_up`]; returns false, and changes nothing, where a sum may have been cut off.
+    pub fn take_off(&mut self, resource: &Resource) -> bool {
+        let amounts = || resource.amounts().filter(|(_, amount)| *amount != 0);
+        if amounts().any(|(dimension, amount)| !(amount..i64::MAX).contains(&self.get(&dimension))) {
+            return false;
+        }
+        for (dimension, amount) in amounts() {
+            match self.get(&dimension) - amount {
+                0 => drop(self.0.remove(&dimension)),
+                rest => drop(self.0.insert(dimension, rest)),
+            }
+        }
+        true
+    }
+
     /// Counts the amounts of a resource out.
     ///
     /// # Errors

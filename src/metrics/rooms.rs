@@ -77,7 +77,7 @@ fn class(error: &Error) -> Class {
         | Error::DeadlineExpired
         | Error::External(_) => "rejected",
         Error::LockTimeout => "lock_timeout",
-        Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
+        Error::NotBegun | Error::Overloaded | Error::TooManyBytes | Error::BodyTimeout(_) => "overloaded",
         Error::Unavailable(_) => "unavailable",
         Error::CommitUnknown | Error::GrantUnknown { .. } => "commit_unknown",
         Error::Outdated(_) => "outdated",

@@ -8,7 +8,13 @@
 //! - `keep`: the first task, and `observe` for what reports tell of the engines;
 //! - `compare`: the second.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use time::OffsetDateTime;
 use tokio::{
@@ -77,6 +83,8 @@ struct Pending {
     tickets: TicketDigest,
     deadline: Instant,
     reply: oneshot::Sender<Result<Found, Error>>,
+    /// Whether another transaction locked what it writes.
+    is_contended: Arc<AtomicBool>,
     /// The room that its tickets take.
     _room: OwnedSemaphorePermit,
 }
@@ -145,8 +153,8 @@ impl HeartbeatService {
     /// # Errors
     /// [`Rejection::EmNotRegistered`]; [`Rejection::StaleReport`] for an older epoch or sequence, which changes nothing;
     /// [`Error::InvalidField`] for an epoch that is yet to come, and for what is observed in another type or queue than the ticket's,
-    /// although the report is a sign of life then; [`Error::LockTimeout`] if it was not its turn until `deadline`, or
-    /// somebody else held what it writes; [`Error::Overloaded`] if too many reports wait, or too many of its EM.
+    /// although the report is a sign of life then; [`Error::NotBegun`] if it was not its turn until `deadline`;
+    /// [`Error::LockTimeout`] if another transaction locked what it writes; [`Error::Overloaded`] if too many reports wait, or too many of its EM.
     ///
     /// [`Rejection::EmNotRegistered`]: crate::domain::operation::Rejection::EmNotRegistered
     /// [`Rejection::StaleReport`]: crate::domain::operation::Rejection::StaleReport
@@ -158,13 +166,17 @@ impl HeartbeatService {
         let size = u32::try_from(report.tickets.len() + observed).map_err(|_| Error::Overloaded)?;
         let room = self.room.clone().try_acquire_many_owned(size).map_err(|_| Error::Overloaded)?;
         let (reply, answer) = oneshot::channel();
-        let pending = Pending { report, tickets, deadline, reply, _room: room };
+        let is_contended = Arc::new(AtomicBool::new(false));
+        let timeout = || if is_contended.load(Ordering::Relaxed) { Error::LockTimeout } else { Error::NotBegun };
+        let pending = Pending { report, tickets, deadline, reply, is_contended: is_contended.clone(), _room: room };
         self.queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
-        let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| Error::LockTimeout)?;
-        let Found { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped(deadline)))?;
+        let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| timeout())?;
+        // A report is dropped unanswered when its time is over, maybe just before its caller finds that.
+        let dropped = || if deadline <= Instant::now() { timeout() } else { Error::ShuttingDown };
+        let Found { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped()))?;
         self.give_up(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
         Ok(unknown)
     }
@@ -183,11 +195,6 @@ impl HeartbeatService {
             while under_way.join_next().await.is_some() {}
         }
     }
-}
-
-/// Why a report was dropped unanswered: by whoever found its caller's time over, maybe just before the caller did.
-fn dropped(deadline: Instant) -> Error {
-    if deadline <= Instant::now() { Error::LockTimeout } else { Error::ShuttingDown }
 }
 
 async fn give_up_one(committer: &Committer, ticket: Released, deadline: Instant) {

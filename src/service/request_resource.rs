@@ -174,9 +174,11 @@ impl RequestResourceService {
         let any_em = em.is_none();
         if let (Some(em), Some(until)) = (&em, deadlines.line) {
             let request = request(em.clone(), &ask);
-            if self.admission.is_doubtful(&request) {
-                // It is ready to stand in line: what a look may show, the ledger would find again.
-                let caller = self.line.enter(any_em, &ask, until)?;
+            // It is ready to wait: what a check may show, the ledger would find again. A full wait queue is no reason for a refusal: the
+            // request may fit.
+            if self.admission.is_doubtful(&request)
+                && let Some(caller) = self.line.enter_if_room(any_em, &ask, until)
+            {
                 drop(active);
                 // Apart, because most calls do not wait, and each takes the room of all that it may do.
                 return traces::within("line", Box::pin(self.wait(request, others, caller))).await;

@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        em::EmInstance,
         line::{FreedSpots, QueuePosition, Spot, Spots},
         operation::{Operation, RequestSpec, Wait, Waiting},
     },
@@ -119,13 +120,22 @@ impl WaitingLine {
         self.index().room_comes(spot);
     }
 
-    /// Something was committed here that made room at `freed`, and by which those who waited at the positions `granted` were;
-    /// `others_wait` if others may wait elsewhere.
-    pub fn committed(&self, freed: &FreedSpots, granted: impl Iterator<Item = QueuePosition>, others_wait: bool) {
-        let mut index = self.index();
-        if index.callers > 0 {
-            index.committed(Freed::of(freed), granted, others_wait);
+    /// A batch was committed here: it freed capacity at `freed`, and granted the requests at the positions `granted`, each at that EM.
+    /// `others_wait` if requests may wait on other instances.
+    pub fn committed<'a>(
+        &self,
+        freed: &FreedSpots,
+        granted: impl Iterator<Item = (QueuePosition, &'a EmInstance)>,
+        others_wait: bool,
+    ) {
+        // A caller that enters later reads what is committed.
+        if self.index().callers == 0 {
+            return;
         }
+        // The hashes of the keys are computed before the lock is taken.
+        let freed = Freed::of(freed);
+        let granted: Vec<_> = granted.map(|(position, em)| (position, SpotKey::of(&Spot::Em(em.clone())))).collect();
+        self.index().committed(freed, granted, others_wait);
     }
 
     /// EMs that somebody held are free: there may be room there for those for whom any EM will do.
@@ -141,14 +151,19 @@ impl WaitingLine {
     /// # Errors
     /// [`Error::Overloaded`] if too many wait here, or too many of whoever asks.
     pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<Caller, Error> {
-        let Some(place) = self.places.take(&ask.principal) else {
+        self.enter_if_room(any_em, ask, until).ok_or_else(|| {
             self.metrics.line.turned_away.inc();
-            return Err(Error::Overloaded);
-        };
+            Error::Overloaded
+        })
+    }
+
+    /// Creates a waiting caller; `None` if too many wait. A request may still be granted without waiting.
+    pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<Caller> {
+        let place = self.places.take(&ask.principal)?;
         self.index().callers += 1;
         let needs = ask.resource.amounts().filter(|(_, amount)| *amount > 0).map(|(dimension, _)| dimension);
         let sleeper = Sleeper { wake: Arc::default(), any_em, needs: needs.collect() };
-        Ok(Caller {
+        Some(Caller {
             line: self.clone(),
             sleeper,
             until,

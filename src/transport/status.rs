@@ -132,6 +132,7 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::Denied(_) => (Code::PermissionDenied, "ROLE_DENIED", Hint::None),
         Error::NoSuchMethod => (Code::Unimplemented, "NO_SUCH_METHOD", Hint::None),
         Error::LockTimeout => (Code::Aborted, "LOCK_TIMEOUT", Hint::Retry(RETRY_SOON)),
+        Error::NotBegun => (Code::Unavailable, "NOT_BEGUN", Hint::Retry(RETRY_SOON)),
         Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
         Error::TooManyBytes => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
         Error::MessageTooLarge { .. } => (Code::ResourceExhausted, "MESSAGE_TOO_LARGE", Hint::None),

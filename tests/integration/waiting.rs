@@ -17,8 +17,13 @@ use linkis_rm::{
         operation::{Grant, LockKey},
         resource::{Dimension, Resource},
     },
+    server::Options,
     store::waiting::CHANNEL,
-    transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
+    transport::{
+        edge::Bounds,
+        proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
+        resource_manager::RequestTimeouts,
+    },
 };
 use sqlx::postgres::PgListener;
 use tokio::task::JoinSet;
@@ -473,4 +478,27 @@ async fn who_waits_for_any_em_is_not_kept_by_a_held_one() {
         assert!(rm.client.release_hold(&LockKey::Em(host)).await.unwrap());
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 2, "and nothing was granted twice");
+}
+
+/// As after a restart: the instance has seen no EM, and its part of the wait queue is full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn patient_request_with_full_wait_queue_is_granted_on_unseen_em() {
+    let (database, other) = start().await;
+    let rm =
+        Instance::start_with(&database, Options { bounds: Bounds { waiting: 1, ..options().bounds }, ..options() })
+            .await;
+    let (full, _grant) = full_em(&other.client, "host1", 10).await;
+    let empty = em("host2");
+    other.client.register(registration(empty.clone(), cpu(10))).await.unwrap();
+    let waits = stand_in_line(&rm.client, patient(&full, "hadoop", cpu(10))).await;
+    rm.client.request_resource(&patient(&empty, "alice", cpu(10))).await.granted();
+    // A request that does not fit would have to wait.
+    for host in [&full, &empty] {
+        let error = rm.client.request_resource(&patient(host, "alice", cpu(10))).await.unwrap_err();
+        assert_eq!(error.reason().as_deref(), Some("OVERLOADED"), "{error}");
+    }
+    assert_eq!(rm.metrics.line.turned_away.get(), 2);
+    waits.abort();
+    nobody_waits(&other.client).await;
+    assert_invariants(&database, &rm.client).await;
 }

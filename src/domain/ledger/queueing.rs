@@ -3,7 +3,7 @@
 use super::{
     super::{
         judgement::Short,
-        line::{QueuePosition, Spots, WaitEntry},
+        line::{QueuePosition, Spots},
         operation::{Outcome, Rejection, Request, Waiting},
     },
     Ledger, MovedDelta, WaitingDelta,
@@ -14,7 +14,7 @@ impl Ledger {
     pub(super) fn position(&self, op: &Request) -> Result<Option<QueuePosition>, Rejection> {
         let position = op.position();
         match position {
-            Some(position) if self.line.line.spots_of(position).is_empty() => Err(Rejection::PlaceLost),
+            Some(position) if !self.line.line.has(position) => Err(Rejection::PlaceLost),
             position => Ok(position),
         }
     }
@@ -44,11 +44,7 @@ impl Ledger {
             let left = before.into_keys().filter(|spot| !spots.contains_key(spot));
             left.for_each(|spot| self.deltas.freed.note(spot, 1));
         }
-        line.remove(position);
-        for (spot, is_short) in &spots {
-            let stand = WaitEntry { resource: op.ask.resource.clone(), is_short: *is_short };
-            line.insert(spot.clone(), position, stand);
-        }
+        line.put(position, &spots, &op.ask.resource);
         Outcome::Waiting(Box::new(Waiting { position, spots, refusal }))
     }
 

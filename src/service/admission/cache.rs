@@ -1,7 +1,10 @@
 //! What this instance has last seen, by what is committed through it and by what it reads: it decides only which way a request takes.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
+    fmt,
+    hash::Hash,
+    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -13,10 +16,10 @@ use crate::{
         cap::Cap,
         em::{Em, EmInstance},
         ledger::PostCommitState,
-        line::Line,
         operation::Request,
         placement::{Policies, View},
         report::{Condition, Report},
+        scope::Counter,
     },
     metrics::Metrics,
 };
@@ -27,13 +30,92 @@ use super::{State, Verdict};
 const EMS_MAX: usize = 100_000;
 const SCOPES_MAX: usize = 100_000;
 
+/// How many entries that are no longer needed each commit drops, besides as many as it brings.
+const RETIRED_MIN: usize = 64;
+
 /// How things stood when they were last seen, by this instance.
 #[derive(Clone, Debug)]
 pub struct StateCache {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Seen>>,
     choice: Arc<Choice>,
     commits: Arc<AtomicU64>,
     metrics: Metrics,
+}
+
+/// The last known state, and the order in which its entries came.
+#[derive(Debug, Default)]
+struct Seen {
+    state: State,
+    /// The EMs and the scopes, the oldest first; some of the EMs may be gone.
+    ems: VecDeque<EmInstance>,
+    scopes: VecDeque<Counter>,
+    retired: Retired,
+}
+
+impl Seen {
+    fn drop_scopes(&mut self) {
+        self.scopes.clear();
+        self.retired.add(mem::take(&mut self.state.scopes).into_iter().map(drop));
+    }
+
+    fn drop_line(&mut self) {
+        self.retired.add(mem::take(&mut self.state.line.line).into_dropped());
+    }
+}
+
+/// Entries that are no longer needed. Every commit takes the lock of what was seen: so each drops a few, and none waits until all are
+/// dropped.
+#[derive(Default)]
+struct Retired(VecDeque<Box<dyn Iterator<Item = ()> + Send>>);
+
+impl Retired {
+    fn add(&mut self, entries: impl Iterator<Item = ()> + Send + 'static) {
+        if entries.size_hint().0 > 0 {
+            self.0.push_back(Box::new(entries));
+        }
+    }
+
+    /// Drops a few, and as many as arrive: so they become fewer with each commit.
+    fn drop_some(&mut self, arrived: usize) {
+        let mut left = arrived.saturating_add(RETIRED_MIN);
+        while left > 0
+            && let Some(entries) = self.0.front_mut()
+        {
+            match entries.next() {
+                Some(()) => left -= 1,
+                None => drop(self.0.pop_front()),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Retired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Retired").field(&self.0.len()).finish()
+    }
+}
+
+/// Stores entries; where there are more than `most` keys, each key that arrives evicts the oldest.
+fn store<K: Clone + Eq + Hash, V>(
+    seen: &mut HashMap<K, V>,
+    order: &mut VecDeque<K>,
+    most: usize,
+    entries: impl IntoIterator<Item = (K, V)>,
+) {
+    for (key, value) in entries {
+        match seen.entry(key) {
+            Entry::Occupied(mut entry) => drop(entry.insert(value)),
+            Entry::Vacant(entry) => {
+                order.push_back(entry.key().clone());
+                entry.insert(value);
+            }
+        }
+        if order.len() > most
+            && let Some(oldest) = order.pop_front()
+        {
+            seen.remove(&oldest);
+        }
+    }
 }
 
 /// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
@@ -48,13 +130,16 @@ struct Choice {
 #[derive(Debug, Default)]
 struct Changes {
     /// Nothing as long as nobody has chosen, or when nobody has for long.
-    seen: Option<Seen>,
-    /// The EMs that are held by now, and those that are no more: no more of them than are held now or were then.
-    held: HashMap<EmInstance, bool>,
+    seen: Option<SeenEms>,
+    retired: Retired,
+    /// The EMs whose keys are contended now.
+    held: HashSet<EmInstance>,
+    /// The EMs that became contended or free since the last look: at most as many as are contended now or were then.
+    held_changes: HashMap<EmInstance, bool>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenEms {
     /// EMs as they stand, `None` for one that went.
     ems: HashMap<EmInstance, Option<Em>>,
     /// What EMs have said.
@@ -62,13 +147,17 @@ struct Seen {
 }
 
 impl Choice {
-    fn note(&self, note: impl FnOnce(&mut Seen)) {
+    fn note(&self, note: impl FnOnce(&mut SeenEms)) {
         let mut changes = self.changes();
+        changes.retired.drop_some(0);
         if let Some(seen) = &mut changes.seen {
             note(seen);
             // Nobody has chosen for long: whoever does next surveys all EMs first.
             if seen.ems.len().max(seen.conditions.len()) > EMS_MAX {
+                let SeenEms { ems, conditions } = mem::take(seen);
                 changes.seen = None;
+                changes.retired.add(ems.into_iter().map(drop));
+                changes.retired.add(conditions.into_iter().map(drop));
             }
         }
     }
@@ -81,19 +170,22 @@ impl Choice {
     }
 
     fn note_held(&self, em: &EmInstance, is_held: bool) {
-        let held = &mut self.changes().held;
-        // Each change is told: one that nobody has taken over is undone by the next.
-        if held.remove(em).is_none() {
-            held.insert(em.clone(), is_held);
+        let Changes { held, held_changes, .. } = &mut *self.changes();
+        let is_new = if is_held { held.insert(em.clone()) } else { held.remove(em) };
+        // Two changes before the next look cancel each other.
+        if is_new && held_changes.remove(em).is_none() {
+            held_changes.insert(em.clone(), is_held);
         }
     }
 
     fn look<T>(&self, look: impl FnOnce(&mut View) -> T) -> T {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         // With the view in hand, so that nobody looks at it in between; those who commit wait for neither.
-        let Changes { seen, held } =
-            std::mem::replace(&mut *self.changes(), Changes { seen: Some(Seen::default()), ..Changes::default() });
-        let Seen { ems, conditions } = seen.unwrap_or_default();
+        let (seen, held) = {
+            let mut changes = self.changes();
+            (changes.seen.replace(SeenEms::default()), mem::take(&mut changes.held_changes))
+        };
+        let SeenEms { ems, conditions } = seen.unwrap_or_default();
         for (instance, em) in ems {
             match em {
                 Some(em) => view.update(em),
@@ -137,57 +229,54 @@ impl StateCache {
     pub(super) fn update_by_look(&self, mut standing: PostCommitState, commits: u64) {
         let mut seen = self.state();
         if self.commits() != commits {
-            if standing.limits.version() != seen.limits.version() {
+            let known = &seen.state;
+            if standing.limits.version() != known.limits.version() {
                 return;
             }
-            standing.ems.retain(|em| !seen.ems.contains_key(&em.instance));
-            standing.scopes.retain(|(scope, _)| !seen.scopes.contains_key(scope));
+            standing.ems.retain(|em| !known.ems.contains_key(&em.instance));
+            standing.scopes.retain(|(scope, _)| !known.scopes.contains_key(scope));
             let spots = standing.line.spots.take().unwrap_or_default();
-            standing.line.spots = Some(spots.into_iter().filter(|(spot, _)| !seen.line.line.contains(spot)).collect());
+            standing.line.spots = Some(spots.into_iter().filter(|(spot, _)| !known.line.line.contains(spot)).collect());
         }
         self.choice.note_ems(&standing.ems, &standing.gone);
         self.remember(&mut seen, standing);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Seen> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember(&self, seen: &mut State, standing: PostCommitState) {
-        if standing.limits.version() != seen.limits.version() {
+    fn remember(&self, seen: &mut Seen, standing: PostCommitState) {
+        seen.retired.drop_some(standing.scopes.len());
+        if standing.limits.version() != seen.state.limits.version() {
             // Counters of other label sets would only fill the memory.
-            seen.scopes.clear();
-            seen.limits = standing.limits;
+            seen.drop_scopes();
+            seen.state.limits = standing.limits;
         }
         for gone in &standing.gone {
-            seen.ems.remove(gone);
+            seen.state.ems.remove(gone);
         }
-        // What is forgotten costs a look, and no more.
-        if seen.ems.len() > EMS_MAX {
-            seen.ems.clear();
+        if standing.line.spots.is_none() {
+            seen.drop_line();
         }
-        if seen.scopes.len() > SCOPES_MAX {
-            seen.scopes.clear();
+        let Seen { state, ems, scopes, .. } = seen;
+        // An evicted entry costs a check, and no more.
+        store(&mut state.ems, ems, EMS_MAX, standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
+        store(&mut state.scopes, scopes, SCOPES_MAX, standing.scopes);
+        if let Some(spots) = standing.line.spots {
+            state.line.line.replace(spots, &standing.line.line);
         }
-        seen.ems.extend(standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
-        seen.scopes.extend(standing.scopes);
-        match standing.line.spots {
-            Some(spots) => seen.line.line.replace(spots, &standing.line.line),
-            None => seen.line.line = Line::default(),
-        }
-        self.metrics.caches.seen(seen.ems.len(), seen.scopes.len(), seen.line.line.spots());
+        self.metrics.caches.seen(state.ems.len(), state.scopes.len(), state.line.line.spots());
     }
 
     /// Whether the request fitted when what it needs was last seen.
     pub(super) fn fitted(&self, request: &Request) -> bool {
-        let seen = self.state();
-        seen.fits(request)
+        self.state().state.fits(request)
     }
 
     /// How a request that stands in line would be judged; `None` if that was not seen.
     pub(super) fn verdict(&self, request: &Request) -> Option<Verdict> {
-        let seen = self.state();
-        seen.verdict(request).ok()
+        self.state().state.verdict(request).ok()
     }
 
     /// Remembers how some EMs stand.
@@ -203,7 +292,7 @@ impl StateCache {
         });
     }
 
-    /// Somebody holds an EM, so that whoever wants to change anything about it waits; or nobody does any more. To be told of each change once.
+    /// Records whether the key of an EM is contended, so that changes of the EM wait. Repeated calls change nothing.
     pub fn note_held(&self, em: &EmInstance, is_held: bool) {
         self.choice.note_held(em, is_held);
     }
@@ -216,12 +305,12 @@ impl StateCache {
 
     pub(super) fn forget(&self, em: &EmInstance) {
         self.choice.note_ems(&[], std::slice::from_ref(em));
-        self.state().ems.remove(em);
+        self.state().state.ems.remove(em);
     }
 
     /// Chooses among the EMs, by the policies that were last seen.
     pub(super) fn choose<T>(&self, choose: impl FnOnce(&mut View, &Policies) -> T) -> T {
-        let limits = self.state().limits.clone();
+        let limits = self.state().state.limits.clone();
         self.choice.look(|view| choose(view, limits.policies()))
     }
 
@@ -240,14 +329,16 @@ mod tests {
     use std::{collections::BTreeMap, ops::Range};
 
     use time::OffsetDateTime;
+    use uuid::Uuid;
 
     use super::*;
     use crate::{
         domain::{
+            limit::Limits,
             name::Labels,
             report::Health,
             resource::Resource,
-            scope::{Counter, Scope, Usage},
+            scope::{Scope, Usage},
         },
         transport::edge::{Bounds, Edge},
     };
@@ -298,18 +389,18 @@ mod tests {
 
     #[test]
     fn what_was_seen_has_a_bound_and_what_came_last_is_known() {
-        let (cache, mut forgot) = (cache(), (false, false));
+        let cache = cache();
         for numbers in commits(EMS_MAX.max(SCOPES_MAX)) {
-            let (first, before) = (numbers.start, cache.state().ems.len());
+            let first = numbers.start;
             let scopes = numbers.clone().map(|number| (counter(number), Usage::default())).collect();
             cache.update(PostCommitState { ems: numbers.map(em).collect(), scopes, ..nothing() });
             let seen = cache.state();
-            assert!(seen.ems.contains_key(&instance(first)) && seen.scopes.contains_key(&counter(first)));
-            assert!(seen.ems.len() <= EMS_MAX + COMMIT, "{}", seen.ems.len());
-            assert!(seen.scopes.len() <= SCOPES_MAX + COMMIT, "{}", seen.scopes.len());
-            forgot = (forgot.0 || seen.ems.len() < before, forgot.1 || !seen.scopes.contains_key(&counter(0)));
+            assert!(seen.state.ems.contains_key(&instance(first)) && seen.state.scopes.contains_key(&counter(first)));
+            assert!(seen.state.ems.len() <= EMS_MAX && seen.ems.len() <= EMS_MAX);
+            assert!(seen.state.scopes.len() <= SCOPES_MAX && seen.scopes.len() <= SCOPES_MAX);
         }
-        assert_eq!(forgot, (true, true));
+        let seen = cache.state();
+        assert!(!seen.state.ems.contains_key(&instance(0)) && !seen.state.scopes.contains_key(&counter(0)));
     }
 
     #[test]
@@ -343,11 +434,57 @@ mod tests {
         let known = || cache.choose(|view, _| (0..1000).filter(|number| view.is_held(&instance(*number))).count());
         (0..1000).for_each(|number| cache.note_held(&instance(number), true));
         (0..500).for_each(|number| cache.note_held(&instance(number), false));
-        assert_eq!(cache.choice.changes().held.len(), 500, "what has come and gone is not kept");
+        assert_eq!(cache.choice.changes().held_changes.len(), 500, "what has come and gone is not kept");
         assert_eq!(known(), 500);
         (500..1000).for_each(|number| cache.note_held(&instance(number), false));
         assert_eq!(known(), 0);
-        assert_eq!(cache.choice.changes().held.len(), 0);
+        assert_eq!(cache.choice.changes().held_changes.len(), 0);
+    }
+
+    #[test]
+    fn state_cache_when_full_evicts_as_many_as_arrive() {
+        let cache = cache();
+        let sizes = || {
+            let seen = cache.state();
+            (seen.state.ems.len(), seen.state.scopes.len())
+        };
+        for numbers in commits(EMS_MAX.max(SCOPES_MAX)) {
+            let before = sizes();
+            let scopes = numbers.clone().map(|number| (counter(number), Usage::default())).collect();
+            cache.update(PostCommitState { ems: numbers.map(em).collect(), scopes, ..nothing() });
+            let after = sizes();
+            assert!(after.0 >= before.0 && after.1 >= before.1, "{before:?} before a commit, {after:?} after it");
+        }
+    }
+
+    #[test]
+    fn state_cache_after_limits_change_drops_few_at_a_time() {
+        let cache = cache();
+        let scopes = (0..10_000).map(|number| (counter(number), Usage::default())).collect();
+        cache.update(PostCommitState { scopes, ..nothing() });
+        let limits = Arc::new(Limits::new(Uuid::from_u128(1), vec![], []));
+        let of_other_limits = || PostCommitState { limits: limits.clone(), ..nothing() };
+        cache.update(of_other_limits());
+        assert!(cache.state().state.scopes.is_empty());
+        let mut commits = 0;
+        while !cache.state().retired.0.is_empty() {
+            cache.update(of_other_limits());
+            commits += 1;
+        }
+        assert_eq!(commits, 10_000 / RETIRED_MIN + 1);
+    }
+
+    #[test]
+    fn contended_em_reported_twice_stays_contended() {
+        let cache = cache();
+        let is_held = || cache.choose(|view, _| view.is_held(&instance(1)));
+        for expected in [true, false] {
+            cache.note_held(&instance(1), expected);
+            cache.note_held(&instance(1), expected);
+            assert_eq!(is_held(), expected);
+            cache.note_held(&instance(1), expected);
+            assert_eq!(is_held(), expected);
+        }
     }
 
     fn report(number: usize) -> Report {

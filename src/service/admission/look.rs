@@ -149,7 +149,7 @@ impl State {
         }
         let em = self.ems.get(&request.em).ok_or_else(|| Rejection::EmNotRegistered(request.em.clone()))?;
         let position = request.position();
-        if position.is_some_and(|position| self.line.line.spots_of(position).is_empty()) {
+        if position.is_some_and(|position| !self.line.line.has(position)) {
             return Err(Rejection::PlaceLost);
         }
         judgement::admit(em, &self.limits, &request.ask)?;

@@ -102,6 +102,9 @@ impl Lane {
             if self.waiting.is_empty() {
                 self.stirred.notify_one();
             }
+            if self.is_held {
+                pending.progress.set_contended(true);
+            }
             self.waiting.push(pending);
         }
     }
@@ -126,6 +129,7 @@ impl Lane {
     /// free that was held.
     fn note_held(&mut self, is_held: bool, seen: &StateCache) -> bool {
         let is_new = self.set_held(is_held, seen);
+        self.waiting.iter().for_each(|pending| pending.progress.set_contended(is_held));
         if !is_held {
             self.is_watched = false;
             return is_new && self.em.is_some();
@@ -366,7 +370,8 @@ impl Lanes {
         lane.waiting = rest;
         for pending in overdue {
             // Its caller could not give up by itself: its transaction seemed to run when its time was over.
-            pending.answer(Err(Error::LockTimeout));
+            let error = pending.progress.timeout();
+            pending.answer(Err(error));
         }
         if !lane.waiting.is_empty() {
             return Need::Turn;

@@ -171,8 +171,8 @@ impl Committer {
     /// transaction has not begun.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] at the end of its patience, if the operation was not yet carried out, and [`Error::CommitUnknown`] soon after
-    /// it, if that has no end; [`Error::Overloaded`] if too many wait. [`Patience::turned_away`] tells a `LockTimeout` before that.
+    /// [`Error::LockTimeout`] at the end of its patience, if a key of the operation is contended then; [`Error::NotBegun`] if it was not
+    /// carried out for another reason, and [`Error::CommitUnknown`] soon after it, if its transaction has no end; [`Error::Overloaded`] if too many wait. [`Patience::turned_away`] tells a `LockTimeout` before that.
     pub fn submit<'a>(
         &'a self,
         by: Actor,
@@ -301,11 +301,13 @@ impl Answer {
     async fn wait(&mut self, deadline: Instant) -> Result<Outcome, Error> {
         let answered = match tokio::time::timeout_at(deadline, &mut self.answer).await {
             Ok(answered) => answered,
-            Err(_) if self.progress.abandon() => return Err(Error::LockTimeout),
-            // Its transaction runs: its end says best what to answer, but may be long in coming where the database is.
-            Err(_) => match tokio::time::timeout_at(deadline + END_TIMEOUT, &mut self.answer).await {
-                Ok(answered) => answered,
-                Err(_) => return Err(Error::CommitUnknown),
+            Err(_) => match self.progress.abandon() {
+                Some(error) => return Err(error),
+                // Its transaction runs: its end says best what to answer, but may be long in coming where the database is.
+                None => match tokio::time::timeout_at(deadline + END_TIMEOUT, &mut self.answer).await {
+                    Ok(answered) => answered,
+                    Err(_) => return Err(Error::CommitUnknown),
+                },
             },
         };
         answered.unwrap_or(Err(Error::ShuttingDown))
@@ -404,28 +406,44 @@ struct Progress(Arc<AtomicU8>);
 const WAITING: u8 = 0;
 const RUNNING: u8 = 1;
 const ABANDONED: u8 = 2;
+/// It waits for a key that another transaction, or a row that an operator wrote, holds.
+const CONTENDED: u8 = 3;
 
 impl Progress {
     fn change(&self, from: u8, to: u8) -> bool {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// The caller gives up; false if it is too late for that.
-    fn abandon(&self) -> bool {
-        self.change(WAITING, ABANDONED)
+    /// The caller gives up: why the operation was not carried out until then; `None` if it is too late for that.
+    fn abandon(&self) -> Option<Error> {
+        // Twice, because the key may become free in between.
+        let reasons = [(WAITING, Error::NotBegun), (CONTENDED, Error::LockTimeout), (WAITING, Error::NotBegun)];
+        reasons.into_iter().find(|(from, _)| self.change(*from, ABANDONED)).map(|(_, error)| error)
+    }
+
+    /// Whether its key is contended, as long as the operation only waits.
+    fn set_contended(&self, is_contended: bool) {
+        let (from, to) = if is_contended { (WAITING, CONTENDED) } else { (CONTENDED, WAITING) };
+        self.change(from, to);
+    }
+
+    /// Why an operation that only waits was not carried out until its deadline.
+    fn timeout(&self) -> Error {
+        if self.0.load(Ordering::Acquire) == CONTENDED { Error::LockTimeout } else { Error::NotBegun }
     }
 }
 
 impl Pending {
     /// The committer begins; false if nobody wants it any more.
     fn begin(&self) -> bool {
-        !self.reply.is_closed() && self.progress.change(WAITING, RUNNING)
+        let begins = || self.progress.change(WAITING, RUNNING) || self.progress.change(CONTENDED, RUNNING);
+        !self.reply.is_closed() && begins()
     }
 
-    /// Back to waiting: the transaction did not take place.
+    /// Back to waiting: the transaction did not take place, because a key is contended.
     fn set_aside(&mut self) {
         self.trace.set_aside();
-        self.progress.change(RUNNING, WAITING);
+        self.progress.change(RUNNING, CONTENDED);
     }
 
     /// For the batch.
@@ -485,6 +503,20 @@ mod tests {
             "{pending:?}"
         );
         assert!(pending.is_wanted());
+    }
+
+    #[tokio::test]
+    async fn operation_timeout_names_lock_only_when_contended() {
+        for (is_contended, expected) in [(None, "NotBegun"), (Some(true), "LockTimeout"), (Some(false), "NotBegun")] {
+            let (_reply, mut waits, ..) = answer();
+            // Another transaction held the key, and does not any more.
+            is_contended.into_iter().for_each(|is_contended| {
+                waits.progress.set_contended(true);
+                waits.progress.set_contended(is_contended);
+            });
+            let error = waits.wait(Instant::now()).await.unwrap_err();
+            assert_eq!(format!("{error:?}"), expected, "{is_contended:?}");
+        }
     }
 
     #[tokio::test]

@@ -60,6 +60,8 @@ struct Part {
     tries: u32,
     /// Half of a batch that took the database too long.
     is_half: bool,
+    /// Whether others hold the limits, or rows of these operations.
+    is_contended: bool,
 }
 
 impl Part {
@@ -73,19 +75,21 @@ impl Part {
         let wanted = std::mem::take(&mut self.operations).into_iter().filter(|pending| !pending.reply.is_closed());
         let (overdue, rest) = wanted.partition(|pending| pending.patience.until <= now);
         self.operations = rest;
-        answer_all(overdue, &Error::LockTimeout);
+        answer_all(overdue, if self.is_contended { &Error::LockTimeout } else { &Error::NotBegun });
     }
 
     /// In two halves, or as it is if it is only one operation.
     fn halves(mut self) -> Vec<Self> {
         let rest = self.operations.split_off(self.operations.len() / 2);
-        let of = |operations| Self { operations, tries: WAITS_MAX, is_half: true };
+        let is_contended = self.is_contended;
+        let of = |operations| Self { operations, tries: WAITS_MAX, is_half: true, is_contended };
         [self.operations, rest].into_iter().filter(|operations| !operations.is_empty()).map(of).collect()
     }
 
     fn singles(self) -> Vec<Self> {
-        let (tries, is_half) = (self.tries, self.is_half);
-        self.operations.into_iter().map(|pending| Self { operations: vec![pending], tries, is_half }).collect()
+        let (tries, is_half, is_contended) = (self.tries, self.is_half, self.is_contended);
+        let single = |pending| Self { operations: vec![pending], tries, is_half, is_contended };
+        self.operations.into_iter().map(single).collect()
     }
 }
 
@@ -110,7 +114,7 @@ impl Worker {
     pub async fn commit(&mut self, batch: Vec<Pending>) -> SetAside {
         let mut aside = SetAside::new();
         let operations = batch.into_iter().filter(Pending::begin).collect();
-        let mut parts = vec![Part { operations, tries: 0, is_half: false }];
+        let mut parts = vec![Part { operations, tries: 0, is_half: false, is_contended: false }];
         while let Some(mut part) = parts.pop() {
             part.drop_overdue();
             if part.operations.is_empty() {
@@ -127,7 +131,7 @@ impl Worker {
                 Ok(committed) => self.committed(part.operations, committed),
                 Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
                 // Whoever changes them waits for nobody but those before us, and is soon done.
-                Err(BatchError::Fenced) => parts.push(part),
+                Err(BatchError::Fenced) => parts.push(Part { is_contended: true, ..part }),
                 Err(BatchError::OtherLimits(limits)) => {
                     self.limits = limits;
                     parts.push(part);
@@ -144,12 +148,12 @@ impl Worker {
                     self.metrics.database.failed(&error);
                     // What waits again must not wait for the locks of its own last try.
                     self.session.rest().await;
-                    parts.extend(after_wait(part, &error, &mut aside));
+                    parts.extend(after_wait(Part { is_contended: true, ..part }, &error, &mut aside));
                 }
                 Err(BatchError::Store(error)) => {
                     self.metrics.database.failed(&error);
                     self.session.reset();
-                    parts.extend(after_error(part, error, reused));
+                    parts.extend(after_error(Part { is_contended: false, ..part }, error, reused));
                 }
             }
         }
@@ -221,7 +225,7 @@ impl Worker {
                 None => rest.push(pending),
             }
         }
-        Some(Part { operations: rest, tries: part.tries, is_half: part.is_half })
+        Some(Part { operations: rest, tries: part.tries, is_half: part.is_half, is_contended: false })
     }
 
     /// Which keys of a part others hold.
@@ -352,7 +356,7 @@ impl Responder {
         self.after_commit.seen.update(committed.standing);
         let answers = part.iter().zip(&committed.answers);
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
-        let granted = granted.filter_map(|(pending, _)| pending.operation.position());
+        let granted = granted.filter_map(|(pending, _)| Some((pending.operation.position()?, pending.operation.em())));
         let others_commit = committed.others_wait || self.several;
         self.after_commit.line.committed(&committed.freed, granted, others_commit);
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));

@@ -235,7 +235,8 @@ mod tests {
         let tickets = TicketDigest::of(&report.tickets);
         let _room = Arc::new(Semaphore::new(0)).try_acquire_many_owned(0).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        let pending = Pending { report, tickets, deadline, reply: oneshot::channel().0, _room };
+        let (reply, is_contended) = (oneshot::channel().0, Default::default());
+        let pending = Pending { report, tickets, deadline, reply, is_contended, _room };
         let previous = OffsetDateTime::from_unix_timestamp(100).ok();
         Comparison::new(Differing { pending, previous, any_missed })
     }

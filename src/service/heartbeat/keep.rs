@@ -1,6 +1,6 @@
 //! Keeps reports: all that wait, in one statement.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::atomic::Ordering};
 
 use time::OffsetDateTime;
 use tokio::{
@@ -163,6 +163,7 @@ impl Keeper {
 /// Has a report wait that somebody has stood in the way of since `since`, or answers it if that is too long.
 fn hold(pending: Pending, since: Option<Instant>) -> Option<Waiting> {
     let since = since.unwrap_or_else(Instant::now);
+    pending.is_contended.store(true, Ordering::Relaxed);
     if since.elapsed() < HELD_TIMEOUT {
         return Some(Waiting { pending, held_since: Some(since) });
     }
@@ -336,7 +337,14 @@ mod tests {
             answers.push(answer);
             let (report, deadline) = (report(host, 2, sequence, &[]), Instant::now() + Duration::from_secs(60));
             let _room = room.clone().try_acquire_many_owned(0).unwrap();
-            let pending = Pending { report, tickets: TicketDigest::default(), deadline, reply, _room };
+            let pending = Pending {
+                report,
+                tickets: TicketDigest::default(),
+                deadline,
+                reply,
+                is_contended: Default::default(),
+                _room,
+            };
             Waiting { pending, held_since: None }
         };
         let arrived = vec![waiting("b", 1), waiting("a", 3), waiting("b", 2), waiting("a", 1), waiting("b", 3)];

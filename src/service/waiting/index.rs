@@ -1,11 +1,14 @@
 //! Who waits where in this instance, who of them sleeps, and who is woken by what.
 //!
-//! Whoever is told of more room wakes as many as it may be enough for, the first in line first, and tells those who are awake already to
-//! look once more before they sleep. One who is awake passes that on: granted, to the next, because there may be room for him, too;
-//! not granted, to a few behind him, who may need something else.
+//! Capacity that is freed for `n` requests wakes `n` waiters: the earliest of those that wait for that key, and at an EM of those that
+//! accept any EM. A waiter that is awake already checks once more before it parks. A waiter that is granted wakes the next one, because
+//! there may be capacity for both. A waiter that is not granted wakes a few later waiters that may need something else, unless enough
+//! waiters for the counted capacity are still awake.
+//!
+//! Parked waiters have sets of their own: the next one is a look-up, however many are awake.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     ops::Bound,
     sync::Arc,
 };
@@ -16,6 +19,7 @@ use crate::{
     domain::{
         line::{MUCH, QueuePosition},
         resource::Dimension,
+        visits::visit,
     },
     store::waiting::{Freed, SpotKey},
 };
@@ -34,15 +38,23 @@ const TURN_MAX: usize = 64;
 /// How many who sleep behind somebody are asked whether they need something else.
 const NEAR_MAX: usize = 64;
 
+/// At how many wait keys the first waiter checks at each poll, in turn.
+const POLLED_MAX: usize = 512;
+
 /// How many pieces of news are remembered for those who are just about to stand in line.
 const NEWS_MAX: usize = 4096;
 
-/// One of the sets in which waiters stand.
+/// Where capacity was freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Queue {
+    /// At a scope or an external queue.
     At(SpotKey),
-    /// Those for whom any EM will do.
+    /// At an EM: also for those that accept any EM.
+    Em(SpotKey),
+    /// For those that accept any EM.
     Anywhere,
+    /// Perhaps everywhere.
+    Everywhere,
 }
 
 /// More room somewhere, and up to whom everybody has been woken by it; `None` if nobody was left to be woken.
@@ -52,16 +64,96 @@ struct News {
     up_to: Option<QueuePosition>,
 }
 
+/// The waiters of one wait key, or all that accept any EM: each is `idle`, `hinted` or `assigned`.
+#[derive(Debug, Default)]
+struct Waiters {
+    asleep: BTreeSet<QueuePosition>,
+    /// Waiters that sleep, or that check and sleep then.
+    idle: BTreeSet<QueuePosition>,
+    /// Waiters that check next, but not because of counted capacity.
+    hinted: BTreeSet<QueuePosition>,
+    /// Waiters that check next because of counted capacity: further capacity wakes others.
+    assigned: BTreeSet<QueuePosition>,
+    /// For about how many requests capacity was freed that was not granted since. It is 0 once all sleep: then all that may fit have
+    /// checked.
+    room: u32,
+}
+
+impl Waiters {
+    /// Adds a waiter, or moves it between the sets.
+    fn set(&mut self, position: QueuePosition, state: State) {
+        let (is_assigned, is_idle) = match state {
+            State::Asleep | State::Awake(None) => (false, true),
+            State::Awake(Some(wake)) => (wake.is_room, false),
+        };
+        for (set, is_in) in [
+            (&mut self.asleep, state == State::Asleep),
+            (&mut self.idle, is_idle),
+            (&mut self.hinted, !is_idle && !is_assigned),
+            (&mut self.assigned, is_assigned),
+        ] {
+            if is_in {
+                set.insert(position);
+            } else {
+                set.remove(&position);
+            }
+        }
+        self.settle();
+    }
+
+    fn remove(&mut self, position: QueuePosition) {
+        for set in [&mut self.asleep, &mut self.idle, &mut self.hinted, &mut self.assigned] {
+            set.remove(&position);
+        }
+    }
+
+    fn settle(&mut self) {
+        if self.awake() == 0 {
+            self.room = 0;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.idle.len() + self.hinted.len() + self.assigned.len()
+    }
+
+    fn awake(&self) -> usize {
+        self.len() - self.asleep.len()
+    }
+
+    fn has(&self, position: QueuePosition) -> bool {
+        [&self.idle, &self.hinted, &self.assigned].iter().any(|set| set.contains(&position))
+    }
+
+    /// The next waiter behind `after` that has no counted capacity assigned.
+    fn next_unassigned(&self, after: Option<QueuePosition>) -> Option<QueuePosition> {
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let next = [&self.idle, &self.hinted].map(|set| set.range(behind).next());
+        next.into_iter().inspect(|_| visit()).flatten().min().copied()
+    }
+
+    /// Whether an awake waiter that finds nothing need not wake another: enough others are awake for the counted capacity.
+    fn has_enough_awake(&self) -> bool {
+        self.awake() > self.room as usize
+    }
+}
+
 /// Who waits where.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     /// How many callers wait, those that have no position yet included.
     pub callers: usize,
     waiters: BTreeMap<QueuePosition, Waiter>,
-    at: HashMap<SpotKey, BTreeSet<QueuePosition>>,
-    anywhere: BTreeSet<QueuePosition>,
+    at: BTreeMap<SpotKey, Waiters>,
+    anywhere: Waiters,
     /// The last of those whose turn it was to look again although nothing is known to have changed for them.
     turn: Option<QueuePosition>,
+    /// The last of the wait keys whose first waiters were polled.
+    polled: Option<SpotKey>,
     news: VecDeque<News>,
     /// How many pieces of news there have been.
     news_count: u64,
@@ -74,6 +166,13 @@ struct Waiter {
     state: State,
     /// Whether he has gone to the committer since he last slept: what he is told meanwhile he may have met there.
     tries: bool,
+}
+
+impl Waiter {
+    /// Whether it checks at this moment, by what may be older than the last news, and has not gone to the committer.
+    fn is_checking(&self) -> bool {
+        self.state == State::Awake(None) && !self.tries
+    }
 }
 
 /// Somebody who is to be woken, and what he waits for.
@@ -105,21 +204,22 @@ impl Index {
         since: u64,
     ) {
         let any_em = sleeper.any_em;
-        let before = self.take(position);
         let keys: Vec<SpotKey> = keys.into_iter().collect();
-        for key in &keys {
-            self.at.entry(*key).or_default().insert(position);
-        }
-        if any_em {
-            self.anywhere.insert(position);
-        }
-        let again = match before {
-            Some(State::Awake(again)) => again,
+        let before = self.waiters.remove(&position);
+        let again = match &before {
+            Some(Waiter { state: State::Awake(again), .. }) => *again,
             _ => None,
         };
+        for key in before.iter().flat_map(|before| &before.keys).filter(|key| !keys.contains(key)) {
+            self.leave(*key, position);
+        }
         let missed = self.has_missed(position, &keys, any_em, since).then_some(Wake::NEWS);
         let again = missed.map(|wake| wake.and(again)).or(again);
-        self.waiters.insert(position, Waiter { sleeper, keys, state: State::Awake(again), tries: false });
+        for key in &keys {
+            self.at.entry(*key).or_default();
+        }
+        self.waiters.insert(position, Waiter { sleeper, keys, state: State::Asleep, tries: false });
+        self.set_state(position, State::Awake(again));
     }
 
     /// How many pieces of news there have been until now.
@@ -132,7 +232,9 @@ impl Index {
         let concerns = |news: &News| {
             let is_there = match news.queue {
                 Queue::At(key) => keys.contains(&key),
+                Queue::Em(key) => any_em || keys.contains(&key),
                 Queue::Anywhere => any_em,
+                Queue::Everywhere => true,
             };
             is_there && news.up_to.is_none_or(|up_to| position < up_to)
         };
@@ -141,21 +243,48 @@ impl Index {
 
     /// Somebody leaves the line.
     pub fn remove(&mut self, position: QueuePosition) {
-        self.take(position);
+        if let Some(waiter) = self.take(position) {
+            self.settle(&waiter);
+        }
     }
 
-    fn take(&mut self, position: QueuePosition) -> Option<State> {
+    fn take(&mut self, position: QueuePosition) -> Option<Waiter> {
         let waiter = self.waiters.remove(&position)?;
-        for key in waiter.keys {
-            if let Some(positions) = self.at.get_mut(&key) {
-                positions.remove(&position);
-                if positions.is_empty() {
-                    self.at.remove(&key);
-                }
+        waiter.keys.iter().for_each(|key| self.leave(*key, position));
+        self.anywhere.remove(position);
+        Some(waiter)
+    }
+
+    /// Resets the counted capacity where the last awake waiter has left.
+    fn settle(&mut self, left: &Waiter) {
+        for key in &left.keys {
+            if let Some(waiters) = self.at.get_mut(key) {
+                waiters.settle();
             }
         }
-        self.anywhere.remove(&position);
-        Some(waiter.state)
+        self.anywhere.settle();
+    }
+
+    fn leave(&mut self, key: SpotKey, position: QueuePosition) {
+        if let Some(waiters) = self.at.get_mut(&key) {
+            waiters.remove(position);
+            if waiters.is_empty() {
+                self.at.remove(&key);
+            }
+        }
+    }
+
+    fn set_state(&mut self, position: QueuePosition, state: State) {
+        let Some(waiter) = self.waiters.get_mut(&position) else { return };
+        waiter.state = state;
+        for key in &waiter.keys {
+            if let Some(waiters) = self.at.get_mut(key) {
+                waiters.set(position, state);
+            }
+        }
+        if waiter.sleeper.any_em {
+            self.anywhere.set(position, state);
+        }
     }
 
     /// Whether anybody waits for whom any EM will do.
@@ -167,12 +296,12 @@ impl Index {
     pub fn rest(&mut self, position: QueuePosition) -> Option<Wake> {
         let waiter = self.waiters.get_mut(&position)?;
         waiter.tries = false;
-        if let State::Awake(Some(wake)) = waiter.state {
-            waiter.state = State::Awake(None);
-            return Some(wake);
-        }
-        waiter.state = State::Asleep;
-        None
+        let told = match waiter.state {
+            State::Awake(told) => told,
+            State::Asleep => None,
+        };
+        self.set_state(position, told.map_or(State::Asleep, |_| State::Awake(None)));
+        told
     }
 
     /// Somebody goes to the committer.
@@ -184,52 +313,28 @@ impl Index {
 
     /// What somebody who has been woken was woken by.
     pub fn woken_by(&mut self, position: QueuePosition) -> Wake {
-        match self.waiters.get_mut(&position).map(|waiter| &mut waiter.state) {
-            Some(State::Awake(told)) => told.take().unwrap_or(Wake::NEWS),
-            _ => Wake::NEWS,
-        }
+        let Some(State::Awake(Some(told))) = self.state(position) else { return Wake::NEWS };
+        self.set_state(position, State::Awake(None));
+        told
     }
 
     fn wake(&mut self, position: QueuePosition, wake: Wake) {
-        let Some(waiter) = self.waiters.get_mut(&position) else { return };
-        match waiter.state {
+        let Some(waiter) = self.waiters.get(&position) else { return };
+        let told = match waiter.state {
             State::Asleep => {
-                waiter.state = State::Awake(Some(wake));
                 waiter.sleeper.wake.notify_one();
+                wake
             }
-            State::Awake(told) => waiter.state = State::Awake(Some(wake.and(told))),
-        }
+            State::Awake(told) => wake.and(told),
+        };
+        self.set_state(position, State::Awake(Some(told)));
     }
 
     fn state(&self, position: QueuePosition) -> Option<State> {
         self.waiters.get(&position).map(|waiter| waiter.state)
     }
 
-    fn is_asleep(&self, position: QueuePosition) -> bool {
-        self.state(position) == Some(State::Asleep)
-    }
-
-    /// Who is told of room for `count` in a queue: so many who are not yet told of any, and those before them who are just being judged
-    /// by what may be older.
-    fn first(&mut self, queue: Queue, count: usize) -> Vec<QueuePosition> {
-        let (mut first, mut told) = (Vec::new(), 0);
-        let positions = match queue {
-            Queue::At(key) => self.at.get(&key),
-            Queue::Anywhere => Some(&self.anywhere),
-        };
-        for position in positions.into_iter().flatten() {
-            if told == count {
-                break;
-            }
-            match self.waiters.get(position).map(|waiter| (waiter.state, waiter.tries)) {
-                // He was told of other room, and has yet to be judged by what is newer than both.
-                Some((State::Awake(Some(wake)), _)) if wake.is_news && !wake.is_poll => continue,
-                Some((State::Awake(None), false)) => {}
-                _ => told += 1,
-            }
-            first.push(*position);
-        }
-        let up_to = first.last().copied().filter(|_| told == count);
+    fn publish(&mut self, queue: Queue, up_to: Option<QueuePosition>) {
         if self.callers > 0 {
             self.news_count += 1;
             self.news.push_back(News { queue, up_to });
@@ -237,112 +342,227 @@ impl Index {
                 self.news.pop_front();
             }
         }
-        first
     }
 
-    /// A ticket is about to end at a spot: wakes the first who sleeps there.
-    pub fn room_comes(&mut self, key: SpotKey) {
-        let mut near = self.at.get(&key).into_iter().flatten().take(NEAR_MAX);
-        if let Some(first) = near.find(|position| self.is_asleep(**position)).copied() {
-            self.wake(first, Wake::COMING);
+    /// Wakes the first `count` waiters without assigned capacity, of all that may use what was freed there for `room` requests. At an EM at
+    /// least one waiter of that EM wakes: waiters that accept any EM may not match this one. `wake` returns the reason for each.
+    fn wake_first_of(
+        &mut self,
+        queue: Queue,
+        (count, room): (usize, u32),
+        wake: impl Fn(&Waiter) -> Wake,
+    ) -> Vec<QueuePosition> {
+        let (mut woken, is_anywhere) = (Vec::new(), matches!(queue, Queue::Em(_) | Queue::Anywhere));
+        if count == 0 {
+            return woken;
         }
-    }
-
-    /// What a commit leaves, which this instance has seen: those who were granted have left the line, and where it made more room than
-    /// they took, others are woken. If others wait elsewhere, there may be more than was seen.
-    pub fn committed(&mut self, mut freed: Freed, granted: impl Iterator<Item = QueuePosition>, others_wait: bool) {
-        for position in granted {
-            for key in self.waiters.get(&position).into_iter().flat_map(|waiter| &waiter.keys) {
-                if let Some(requests) = freed.spots.get_mut(key).filter(|requests| **requests != MUCH) {
-                    *requests = requests.saturating_sub(1);
-                }
-            }
-            self.wake_next(position, Wake::GRANT, |_| true);
-            self.remove(position);
-        }
-        for position in self.first_at(&freed) {
-            // With him, this instance has seen all who stand before him, too.
-            let tries = self.waiters.get(&position).is_some_and(|waiter| waiter.tries);
-            self.wake(position, if tries && !others_wait { Wake::SEEN } else { Wake::NEWS });
-        }
-    }
-
-    /// Wakes the first waiters where there is more room, as many as there may be room for.
-    pub fn wake_at(&mut self, freed: &Freed) {
-        for position in self.first_at(freed) {
-            self.wake(position, Wake::NEWS);
-        }
-    }
-
-    /// Wakes the first of those for whom any EM will do.
-    pub fn wake_anywhere(&mut self) {
-        for position in self.first(Queue::Anywhere, WAKE_MAX) {
-            self.wake(position, Wake::NEWS);
-        }
-    }
-
-    fn first_at(&mut self, freed: &Freed) -> BTreeSet<QueuePosition> {
-        let enough = |requests: u32| match requests {
-            MUCH => WAKE_MAX,
-            requests => requests.min(SERVED_MAX) as usize,
+        let key = match queue {
+            Queue::At(key) | Queue::Em(key) => Some(key),
+            Queue::Anywhere | Queue::Everywhere => None,
         };
-        let mut woken = BTreeSet::new();
-        for (key, requests) in &freed.spots {
-            woken.extend(self.first(Queue::At(*key), enough(*requests)));
+        let at = key.and_then(|key| self.at.get(&key));
+        let anywhere = Some(&self.anywhere).filter(|_| is_anywhere);
+        let next = |after| at.iter().chain(&anywhere).filter_map(|waiters| waiters.next_unassigned(after)).min();
+        // A waiter that checks at this moment may be granted what was freed before: then another one is needed.
+        let (mut checking, mut counted) = (0, 0);
+        while counted < count
+            && let Some(position) = next(woken.last().copied())
+        {
+            if checking < count && self.waiters.get(&position).is_some_and(Waiter::is_checking) {
+                checking += 1;
+            } else {
+                counted += 1;
+            }
+            woken.push(position);
         }
-        if !freed.ems.is_empty() {
-            let requests = freed.spots.values().copied().max().unwrap_or(MUCH);
-            woken.extend(self.first(Queue::Anywhere, enough(requests).max(freed.ems.len().min(WAKE_MAX))));
+        let is_enough = counted == count;
+        let is_local = |at: &&Waiters| woken.iter().any(|position| at.has(*position));
+        let local = at.filter(|at| !is_local(at)).and_then(|at| at.next_unassigned(None));
+        woken.extend(local);
+        self.publish(queue, woken.iter().max().copied().filter(|_| is_enough));
+        for position in &woken {
+            if let Some(wake) = self.waiters.get(position).map(&wake) {
+                self.wake(*position, wake);
+            }
+        }
+        let anywhere = Some(&mut self.anywhere).filter(|_| is_anywhere);
+        for waiters in key.and_then(|key| self.at.get_mut(&key)).into_iter().chain(anywhere) {
+            waiters.room = waiters.room.saturating_add(room);
+            waiters.settle();
         }
         woken
     }
 
-    /// Wakes the first waiters everywhere, and some of the others, all of them in turn.
-    pub fn wake_some(&mut self, count: usize, wake: Wake) {
-        let queues: Vec<Queue> = self.at.keys().map(|key| Queue::At(*key)).chain([Queue::Anywhere]).collect();
-        let mut some = BTreeSet::new();
-        for queue in queues {
-            some.extend(self.first(queue, count));
+    /// A ticket is about to end at a spot: wakes the first who sleeps there.
+    pub fn room_comes(&mut self, key: SpotKey) {
+        let Some(waiters) = self.at.get(&key).filter(|waiters| waiters.awake() < NEAR_MAX) else { return };
+        visit();
+        if let Some(first) = waiters.asleep.first().copied() {
+            self.wake(first, Wake::COMING);
         }
-        for position in some {
-            self.wake(position, wake);
+    }
+
+    /// A batch was committed, and this instance has seen what it left. The granted requests leave the line, each at the EM with that key.
+    /// Where the batch freed more than they took, others are woken. If others wait elsewhere, there may be more than was seen.
+    pub fn committed(
+        &mut self,
+        mut freed: Freed,
+        granted: impl IntoIterator<Item = (QueuePosition, SpotKey)>,
+        others_wait: bool,
+    ) {
+        let mut left = Vec::new();
+        for (position, em) in granted {
+            let Some(waiter) = self.take(position) else { continue };
+            let is_home = waiter.keys.contains(&em);
+            for key in &waiter.keys {
+                self.granted_at(*key, *key == em, &mut freed);
+            }
+            if !is_home {
+                self.granted_at(em, true, &mut Freed::default());
+            }
+            left.push((position, waiter));
         }
-        let others = |from: Bound<QueuePosition>| self.waiters.range((from, Bound::Unbounded)).map(|(other, _)| *other);
-        let turn: Vec<_> = others(self.turn.map_or(Bound::Unbounded, Bound::Excluded)).take(TURN_MAX).collect();
-        self.turn = turn.last().copied().filter(|_| turn.len() == TURN_MAX);
-        for position in turn.into_iter().filter(|position| self.is_asleep(*position)).collect::<Vec<_>>() {
+        // Only after all of them have left, so that none of them is the next.
+        let mut last = BTreeSet::new();
+        for (position, waiter) in &left {
+            last.extend(self.hand_on(*position, waiter));
+        }
+        // A request that is about to wait there comes behind all, and no waiter would wake it.
+        last.into_iter().for_each(|key| self.publish(key.map_or(Queue::Anywhere, Queue::At), None));
+        // This instance has seen a waiter that was submitted, and all earlier ones.
+        self.wake_freed(&freed, |waiter| if waiter.tries && !others_wait { Wake::SEEN } else { Wake::NEWS });
+        left.iter().for_each(|(_, waiter)| self.settle(waiter));
+    }
+
+    /// A request was granted: it took what the same commit freed, or what was freed before.
+    fn granted_at(&mut self, key: SpotKey, is_em: bool, freed: &mut Freed) {
+        match freed.spots.get_mut(&key) {
+            Some(requests) if *requests == MUCH => {}
+            Some(requests) if *requests > 0 => *requests -= 1,
+            _ => {
+                let anywhere = Some(&mut self.anywhere).filter(|_| is_em);
+                for waiters in self.at.get_mut(&key).into_iter().chain(anywhere) {
+                    waiters.room = waiters.room.saturating_sub(1);
+                }
+            }
+        }
+    }
+
+    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not use. Returns the keys without a next
+    /// waiter; `None` stands for all that accept any EM.
+    fn hand_on(&mut self, position: QueuePosition, granted: &Waiter) -> Vec<Option<SpotKey>> {
+        let told = match granted.state {
+            State::Awake(told) => told.map(Wake::handed_on),
+            State::Asleep => None,
+        };
+        let (mut woken, mut last) = (BTreeSet::new(), Vec::new());
+        for key in granted.keys.iter().copied().map(Some).chain(granted.sleeper.any_em.then_some(None)) {
+            match self.next_idle(key, position, |_| true) {
+                Some(next) => {
+                    woken.insert(next);
+                }
+                None => last.push(key),
+            }
+        }
+        woken.into_iter().for_each(|next| self.wake(next, Wake::GRANT.and(told)));
+        last
+    }
+
+    /// Wakes the first waiters where there is more room, as many as there may be room for.
+    pub fn wake_at(&mut self, freed: &Freed) {
+        self.wake_freed(freed, |_| Wake::NEWS);
+    }
+
+    /// Wakes the first of those for whom any EM will do.
+    pub fn wake_anywhere(&mut self) {
+        self.wake_first_of(Queue::Anywhere, (WAKE_MAX, SERVED_MAX), |_| Wake::NEWS);
+    }
+
+    fn wake_freed(&mut self, freed: &Freed, wake: impl Fn(&Waiter) -> Wake) {
+        let enough = |requests: u32| match requests.min(SERVED_MAX) {
+            room if requests == MUCH => (WAKE_MAX, room),
+            room => (room as usize, room),
+        };
+        // Also where the same batch has granted as much: it may have used other capacity.
+        let mut is_any_told = !freed.spots.keys().any(|key| freed.is_em(key));
+        for (key, requests) in &freed.spots {
+            let queue = if freed.is_em(key) { Queue::Em(*key) } else { Queue::At(*key) };
+            let woken = self.wake_first_of(queue, enough(*requests), &wake);
+            is_any_told |= woken.iter().any(|position| self.anywhere.has(*position));
+        }
+        // The waiters of the EMs may not fit there.
+        if !is_any_told {
+            self.wake_first_of(Queue::Anywhere, (1, 1), &wake);
+        }
+    }
+
+    /// Wakes the first waiter of some keys, and some of the others, all of them in turn: nothing is known to have changed.
+    pub fn poll(&mut self) {
+        let mut keys = self.at.range((self.polled.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
+        let mut queues: Vec<&Waiters> = vec![&self.anywhere];
+        self.polled = None;
+        for (key, waiters) in keys.by_ref().take(POLLED_MAX) {
+            queues.push(waiters);
+            self.polled = Some(*key);
+        }
+        self.polled.take_if(|_| keys.next().is_none());
+        let first = queues.into_iter().inspect(|_| visit()).filter_map(|waiters| waiters.asleep.first().copied());
+        for position in first.collect::<BTreeSet<_>>() {
+            self.wake(position, Wake::POLL);
+        }
+        let others = self.turn.map_or(Bound::Unbounded, Bound::Excluded);
+        let others = self.waiters.range((others, Bound::Unbounded)).inspect(|_| visit()).take(TURN_MAX);
+        let turn: Vec<_> = others.map(|(position, waiter)| (*position, waiter.state)).collect();
+        self.turn = turn.last().map(|(position, _)| *position).filter(|_| turn.len() == TURN_MAX);
+        for (position, _) in turn.into_iter().filter(|(_, state)| *state == State::Asleep) {
             self.wake(position, Wake::TURN);
         }
     }
 
     /// Wakes the first waiters everywhere: what was told while nobody listened is not known.
     pub fn wake_first(&mut self) {
-        self.wake_some(WAKE_MAX, Wake::NEWS);
+        let at = self.at.values_mut().chain([&mut self.anywhere]);
+        let first = |waiters: &mut Waiters| {
+            waiters.room = SERVED_MAX;
+            let next = |last: &QueuePosition| waiters.next_unassigned(Some(*last));
+            std::iter::successors(waiters.next_unassigned(None), next).take(WAKE_MAX).collect::<Vec<_>>()
+        };
+        let first: BTreeSet<QueuePosition> = at.flat_map(first).collect();
+        first.into_iter().for_each(|position| self.wake(position, Wake::NEWS));
+        self.publish(Queue::Everywhere, None);
     }
 
     /// There was no room for somebody who was woken; there may be for others, who need something else: whoever needs the same behind him
-    /// would find less.
+    /// would find less. One that is to check again passes it on only then.
     pub fn pass_on(&mut self, position: QueuePosition, wake: Wake) {
-        let needs = self.waiters.get(&position).map(|waiter| waiter.sleeper.needs.clone());
-        if let (Some(wake), Some(needs)) = (wake.passed(), needs) {
-            self.wake_next(position, wake, |other| other.sleeper.needs != needs);
+        let Some(waiter) = self.waiters.get(&position) else { return };
+        let Some(passed) = wake.passed() else { return };
+        if let State::Awake(Some(told)) = waiter.state {
+            self.set_state(position, State::Awake(Some(told.and(Some(passed)))));
+            return;
+        }
+        let (needs, keys, any_em) = (waiter.sleeper.needs.clone(), &waiter.keys, waiter.sleeper.any_em);
+        let is_due = |waiters: &Waiters| wake.is_poll || !waiters.has_enough_awake();
+        let at = keys.iter().filter(|key| self.at.get(key).is_some_and(is_due));
+        let at = at.filter_map(|key| self.next_idle(Some(*key), position, |other| other.sleeper.needs != needs));
+        let anywhere = (any_em && is_due(&self.anywhere)).then(|| self.next_idle(None, position, |_| true)).flatten();
+        for next in at.chain(anywhere).collect::<BTreeSet<_>>() {
+            self.wake(next, passed);
         }
     }
 
-    /// Wakes the next one who sleeps behind `position`, wherever it stands, of those who stand near; at spots, one whom it `concerns`.
-    fn wake_next(&mut self, position: QueuePosition, wake: Wake, concerns: impl Fn(&Waiter) -> bool) {
-        let Some(waiter) = self.waiters.get(&position) else { return };
-        let behind = |positions: &BTreeSet<QueuePosition>, everybody: bool| {
-            let behind = positions.range((Bound::Excluded(position), Bound::Unbounded));
-            let mut asleep = behind.filter(|other| self.is_asleep(**other)).take(NEAR_MAX);
-            asleep.find(|other| everybody || self.waiters.get(other).is_some_and(&concerns)).copied()
-        };
-        let anywhere = waiter.sleeper.any_em.then(|| behind(&self.anywhere, true));
-        let queues = waiter.keys.iter().filter_map(|key| self.at.get(key));
-        let next: BTreeSet<_> = queues.map(|queue| behind(queue, false)).chain(anywhere).flatten().collect();
-        for position in next {
-            self.wake(position, wake);
-        }
+    /// The next behind `position` at a key, or of those that accept any EM, that is not to check anyway: one of the nearest that
+    /// `concerns` accepts.
+    fn next_idle(
+        &self,
+        key: Option<SpotKey>,
+        position: QueuePosition,
+        concerns: impl Fn(&Waiter) -> bool,
+    ) -> Option<QueuePosition> {
+        let waiters = key.map_or(Some(&self.anywhere), |key| self.at.get(&key))?;
+        let behind = waiters.idle.range((Bound::Excluded(position), Bound::Unbounded));
+        let mut near = behind.take(NEAR_MAX).inspect(|_| visit());
+        near.find(|other| self.waiters.get(other).is_some_and(&concerns)).copied()
     }
 }
 

@@ -7,6 +7,7 @@ use super::*;
 use crate::domain::{
     em::EmInstance,
     line::{FreedSpots, Spot},
+    visits,
 };
 
 fn position(number: u128) -> QueuePosition {
@@ -50,7 +51,8 @@ fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
     let mut index = line(100);
     index.wake_at(&freed(em("a"), 3));
     assert_eq!(awake(&index), [1, 2, 3]);
-    index.committed(Freed::default(), [position(1)].into_iter(), false);
+    index.woken_by(position(1));
+    commit(&mut index, Freed::default(), &[(1, em("a"))]);
     assert_eq!(awake(&index), [2, 3, 4]);
     index.wake_at(&freed(em("a"), MUCH));
     // The fourth was not told of any room, and is the first of sixteen.
@@ -93,7 +95,7 @@ fn a_release_is_followed_by_the_first_who_sleeps() {
         index.tries(position(number));
     }
     // Both met it: what was freed was taken again, and only the one behind looks whether there is more.
-    index.committed(freed(em("a"), 2), [1, 2].map(position).into_iter(), false);
+    commit(&mut index, freed(em("a"), 2), &[(1, em("a")), (2, em("a"))]);
     assert_eq!(awake(&index), [3, 4]);
     assert!([3, 4].map(|number| index.woken_by(position(number))).iter().all(|wake| !wake.is_news));
 }
@@ -157,4 +159,233 @@ fn somebody_hears_of_room_where_he_does_not_stand() {
     assert!(index.rest(position(1)).is_some() && index.rest(position(1)).is_none());
     index.wake_at(&freed(em("b"), 1));
     assert_eq!(awake(&index), [1]);
+}
+
+/// Carries out a commit that grants requests at EMs.
+fn commit(index: &mut Index, freed: Freed, granted: &[(u128, Spot)]) {
+    index.committed(freed, granted.iter().map(|(number, em)| (position(*number), SpotKey::of(em))), false);
+}
+
+#[test]
+fn waiter_index_with_many_awake_finds_next_sleeper_directly() {
+    let visits = |count: u128| {
+        let mut index = line(count + 50);
+        let news = freed(em("a"), u32::try_from(count).unwrap());
+        index.wake_at(&news);
+        index.woken_by(position(1));
+        let visits = visits::count(|| commit(&mut index, Freed::default(), &[(1, em("a"))]));
+        assert_eq!(index.state(position(count + 1)), Some(State::Awake(Some(Wake::GRANT))), "the next sleeper");
+        visits
+    };
+    let [few, many] = [visits(50), visits(500)];
+    assert!(many * 10 <= few * 13, "{few} visits with 50 awake, {many} with 500");
+}
+
+#[test]
+fn waiter_index_without_capacity_left_publishes_nothing() {
+    let mut index = line(10);
+    let since = index.news_count();
+    // One request made room, and one was granted.
+    commit(&mut index, freed(em("a"), 1), &[(1, em("a"))]);
+    assert_eq!(awake(&index), [2], "the next after a grant");
+    index.insert(position(100), sleeper(1), [SpotKey::of(&em("a"))], since);
+    assert_eq!(index.rest(position(100)), None, "an earlier waiter checks for it");
+}
+
+/// Step of a waiter in the model.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Parked,
+    Checking(Wake),
+    Submitted(Wake, usize),
+}
+
+/// A model of the service around the index: EMs with free capacity for so many requests, and waiters that check and are granted.
+struct Model {
+    index: Index,
+    free: Vec<u32>,
+    /// By position: its step, its home EM, whether any EM will do, and the EMs that it accepts.
+    waiters: BTreeMap<u128, (Step, usize, bool, Vec<usize>)>,
+    checks: u64,
+    served: u64,
+}
+
+impl Model {
+    fn new(ems: usize, waiters: impl IntoIterator<Item = (usize, bool, Vec<usize>)>) -> Self {
+        let mut model = Self {
+            index: Index { callers: 1, ..Index::default() },
+            free: vec![0; ems],
+            waiters: BTreeMap::new(),
+            checks: 0,
+            served: 0,
+        };
+        for (number, (home, any_em, accepted)) in (0..).zip(waiters) {
+            let sleeper = Sleeper { any_em, ..sleeper(1) };
+            model.index.insert(position(number), sleeper, [SpotKey::of(&em(&home.to_string()))], 0);
+            assert_eq!(model.index.rest(position(number)), None);
+            model.waiters.insert(number, (Step::Parked, home, any_em, accepted));
+        }
+        model
+    }
+
+    fn park(&mut self, number: u128) {
+        let step = self.index.rest(position(number)).map_or(Step::Parked, Step::Checking);
+        if let Some(waiter) = self.waiters.get_mut(&number) {
+            waiter.0 = step;
+        }
+    }
+
+    /// Whether there is capacity for a request behind the earlier waiters of the EM.
+    fn fits(&self, free: &[u32], at: usize, number: u128) -> bool {
+        let earlier = self.waiters.range(..number).filter(|(_, (_, home, ..))| *home == at).count();
+        free[at] as usize > earlier
+    }
+
+    fn numbers(&self) -> Vec<u128> {
+        self.waiters.keys().copied().collect()
+    }
+
+    /// One commit: releases at EMs, and the requests that were submitted. Then the waiters that are awake check once.
+    fn advance(&mut self, released: &[usize]) {
+        let (mut spots, mut granted, mut refused) = (FreedSpots::default(), vec![], vec![]);
+        for &at in released {
+            self.free[at] += 1;
+            spots.note(em(&at.to_string()), 1);
+        }
+        for number in self.numbers() {
+            let (step, home, ..) = self.waiters[&number];
+            match step {
+                Step::Submitted(_, at) if self.fits(&self.free, at, number) => {
+                    self.free[at] -= 1;
+                    if at != home {
+                        spots.note(em(&home.to_string()), 1);
+                    }
+                    granted.push((number, em(&at.to_string())));
+                    self.waiters.remove(&number);
+                    self.served += 1;
+                }
+                Step::Submitted(wake, _) => refused.push((number, wake)),
+                _ => {}
+            }
+        }
+        commit(&mut self.index, Freed::of(&spots), &granted);
+        for (number, wake) in refused {
+            self.checks += 1;
+            self.index.pass_on(position(number), wake);
+            self.park(number);
+        }
+        let mut seen = self.free.clone();
+        for number in self.numbers() {
+            let (step, home, _, accepted) = self.waiters[&number].clone();
+            match step {
+                Step::Checking(wake) => {
+                    self.checks += 1;
+                    // A check counts capacity as taken, so that not all submit to the same EM.
+                    let best =
+                        accepted.into_iter().filter(|at| self.fits(&seen, *at, number)).max_by_key(|at| seen[*at]);
+                    if let Some(at) = best {
+                        // At its home, its reservation is counted already.
+                        seen[at] -= u32::from(at != home);
+                        self.index.tries(position(number));
+                        self.waiters.get_mut(&number).unwrap().0 = Step::Submitted(wake, at);
+                    } else {
+                        self.index.pass_on(position(number), wake);
+                        self.park(number);
+                    }
+                }
+                Step::Parked if self.index.state(position(number)) != Some(State::Asleep) => {
+                    let wake = self.index.woken_by(position(number));
+                    self.waiters.get_mut(&number).unwrap().0 = Step::Checking(wake);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn advance_until_parked(&mut self) {
+        while self.waiters.values().any(|waiter| !matches!(waiter.0, Step::Parked))
+            || self.numbers().iter().any(|number| self.index.state(position(*number)) != Some(State::Asleep))
+        {
+            self.advance(&[]);
+        }
+    }
+}
+
+/// All tickets of 100 EMs are released, and as many requests wait for any EM.
+#[test]
+fn waiter_index_when_all_is_released_checks_few_times() {
+    const EMS: usize = 100;
+    let costs = |count: usize| {
+        // Most wait at the EM that was the closest when they came.
+        let any_em = (0..count).map(|number| (number % 3, true, (0..EMS).collect()));
+        let mut model = Model::new(EMS, any_em);
+        let released: Vec<usize> = (0..count).map(|number| number % EMS).collect();
+        let visits = visits::count(|| {
+            released.chunks(512).for_each(|part| model.advance(part));
+            model.advance_until_parked();
+        });
+        assert_eq!(model.served, count as u64, "all are served");
+        let per_served = |cost: u64| cost as f64 / count as f64;
+        (per_served(model.checks), per_served(visits))
+    };
+    let [few, many] = [costs(1500), costs(4500)];
+    println!("checks and visits for each that is served: {few:?} of 1,500, {many:?} of 4,500");
+    assert!(many.0 <= few.0 * 1.3 && many.1 <= few.1 * 1.3, "{few:?} of 1,500, {many:?} of 4,500");
+    assert!(many.0 <= 3.0, "{many:?}");
+}
+
+/// Few waiters of all kinds, and releases in any order: a waiter that fits is not left parked.
+#[test]
+fn waiter_index_after_random_releases_leaves_no_fitting_waiter() {
+    const EMS: usize = 4;
+    for seed in 0..2000_u64 {
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(random >> 33).unwrap() % below
+        };
+        let mut kinds = vec![];
+        for _ in 0..10 {
+            let (home, any_em) = (next(EMS), next(2) == 0);
+            let others: Vec<usize> = (0..EMS).filter(|at| *at == home || next(3) == 0).collect();
+            kinds.push((home, any_em, if any_em { others } else { vec![home] }));
+        }
+        let mut model = Model::new(EMS, kinds.clone());
+        for _ in 0..6 {
+            let released: Vec<usize> = (0..next(4)).map(|_| next(EMS)).collect();
+            model.advance(&released);
+            if next(2) == 0 {
+                model.advance_until_parked();
+            }
+        }
+        model.advance_until_parked();
+        let fits = |number: u128, accepted: &[usize]| accepted.iter().any(|at| model.fits(&model.free, *at, number));
+        let left = model.waiters.iter().find(|(number, waiter)| fits(**number, &waiter.3));
+        assert!(left.is_none(), "seed {seed}: {left:?} fits at {:?}; {kinds:?}", model.free);
+    }
+}
+
+#[test]
+fn waiter_index_poll_with_many_keys_visits_some_in_turn() {
+    let line = |count: u128| {
+        let mut index = Index { callers: 1, ..Index::default() };
+        for number in 0..count {
+            index.insert(position(number), sleeper(1), [SpotKey::of(&em(&number.to_string()))], 0);
+            assert_eq!(index.rest(position(number)), None);
+        }
+        index
+    };
+    let [few, many] = [1000, 4000].map(|count| visits::count(|| line(count).poll()));
+    assert!(many * 10 <= few * 13, "{few} visits of 1,000 keys, {many} of 4,000");
+    let mut index = line(1500);
+    let (mut checked, news) = (BTreeSet::new(), index.news_count());
+    for _ in 0..3 {
+        index.poll();
+        for number in awake(&index) {
+            checked.insert(number);
+            assert!(index.woken_by(position(number)).is_poll);
+            assert_eq!(index.rest(position(number)), None);
+        }
+    }
+    assert_eq!((checked.len(), index.news_count()), (1500, news), "all have checked, and nothing is published");
 }

@@ -15,10 +15,7 @@ use crate::{
     },
 };
 
-use super::{POLL_INTERVAL, WaitingLine, Wake};
-
-/// How many waiters at each spot look at each poll; they pass on to others what they find.
-const POLLED: usize = 1;
+use super::{POLL_INTERVAL, WaitingLine};
 
 /// How often, in polls, what stands in line for nobody is removed in any case.
 const SWEEP_POLLS: u32 = 30;
@@ -37,6 +34,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// How many leave the line in one statement.
 const LEAVE_MAX: usize = 1000;
+
+/// How many requests that leave at a wait key wake another request each. They free reservations, and no capacity: however many leave at
+/// once, a few requests check, and each that is granted wakes the next.
+const LEFT_COUNTED_MAX: u32 = 4;
 
 /// How often a server that stops looks whether everybody has left.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
@@ -57,7 +58,7 @@ pub async fn run(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) 
             _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.leave().await,
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
-                line.index().wake_some(POLLED, Wake::POLL);
+                line.index().poll();
                 keeper.poll(&line).await
             }
         };
@@ -142,7 +143,8 @@ impl Keeper {
         if gone.spots.is_empty() {
             return Ok(());
         }
-        answered(waiting::notify(self.session.get().await?, &Freed::at(&gone.spots))).await
+        let freed = gone.spots.counted_up_to(LEFT_COUNTED_MAX);
+        answered(waiting::notify(self.session.get().await?, &Freed::at(&freed))).await
     }
 
     fn note(&mut self, kept: Result<(), StoreError>) {

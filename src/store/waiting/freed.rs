@@ -1,6 +1,6 @@
 //! Where there is more room, as the instances of the service tell each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use sqlx::PgExecutor;
@@ -52,6 +52,9 @@ pub struct Freed {
     pub spots: BTreeMap<SpotKey, u32>,
     /// Those of the spots that are EMs, by name: some wait for any.
     pub ems: Vec<(String, String)>,
+    /// The keys of these EMs.
+    #[serde(skip)]
+    em_keys: BTreeSet<SpotKey>,
     /// The instance that has told its own waiters already.
     #[serde(default)]
     from: Option<String>,
@@ -87,7 +90,10 @@ impl Freed {
     fn note(&mut self, spot: &Spot, requests: u32, em: Option<(String, String)>) {
         let noted = self.spots.entry(SpotKey::of(spot)).or_default();
         *noted = noted.saturating_add(requests);
-        self.ems.extend(em);
+        if let Some(em) = em {
+            self.ems.push(em);
+            self.em_keys.insert(SpotKey::of(spot));
+        }
     }
 
     /// Told by an instance whose own waiters know.
@@ -107,11 +113,18 @@ impl Freed {
 
     /// As another instance told it; what cannot be understood may be about anything.
     pub fn parse(payload: &str) -> Self {
-        serde_json::from_str(payload).unwrap_or_else(|_| Self::anywhere())
+        let mut freed: Self = serde_json::from_str(payload).unwrap_or_else(|_| Self::anywhere());
+        freed.em_keys = freed.em_instances().into_iter().map(|em| SpotKey::of(&Spot::Em(em))).collect();
+        freed
     }
 
     fn payload(&self) -> String {
         serde_json::json!(self).to_string()
+    }
+
+    /// Whether a key is that of an EM.
+    pub fn is_em(&self, key: &SpotKey) -> bool {
+        self.em_keys.contains(key)
     }
 
     /// The EMs among the spots.

@@ -34,6 +34,7 @@ pub fn of(error: &Error) -> Vec<Fact> {
         | Error::Unauthenticated(_)
         | Error::NoSuchMethod
         | Error::LockTimeout
+        | Error::NotBegun
         | Error::Overloaded
         | Error::TooManyBytes
         | Error::CompressedFlag(_)

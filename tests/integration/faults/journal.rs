@@ -211,7 +211,7 @@ impl Journal {
                 self.check(took < AWAY_MAX, || format!("{kind} was answered with {reason} after {took:?}"));
                 if reason == "COMMIT_UNKNOWN" { Answer::Unclear } else { Answer::Nothing }
             }
-            "LOCK_TIMEOUT" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
+            "LOCK_TIMEOUT" | "NOT_BEGUN" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
             // Who waited in line with the old token; what was granted to him at that moment expires.
             "TOKEN_REVOKED" => {
                 let is_fair = self.revoked.lock().unwrap().is_some_and(|when| when.elapsed() < REVOKED_FOR);

@@ -188,3 +188,38 @@ async fn who_leaves_while_the_database_is_away_has_left_when_it_is_back() {
     nobody_waits(&rm.client).await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
+
+/// A call whose transaction did not begin in time was kept by no lock: no other transaction has one, and the database says nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_during_database_outage_names_no_holder() {
+    let database = Database::fresh().await;
+    let (proxy, proxied) = database.behind_proxy("holders");
+    let times = RequestTimeouts { request_timeout: Duration::from_secs(1), ..options().times };
+    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+    let host = em("host1");
+    rm.client.register(registration(host.clone(), cpu(100))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&host, "hadoop", cpu(1))).await.granted();
+    proxy.set_weather(Weather::Hole);
+    let mut reasons = Vec::new();
+    let first = ask_in_task(&rm.client, request(&host, "hadoop", cpu(1)));
+    // The others wait for the batch of the first.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let requests: Vec<Call> = (0..20).map(|_| ask_in_task(&rm.client, request(&host, "hadoop", cpu(1)))).collect();
+    let released = rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap_err();
+    reasons.extend(released.reason());
+    for call in [first].into_iter().chain(requests) {
+        reasons.extend(call.await.unwrap().unwrap_err().reason());
+    }
+    println!("{reasons:?}");
+    assert!(!reasons.iter().any(|reason| reason == "LOCK_TIMEOUT"), "{reasons:?}");
+    assert!(reasons.iter().any(|reason| reason == "NOT_BEGUN"), "{reasons:?}");
+
+    // A key that another transaction holds is named.
+    proxy.set_weather(Weather::Fair);
+    let ask = request(&host, "hadoop", cpu(1));
+    eventually("it is served again", LONG, async || rm.client.request_resource(&ask).await.is_ok()).await;
+    database.hold_by_hand(&host).await;
+    let error = rm.client.request_resource(&ask).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"), "{error}");
+    database.release_holds().await;
+}

@@ -179,3 +179,32 @@ async fn room_in_many_places_at_once_wakes_everybody() {
     nobody_waits(&first.client).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 150);
 }
+
+/// Many requests are cut off at once: each makes room behind it, but those that wait behind check no more often for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
+    const COUNT: usize = 600;
+    let (database, rm) = start().await;
+    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
+    let waiting = async || database.count("SELECT count(*) FROM linkis_resource_waiting").await;
+    let enqueue = async |user: &str, expected: usize| {
+        let clients = [client(&rm.address), client(&rm.address)];
+        let calls: Vec<Call> =
+            (0..COUNT).map(|n| ask_in_task(&clients[n % 2], patient(&host, user, cpu(10)))).collect();
+        eventually("they wait", LONG, async || waiting().await == i64::try_from(expected).unwrap()).await;
+        calls
+    };
+    let cut_off = enqueue("leaves", COUNT).await;
+    let staying = enqueue("stays", 2 * COUNT).await;
+    let looks = rm.metrics.line.looks.get();
+    cut_off.iter().for_each(Call::abort);
+    eventually("they have left", LONG, async || waiting().await == i64::try_from(COUNT).unwrap()).await;
+    // The last of the notifications has arrived when the next poll has begun.
+    let polls = rm.metrics.line.polls.get();
+    eventually("it polls", LONG, async || rm.metrics.line.polls.get() > polls + 1).await;
+    let looks = rm.metrics.line.looks.get() - looks;
+    println!("{looks} checks after {COUNT} requests were cut off");
+    assert!(looks <= 250, "{looks} checks");
+    staying.iter().for_each(Call::abort);
+    nobody_waits(&rm.client).await;
+}
