@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::domain::{
     action::{Action, ActionRecord},
+    em::EmInstance,
     end::End,
     resource::Resource,
     ticket::EndedTicket,
@@ -109,6 +110,19 @@ pub async fn is_there(executor: impl PgExecutor<'_>, number: i64, at: OffsetDate
     Ok(is_there)
 }
 
+/// The EMs of the records behind number `after`, which are of this hour.
+pub async fn ems_behind(executor: impl PgExecutor<'_>, after: i64) -> Result<Vec<EmInstance>, StoreError> {
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- action_record::ems_behind
+        SELECT DISTINCT em_application_name, em_instance FROM linkis_resource_action_record
+        WHERE id > $1 AND action_time > now() - interval '1 hour' AND em_instance IS NOT NULL",
+    )
+    .bind(after)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+}
+
 /// Up to `limit` records, oldest first, from behind number `after`; of one ticket, or of all.
 pub async fn list(
     executor: impl PgExecutor<'_>,
@@ -122,7 +136,9 @@ pub async fn list(
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
             actor, action_time, limit_mode, reason, object, address, before, after, creator, engine_type, labels::text,
             engine_application_name, engine_instance
-        FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
+        FROM linkis_resource_action_record
+        -- Only the index by ticket has this order.
+        WHERE (ticket_id, id) > ($3, $1) AND ticket_id <= $3 AND ticket_id IS NOT NULL ORDER BY ticket_id, id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
