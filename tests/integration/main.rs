@@ -69,6 +69,7 @@ mod patroni;
 mod plans;
 mod private_database;
 mod proxy;
+mod public_reports;
 mod queue_check;
 mod queues;
 mod real_yarn;
