@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// The PostgreSQL of these tests; it ends with this process.
-struct Far {
+pub struct Far {
     folder: PathBuf,
     port: u16,
     /// As its superuser, by its socket.
@@ -91,7 +91,7 @@ impl Far {
     }
 
     /// At a port that is free; somebody else may be quicker.
-    async fn listen(path: &Path) -> (Embedded, u16) {
+    pub async fn listen(path: &Path) -> (Embedded, u16) {
         let setting = |name: &str, value: String| (name.to_owned(), value);
         let mut failures = Vec::new();
         for _ in 0..5 {

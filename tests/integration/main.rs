@@ -73,6 +73,7 @@ mod plans;
 mod pooler;
 mod private_database;
 mod proxy;
+mod public_reports;
 mod queue_check;
 mod queues;
 mod real_yarn;

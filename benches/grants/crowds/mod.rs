@@ -29,6 +29,7 @@ mod heartbeats;
 mod held_em;
 mod limit;
 mod line;
+mod many_queues;
 mod memory;
 mod once;
 mod open;
@@ -36,10 +37,14 @@ mod operators;
 mod queues;
 mod raw;
 mod report;
+mod resets;
 mod rules;
+mod small_em;
 mod soak;
+mod spent;
 mod stage;
 mod tables;
+mod two_labels;
 
 /// For a crowd to prepare itself, pass as often as told, and be looked at.
 const CROWD_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -73,6 +78,14 @@ pub(crate) enum Crowd {
     Rules,
     /// Queues of an external cluster, which is away at times.
     Queues,
+    /// Requests that each wait at another EM or limit.
+    ManyQueues,
+    /// EMs with few tickets beside one with very many.
+    SmallEm,
+    /// Requests for two labels that no EM has together.
+    TwoLabels,
+    /// Calls that are begun and reset.
+    Resets,
 }
 
 /// How the crowds come.
@@ -109,6 +122,10 @@ impl Event {
             Self::Crowd(Crowd::Choosing) => "choosing",
             Self::Crowd(Crowd::Rules) => "rules",
             Self::Crowd(Crowd::Queues) => "queues",
+            Self::Crowd(Crowd::ManyQueues) => "many-queues",
+            Self::Crowd(Crowd::SmallEm) => "small-em",
+            Self::Crowd(Crowd::TwoLabels) => "two-labels",
+            Self::Crowd(Crowd::Resets) => "resets",
             Self::Soak(_) => "soak",
         }
     }
@@ -139,6 +156,10 @@ impl Event {
             Self::Crowd(Crowd::Choosing) => choosing::pass(stage, findings).await,
             Self::Crowd(Crowd::Rules) => rules::pass(stage, findings).await,
             Self::Crowd(Crowd::Queues) => queues::pass(stage, findings).await,
+            Self::Crowd(Crowd::ManyQueues) => many_queues::pass(stage, findings).await,
+            Self::Crowd(Crowd::SmallEm) => small_em::pass(stage, findings).await,
+            Self::Crowd(Crowd::TwoLabels) => two_labels::pass(stage, findings).await,
+            Self::Crowd(Crowd::Resets) => resets::pass(stage, findings).await,
             Self::Soak(minutes) => soak::pass(stage, findings, minutes).await,
         }
     }

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{
     crowd::{CROWD, em_of_crowd},
-    history::{self, Goings, Line, amounts},
+    history::{self, EmLines, Goings, Line, amounts},
     journal::{Asker, Book, Journal, Life},
     rules::{self, Judged},
     workload::Hosts,
@@ -44,6 +44,7 @@ pub struct Findings {
     pub latest_expiry: (Duration, Duration),
     /// The most deadlines in one second.
     pub most_due: usize,
+    pub em_lines: EmLines,
     pub goings: Goings,
     pub judged: Judged,
 }
@@ -116,6 +117,11 @@ pub async fn audit(rm: &RmClient, journal: &Journal) {
 pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings {
     let history = history::read(connection).await;
     let goings = history::replay(journal, &history);
+    // An earlier release writes the lines of one commit in another order.
+    let em_lines = match env::var("LINKIS_RM_FAULTS_OTHER") {
+        Ok(_) => EmLines::default(),
+        Err(_) => history::replay_lines(journal, &history),
+    };
     // An earlier release does not say when limits come into force.
     let judged = match env::var("LINKIS_RM_FAULTS_OTHER") {
         Ok(_) => Judged::default(),
@@ -123,7 +129,7 @@ pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings 
     };
     let lives = history::lives(&history);
     let book = std::mem::take(&mut *journal.book());
-    let mut findings = Findings { granted: lives.len(), goings, judged, ..Findings::default() };
+    let mut findings = Findings { granted: lives.len(), em_lines, goings, judged, ..Findings::default() };
     for (id, life) in &lives {
         once(journal, *id, life);
         ended(journal, &book, *id, life, &mut findings);

@@ -151,13 +151,13 @@ impl Cluster {
         self.options.clone().application_name("faults").connect().await
     }
 
-    /// Ends PostgreSQL as an immediate shutdown does: no checkpoint, no farewell.
-    pub async fn crash_postgres(&self) {
+    /// Ends PostgreSQL by a signal to the postmaster. QUIT is an immediate shutdown, without a checkpoint.
+    pub async fn crash_postgres(&self, signal: Signal) {
         let mut postgres = self.postgres.lock().await;
         let running = postgres.take().expect("it runs");
         let pid_file = std::fs::read_to_string(self.folder.join("data/postmaster.pid")).unwrap();
         let pid = Pid::from_raw(pid_file.lines().next().unwrap().parse().unwrap()).unwrap();
-        rustix::process::kill_process(pid, Signal::QUIT).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
         running.died().await;
     }
 

@@ -223,6 +223,47 @@ pub fn amount(held: Option<Amounts>, dimension: usize) -> i64 {
     held.map_or(0, |held| held[dimension])
 }
 
+/// Lines that granted something on an EM.
+#[derive(Debug, Default)]
+pub struct EmLines {
+    pub grew: usize,
+    /// Lines that left no capacity in a dimension that they granted.
+    pub full: usize,
+}
+
+/// Replays each EM line by line, in the order of `FollowActions`: no line grants more than the EM has left.
+///
+/// A lowered capacity and an adoption may over-commit the EM. A later line still grants only what fits.
+pub fn replay_lines(journal: &Journal, history: &[Line]) -> EmLines {
+    let mut ems: BTreeMap<&str, Vec<&Line>> = BTreeMap::new();
+    for line in history.iter().filter(|line| !line.em.is_empty()) {
+        ems.entry(&line.em).or_default().push(line);
+    }
+    let protected = amounts(&protected());
+    let mut lines = EmLines::default();
+    for (em, mut followed) in ems {
+        followed.sort_by_key(|line| (line.at, line.id));
+        let mut then = EmThen::default();
+        for line in followed {
+            let before = then.apply(line);
+            let now = line.ticket_id.and_then(|id| then.held.get(&id)).copied();
+            let grew = |dimension: &usize| amount(now, *dimension) > amount(before, *dimension);
+            if line.action == "adopted" || !(0..3).any(|dimension| grew(&dimension)) {
+                continue;
+            }
+            let capacity = then.total.map(|total| [0, 1, 2].map(|dimension| total[dimension] - protected[dimension]));
+            let fits = |dimension| capacity.is_some_and(|capacity| then.in_use[dimension] <= capacity[dimension]);
+            journal.check((0..3).filter(grew).all(fits), || {
+                format!("{em} with the capacity {capacity:?} has {:?} in use at the line {line:?}", then.in_use)
+            });
+            let is_full = |dimension| capacity.is_some_and(|capacity| then.in_use[dimension] == capacity[dimension]);
+            lines.grew += 1;
+            lines.full += usize::from((0..3).filter(grew).any(is_full));
+        }
+    }
+    lines
+}
+
 /// Replays the history of every EM: at no commit is more granted than there is, whatever an EM lost by a resize; and what lived on
 /// one that went has ended soon.
 pub fn replay(journal: &Journal, history: &[Line]) -> Goings {
@@ -258,4 +299,47 @@ pub fn replay(journal: &Journal, history: &[Line]) -> Goings {
         journal.check(left == 0, || format!("{em} went, and {left} of its tickets never ended"));
     }
     goings
+}
+
+/// A line of one commit: of a ticket, or with 0 of the EM itself.
+fn line(id: i64, action: &str, ticket: u128, cores: i64) -> Line {
+    Line {
+        id,
+        transaction: 1,
+        action: action.to_owned(),
+        ticket_id: (ticket > 0).then(|| Uuid::from_u128(ticket)),
+        user: None,
+        creator: None,
+        engine_type: None,
+        labels: None,
+        queue: None,
+        kind: None,
+        em: "host1:9102".to_owned(),
+        scope: None,
+        memory: 1 << 30,
+        cores,
+        instances: 1,
+        max: vec![],
+        limit_mode: None,
+        at: OffsetDateTime::UNIX_EPOCH,
+    }
+}
+
+#[test]
+fn line_replay_finds_grants_before_releases() {
+    // One core of the EM is protected.
+    let begun = [line(1, "registered", 0, 33), line(2, "granted", 1, 32)];
+    let replay = |commit: [Line; 2]| {
+        let journal = Journal::new();
+        let mut history = begun.to_vec();
+        history[0].memory = 64 << 30;
+        history[0].instances = 64;
+        history.extend(commit);
+        let lines = replay_lines(&journal, &history);
+        let violations = journal.book().violations.len();
+        (lines.grew, lines.full, violations)
+    };
+    assert_eq!(replay([line(3, "released", 1, 32), line(4, "granted", 2, 32)]), (2, 2, 0));
+    assert_eq!(replay([line(3, "granted", 2, 1), line(4, "released", 1, 32)]), (2, 1, 1));
+    assert_eq!(replay([line(3, "adopted", 2, 1), line(4, "released", 1, 32)]), (1, 1, 0));
 }

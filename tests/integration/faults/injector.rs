@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::Signal;
 use sqlx::PgConnection;
 
 use super::{
@@ -28,6 +29,10 @@ pub const REVOCATION: &str = "a token is revoked";
 pub enum Fault {
     /// kill -9 of an instance, and a new one.
     Kill,
+    /// kill -9 of each instance, one after another.
+    KillEach,
+    /// kill -9 of the postmaster, which is started again soon.
+    KillPostmaster,
     /// SIGSTOP of an instance for longer than the database lets a transaction sit idle.
     FreezeLong,
     /// SIGSTOP of an instance for a moment.
@@ -63,7 +68,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 18] = [
         Self::Clock,
         Self::Kill,
         Self::FreezeLong,
@@ -81,10 +86,16 @@ impl Fault {
         Self::Certificates,
         Self::CrashLong,
         Self::Forgotten,
+        Self::KillEach,
+        Self::KillPostmaster,
     ];
 
     /// Those that take too long for a short run.
-    const LONG: usize = 4;
+    const LONG: usize = 6;
+
+    /// Faults that every long run injects, before all others.
+    pub const STORM: [Self; 5] =
+        [Self::KillEach, Self::KillPostmaster, Self::FreezeLong, Self::FreezeShort, Self::Crash];
 
     /// What may break while something else is broken already, and what that may be.
     const PAIRS: ([Self; 6], [Self; 5]) = (
@@ -95,6 +106,8 @@ impl Fault {
     pub fn name(self) -> &'static str {
         match self {
             Self::Kill => "kill -9 and restart",
+            Self::KillEach => "kill -9 of each instance",
+            Self::KillPostmaster => "kill -9 of the postmaster",
             Self::FreezeLong => "SIGSTOP, 5.5 to 8 s",
             Self::FreezeShort => "SIGSTOP, up to 2 s",
             Self::Terminate => "terminated connections",
@@ -142,6 +155,11 @@ impl Injector {
     pub async fn run(&mut self, budget: Duration) {
         let end = Instant::now() + budget;
         let is_short = budget < Duration::from_secs(60);
+        if !is_short {
+            for fault in Fault::STORM {
+                self.inject(fault).await;
+            }
+        }
         loop {
             let mut deck = Fault::ALL.to_vec();
             match is_short {
@@ -223,6 +241,12 @@ async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Rando
     let node = &cluster.nodes[number];
     match fault {
         Fault::Kill => kill(cluster.clone(), number, random.millis(0, 1000)).await,
+        Fault::KillEach => {
+            for number in 0..cluster.nodes.len() {
+                kill(cluster.clone(), number, random.millis(0, 1000)).await;
+            }
+        }
+        Fault::KillPostmaster => crash(cluster, Signal::KILL, random.millis(0, 2500)).await,
         Fault::FreezeLong => freeze(node, random.millis(5500, 8000)).await,
         Fault::FreezeShort => freeze(node, random.millis(50, 2000)).await,
         Fault::Terminate => {
@@ -231,8 +255,8 @@ async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Rando
                 tokio::time::sleep(random.millis(0, 300)).await;
             }
         }
-        Fault::Crash => crash(cluster, random.millis(0, 2500)).await,
-        Fault::CrashLong => crash(cluster, random.millis(8000, 11_000)).await,
+        Fault::Crash => crash(cluster, Signal::QUIT, random.millis(0, 2500)).await,
+        Fault::CrashLong => crash(cluster, Signal::QUIT, random.millis(8000, 11_000)).await,
         Fault::CutAfterCommit => cut_commits(cluster, Cut::AfterCommit, random).await,
         Fault::CutBeforeCommit => cut_commits(cluster, Cut::BeforeCommit, random).await,
         Fault::CutAll => node.proxy.cut_all(),
@@ -258,8 +282,8 @@ async fn freeze(node: &Node, time: Duration) {
     node.freeze(false);
 }
 
-async fn crash(cluster: &Cluster, away: Duration) {
-    cluster.crash_postgres().await;
+async fn crash(cluster: &Cluster, signal: Signal, away: Duration) {
+    cluster.crash_postgres(signal).await;
     tokio::time::sleep(away).await;
     cluster.restart_postgres().await;
 }

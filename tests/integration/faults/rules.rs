@@ -1,4 +1,5 @@
-//! The limits, replayed from the history: at no commit was anything granted in a scope beyond the limit that was in force then.
+//! The limits, replayed from the history: at no commit, and at no line, was anything granted in a scope beyond the limit that was in
+//! force then.
 //!
 //! Rules, policies and what comes into force change inside a fence, in which nobody grants or gives back; so the numbers of their lines
 //! tell who was judged by what. A label set's counters are locked until commit, so the lines of a scope are in the order of its
@@ -27,7 +28,9 @@ type ScopeKey = (usize, Vec<String>);
 pub struct Judged {
     /// Commits that granted something in a scope with a limit.
     pub commits: usize,
-    /// Those that left it full.
+    /// Lines that granted something in a scope with a limit.
+    pub lines: usize,
+    /// Commits that left it full.
     pub full: usize,
     /// How often the limits of a label set came into force.
     pub in_force: usize,
@@ -186,11 +189,34 @@ impl Replay<'_> {
             open.before.entry(id).or_insert((kind.clone(), before));
             open.last = line.id;
             open.adopted |= line.action == "adopted";
-            let sum = self.sums.entry(scope).or_default().entry(kind.clone()).or_default();
+            let sum = self.sums.entry(scope.clone()).or_default().entry(kind.clone()).or_default();
+            let change = [0, 1, 2].map(|dimension| amount(now, dimension) - amount(before, dimension));
             for (dimension, sum) in sum.iter_mut().enumerate() {
-                *sum += amount(now, dimension) - amount(before, dimension);
+                *sum += change[dimension];
+            }
+            if line.action != "adopted" && change.iter().any(|change| *change > 0) {
+                self.check_line(&scope, &kind, change, line);
             }
         }
+    }
+
+    /// No line grants more in a scope than its limit leaves, also within one commit.
+    fn check_line(&mut self, scope: &ScopeKey, kind: &str, change: Amounts, line: &Line) {
+        let exempts = |(_, exempt): (_, &BTreeSet<String>)| exempt.contains(kind);
+        if self.rules.of_scope(&self.keys[scope.0], &scope.1).is_none_or(exempts) {
+            return;
+        }
+        let Some((max, held)) = self.standing(scope) else { return };
+        let grew = (0..3).filter(|dimension| change[*dimension] > 0 && max[*dimension].is_some());
+        let mut is_limited = false;
+        for dimension in grew {
+            is_limited = true;
+            self.journal.check(max[dimension].is_none_or(|max| held[dimension] <= max), || {
+                let (keys, values) = (&self.keys[scope.0], &scope.1);
+                format!("{keys:?} {values:?} of {max:?} held {held:?} at the line {line:?}")
+            });
+        }
+        self.judged.lines += usize::from(is_limited);
     }
 
     fn scope(&self, place: usize, line: &Line) -> Option<ScopeKey> {

@@ -23,7 +23,7 @@ pub fn print(book: &Book, tolls: &BTreeMap<Fault, Toll>, findings: &Findings) {
         let answers = answers.iter().map(|(answer, count)| format!("{answer} {count}")).collect::<Vec<_>>();
         println!("{kind:<26}{}", answers.join(", "));
     }
-    let Findings { granted, ended, untold, latest_expiry, most_due, goings, judged } = findings;
+    let Findings { granted, ended, untold, latest_expiry, most_due, em_lines, goings, judged } = findings;
     let ended = ended.iter().map(|(end, count)| format!("{end} {count}")).collect::<Vec<_>>().join(", ");
     println!("\n{granted} tickets ({untold} of them nobody was told of): {ended}");
     let (late, calm) = latest_expiry;
@@ -35,9 +35,10 @@ pub fn print(book: &Book, tolls: &BTreeMap<Fault, Toll>, findings: &Findings) {
         seconds(longest),
         seconds(calm)
     );
+    println!("{} lines granted something on an EM, {} filled it", em_lines.grew, em_lines.full);
     println!(
-        "limits came into force {} times, {} changes left something over them; {} commits granted something under one, {} filled it",
-        judged.in_force, judged.lowered, judged.commits, judged.full
+        "limits came into force {} times, {} changes left something over them; {} commits and {} lines granted something under one, {} commits filled it",
+        judged.in_force, judged.lowered, judged.commits, judged.lines, judged.full
     );
     println!("{} violations\n", book.violations.len());
 }

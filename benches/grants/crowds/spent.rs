@@ -1,0 +1,37 @@
+//! Processor time of the service and of PostgreSQL while a crowd does something.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    Failure,
+    meter::{Cost, Meter, Reading},
+};
+
+use super::stage::Stage;
+
+/// A reading that later ones are compared with.
+pub(crate) struct Spent {
+    meter: Meter,
+    before: Reading,
+    begun: Instant,
+}
+
+impl Spent {
+    pub async fn begin(stage: &Stage) -> Result<Self, Failure> {
+        let mut meter = Meter::new(stage.database(), vec![stage.process_id()]).await?;
+        let before = meter.read().await?;
+        Ok(Self { meter, before, begun: Instant::now() })
+    }
+
+    /// Returns the cost of each of `operations` since the beginning, and the time since then.
+    pub async fn each(mut self, operations: u64) -> Result<(Cost, Duration), Failure> {
+        let cost = self.meter.read().await?.since(self.before, operations);
+        Ok((cost, self.begun.elapsed()))
+    }
+
+    /// Returns the percentages of one core that the service and PostgreSQL took since the beginning.
+    pub async fn percent(self) -> Result<[f64; 2], Failure> {
+        let (cost, elapsed) = self.each(1).await?;
+        Ok([cost.server, cost.postgresql].map(|micros| micros / 1e4 / elapsed.as_secs_f64()))
+    }
+}
