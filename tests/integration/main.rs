@@ -30,6 +30,7 @@ mod crowds;
 mod database_tls;
 mod demo;
 mod deploy;
+mod documents;
 mod drain;
 mod edge;
 mod expiry;
