@@ -1,12 +1,7 @@
-//! The cookbook: every line of it is run, and answers what it says.
-//!
-//! - `WRITE_COOKBOOK`: writes what the lines answer into the cookbook instead.
+//! Cookbook: the commands of its pages print what the pages show, each page on a cluster of its own.
 
 use std::{
-    collections::BTreeMap,
-    env, fs,
-    path::{Path, PathBuf},
-    process::{Command, Output},
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
@@ -23,123 +18,29 @@ use linkis_rm::{
         report::{Health, Report},
         resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
     },
+    server::Options,
+    service::heartbeat::LivenessTimeouts,
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use crate::documents::{World, verify};
 use crate::external::{FAIR, Yarn, client_of, config, provider, put};
 use crate::harness::*;
 
-const COOKBOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/COOKBOOK.md");
+const INDEX: &str = include_str!("../../docs/COOKBOOK.md");
 
-/// Where the lines say that the service is.
-const ADDRESS: &str = "127.0.0.1:50051";
-
-/// The release of grpcurl that is made if there is none.
-const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3";
-
-/// What else than times, UUIDs and tokens is another each time.
-const VOLATILE: [&str; 20] = [
-    // Tells times, too.
-    "after",
-    "epoch",
-    "lag",
-    "steps",
-    "errors",
-    "grantsPerSecond",
-    "refusalsPerSecond",
-    "longestWait",
-    "age",
-    "address",
-    "version",
-    "etag",
-    "config",
-    "nextPageToken",
-    "followToken",
-    "periodStart",
-    "coreSeconds",
-    "byteSeconds",
-    "completeUntil",
-    "holdUntil",
+/// Pages of the cookbook.
+const PAGES: [(&str, &str); 4] = [
+    ("cookbook/users.md", include_str!("../../docs/cookbook/users.md")),
+    ("cookbook/clients.md", include_str!("../../docs/cookbook/clients.md")),
+    ("cookbook/operators.md", include_str!("../../docs/cookbook/operators.md")),
+    ("cookbook/administrators.md", include_str!("../../docs/cookbook/administrators.md")),
 ];
 
-/// The folder of a grpcurl: one that is there, or one that is made.
-fn grpcurl() -> Option<PathBuf> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools");
-    let home = env::var_os("HOME").map(|home| Path::new(&home).join("go/bin"));
-    let path = env::var_os("PATH").unwrap_or_default();
-    let places: Vec<PathBuf> = env::split_paths(&path).chain(home).chain([tools.clone()]).collect();
-    let found = |places: &[PathBuf]| places.iter().find(|place| place.join("grpcurl").is_file()).cloned();
-    if let Some(place) = found(&places) {
-        return Some(place);
-    }
-    let go = env::split_paths(&path).chain(["/usr/local/go/bin".into()]).find(|place| place.join("go").is_file())?;
-    let made = Command::new(go.join("go")).args(["install", GRPCURL]).env("GOBIN", &tools).output();
-    made.ok().filter(|made| made.status.success())?;
-    found(&[tools])
-}
-
-/// A line of the cookbook, and what it says that it answers.
-#[derive(Debug, Clone, Default)]
-struct Recipe {
-    line: String,
-    answer: Vec<String>,
-}
-
-/// The recipes of a text, each where it stands among what is not of a recipe.
-fn recipes(text: &str) -> Vec<Result<Recipe, String>> {
-    let (mut parts, mut inside, mut goes_on) = (Vec::new(), false, false);
-    for line in text.lines() {
-        match (inside, line, parts.last_mut()) {
-            (true, "```", _) => inside = false,
-            (true, ..) if line.starts_with("$ ") => {
-                parts.push(Ok(Recipe { line: line.to_owned(), answer: vec![] }));
-                goes_on = is_unfinished(line);
-                continue;
-            }
-            (true, _, Some(Ok(recipe))) if goes_on => {
-                recipe.line = format!("{}\n{line}", recipe.line);
-                goes_on = is_unfinished(&recipe.line);
-                continue;
-            }
-            (true, _, Some(Ok(recipe))) => {
-                recipe.answer.push(line.to_owned());
-                continue;
-            }
-            (false, "```console", _) => inside = true,
-            _ => {}
-        }
-        parts.push(Err(line.to_owned()));
-    }
-    parts
-}
-
-/// Whether a command goes on in the next line.
-fn is_unfinished(command: &str) -> bool {
-    command.ends_with('\\') || command.matches('\'').count() % 2 == 1
-}
-
-/// A line of an answer without what is another each time.
-fn settled(line: &str) -> String {
-    // What is said of a hold ends with its end.
-    let line = line.split(" until 20").next().unwrap_or(line);
-    let Some((key, value)) = line.split_once(':') else { return line.trim_end().to_owned() };
-    let (name, value) = (key.trim().trim_matches('"'), value.trim());
-    let text = value.trim_end_matches(',').trim_matches('"');
-    let is_time = name.ends_with("Time") || name == "waitUntil" || name == "waitingSince";
-    let is_chance = Uuid::parse_str(text).is_ok() && !text.starts_with("5d1b8e2c");
-    match is_time || is_chance || VOLATILE.contains(&name) {
-        true => format!("{key}: (any)"),
-        false => format!("{key}: {value}"),
-    }
-}
-
-fn run(line: &str, address: &str, path: &Path) -> Output {
-    let rest = env::var_os("PATH").unwrap_or_default();
-    let path = env::join_paths([path.to_owned()].into_iter().chain(env::split_paths(&rest))).unwrap();
-    let line = line.trim_start_matches("$ ").replace(ADDRESS, address);
-    Command::new("sh").args(["-c", &line]).env("PATH", path).output().unwrap()
-}
+/// Maximum size of a page.
+const PAGE_BYTES_MAX: usize = 12_000;
 
 fn labels(of: &[(&str, &str)]) -> Labels {
     let pairs = of.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -174,7 +75,7 @@ async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator
     rm.client.adopt_ticket(&adopt).await.unwrap();
 }
 
-/// Three hosts, a few engines, limits, one who waits, and a cluster with queues.
+/// Sets up three EMs with a few engines, limits, a drain, a hold, and an external cluster with queues.
 async fn cluster(rm: &Instance) -> Yarn {
     let hosts = ["host1", "host2", "host3"].map(em);
     for (host, zone) in hosts.iter().zip(["east", "east", "west"]) {
@@ -214,65 +115,110 @@ async fn cluster(rm: &Instance) -> Yarn {
     yarn
 }
 
+/// Starts a service whose EMs are not silent before a slow machine has run a page.
+async fn start_patient() -> (Database, Instance) {
+    let database = Database::fresh().await;
+    let (silent_after, lost_after) = (Duration::from_secs(600), Duration::from_secs(1200));
+    let liveness = LivenessTimeouts { silent_after, lost_after, ..LivenessTimeouts::DEFAULT };
+    let rm = Instance::start_with(&database, Options { liveness, ..options() }).await;
+    (database, rm)
+}
+
+/// A cluster with a request that waits, all of it visible in every list.
+struct Cluster {
+    database: Database,
+    rm: Instance,
+    yarn: Yarn,
+    waiting: JoinHandle<()>,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let (database, rm) = start_patient().await;
+        let yarn = cluster(&rm).await;
+        let wait_timeout = Duration::from_secs(300);
+        let asked = ResourceRequest { wait_timeout, ..request(&em("host2"), "hadoop", load(4, 2, 1)) };
+        let client = rm.client.clone();
+        let waiting = tokio::spawn(async move { drop(client.request_resource(&asked).await) });
+        let usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+        let is_visible = || async {
+            let overview = rm.client.overview().await.unwrap();
+            let (line, scopes) = (overview.line.unwrap().waiting, overview.scopes.unwrap());
+            let tasks = rm.client.tasks().await.unwrap().tasks;
+            let refusals = usage.clone().list_refusals(proto::ListRefusalsRequest::default()).await.unwrap();
+            let by = proto::UsageBy::User.into();
+            let used = usage.clone().get_usage(proto::GetUsageRequest { by, ..Default::default() }).await.unwrap();
+            let is_recorded = !refusals.into_inner().refusals.is_empty() && !used.into_inner().sums.is_empty();
+            let has_run = tasks.iter().any(|task| task.last_success_time.is_some());
+            line == 1 && scopes.scopes == 14 && scopes.over_limit == 1 && has_run && is_recorded
+        };
+        eventually("the cluster is visible in every list", Duration::from_secs(60), is_visible).await;
+        Self { database, rm, yarn, waiting }
+    }
+
+    async fn verify(self, page: &'static str) {
+        let world = World {
+            addresses: vec![
+                ("127.0.0.1:50051", self.rm.address.replace("http://", "")),
+                ("rm1.example.com:8088", self.yarn.address.replace("http://", "")),
+            ],
+            variables: vec![
+                ("LINKIS_RM_ADDRESS", self.rm.address.replace("http://", "")),
+                ("DATABASE_URL", self.database.url()),
+            ],
+        };
+        verify(page, world).await;
+        self.waiting.abort();
+        self.rm.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_line_of_the_cookbook_answers_what_it_says() {
-    let Some(grpcurl) = grpcurl() else {
-        return skip_without("grpcurl", &format!("it cannot be made: go install {GRPCURL}"));
+async fn cookbook_for_users_prints_its_outputs() {
+    Cluster::start().await.verify("docs/cookbook/users.md").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cookbook_for_clients_prints_its_outputs() {
+    let (_database, rm) = start_patient().await;
+    let addresses = vec![("127.0.0.1:50051", rm.address.replace("http://", ""))];
+    let variables = vec![("LINKIS_RM_ADDRESS", rm.address.replace("http://", ""))];
+    verify("docs/cookbook/clients.md", World { addresses, variables }).await;
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cookbook_for_operators_prints_its_outputs() {
+    Cluster::start().await.verify("docs/cookbook/operators.md").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cookbook_for_administrators_prints_its_outputs() {
+    Cluster::start().await.verify("docs/cookbook/administrators.md").await;
+}
+
+/// The recipes of a text as lines of the index.
+fn index_lines(file: &str, page: &str) -> Vec<String> {
+    let headings = page.lines().filter_map(|line| line.strip_prefix("## "));
+    let line = |heading: &str| {
+        let anchor = heading.to_lowercase().replace(' ', "-");
+        let anchor: String = anchor.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
+        format!("- [{heading}]({file}#{anchor})")
     };
-    let (database, rm) = start().await;
-    let _yarn = cluster(&rm).await;
-    let wait_timeout = Duration::from_secs(300);
-    let asked = ResourceRequest { wait_timeout, ..request(&em("host2"), "hadoop", load(4, 2, 1)) };
-    let client = rm.client.clone();
-    let waiting = tokio::spawn(async move { client.request_resource(&asked).await });
-    let usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
-    let seen = || async {
-        let overview = rm.client.overview().await.unwrap();
-        let (line, scopes) = (overview.line.unwrap().waiting, overview.scopes.unwrap());
-        let told = rm.client.tasks().await.unwrap().tasks.iter().any(|task| task.last_success_time.is_some());
-        let refusals = usage.clone().list_refusals(proto::ListRefusalsRequest::default()).await.unwrap();
-        let by = proto::UsageBy::User.into();
-        let used = usage.clone().get_usage(proto::GetUsageRequest { by, ..Default::default() }).await.unwrap();
-        let are_remembered = !refusals.into_inner().refusals.is_empty() && !used.into_inner().sums.is_empty();
-        line == 1 && scopes.scopes == 14 && scopes.over_limit == 1 && told && are_remembered
-    };
-    eventually("everything is seen", Duration::from_secs(60), seen).await;
-    let text = fs::read_to_string(COOKBOOK).unwrap();
-    let address = rm.address.replace("http://", "");
-    let (mut parts, mut wrong) = (recipes(&text), Vec::new());
-    for recipe in parts.iter_mut().filter_map(|part| part.as_mut().ok()) {
-        let (line, to, path) = (recipe.line.clone(), address.clone(), grpcurl.clone());
-        let done = tokio::task::spawn_blocking(move || run(&line, &to, &path)).await.unwrap();
-        assert!(done.status.success() && !done.stdout.is_empty(), "{}\n{done:?}", recipe.line);
-        let answer: Vec<String> = String::from_utf8(done.stdout).unwrap().lines().map(str::to_owned).collect();
-        let [said, told] =
-            [&recipe.answer, &answer].map(|lines| lines.iter().map(|line| settled(line)).collect::<Vec<_>>());
-        if said != told {
-            wrong.push((recipe.line.clone(), told));
-        }
-        recipe.answer = answer;
-    }
-    waiting.abort();
-    drop(database);
-    if env::var_os("WRITE_COOKBOOK").is_some() {
-        let lines = parts.into_iter().flat_map(|part| match part {
-            Ok(recipe) => [vec![recipe.line], recipe.answer].concat(),
-            Err(line) => vec![line],
-        });
-        let text: Vec<String> = lines.collect();
-        fs::write(COOKBOOK, text.join("\n").replace(&address, ADDRESS) + "\n").unwrap();
-        return;
-    }
-    assert!(wrong.is_empty(), "the cookbook says something else; WRITE_COOKBOOK=1 writes what is so: {wrong:#?}");
+    headings.map(line).collect()
 }
 
 #[test]
-fn recipes_are_found_where_they_stand() {
-    let text = "A line.\n\n```console\n$ a -d '{\n  b}' \\\n  c\nx: 1\ny\n$ d\n```\nend";
-    let parts = recipes(text);
-    let found: Vec<_> = parts.iter().filter_map(|part| part.as_ref().ok()).collect();
-    assert_eq!((found[0].line.as_str(), found[0].answer.len()), ("$ a -d '{\n  b}' \\\n  c", 2));
-    assert_eq!((found[1].line.as_str(), found[1].answer.len()), ("$ d", 0));
-    let rest: Vec<_> = parts.iter().filter_map(|part| part.as_ref().err()).collect();
-    assert_eq!(rest, ["A line.", "", "```console", "```", "end"]);
+fn cookbook_index_lists_every_recipe() {
+    let listed: BTreeSet<&str> = INDEX.lines().filter(|line| line.starts_with("- [")).collect();
+    let recipes: Vec<String> = PAGES.iter().flat_map(|(file, page)| index_lines(file, page)).collect();
+    assert_eq!(listed, recipes.iter().map(String::as_str).collect());
+}
+
+#[test]
+fn cookbook_pages_are_short_and_name_their_readers() {
+    for (file, page) in PAGES {
+        assert!(page.len() <= PAGE_BYTES_MAX, "{file} has {} bytes", page.len());
+        assert!(page.lines().nth(2).is_some_and(|line| line.starts_with("For ")), "{file} begins with its readers");
+    }
 }

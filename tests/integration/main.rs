@@ -31,6 +31,7 @@ mod database_tls;
 mod database_wanting;
 mod demo;
 mod deploy;
+mod documents;
 mod drain;
 mod edge;
 mod expiry;
