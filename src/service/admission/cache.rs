@@ -299,7 +299,7 @@ impl StateCache {
 
     /// Whether nothing was counted by the labels of some cap when the limits were last seen.
     pub(super) fn lacks_counters(&self, caps: &[Arc<Cap>]) -> bool {
-        let limits = self.state().limits.clone();
+        let limits = self.state().state.limits.clone();
         caps.iter().any(|cap| !limits.is_counted(&cap.keys))
     }
 

@@ -152,8 +152,8 @@ impl Survey {
     async fn all(&mut self) -> Result<(), Error> {
         let mut after = None;
         loop {
-            let page = em_report::survey(&self.store.pool().await?, after.as_ref(), SURVEY_PAGE, self.silent_after);
-            let page = answered(page).await?;
+            let pool = self.store.pool().await?;
+            let page = answered(em_report::survey(&pool, after.as_ref(), SURVEY_PAGE, self.silent_after)).await?;
             let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SURVEY_PAGE);
             after = page.last().map(|last| last.instance.clone());
             self.take_over(page).await?;
@@ -168,8 +168,8 @@ impl Survey {
     /// Surveys `ems` alone; those of them that are not registered are removed.
     async fn some(&mut self, ems: Vec<EmInstance>) -> Result<(), Error> {
         for part in ems.chunks(usize::try_from(SURVEY_PAGE).unwrap_or(usize::MAX)) {
-            let found = em_report::survey_of(&self.store.pool().await?, part, self.silent_after);
-            let found = answered(found).await?;
+            let pool = self.store.pool().await?;
+            let found = answered(em_report::survey_of(&pool, part, self.silent_after)).await?;
             let registered: HashSet<EmInstance> = found.iter().map(|found| found.instance.clone()).collect();
             self.take_over(found).await?;
             let gone: Vec<&EmInstance> = part.iter().filter(|em| !registered.contains(em)).collect();

@@ -77,9 +77,10 @@ impl LimitService {
 
 async fn needed(connection: &mut PgConnection, cap: &Cap) -> Result<Needed, StoreError> {
     let sets = label_set::read(&mut *connection).await?;
-    let mut of_cap = sets.iter().filter(|set| set.counting.keys == cap.keys).peekable();
-    let is_there = of_cap.peek().is_some();
-    if of_cap.any(|set| set.is_counted)
+    // Two label sets have the same keys while one replaces the other.
+    let of_cap: Vec<bool> = sets.iter().filter(|set| set.counting.keys == cap.keys).map(|set| set.is_counted).collect();
+    let is_there = !of_cap.is_empty();
+    if of_cap.contains(&true)
         || !is_there && sets.len() >= LABEL_SETS_MAX
         || user_resource::are_more_than(&mut *connection, TICKETS_MAX).await?
     {
