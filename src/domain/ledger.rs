@@ -46,7 +46,7 @@ mod steps;
 
 use slots::{EmSlot, ScopeSlot, TicketSlot, check_epoch, check_owner, owned, registered_em, stored_em};
 
-pub use deltas::{Deltas, EndedDelta, MovedDelta, PostCommitState, WaitingDelta};
+pub use deltas::{Deltas, EndedDelta, HistoryLine, MovedDelta, PostCommitState, WaitingDelta};
 pub use draining::DrainDelta;
 pub use snapshot::{LineView, Snapshot, TicketPage};
 
@@ -78,7 +78,7 @@ impl Ledger {
     pub fn new(snapshot: Snapshot) -> Self {
         let em_slot = |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), ..EmSlot::default() };
         let scope_slot = |usage| ScopeSlot { usage, changed: false };
-        let ticket_slot = |ticket| TicketSlot { ticket, stored: true, in_use: false };
+        let ticket_slot = |ticket| TicketSlot { ticket, stored: true, granted_line: None, in_use: false };
         Self {
             now: snapshot.now,
             by: Principal::Anonymous.into(),
@@ -154,14 +154,17 @@ impl Ledger {
             let drain = self.drains.remove(&em);
             self.deltas.drains.push((em, drain));
         }
+        let mut granted = Vec::new();
         for slot in self.tickets.into_values() {
-            match (slot.stored, slot.in_use) {
-                (false, _) if slot.ticket.is_locked() => self.deltas.granted.push(slot.ticket),
-                (false, _) => self.deltas.new_in_use.push(slot.ticket),
-                (true, true) => self.deltas.in_use.push(slot.ticket),
-                (true, false) => {}
+            match (slot.granted_line, slot.stored, slot.in_use) {
+                (Some(line), ..) => granted.push((line, slot.ticket)),
+                (None, false, _) => self.deltas.new_in_use.push(slot.ticket),
+                (None, true, true) => self.deltas.in_use.push(slot.ticket),
+                (None, true, false) => {}
             }
         }
+        granted.sort_unstable_by_key(|(line, _)| *line);
+        self.deltas.granted = granted.into_iter().map(|(_, ticket)| ticket).collect();
         (self.deltas.clusters, self.deltas.cluster_tickets) = self.clusters.finish();
         let mut scopes = Vec::with_capacity(self.scopes.len());
         for (scope, slot) in self.scopes {
@@ -220,7 +223,8 @@ impl Ledger {
         slot.registered = true;
         slot.resized |= resized;
         slot.current = Some(em.clone());
-        self.deltas.registered_by.insert(op.em.clone(), self.by.principal.clone());
+        let line = HistoryLine::Registered(Box::new(em.clone()), resized, self.by.principal.clone());
+        self.deltas.lines.push(line);
         self.free(&op.em, &[], MUCH);
         Ok(Outcome::Registered(Box::new(em)))
     }
@@ -271,7 +275,9 @@ impl Ledger {
         let grant = Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None, counters: None };
         let ticket = self.new_ticket(op, epoch, grant.expires_at);
         self.clusters.count(&ticket);
-        self.tickets.insert(op.ask.ticket_id, TicketSlot { ticket, stored: false, in_use: false });
+        let granted_line = Some(self.deltas.lines.len());
+        self.deltas.lines.push(HistoryLine::Granted);
+        self.tickets.insert(op.ask.ticket_id, TicketSlot { ticket, stored: false, granted_line, in_use: false });
         if let Some(request_id) = &op.ask.request_id {
             let record = RequestRecord { request_id: request_id.clone(), grant: grant.clone(), create_time: self.now };
             self.request_ids.insert(request_id.id.clone(), record.clone());

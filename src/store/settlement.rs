@@ -27,6 +27,10 @@ use super::{
 /// The part that writes the history.
 const TOLD: &str = "told";
 
+/// The columns of a history line of a batch.
+const LINE_COLUMNS: &str = r#"action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
+    em_application_name, em_instance, resource_type, resource, actor, reason, held_since, address, before, after, action_time"#;
+
 /// What there is once all of it is written.
 #[derive(Debug)]
 pub struct Written {
@@ -52,7 +56,8 @@ pub async fn write(
     statement.ended(deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect());
     statement.granted(&deltas.granted);
     statement.new_in_use(&deltas.new_in_use);
-    statement.history(action_record::Columns::of(deltas), deltas.granted.len(), now);
+    let (records, granted) = action_record::Columns::of(deltas);
+    statement.history(records, granted, now);
     statement.scopes(&deltas.scopes);
     statement.clusters(&deltas.clusters);
     statement.cluster_tickets(&deltas.cluster_tickets);
@@ -231,31 +236,23 @@ impl Statement {
         });
     }
 
-    /// The history: what `before` says, what was granted, and what `behind` says.
-    fn history(
-        &mut self,
-        (before, behind): (action_record::Columns<'_>, action_record::Columns<'_>),
-        granted: usize,
-        now: OffsetDateTime,
-    ) {
-        let rows = before.resource.len() + granted + behind.resource.len();
+    /// Writes the history in the order decided: `records`, and between them the granted tickets with the line numbers `granted`. Rows take
+    /// their ids in that order.
+    fn history(&mut self, records: action_record::Columns<'_>, granted: Vec<i32>, now: OffsetDateTime) {
+        let rows = records.line.len() + granted.len();
         self.part(TOLD, "linkis_resource_action_record", rows, |sql| {
-            sql.push(
-                r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
-                    engine_application_name, engine_instance, em_application_name, em_instance, resource_type, resource, actor,
-                    reason, held_since, address, before, after, action_time) "#,
-            );
-            let mut separator = "";
-            for part in [Some(before), None, Some(behind)] {
-                let is_empty = part.as_ref().map_or(granted, |records| records.resource.len()) == 0;
-                if is_empty {
-                    continue;
-                }
-                sql.push(separator);
-                separator = " UNION ALL ";
-                match part {
-                    Some(records) => push_records(sql, records, now),
-                    None => push_granted(sql),
+            sql.push("INSERT INTO linkis_resource_action_record (").push(LINE_COLUMNS).push(") ");
+            match (records.line.is_empty(), granted.is_empty()) {
+                (true, _) => push_granted(sql),
+                (false, true) => push_records(sql, records, now, false),
+                (false, false) => {
+                    sql.push("SELECT ").push(LINE_COLUMNS).push(" FROM (");
+                    push_records(sql, records, now, true);
+                    sql.push(" UNION ALL SELECT g.*, (")
+                        .push_bind(granted)
+                        .push(")[(row_number() OVER ())::int] FROM (");
+                    push_granted(sql);
+                    sql.push(") g) l (").push(LINE_COLUMNS).push(", line) ORDER BY line");
                 }
             }
             sql.push(" RETURNING id");
@@ -365,14 +362,20 @@ impl Statement {
     }
 }
 
-fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Columns<'_>, now: OffsetDateTime) {
+/// Selects the columns of history lines, and with `numbered` also the number of each.
+fn push_records(
+    sql: &mut QueryBuilder<Postgres>,
+    records: action_record::Columns<'_>,
+    now: OffsetDateTime,
+    numbered: bool,
+) {
     sql.push(
         r#"SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name, engine_instance,
             em_application_name, em_instance, resource_type, resource::jsonb, actor, reason, held_since, "#,
     );
     let has_acts = !records.acts.address.is_empty();
     sql.push(if has_acts { "address, before, after, " } else { "NULL, NULL, NULL, " });
-    sql.push_bind(now).push(" FROM unnest(");
+    sql.push_bind(now).push(if numbered { ", line FROM unnest(" } else { " FROM unnest(" });
     let mut columns = sql.separated(", ");
     columns
         .push_bind(records.action)
@@ -393,18 +396,21 @@ fn push_records(sql: &mut QueryBuilder<Postgres>, records: action_record::Column
     if has_acts {
         columns.push_bind(records.acts.address).push_bind(records.acts.before).push_bind(records.acts.after);
     }
+    if numbered {
+        columns.push_bind(records.line);
+    }
     sql.push(
         r#") AS r (action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
             em_application_name, em_instance, resource_type, resource, actor, reason, held_since"#,
     );
-    sql.push(if has_acts { ", address, before, after)" } else { ")" });
+    sql.push(if has_acts { ", address, before, after" } else { "" }).push(if numbered { ", line)" } else { ")" });
 }
 
-/// Of the part that grants.
+/// Selects the same columns of the granted tickets, in the order decided.
 fn push_granted(sql: &mut QueryBuilder<Postgres>) {
     sql.push("SELECT ").push_bind(Action::Granted.as_str()).push(
         r#", ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance, resource_type,
-            user_locked_resource, principal, NULL, NULL, NULL, NULL, NULL, locked_time FROM granted"#,
+            user_locked_resource, principal, NULL, NULL::timestamptz, NULL, NULL, NULL, locked_time FROM granted"#,
     );
 }
 

@@ -42,6 +42,7 @@ mod handshakes;
 mod harness;
 mod health;
 mod heartbeat;
+mod history_order;
 mod holds;
 mod identity;
 mod jwt;

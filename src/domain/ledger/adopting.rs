@@ -7,7 +7,7 @@ use super::{
         adopt::Adopt,
         operation::{Outcome, Rejection},
     },
-    Ledger, TicketSlot, counters, registered_em,
+    HistoryLine, Ledger, TicketSlot, counters, registered_em,
 };
 
 impl Ledger {
@@ -44,8 +44,9 @@ impl Ledger {
         }
         self.clusters.count(&ticket);
         self.adopted.insert(op.ticket_id, op.used.clone());
-        self.deltas.adopted.push((ticket.clone(), self.by.clone()));
-        self.tickets.insert(op.ticket_id, TicketSlot { ticket: ticket.clone(), stored: false, in_use: false });
+        self.deltas.lines.push(HistoryLine::Adopted(Box::new(ticket.clone()), self.by.clone()));
+        let slot = TicketSlot { ticket: ticket.clone(), stored: false, granted_line: None, in_use: false };
+        self.tickets.insert(op.ticket_id, slot);
         Ok(Outcome::Adopted(Box::new(ticket)))
     }
 }

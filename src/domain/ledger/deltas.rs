@@ -1,6 +1,6 @@
 //! What a batch comes to: what has to be written, and how everything stands then.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -38,26 +38,16 @@ pub struct Deltas {
     pub ems_inserted: Vec<Em>,
     /// EMs whose rows go, with the version that was read.
     pub ems_deleted: Vec<Em>,
-    /// EMs that began to go: nothing to write, but something to remember. With how they went, and by whom.
-    pub ems_gone: Vec<(Em, End, Principal)>,
-    /// Who registered the EMs that registered.
-    pub registered_by: HashMap<EmInstance, Principal>,
+    /// The history lines of the batch, in the order decided.
+    pub lines: Vec<HistoryLine>,
     /// EMs whose reports are over: those that went, also if they came again.
     pub reports_ended: Vec<EmInstance>,
     /// Tickets whose rows are to say what they use.
     pub in_use: Vec<Ticket>,
-    /// Tickets that were adopted, as they were then, and by whom: a line of the history each, also of one that ended since.
-    pub adopted: Vec<(Ticket, Actor)>,
-    /// Tickets whose engine reported in, as they were then, and who told: a line of the history each, also of one that ended since.
-    pub inited: Vec<(Ticket, Principal)>,
-    /// Likewise tickets whose engine reported to use something else, in order.
-    pub reported: Vec<(Ticket, Principal)>,
-    /// Tickets that ended.
+    /// Tickets that ended, in the order decided; each has one [`HistoryLine::Ended`].
     pub ended: Vec<EndedDelta>,
     /// EMs whose drains changed, and how they are drained now, if at all.
     pub drains: Vec<(EmInstance, Option<Arc<Drain>>)>,
-    /// EMs that were drained or resumed, in order: a line of the history each.
-    pub drain_lines: Vec<DrainDelta>,
     /// Request ids that are new.
     pub request_ids: Vec<RequestRecord>,
     /// What scopes hold that changed.
@@ -68,7 +58,7 @@ pub struct Deltas {
     pub moved: Vec<MovedDelta>,
     /// Requests that left the line, by their tickets.
     pub left_line: Vec<Uuid>,
-    /// Tickets that are new, and locked.
+    /// Tickets that are new, and locked; in the order decided.
     pub granted: Vec<Ticket>,
     /// Tickets that are new, and in use from the start.
     pub new_in_use: Vec<Ticket>,
@@ -83,6 +73,12 @@ pub struct Deltas {
 }
 
 impl Deltas {
+    /// Adds a ticket that ended, and its history line.
+    pub fn end(&mut self, ended: EndedDelta) {
+        self.lines.push(HistoryLine::Ended);
+        self.ended.push(ended);
+    }
+
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.ems_counted.is_empty()
@@ -91,16 +87,9 @@ impl Deltas {
             && self.ems_stepped.is_empty()
             && self.ems_inserted.is_empty()
             && self.ems_deleted.is_empty()
-            && self.ems_gone.is_empty()
+            && self.lines.is_empty()
             && self.reports_ended.is_empty()
             && self.in_use.is_empty()
-            && self.adopted.is_empty()
-            && self.inited.is_empty()
-            && self.reported.is_empty()
-            && self.ended.is_empty()
-            && self.drain_lines.is_empty()
-            && self.granted.is_empty()
-            && self.new_in_use.is_empty()
             && self.request_ids.is_empty()
             && self.scopes.is_empty()
             && self.waiting.is_empty()
@@ -108,6 +97,29 @@ impl Deltas {
             && self.left_line.is_empty()
             && self.clusters.is_empty()
     }
+}
+
+/// One history line of a batch.
+#[derive(Debug)]
+pub enum HistoryLine {
+    /// An EM registered: the EM as it was then, whether it was resized, and the actor.
+    Registered(Box<Em>, bool, Principal),
+    /// An EM was unregistered or lost: the EM as it was then, and the actor.
+    Gone(Box<Em>, End, Principal),
+    /// The next ticket of [`Deltas::granted`] was granted.
+    Granted,
+    /// A ticket was granted that is no longer locked at the end of the batch: the ticket as it was granted.
+    GrantedBefore(Box<Ticket>),
+    /// A ticket was adopted: the ticket as it was then.
+    Adopted(Box<Ticket>, Actor),
+    /// The engine of a ticket was confirmed: the ticket as it was then.
+    Inited(Box<Ticket>, Principal),
+    /// The engine of a ticket reported another use: the ticket as it was then.
+    Reported(Box<Ticket>, Principal),
+    /// The next ticket of [`Deltas::ended`] ended.
+    Ended,
+    /// An EM was drained or resumed.
+    Drain(Box<DrainDelta>),
 }
 
 /// How EMs and scopes stand after a batch.

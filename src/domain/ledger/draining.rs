@@ -14,7 +14,7 @@ use super::{
         resource::{Resource, ResourceType},
         ticket::EndedTicket,
     },
-    Ledger,
+    HistoryLine, Ledger,
 };
 
 /// A line of the history: an EM was drained, or resumed.
@@ -83,7 +83,8 @@ impl Ledger {
             None => self.drains.remove(instance),
         };
         let (em, by) = (instance.clone(), self.by.clone());
-        self.deltas.drain_lines.push(DrainDelta { em, total, before, after: drain, reason, by });
+        let line = DrainDelta { em, total, before, after: drain, reason, by };
+        self.deltas.lines.push(HistoryLine::Drain(Box::new(line)));
         self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
         self.drains_changed.insert(instance.clone());
     }

@@ -13,7 +13,7 @@ use super::{
         operation::{Outcome, Rejection, Released},
         ticket::{EndedTicket, Ticket, TicketState},
     },
-    EndedDelta, Ledger, check_owner, counters, give_back, owned,
+    EndedDelta, HistoryLine, Ledger, check_owner, counters, give_back, owned,
     slots::TicketSlot,
     stored_em,
 };
@@ -91,10 +91,19 @@ impl Ledger {
 
     /// Moves a ticket from those that live to those that ended.
     pub(super) fn end_ticket(&mut self, ticket_id: Uuid, end: End) {
+        self.keep_granted(ticket_id);
         if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
             let (user, em) = (ticket.user.clone(), ticket.em.clone());
             self.ended.insert(ticket_id, EndedTicket { id: ticket_id, user, em, end, at: self.now });
-            self.deltas.ended.push(EndedDelta { ticket, end, stored, by: self.by.clone(), reason: None });
+            self.deltas.end(EndedDelta { ticket, end, stored, by: self.by.clone(), reason: None });
+        }
+    }
+
+    /// Keeps a ticket as this batch granted it, for its history line, before the ticket ends or is in use.
+    pub(super) fn keep_granted(&mut self, ticket_id: Uuid) {
+        let Some(slot) = self.tickets.get_mut(&ticket_id) else { return };
+        if let Some(line) = slot.granted_line.take().and_then(|line| self.deltas.lines.get_mut(line)) {
+            *line = HistoryLine::GrantedBefore(Box::new(slot.ticket.clone()));
         }
     }
 }

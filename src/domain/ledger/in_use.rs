@@ -11,7 +11,7 @@ use super::{
         scope::{Counter, Tally},
         ticket::{Ticket, TicketState},
     },
-    Ledger, check_epoch, counters, give_back, owned, registered_em, stored_em,
+    HistoryLine, Ledger, check_epoch, counters, give_back, owned, registered_em, stored_em,
 };
 
 impl Ledger {
@@ -35,8 +35,8 @@ impl Ledger {
         self.use_instead(&ticket, &used)?;
         let state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
         let ticket = Ticket { state, ..ticket };
-        self.deltas.inited.push((ticket.clone(), self.by.principal.clone()));
         self.put(ticket.clone());
+        self.deltas.lines.push(HistoryLine::Inited(Box::new(ticket.clone()), self.by.principal.clone()));
         Ok(Outcome::Inited(Box::new(ticket)))
     }
 
@@ -55,8 +55,8 @@ impl Ledger {
         self.use_instead(&ticket, &used)?;
         let state = TicketState::Used { resource: used, engine: engine.clone(), used_time: *used_time };
         let ticket = Ticket { state, ..ticket };
-        self.deltas.reported.push((ticket.clone(), self.by.principal.clone()));
         self.put(ticket.clone());
+        self.deltas.lines.push(HistoryLine::Reported(Box::new(ticket.clone()), self.by.principal.clone()));
         Ok(Outcome::Reported(Box::new(ticket)))
     }
 
@@ -119,6 +119,7 @@ impl Ledger {
     /// A ticket says what it uses from now on.
     fn put(&mut self, ticket: Ticket) {
         self.clusters.recount(&ticket);
+        self.keep_granted(ticket.id);
         if let Some(slot) = self.tickets.get_mut(&ticket.id) {
             slot.ticket = ticket;
             slot.in_use = true;

@@ -45,6 +45,8 @@ pub(super) struct ScopeSlot {
 pub(super) struct TicketSlot {
     pub(super) ticket: Ticket,
     pub(super) stored: bool,
+    /// The index of its [`HistoryLine::Granted`](super::HistoryLine::Granted), as long as it is locked; `None` if this batch did not grant it.
+    pub(super) granted_line: Option<usize>,
     /// Whether its row has yet to say what it uses.
     pub(super) in_use: bool,
 }

@@ -204,8 +204,8 @@ async fn remove_strays(
     }
     let ended =
         |ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, by: by.clone(), reason: by.reason.clone() };
-    let ended = tickets.into_values().map(ended);
-    let deltas = Deltas { ended: ended.collect(), ..Deltas::default() };
+    let mut deltas = Deltas::default();
+    tickets.into_values().map(ended).for_each(|ended| deltas.end(ended));
     if !deltas.ended.is_empty() {
         settlement::write(connection, &deltas, now, None, None).await?;
     }

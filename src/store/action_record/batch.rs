@@ -1,4 +1,4 @@
-//! What a batch does, as lines of the history: their columns, written by the settlement.
+//! The history lines of a batch, as columns in the order decided. The settlement writes them.
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -7,7 +7,7 @@ use crate::domain::{
     action::Action,
     em::{Em, EmInstance},
     end::End,
-    ledger::{Deltas, DrainDelta, EndedDelta},
+    ledger::{Deltas, DrainDelta, EndedDelta, HistoryLine},
     name::Name,
     principal::{Actor, Principal},
     resource::Resource,
@@ -38,8 +38,7 @@ impl<'a> Record<'a> {
         Self { action, ticket, em, resource, actor, reason, held_since, address, before, after }
     }
 
-    fn of_em(action: Action, em: &'a Em, by: Option<&'a Principal>) -> Self {
-        let by = by.unwrap_or(&Principal::Service);
+    fn of_em(action: Action, em: &'a Em, by: &'a Principal) -> Self {
         Self::new(action, &em.instance, &em.total, by.as_str())
     }
 
@@ -59,7 +58,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    fn of_adopted((ticket, by): &'a (Ticket, Actor)) -> Self {
+    fn of_adopted(ticket: &'a Ticket, by: &'a Actor) -> Self {
         let after = Some(State::of_ticket(ticket));
         Self { address: by.address(), after, ..Self::of_ticket(Action::Adopted, ticket, &by.principal) }
     }
@@ -77,10 +76,11 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The columns of what a batch does, but for the tickets that were granted and live, which say it themselves: what stands before
-/// them, and what behind.
+/// The columns of the history lines of a batch, except those of the granted tickets, whose rows have the same columns.
 #[derive(Default)]
 pub(in crate::store) struct Columns<'a> {
+    /// The number of the line within the batch.
+    pub line: Vec<i32>,
     pub action: Vec<&'static str>,
     pub ticket_id: Vec<Option<Uuid>>,
     pub user: Vec<Option<&'a str>>,
@@ -121,62 +121,49 @@ impl<'a> ActColumns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// What is told before the grants of the batch, for which it gave back; and behind them, the EMs that went: who was granted
-    /// something there was before.
-    pub fn of(deltas: &'a Deltas) -> (Self, Self) {
-        let registered_by = |em: &Em| deltas.registered_by.get(&em.instance);
-        let registered = deltas.ems_updated.iter().chain(&deltas.ems_inserted);
-        // A ticket that ended in the batch in which it was granted was granted all the same. One that was in use was adopted.
-        let granted_and_ended = deltas.ended.iter().filter(|ended| !ended.stored && ended.ticket.is_locked());
-        let granted_and_ended = granted_and_ended.map(|ended| &ended.ticket);
-        let told = |action| move |(ticket, by): &'a (Ticket, Principal)| Record::of_ticket(action, ticket, by);
-        // One that registers again in the same batch went before that.
-        let registers_again = |gone: &Em| {
-            let mut registered = registered.clone().chain(&deltas.ems_resized);
-            registered.any(|em| em.instance == gone.instance && em.epoch > gone.epoch)
-        };
-        let gone = |(em, end, by): &'a (Em, End, Principal)| Record::of_em(Action::Ended(*end), em, Some(by));
-        let (before, behind): (Vec<_>, Vec<_>) = deltas.ems_gone.iter().partition(|(em, ..)| registers_again(em));
-        // On an EM that was drained and not resumed again, what was granted was granted before.
-        let is_resumed = |(number, line): (usize, &DrainDelta)| {
-            let mut later = deltas.drain_lines.iter().skip(number);
-            later.any(|later| later.em == line.em && later.after.is_none())
-        };
-        let (drains_before, drains_behind): (Vec<_>, Vec<_>) =
-            deltas.drain_lines.iter().enumerate().partition(|line| is_resumed(*line));
-        let records = before
-            .into_iter()
-            .map(gone)
-            .chain(registered.map(|em| Record::of_em(Action::Registered, em, registered_by(em))))
-            .chain(deltas.ems_resized.iter().map(|em| Record::of_em(Action::Resized, em, registered_by(em))))
-            .chain(granted_and_ended.map(|ticket| Record::of_ticket(Action::Granted, ticket, &ticket.principal)))
-            .chain(deltas.adopted.iter().map(Record::of_adopted))
-            .chain(deltas.inited.iter().map(told(Action::Inited)))
-            .chain(deltas.reported.iter().map(told(Action::Reported)))
-            .chain(deltas.ended.iter().map(Record::of_end))
-            .chain(drains_before.into_iter().map(|(_, line)| Record::of_drain(line)));
-        let behind =
-            behind.into_iter().map(gone).chain(drains_behind.into_iter().map(|(_, line)| Record::of_drain(line)));
-        (Self::from_records(records), Self::from_records(behind))
-    }
-
-    fn from_records(records: impl Iterator<Item = Record<'a>>) -> Self {
-        let mut columns = Self::default();
-        for (nth, record) in records.enumerate() {
-            columns.push(&record);
-            let Record { address, before, after, .. } = record;
-            if !columns.acts.address.is_empty() || address.is_some() || before.is_some() || after.is_some() {
-                columns.acts.push(nth, address, before, after);
-            }
+    /// Returns the history lines of a batch in the order decided, except those of the granted tickets, and the numbers of the lines of
+    /// the granted tickets.
+    pub fn of(deltas: &'a Deltas) -> (Self, Vec<i32>) {
+        let (mut columns, mut granted) = (Self::default(), Vec::with_capacity(deltas.granted.len()));
+        let mut ended = deltas.ended.iter();
+        for (number, line) in (0..).zip(&deltas.lines) {
+            let record = match line {
+                HistoryLine::Granted => {
+                    granted.push(number);
+                    continue;
+                }
+                HistoryLine::Ended => match ended.next() {
+                    Some(ended) => Record::of_end(ended),
+                    None => continue,
+                },
+                HistoryLine::Registered(em, false, by) => Record::of_em(Action::Registered, em, by),
+                HistoryLine::Registered(em, true, by) => Record::of_em(Action::Resized, em, by),
+                HistoryLine::Gone(em, end, by) => Record::of_em(Action::Ended(*end), em, by),
+                HistoryLine::GrantedBefore(ticket) => Record::of_ticket(Action::Granted, ticket, &ticket.principal),
+                HistoryLine::Adopted(ticket, by) => Record::of_adopted(ticket, by),
+                HistoryLine::Inited(ticket, by) => Record::of_ticket(Action::Inited, ticket, by),
+                HistoryLine::Reported(ticket, by) => Record::of_ticket(Action::Reported, ticket, by),
+                HistoryLine::Drain(line) => Record::of_drain(line),
+            };
+            columns.push(number, record);
         }
-        columns
+        (columns, granted)
     }
 
-    fn push(&mut self, record: &Record<'a>) {
+    fn push(&mut self, number: i32, record: Record<'a>) {
+        self.push_line(number, &record);
+        let Record { address, before, after, .. } = record;
+        if !self.acts.address.is_empty() || address.is_some() || before.is_some() || after.is_some() {
+            self.acts.push(self.line.len() - 1, address, before, after);
+        }
+    }
+
+    fn push_line(&mut self, number: i32, record: &Record<'a>) {
         let engine = record.ticket.and_then(|ticket| match &ticket.state {
             TicketState::Used { engine, .. } => Some(engine),
             TicketState::Locked { .. } => None,
         });
+        self.line.push(number);
         self.action.push(record.action.as_str());
         self.ticket_id.push(record.ticket.map(|ticket| ticket.id));
         self.user.push(record.ticket.map(|ticket| ticket.user.as_str()));

@@ -10,7 +10,7 @@ use linkis_rm::domain::{
     em::{Em, EmInstance},
     end::End,
     external::{CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along},
-    ledger::{Deltas, LineView, Snapshot, TicketPage},
+    ledger::{Deltas, HistoryLine, LineView, Snapshot, TicketPage},
     limit::Limits,
     line::{Line, QueuePosition, Spots, WaitEntry},
     name::Name,
@@ -178,7 +178,46 @@ impl Tables {
         assert!(self.ended.insert(ticket.id, ended).is_none(), "a ticket ends once");
     }
 
+    /// Replays the history lines of a batch, one by one: no line grants more than its EM provides, and after the last line the live tickets
+    /// are those that the batch leaves.
+    fn replay(&self, deltas: &Deltas) {
+        let cores = |resource: &Resource| resource.get(&Dimension::Cores);
+        let provides = |em: &Em| cores(&em.total) - cores(&em.protected);
+        let mut provided: HashMap<_, _> = self.ems.values().map(|em| (em.instance.clone(), provides(em))).collect();
+        let held = |ticket: &Ticket| (ticket.id, (ticket.em.clone(), cores(ticket.resource())));
+        let mut live: HashMap<_, _> = self.tickets.values().map(held).collect();
+        let (mut granted, mut ended) = (deltas.granted.iter(), deltas.ended.iter());
+        for line in &deltas.lines {
+            let ticket: &Ticket = match line {
+                HistoryLine::Registered(em, ..) => {
+                    provided.insert(em.instance.clone(), provides(em));
+                    continue;
+                }
+                HistoryLine::Ended => {
+                    assert!(live.remove(&ended.next().unwrap().ticket.id).is_some(), "a ticket that lives ends");
+                    continue;
+                }
+                HistoryLine::Gone(..) | HistoryLine::Drain(_) => continue,
+                HistoryLine::Granted => granted.next().unwrap(),
+                HistoryLine::GrantedBefore(ticket) => ticket,
+                HistoryLine::Adopted(ticket, _) => ticket,
+                HistoryLine::Inited(ticket, _) | HistoryLine::Reported(ticket, _) => ticket,
+            };
+            let before = live.insert(ticket.id, held(ticket).1).map_or(0, |(_, cores)| cores);
+            if cores(ticket.resource()) > before && !matches!(line, HistoryLine::Adopted(..)) {
+                let on_em = live.values().filter(|(em, _)| *em == ticket.em).map(|(_, cores)| cores).sum::<i64>();
+                assert!(on_em <= provided[&ticket.em], "{line:?} grants what others hold");
+            }
+        }
+        assert_eq!((granted.len(), ended.len()), (0, 0), "each has its line");
+        let mut left: HashMap<_, _> = self.tickets.values().map(held).collect();
+        deltas.ended.iter().for_each(|ended| drop(left.remove(&ended.ticket.id)));
+        left.extend(deltas.granted.iter().chain(&deltas.new_in_use).chain(&deltas.in_use).map(held));
+        assert_eq!(live, left, "the lines lead to what the batch leaves");
+    }
+
     pub(super) fn write(&mut self, deltas: Deltas, now: OffsetDateTime) {
+        self.replay(&deltas);
         let ems = deltas.ems_counted.into_iter().chain(deltas.ems_updated).chain(deltas.ems_resized);
         for mut em in ems.chain(deltas.ems_stepped) {
             em.version += 1;
@@ -208,7 +247,11 @@ impl Tables {
             self.remember(&ended.ticket, ended.end, now);
         }
         self.scopes.extend(deltas.scopes);
-        self.adopted.extend(deltas.adopted.into_iter().map(|(ticket, _)| (ticket.id, ticket.resource().clone())));
+        for line in deltas.lines {
+            if let HistoryLine::Adopted(ticket, _) = line {
+                self.adopted.insert(ticket.id, ticket.resource().clone());
+            }
+        }
         for ticket in deltas.granted.into_iter().chain(deltas.new_in_use) {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
