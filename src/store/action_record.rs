@@ -122,7 +122,9 @@ pub async fn list(
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
             actor, action_time, limit_mode, reason, object, address, before, after, creator, engine_type, labels::text,
             engine_application_name, engine_instance
-        FROM linkis_resource_action_record WHERE ticket_id = $3 AND id > $1 ORDER BY id LIMIT $2"#
+        FROM linkis_resource_action_record
+        -- Only the index by ticket has this order.
+        WHERE (ticket_id, id) > ($3, $1) AND ticket_id <= $3 AND ticket_id IS NOT NULL ORDER BY ticket_id, id LIMIT $2"#
     } else {
         r#"-- action_record::list, all
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,

@@ -196,18 +196,27 @@ pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreEr
     }
 }
 
-/// The number below which lines are in parts that have all indexes; 0 if there are none.
-pub async fn indexed_below(connection: &mut PgConnection) -> Result<i64, StoreError> {
+/// Where the parts that have all indexes end.
+#[derive(Debug, Clone, Copy)]
+pub struct Indexed {
+    /// Lines with smaller numbers are in these parts.
+    pub below: i64,
+    /// The whole hour in which they end.
+    pub until: OffsetDateTime,
+}
+
+/// Where the parts end that have all indexes; `None` if no part is to come, and nothing is known of them.
+pub async fn indexed(connection: &mut PgConnection) -> Result<Option<Indexed>, StoreError> {
     let lacking = lacking(&mut *connection).await?.into_iter();
     let first = lacking.filter_map(|(part, _)| Part::parse(part)).filter_map(|part| part.begins()).min();
-    let Some(first) = first else { return Ok(0) };
+    let Some(first) = first else { return Ok(None) };
     let number: Option<i64> = sqlx::query_scalar(
-        "-- history_part::indexed_below
+        "-- history_part::indexed
         SELECT id FROM linkis_resource_action_record WHERE action_time >= $1 ORDER BY id LIMIT 1",
     )
     .bind(first)
     .fetch_optional(connection)
     .await?;
     // Nothing is in the others: their lines are behind all that there are.
-    Ok(number.unwrap_or(i64::MAX))
+    Ok(Some(Indexed { below: number.unwrap_or(i64::MAX), until: first }))
 }

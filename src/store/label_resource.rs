@@ -169,7 +169,8 @@ pub async fn delete_of_set(executor: impl PgExecutor<'_>, label_set_id: i64, lim
     let done = sqlx::query(
         "-- label_resource::delete_of_set
         DELETE FROM linkis_label_resource WHERE scope_hash = ANY (ARRAY (
-            SELECT scope_hash FROM linkis_label_resource WHERE label_set_id = $1 ORDER BY label_set_id, scope_hash LIMIT $2))",
+            SELECT scope_hash FROM linkis_label_resource WHERE (label_set_id, scope_hash) > ($1, '') AND label_set_id <= $1
+            ORDER BY label_set_id, scope_hash LIMIT $2))",
     )
     .bind(label_set_id)
     .bind(limit)
@@ -230,7 +231,8 @@ pub async fn list_set(
     let rows: Vec<ListedRow> = sqlx::query_as(
         "-- label_resource::list_set
         SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text, version
-        FROM linkis_label_resource WHERE label_set_id = $1 AND scope_hash > $2 ORDER BY label_set_id, scope_hash LIMIT $3",
+        FROM linkis_label_resource WHERE (label_set_id, scope_hash) > ($1, $2) AND label_set_id <= $1
+        ORDER BY label_set_id, scope_hash LIMIT $3",
     )
     .bind(label_set_id)
     .bind(after)
@@ -333,6 +335,28 @@ macro_rules! next {
     };
 }
 
+/// The next scopes with `$value` of `$label`, from behind a hash, in the order of the only index that can find them: PostgreSQL drops from an
+/// order what equals a value, and would then walk all scopes in the order of their hashes where one value has nearly all.
+macro_rules! next_with {
+    ($label:literal, $value:literal) => {
+        concat!(
+            "SELECT * FROM linkis_label_resource WHERE (scope ->> '",
+            $label,
+            "', scope_hash) > (",
+            $value,
+            ", $1) AND scope ->> '",
+            $label,
+            "' <= ",
+            $value,
+            " AND scope ->> '",
+            $label,
+            "' IS NOT NULL ORDER BY scope ->> '",
+            $label,
+            "', scope_hash LIMIT $2"
+        )
+    };
+}
+
 /// Scopes of label sets that decide among the next `limit` of all, in the order of their hashes, from behind `after` (empty for the first).
 pub async fn list(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
     list_by(list!("list", next!("true")), executor, after, limit).await
@@ -385,7 +409,7 @@ pub async fn list_of(
         "list_of",
         concat!(
             "SELECT u.* FROM unnest($3::text[]) AS n (name) CROSS JOIN LATERAL (",
-            next!("scope ->> 'user' = n.name"),
+            next_with!("user", "n.name"),
             ") u ORDER BY u.scope_hash LIMIT $2"
         )
     );
@@ -421,8 +445,8 @@ pub async fn list_with(
 ) -> Result<Looked, StoreError> {
     // One text each, for its own index.
     let sql = match label {
-        Indexed::Creator => list!("list_with, a creator", next!("scope ->> 'creator' = $3")),
-        Indexed::EngineType => list!("list_with, an engine type", next!("scope ->> 'engine_type' = $3")),
+        Indexed::Creator => list!("list_with, a creator", next_with!("creator", "$3")),
+        Indexed::EngineType => list!("list_with, an engine type", next_with!("engine_type", "$3")),
     };
     looked(sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?, limit)
 }

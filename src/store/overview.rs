@@ -342,8 +342,10 @@ pub async fn going(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, i64
             WHERE going_epoch IS NOT NULL ORDER BY em_application_name, em_instance LIMIT $1) e
         CROSS JOIN LATERAL (SELECT count(*) AS tickets FROM (
             SELECT FROM linkis_user_resource_meta_data t
-            WHERE t.em_application_name = e.em_application_name AND t.em_instance = e.em_instance
-                AND t.ticket_id > e.going_after LIMIT $2) t) t",
+            -- Only the index by EM has this order.
+            WHERE (t.em_application_name, t.em_instance, t.ticket_id) > (e.em_application_name, e.em_instance, e.going_after)
+                AND (t.em_application_name, t.em_instance, t.ticket_id)
+                    <= (e.em_application_name, e.em_instance, 'ffffffff-ffff-ffff-ffff-ffffffffffff') LIMIT $2) t) t",
     )
     .bind(JOBS_MAX)
     .bind(COUNTED_MAX)

@@ -309,8 +309,12 @@ macro_rules! of_users {
             columns!($columns),
             "
             FROM linkis_resource_usage_hour
-            WHERE used_by = $1 AND is_rest = false AND name = n.of_name AND em_instance = ''
-                AND hour >= $2 AND hour < $3 AND (is_rest, name, em_instance, hour) > ($4, $5, $6, $7)
+            -- Only the index by name has this order: one name may have nearly all hours.
+            WHERE (used_by, is_rest, name, em_instance, hour) > ($1, false, n.of_name, '', CASE
+                    WHEN (false, n.of_name COLLATE \"C\", '') > ($4, $5, $6) THEN $2 - interval '1 microsecond'
+                    WHEN (false, n.of_name COLLATE \"C\", '') = ($4, $5, $6) THEN greatest($7, $2 - interval '1 microsecond')
+                    ELSE 'infinity' END)
+                AND (used_by, is_rest, name, em_instance, hour) < ($1, false, n.of_name, '', $3)
             ",
             $grouped,
             " LIMIT $8) s
@@ -338,9 +342,12 @@ pub async fn list(
     // One text each, so that each is planned for its own order.
     let sql = match (range.users.is_some(), range.hourly) {
         (false, true) => of_all!(hours),
-        (true, true) => of_users!(hours, "ORDER BY is_rest, name, em_instance, hour"),
+        (true, true) => of_users!(hours, "ORDER BY used_by, is_rest, name, em_instance, hour"),
         (false, false) => of_all!(totals),
-        (true, false) => of_users!(totals, "GROUP BY is_rest, name, em_instance ORDER BY is_rest, name, em_instance"),
+        (true, false) => of_users!(
+            totals,
+            "GROUP BY used_by, is_rest, name, em_instance ORDER BY used_by, is_rest, name, em_instance"
+        ),
     };
     let (is_rest, name, em_instance) = after.map_or((false, "", ""), |after| name_columns(&after.used_by));
     let hour = after.map_or(OffsetDateTime::UNIX_EPOCH, |after| after.hour.unwrap_or(LAST_HOUR));

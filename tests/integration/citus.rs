@@ -301,13 +301,13 @@ async fn the_history_of_a_cell_has_its_parts_on_the_worker() {
     .execute(&database.pool)
     .await
     .unwrap();
-    let lacks = history_part::indexed_below(&mut database.pool.acquire().await.unwrap()).await.unwrap();
+    let lacks = history_part::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
     for _ in 0..3 {
         assert!(history_part::index_oldest(&mut *connection).await.unwrap());
     }
     assert!(!history_part::index_oldest(&mut *connection).await.unwrap());
     // Seen on the worker: only what is behind that part is without indexes.
-    let below = history_part::indexed_below(&mut database.pool.acquire().await.unwrap()).await.unwrap();
+    let below = history_part::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
     assert!(below > lacks, "{below} {lacks}");
     let mut usage = UsageServiceClient::connect(instance.address.clone()).await.unwrap();
     let call = proto::ListActionsRequest { actor: "seldom".into(), ..Default::default() };

@@ -30,6 +30,7 @@ mod bounded;
 mod calls;
 mod costs;
 mod filters;
+mod rare;
 mod tables;
 
 /// How long nothing is forgotten.
@@ -148,7 +149,7 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measu
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_call_reads_a_large_table_from_end_to_end() {
     let many = env::var("LINKIS_RM_PLANS").map_or(MANY, |text| text.parse().unwrap());
-    let postgres = Counting::start(&Database::fresh().await).await;
+    let postgres = Counting::start(&Database::fresh().await, "plans").await;
     let ((_, of_few), (database, of_many)) =
         tokio::join!(measure(&postgres, "few", FEW), measure(&postgres, "many", many));
     let ending = "for each deadline that passed and each ticket of an EM that goes or is lost";

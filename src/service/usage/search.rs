@@ -1,6 +1,7 @@
 //! Searching the history: by time and by whose lines they are, as far as there are indexes; the rest is looked through, page by page.
 
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 
 use crate::{
     domain::action::ActionRecord,
@@ -67,15 +68,15 @@ pub(super) async fn find(
         return look_through(connection, filter, span, newest_first, (limit, LINES_LOOKED_MAX)).await;
     };
     // What an index finds, and what has to be looked through.
-    let indexed_below = answered(history_part::indexed_below(connection)).await?;
-    let edge = indexed_below.saturating_sub(1).clamp(span.after, span.last);
+    let indexes = answered(history_part::indexed(connection)).await?;
+    let edge = indexes.map_or(0, |indexes| indexes.below.saturating_sub(1)).clamp(span.after, span.last);
     let (indexed, rest) = (Numbers { last: edge, ..span }, Numbers { after: edge, ..span });
     let mut found = Found { lines: Vec::new(), looked: span };
     for part in if newest_first { [rest, indexed] } else { [indexed, rest] } {
         let left = limit.saturating_sub(count(&found.lines));
-        let Found { lines, looked } = match part == indexed {
-            true => find_by_key(connection, (filter, &key), part, newest_first, left).await?,
-            false => look_through(connection, filter, part, newest_first, (left, LINES_LOOKED_MAX)).await?,
+        let Found { lines, looked } = match indexes.filter(|_| part == indexed) {
+            Some(indexes) => find_by_key(connection, (filter, &key), (part, indexes.until), newest_first, left).await?,
+            None => look_through(connection, filter, part, newest_first, (left, LINES_LOOKED_MAX)).await?,
         };
         found.lines.extend(lines);
         // What was before it was looked at as a whole.
@@ -94,11 +95,11 @@ fn count(lines: &[ActionRecord]) -> i64 {
     i64::try_from(lines.len()).unwrap_or(i64::MAX)
 }
 
-/// Up to `limit` lines of `span`, all of which an index finds, that match.
+/// Up to `limit` lines of `span`, all of which indexes find, in parts that end by a whole hour, that match.
 async fn find_by_key(
     connection: &mut PgConnection,
     by: (&action_record::Filter, &Key),
-    span: Numbers,
+    span: (Numbers, OffsetDateTime),
     newest_first: bool,
     limit: i64,
 ) -> Result<Found, Error> {

@@ -1,11 +1,18 @@
 //! Lines of the history by whose they are: found by an index where there is one, in parts of the history that are over.
 
-use sqlx::PgConnection;
+use sqlx::{AssertSqlSafe, PgConnection};
+use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
 use crate::domain::{action::ActionRecord, name::Name};
 
-use super::{ActionRow, Filter, Numbers};
+use super::{
+    ActionRow, Filter, Numbers, TABLE,
+    matching::{is_of, select_matching},
+};
 use crate::store::StoreError;
+
+/// A whole hour of UTC, as PostgreSQL reads it.
+const HOUR: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:00:00+00");
 
 /// By what lines are found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,78 +55,97 @@ impl Filter {
     }
 }
 
-/// Lines of an actor, as a span of the index by actor and number, in whose order they are read: where one has done nearly everything, the
-/// lines of another, who is rare, would be looked through by their numbers otherwise.
-macro_rules! is_of_actor {
-    () => {
-        "(actor, id) > (k.name, $1) AND (actor, id) <= (k.name, $2) AND actor IS NOT NULL"
-    };
-}
-
 /// Lines of each of these names among these numbers that match, `$order` by number.
+///
+/// `$until` ends the parts of the history that have indexes. With its value in the text, PostgreSQL plans for these parts alone and merges their
+/// indexes. For parts without indexes it would sort all lines of a name.
 macro_rules! of_names {
-    ($name:literal, $is_of:expr, $inner:literal, $order:literal) => {
-        concat!(
-            "-- action_record::of_names, ",
-            $name,
-            "
+    ($name:literal, $is_of:expr, $inner:literal, $order:literal, $until:expr) => {
+        format!(
+            concat!(
+                "-- action_record::of_names, ",
+                $name,
+                "
         SELECT l.* FROM unnest($4::text[]) AS k (name) CROSS JOIN LATERAL (",
-            $crate::store::action_record::matching::select_matching!($is_of, $inner),
-            ") l ORDER BY l.id ",
-            $order,
-            " LIMIT $3"
+                select_matching!(concat!("action_time < '{until}' AND ", $is_of), $inner),
+                ") l ORDER BY l.id ",
+                $order,
+                " LIMIT $3"
+            ),
+            until = $until
         )
     };
 }
 
 /// The numbers of such lines, whether they match or not: the last of so many.
 macro_rules! numbers_of_names {
-    ($name:literal, $is_of:expr, $inner:literal, $order:literal) => {
-        concat!(
-            "-- action_record::numbers_of_names, ",
-            $name,
-            "
+    ($name:literal, $is_of:expr, $inner:literal, $order:literal, $until:expr) => {
+        format!(
+            concat!(
+                "-- action_record::numbers_of_names, ",
+                $name,
+                "
         SELECT l.id FROM unnest($4::text[]) AS k (name) CROSS JOIN LATERAL (
-            SELECT id FROM linkis_resource_action_record WHERE ",
-            $is_of,
-            " AND id > $1 AND id <= $2 ORDER BY ",
-            $inner,
-            " LIMIT $3) l ORDER BY l.id ",
-            $order,
-            " OFFSET $3 - 1 LIMIT 1"
+            SELECT id FROM linkis_resource_action_record WHERE action_time < '{until}' AND ",
+                $is_of,
+                " ORDER BY ",
+                $inner,
+                " LIMIT $3) l ORDER BY l.id ",
+                $order,
+                " OFFSET $3 - 1 LIMIT 1"
+            ),
+            until = $until
         )
     };
 }
 
-/// One text for each key and order, so that each is planned for its own index.
+/// One text for each key and order, so that each is planned for its own index; and for each set of parts that have indexes.
 macro_rules! by_key {
-    ($macro:ident, $key:expr, $newest_first:expr) => {
+    ($macro:ident, $key:expr, $newest_first:expr, $until:expr) => {
         match ($key, $newest_first) {
-            (Key::Users(_), false) => $macro!("users", r#""user" = k.name"#, "id ASC", "ASC"),
-            (Key::Users(_), true) => $macro!("users, newest first", r#""user" = k.name"#, "id DESC", "DESC"),
-            (Key::Em(_), false) => $macro!("an EM", "em_instance = k.name", "id ASC", "ASC"),
-            (Key::Em(_), true) => $macro!("an EM, newest first", "em_instance = k.name", "id DESC", "DESC"),
-            (Key::Actor(_), false) => $macro!("an actor", is_of_actor!(), "actor ASC, id ASC", "ASC"),
+            (Key::Users(_), false) => {
+                $macro!("users", is_of!(r#""user""#, "k.name"), r#""user" ASC, id ASC"#, "ASC", $until)
+            }
+            (Key::Users(_), true) => {
+                $macro!("users, newest first", is_of!(r#""user""#, "k.name"), r#""user" DESC, id DESC"#, "DESC", $until)
+            }
+            (Key::Em(_), false) => {
+                $macro!("an EM", is_of!("em_instance", "k.name"), "em_instance ASC, id ASC", "ASC", $until)
+            }
+            (Key::Em(_), true) => {
+                $macro!(
+                    "an EM, newest first",
+                    is_of!("em_instance", "k.name"),
+                    "em_instance DESC, id DESC",
+                    "DESC",
+                    $until
+                )
+            }
+            (Key::Actor(_), false) => {
+                $macro!("an actor", is_of!("actor", "k.name"), "actor ASC, id ASC", "ASC", $until)
+            }
             (Key::Actor(_), true) => {
-                $macro!("an actor, newest first", is_of_actor!(), "actor DESC, id DESC", "DESC")
+                $macro!("an actor, newest first", is_of!("actor", "k.name"), "actor DESC, id DESC", "DESC", $until)
             }
         }
     };
 }
 
-/// Up to `limit` records among these numbers, all of them in parts that have indexes, that match, oldest first or newest first; and which of
-/// the numbers were looked at: all of them, unless more than `most` lines have the key and not all of those need match.
+/// Returns up to `limit` records that match among `numbers`, oldest first or newest first, and the numbers that were looked at. All parts of the
+/// history with these numbers have indexes and end by `until`. If the filter is narrower than its key, at most `most` lines with the key are
+/// looked at.
 pub async fn list_by_key(
     connection: &mut PgConnection,
     (filter, key): (&Filter, &Key),
-    numbers: Numbers,
+    (numbers, until): (Numbers, OffsetDateTime),
     newest_first: bool,
     (limit, most): (i64, i64),
 ) -> Result<(Vec<ActionRecord>, Numbers), StoreError> {
     let names = key.names();
+    let until = until.format(HOUR).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
     let mut looked = numbers;
     if filter.is_narrower_than_its_key() {
-        let edge: Option<i64> = sqlx::query_scalar(by_key!(numbers_of_names, key, newest_first))
+        let edge: Option<i64> = sqlx::query_scalar(AssertSqlSafe(by_key!(numbers_of_names, key, newest_first, until)))
             .bind(numbers.after)
             .bind(numbers.last)
             .bind(most)
@@ -128,7 +154,8 @@ pub async fn list_by_key(
             .await?;
         looked = numbers.cut_at(edge, newest_first);
     }
-    let rows = sqlx::query_as(by_key!(of_names, key, newest_first)).bind(looked.after).bind(looked.last).bind(limit);
+    let sql = AssertSqlSafe(by_key!(of_names, key, newest_first, until));
+    let rows = sqlx::query_as(sql).bind(looked.after).bind(looked.last).bind(limit);
     let rows: Vec<ActionRow> = filter.bind(rows.bind(&names)).fetch_all(connection).await?;
     let lines = rows.into_iter().map(ActionRecord::try_from).collect::<Result<_, _>>()?;
     Ok((lines, looked))

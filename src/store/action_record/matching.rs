@@ -79,9 +79,30 @@ macro_rules! select_matching {
 }
 pub(super) use select_matching;
 
+/// Lines with `$value` in `$column` among these numbers, as a span of the index by both columns. Ordered by both columns, only that index serves:
+/// where one value has nearly all lines, PostgreSQL would otherwise look for the lines of another value by their numbers.
+macro_rules! is_of {
+    ($column:literal, $value:literal) => {
+        concat!(
+            "(",
+            $column,
+            ", id) > (",
+            $value,
+            ", $1) AND (",
+            $column,
+            ", id) <= (",
+            $value,
+            ", $2) AND ",
+            $column,
+            " IS NOT NULL"
+        )
+    };
+}
+pub(super) use is_of;
+
 macro_rules! matching {
-    ($name:literal, $of:literal, $order:literal) => {
-        concat!("-- action_record::list_matching, ", $name, "\n        ", select_matching!($of, concat!("id ", $order)))
+    ($name:literal, $of:expr, $order:literal) => {
+        concat!("-- action_record::list_matching, ", $name, "\n        ", select_matching!($of, $order))
     };
 }
 
@@ -115,10 +136,10 @@ pub async fn list_matching(
 ) -> Result<Vec<ActionRecord>, StoreError> {
     // One text each, so that each is planned for its own index.
     let sql = match (filter.ticket_id.is_some(), newest_first) {
-        (true, false) => matching!("of a ticket", "ticket_id = $4", "ASC"),
-        (true, true) => matching!("of a ticket, newest first", "ticket_id = $4", "DESC"),
-        (false, false) => matching!("all", "$4::uuid IS NULL", "ASC"),
-        (false, true) => matching!("all, newest first", "$4::uuid IS NULL", "DESC"),
+        (true, false) => matching!("of a ticket", is_of!("ticket_id", "$4"), "ticket_id ASC, id ASC"),
+        (true, true) => matching!("of a ticket, newest first", is_of!("ticket_id", "$4"), "ticket_id DESC, id DESC"),
+        (false, false) => matching!("all", "$4::uuid IS NULL", "id ASC"),
+        (false, true) => matching!("all, newest first", "$4::uuid IS NULL", "id DESC"),
     };
     let rows = sqlx::query_as(sql).bind(numbers.after).bind(numbers.last).bind(limit).bind(filter.ticket_id);
     let rows: Vec<ActionRow> = filter.bind(rows).fetch_all(executor).await?;

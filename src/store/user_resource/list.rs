@@ -41,6 +41,28 @@ pub struct Page {
 /// How many tickets a page looks through if an index answers only one of the filters: of those that match the others it may show few.
 const SCANNED_MAX: i64 = 1000;
 
+/// The tickets of one, from behind a ticket, in the order of the only index that can find them: PostgreSQL drops from an order what equals a
+/// value, and would then walk all tickets in the order of their ids where one EM, user or engine has nearly all.
+macro_rules! of_one {
+    ($columns:literal, $values:literal, $last:literal) => {
+        concat!(
+            "SELECT * FROM linkis_user_resource_meta_data WHERE (",
+            $columns,
+            ", ticket_id) > (",
+            $values,
+            ", $1) AND (",
+            $columns,
+            ", ticket_id) <= (",
+            $values,
+            ", 'ffffffff-ffff-ffff-ffff-ffffffffffff') AND ",
+            $last,
+            " IS NOT NULL ORDER BY ",
+            $columns,
+            ", ticket_id LIMIT $2"
+        )
+    };
+}
+
 /// A page, read along the index that answers `$condition`: $1 from behind which ticket, $2 how many are looked through, $3 whether
 /// locked, $4 whose, $5 how many are shown; $6 and $7 are the EM, $8 and $9 the engine. Of those that are looked through, all are left
 /// out that do not match the rest.
@@ -88,14 +110,18 @@ impl Filter {
             return (BY_USERS, is_whole([em_too, locked.is_some(), engine_too]));
         }
         if engine_too {
-            let sql = page!("by engine", "engine_application_name = $8 AND engine_instance = $9");
+            let sql = page!(looked: "by engine", of_one!("engine_application_name, engine_instance", "$8, $9", "engine_instance"));
             return (sql, is_whole([em_too, user_too, locked.is_some()]));
         }
         match (em_too, user_too, locked) {
             (true, ..) => {
-                (page!("by EM", "em_application_name = $6 AND em_instance = $7"), !user_too && locked.is_none())
+                let sql = page!(looked: "by EM", of_one!("em_application_name, em_instance", "$6, $7", "em_instance"));
+                (sql, !user_too && locked.is_none())
             }
-            (false, true, _) => (page!("by user", r#""user" = ($4::text[])[1]"#), locked.is_none()),
+            (false, true, _) => {
+                let sql = page!(looked: "by user", of_one!(r#""user""#, "($4::text[])[1]", r#""user""#));
+                (sql, locked.is_none())
+            }
             (false, false, Some(true)) => (page!("locked", "expires_at IS NOT NULL"), true),
             (false, false, Some(false)) => (page!("used", "used_time IS NOT NULL"), true),
             (false, false, None) => (page!("all", "true"), true),
@@ -106,10 +132,11 @@ impl Filter {
 /// The first of each user's, and of these the first.
 const BY_USERS: &str = page!(
     looked: "by users",
-    r#"SELECT t.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
-            SELECT * FROM linkis_user_resource_meta_data WHERE ticket_id > $1 AND "user" = u.name
-            ORDER BY ticket_id LIMIT $2) t
-        ORDER BY t.ticket_id LIMIT $2"#
+    concat!(
+        "SELECT t.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (",
+        of_one!(r#""user""#, "u.name", r#""user""#),
+        ") t ORDER BY t.ticket_id LIMIT $2"
+    )
 );
 
 /// A page of up to `limit` tickets, oldest first, from behind the ticket `after` (nil for the first). Where no index answers all of the

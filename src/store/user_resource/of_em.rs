@@ -27,6 +27,23 @@ pub struct PageOf<'a> {
 /// How many tickets one part passes over at most, those that it holds included.
 const PASSED_MAX: i64 = 1024;
 
+/// The tickets of the EM of `k` behind one and up to another, in the order of the only index that can find them: PostgreSQL drops from an order
+/// what equals a value, and would then walk the tickets of all EMs in the order of their ids where few EMs have nearly all.
+macro_rules! of_em {
+    ($up_to:literal, $filter:literal) => {
+        concat!(
+            "linkis_user_resource_meta_data t
+            WHERE (t.em_application_name, t.em_instance, t.ticket_id) > (k.em_application_name, k.em_instance, k.after)
+                AND (t.em_application_name, t.em_instance, t.ticket_id) <= (k.em_application_name, k.em_instance, ",
+            $up_to,
+            ")",
+            $filter,
+            "
+            ORDER BY t.em_application_name, t.em_instance, t.ticket_id"
+        )
+    };
+}
+
 /// Where the parts end that pass over as many tickets as they may; missing where there are fewer.
 async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<HashMap<EmInstance, Uuid>, StoreError> {
     let passing = || pages.iter().filter(|page| page.epoch_max.is_some());
@@ -34,15 +51,15 @@ async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<Has
         return Ok(HashMap::new());
     }
     let (application_names, instances) = em_columns(passing().map(|page| page.em));
-    let rows: Vec<(String, String, Uuid)> = sqlx::query_as(
+    let rows: Vec<(String, String, Uuid)> = sqlx::query_as(concat!(
         "-- user_resource::ends
         SELECT k.em_application_name, k.em_instance, t.ticket_id
         FROM unnest($1::text[], $2::text[], $3::uuid[]) AS k (em_application_name, em_instance, after)
         CROSS JOIN LATERAL (
-            SELECT ticket_id FROM linkis_user_resource_meta_data t
-            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance AND t.ticket_id > k.after
-            ORDER BY t.ticket_id OFFSET $4 LIMIT 1) t",
-    )
+            SELECT ticket_id FROM ",
+        of_em!("'ffffffff-ffff-ffff-ffff-ffffffffffff'", ""),
+        " OFFSET $4 LIMIT 1) t",
+    ))
     .bind(application_names)
     .bind(instances)
     .bind(passing().map(|page| page.after).collect::<Vec<_>>())
@@ -60,7 +77,7 @@ pub async fn read_pages(
     let ends = ends(&mut *connection, pages).await?;
     let end_of = |page: &PageOf<'_>| ends.get(page.em).copied();
     let (application_names, instances) = em_columns(pages.iter().map(|page| page.em));
-    let rows: Vec<TicketRow> = sqlx::query_as(
+    let rows: Vec<TicketRow> = sqlx::query_as(concat!(
         r#"-- user_resource::read_pages
         SELECT t.ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
@@ -68,11 +85,10 @@ pub async fn read_pages(
         FROM unnest($1::text[], $2::text[], $3::uuid[], $4::uuid[], $5::bigint[], $6::bigint[])
             AS k (em_application_name, em_instance, after, up_to, epoch_max, most)
         CROSS JOIN LATERAL (
-            SELECT * FROM linkis_user_resource_meta_data t
-            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance
-                AND t.ticket_id > k.after AND t.ticket_id <= k.up_to AND t.em_epoch <= k.epoch_max
-            ORDER BY t.ticket_id LIMIT k.most) t"#,
-    )
+            SELECT * FROM "#,
+        of_em!("k.up_to", " AND t.em_epoch <= k.epoch_max"),
+        " LIMIT k.most) t",
+    ))
     .bind(application_names)
     .bind(instances)
     .bind(pages.iter().map(|page| page.after).collect::<Vec<_>>())
@@ -109,8 +125,10 @@ pub async fn read_on<'a>(
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
             locked_time, used_time, expires_at, principal, em_epoch
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
-        JOIN linkis_user_resource_meta_data t
-            ON t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance"#,
+        -- The offset keeps it a look-up by EM.
+        CROSS JOIN LATERAL (
+            SELECT * FROM linkis_user_resource_meta_data t
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance OFFSET 0) t"#,
     )
     .bind(application_names)
     .bind(instances)
@@ -152,15 +170,15 @@ pub async fn living(
     limit: i64,
 ) -> Result<Vec<Vec<LiveTicket>>, StoreError> {
     let (application_names, instances) = em_columns(ems.iter().map(|(em, _)| *em));
-    let rows: Vec<(i64, Uuid, Option<OffsetDateTime>, i16)> = sqlx::query_as(
+    let rows: Vec<(i64, Uuid, Option<OffsetDateTime>, i16)> = sqlx::query_as(concat!(
         "-- user_resource::living
         SELECT k.number, t.ticket_id, t.used_time, t.missed_reports
         FROM unnest($1::text[], $2::text[], $3::uuid[]) WITH ORDINALITY
             AS k (em_application_name, em_instance, after, number)
-        CROSS JOIN LATERAL (SELECT ticket_id, used_time, missed_reports FROM linkis_user_resource_meta_data
-            WHERE em_application_name = k.em_application_name AND em_instance = k.em_instance AND ticket_id > k.after
-            ORDER BY ticket_id LIMIT $4) AS t",
-    )
+        CROSS JOIN LATERAL (SELECT ticket_id, used_time, missed_reports FROM ",
+        of_em!("'ffffffff-ffff-ffff-ffff-ffffffffffff'", ""),
+        " LIMIT $4) AS t",
+    ))
     .bind(application_names)
     .bind(instances)
     .bind(ems.iter().map(|(_, after)| *after).collect::<Vec<_>>())

@@ -13,7 +13,7 @@ use crate::domain::{
 use crate::store::StoreError;
 
 use super::{
-    STANDS_MAX, TABLE,
+    LAST_POSITION, STANDS_MAX, TABLE,
     json::{parse_caps, parse_position, parse_spot, spot_hash},
 };
 
@@ -70,7 +70,8 @@ pub struct Filter {
     pub spots: Vec<Spot>,
 }
 
-/// A page of the line, of those requests that `$first` tells: $1 behind which position, $2 how many, $4 whose, $5 where they are short. Where
+/// A page of the line, of the requests that `$first` selects: $1 behind which position, $2 how many, $4 whose, $5 where they are short, $6 behind
+/// all positions. Where
 /// each of them stands is looked up for those of the page alone.
 macro_rules! page {
     ($name:literal, $first:literal) => {
@@ -104,7 +105,7 @@ const ALL: &str = page!(
     "all",
     "SELECT w.* FROM linkis_resource_waiting w
         JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-        WHERE w.position > $1 AND $4::text[] IS NULL AND $5::bytea[] IS NOT NULL
+        WHERE w.position > $1 AND w.position <= $6 AND $4::text[] IS NULL AND $5::bytea[] IS NOT NULL
         ORDER BY w.position LIMIT $2"
 );
 
@@ -114,25 +115,31 @@ const BY_USERS: &str = page!(
     r#"SELECT w.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
             SELECT w.* FROM linkis_resource_waiting w
             JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-            WHERE w."user" = u.name AND w.position > $1 AND NOT EXISTS (
+            -- Only the index by user has this order: one user may have nearly all.
+            WHERE (w."user", w.position) > (u.name, $1) AND (w."user", w.position) <= (u.name, $6) AND NOT EXISTS (
                 SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
                     SELECT FROM linkis_resource_waiting_spot s
                     WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
-            ORDER BY w.position LIMIT $2) w
+            ORDER BY w."user", w.position LIMIT $2) w
         ORDER BY w.position LIMIT $2"#
 );
 
 /// Those at the first of the spots.
 const BY_SPOTS: &str = page!(
     "by spots",
-    r#"SELECT w.* FROM linkis_resource_waiting_spot f
-        JOIN linkis_resource_waiting w ON w.ticket_id = f.ticket_id
-        JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
-        WHERE f.spot_hash = ($5::bytea[])[1] AND f.is_short AND f.position > $1 AND $4::text[] IS NULL AND NOT EXISTS (
-            SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
-                SELECT FROM linkis_resource_waiting_spot s
-                WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
-        ORDER BY w.position LIMIT $2"#
+    r#"SELECT w.* FROM (
+            SELECT f.ticket_id FROM linkis_rm_instance i CROSS JOIN LATERAL (
+                SELECT f.ticket_id, f.position FROM linkis_resource_waiting_spot f
+                WHERE f.spot_hash = ($5::bytea[])[1] AND f.instance_id = i.instance_id AND f.is_short AND f.position > $1
+                    AND f.position <= $6 AND NOT EXISTS (
+                        SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
+                            SELECT FROM linkis_resource_waiting_spot s
+                            WHERE s.ticket_id = f.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
+                ORDER BY f.spot_hash, f.instance_id, f.position LIMIT $2) f
+            WHERE i.alive_until > clock_timestamp() AND $4::text[] IS NULL
+            ORDER BY f.position LIMIT $2) f
+        -- The offset keeps it a look-up by key.
+        CROSS JOIN LATERAL (SELECT * FROM linkis_resource_waiting w WHERE w.ticket_id = f.ticket_id OFFSET 0) w"#
 );
 
 /// Up to `limit` requests that wait and match, the first in line first, from behind the position `after`; each with its own.
@@ -154,6 +161,7 @@ pub async fn list(
         .bind(STANDS_MAX)
         .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
         .bind(filter.spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+        .bind(&LAST_POSITION[..])
         .fetch_all(executor)
         .await?;
     rows.into_iter().map(TryFrom::try_from).collect()

@@ -36,13 +36,13 @@ const BESIDE: [&str; 7] =
 pub(super) struct Counting(Option<Embedded>);
 
 impl Counting {
-    pub(super) async fn start(elsewhere: &Database) -> Self {
+    pub(super) async fn start(elsewhere: &Database, name: &str) -> Self {
         let available = "SELECT count(*) FROM pg_available_extensions WHERE name = 'pg_stat_statements'";
         if elsewhere.count(available).await == 0 {
             println!("pg_stat_statements is not installed here: pages are not compared");
             return Self(None);
         }
-        let data_dir = scratch("plans");
+        let data_dir = scratch(name);
         remove_at_end(&data_dir);
         let options = [("shared_preload_libraries", "pg_stat_statements"), ("pg_stat_statements.track", "all")];
         let server_options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
@@ -99,7 +99,7 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    fn pages_per_call(self) -> f64 {
+    pub(super) fn pages_per_call(self) -> f64 {
         self.pages as f64 / self.calls as f64
     }
 
