@@ -119,7 +119,7 @@ impl CellServices {
         let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
         let (holder, wake) = (Holder::default(), Arc::default);
         driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
-        driver.start(Silence::new(committer.clone(), liveness, holder.clone()), wake());
+        driver.start(Silence::new(committer.clone(), liveness, holder.clone(), admission.surveys()), wake());
         let refusals = Refusals::new(metrics.clone());
         driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
         driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());

@@ -41,6 +41,7 @@ mod survey;
 
 pub use cache::StateCache;
 use look::{Look, State};
+pub use survey::Surveys;
 use survey::survey;
 
 /// How many looks may wait.
@@ -66,12 +67,13 @@ pub struct Admission {
     store: Store,
     silent_after: Duration,
     surveyed: SharedTry,
+    surveys: Surveys,
     /// Whether the limits are being changed, and no look gets past that.
     fenced: Arc<AtomicBool>,
 }
 
 impl Admission {
-    /// Surveys all EMs, so that what they are chosen by is no older than a second, as far as it is not newer by what came through this
+    /// Surveys the EMs that have changed, so that what they are chosen by is no older than a second, as far as it is not newer by what came through this
     /// instance. All who ask at once share one survey, or its failure.
     ///
     /// # Errors
@@ -87,7 +89,12 @@ impl Admission {
     }
 
     fn surveying(&self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
-        survey(self.store.clone(), self.seen.clone(), self.silent_after)
+        survey(self.store.clone(), self.seen.clone(), self.silent_after, self.surveys.clone())
+    }
+
+    /// Where the look for silent EMs records what it finds.
+    pub fn surveys(&self) -> Surveys {
+        self.surveys.clone()
     }
 
     /// Sees some EMs anew.
@@ -142,7 +149,8 @@ impl Admission {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
         tasks.spawn(look::run(inbox, seen.clone(), store.session(), fenced.clone()));
-        Self { queue, seen, store: store.clone(), silent_after, surveyed: SharedTry::new(tasks), fenced }
+        let (surveyed, surveys) = (SharedTry::new(tasks), Surveys::default());
+        Self { queue, seen, store: store.clone(), silent_after, surveyed, surveys, fenced }
     }
 
     /// Whether a fresh look is due before the request goes to the committer.

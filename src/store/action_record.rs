@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::domain::{
     action::{Action, ActionRecord},
+    em::EmInstance,
     end::End,
     resource::Resource,
     ticket::EndedTicket,
@@ -107,6 +108,19 @@ pub async fn is_there(executor: impl PgExecutor<'_>, number: i64, at: OffsetDate
     .fetch_one(executor)
     .await?;
     Ok(is_there)
+}
+
+/// The EMs of the records behind number `after`, which are of this hour.
+pub async fn ems_behind(executor: impl PgExecutor<'_>, after: i64) -> Result<Vec<EmInstance>, StoreError> {
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- action_record::ems_behind
+        SELECT DISTINCT em_application_name, em_instance FROM linkis_resource_action_record
+        WHERE id > $1 AND action_time > now() - interval '1 hour' AND em_instance IS NOT NULL",
+    )
+    .bind(after)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
 }
 
 /// Up to `limit` records, oldest first, from behind number `after`; of one ticket, or of all.

@@ -24,7 +24,7 @@ use super::{
 
 mod status;
 
-pub use status::{read, survey};
+pub use status::{read, survey, survey_of, unhealthy};
 
 const TABLE: Table = Table("linkis_em_report");
 

@@ -31,6 +31,7 @@ mod calls;
 mod costs;
 mod filters;
 mod rare;
+mod survey;
 mod tables;
 
 /// How long nothing is forgotten.

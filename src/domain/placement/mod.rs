@@ -61,6 +61,8 @@ pub struct View {
     order: RandomState,
     /// The number of the last survey that began.
     survey: u64,
+    /// The EMs of which something may be assumed to be taken.
+    assumed: HashSet<EmInstance>,
 }
 
 /// EMs of one application and type, reserved for the same.
@@ -210,11 +212,34 @@ impl View {
         changed
     }
 
-    /// A survey is over: those that it has not found are gone.
+    /// Drops what is assumed to be taken since before a survey, also of EMs that the survey did not read.
+    pub fn settle_before(&mut self, survey: u64) {
+        for em in std::mem::take(&mut self.assumed) {
+            let host = self.hosts.id(&em).and_then(|id| self.hosts.get(id));
+            match host.map(|host| (host.is_assumed_before(survey), host.is_assumed_before(u64::MAX))) {
+                Some((true, _)) => self.change(&em, Host::settle),
+                Some((false, true)) => drop(self.assumed.insert(em)),
+                Some((false, false)) | None => {}
+            }
+        }
+    }
+
+    /// Removes those of `ems` that have not been seen since a survey began.
+    pub fn remove_unseen<'a>(&mut self, survey: u64, ems: impl IntoIterator<Item = &'a EmInstance>) {
+        for em in ems {
+            let host = self.hosts.id(em).and_then(|id| self.hosts.get(id));
+            if host.is_some_and(|host| host.surveyed < survey) {
+                self.remove(em);
+            }
+        }
+    }
+
+    /// A survey of all EMs is over: those that it has not found are gone.
     pub fn end_survey(&mut self, survey: u64) {
         let gone = self.hosts.iter().filter(|(_, host)| host.surveyed < survey);
         let gone: Vec<EmInstance> = gone.map(|(_, host)| host.em.instance.clone()).collect();
         gone.iter().for_each(|em| self.remove(em));
+        self.settle_before(survey);
     }
 
     /// The best EM on which the request fits, but for those in `except` and those that somebody holds; of those whose labels it prefers the
@@ -223,6 +248,7 @@ impl View {
         let (em, share) = self.find(ask, policies, except, false)?;
         let (touched, survey) = (self.touch(), self.survey);
         self.change(&em, |host| host.assume(&share, touched, survey));
+        self.assumed.insert(em.clone());
         Some(em)
     }
 

@@ -224,6 +224,11 @@ impl StateCache {
             view.end_survey(survey);
             view.len()
         });
+        self.chosen_from(ems);
+    }
+
+    /// Publishes how many EMs there are to choose among.
+    pub(super) fn chosen_from(&self, ems: usize) {
         self.metrics.caches.chosen_from(ems);
     }
 }

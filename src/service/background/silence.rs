@@ -20,7 +20,7 @@ use crate::{
         operation::{Operation, Outcome, Reap},
         report::LastSign,
     },
-    service::{committer::Committer, heartbeat::LivenessTimeouts},
+    service::{admission::Surveys, committer::Committer, heartbeat::LivenessTimeouts},
     store::{
         StoreError, em_report,
         session::{Session, answered_soon},
@@ -54,14 +54,16 @@ pub struct Silence {
     watch: Watch,
     turns: Turns,
     under_way: JoinSet<Turn>,
+    surveys: Surveys,
 }
 
 impl Silence {
-    /// Of EMs that are silent for longer than `patience` allows. Every instance watches; the one that holds the lease gives up.
-    pub fn new(committer: Committer, patience: LivenessTimeouts, holder: Holder) -> Self {
+    /// Of EMs that are silent for longer than `patience` allows. Every instance watches; the one that holds the lease gives up. `surveys` get
+    /// the silent EMs that each look finds.
+    pub fn new(committer: Committer, patience: LivenessTimeouts, holder: Holder, surveys: Surveys) -> Self {
         let watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
         let (turns, under_way) = (Turns::new(REAPS_MAX), JoinSet::new());
-        Self { committer, patience, holder, watch, turns, under_way }
+        Self { committer, patience, holder, watch, turns, under_way, surveys }
     }
 
     fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
@@ -104,8 +106,10 @@ impl Task for Silence {
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         self.note_ended();
+        let began = Instant::now();
         let silent = poll(session, self.patience.silent_after).await;
         let silent = silent.inspect_err(|_| self.watch.clear())?;
+        self.surveys.note_silent(began, silent.iter().map(|(em, _)| em.clone()).collect());
         let lost = self.watch.observe(Instant::now(), silent);
         if !self.holder.holds() {
             return Ok(Step::Done);

@@ -123,6 +123,15 @@ impl TryFrom<SurveyRow> for Surveyed {
     }
 }
 
+/// The columns of a [`SurveyRow`], by `$1` seconds after which an EM is silent.
+macro_rules! surveyed {
+    () => {
+        "e.em_application_name, e.em_instance, e.epoch AS registered, e.version, r.epoch = e.epoch AS is_current,
+            health, memory_used, memory_max, cpu_permille, report_time,
+            greatest(report_time, register_time) < clock_timestamp() - make_interval(secs => $1) AS silent"
+    };
+}
+
 /// What there is to see of up to `limit` registered EMs without reading what they count, in the order of their keys, from behind
 /// `after`; their statuses as [`read`] tells them.
 pub async fn survey(
@@ -132,21 +141,59 @@ pub async fn survey(
     silent_after: Duration,
 ) -> Result<Vec<Surveyed>, StoreError> {
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
-    let rows: Vec<SurveyRow> = sqlx::query_as(
+    let rows: Vec<SurveyRow> = sqlx::query_as(concat!(
         "-- em_report::survey
-        SELECT e.em_application_name, e.em_instance, e.epoch AS registered, e.version, r.epoch = e.epoch AS is_current,
-            health, memory_used, memory_max, cpu_permille, report_time,
-            greatest(report_time, register_time) < clock_timestamp() - make_interval(secs => $4) AS silent
-        FROM linkis_em_resource_meta_data e LEFT JOIN linkis_em_report r
+        SELECT ",
+        surveyed!(),
+        " FROM linkis_em_resource_meta_data e LEFT JOIN linkis_em_report r
             ON r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance
-        WHERE (e.em_application_name, e.em_instance) > ($1, $2) AND (going_epoch IS NULL OR going_epoch < e.epoch)
-        ORDER BY e.em_application_name, e.em_instance LIMIT $3",
-    )
+        WHERE (e.em_application_name, e.em_instance) > ($2, $3) AND (going_epoch IS NULL OR going_epoch < e.epoch)
+        ORDER BY e.em_application_name, e.em_instance LIMIT $4"
+    ))
+    .bind(silent_after.as_secs_f64())
     .bind(after.0)
     .bind(after.1)
     .bind(limit)
-    .bind(silent_after.as_secs_f64())
     .fetch_all(executor)
     .await?;
     rows.into_iter().map(TryFrom::try_from).collect()
+}
+
+/// Surveys the registered EMs among `ems`, as [`survey`] does.
+pub async fn survey_of(
+    executor: impl PgExecutor<'_>,
+    ems: &[EmInstance],
+    silent_after: Duration,
+) -> Result<Vec<Surveyed>, StoreError> {
+    let (application_names, instances) = em_columns(ems);
+    let rows: Vec<SurveyRow> = sqlx::query_as(concat!(
+        "-- em_report::survey_of
+        SELECT ",
+        surveyed!(),
+        " FROM unnest($2::text[], $3::text[]) AS k (em_application_name, em_instance)
+        JOIN linkis_em_resource_meta_data e
+            ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance
+        LEFT JOIN linkis_em_report r
+            ON r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance
+        WHERE going_epoch IS NULL OR going_epoch < e.epoch"
+    ))
+    .bind(silent_after.as_secs_f64())
+    .bind(application_names)
+    .bind(instances)
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(TryFrom::try_from).collect()
+}
+
+/// The EMs whose last report is of their registration and unhealthy.
+pub async fn unhealthy(executor: impl PgExecutor<'_>) -> Result<Vec<EmInstance>, StoreError> {
+    let rows: Vec<(String, String)> = sqlx::query_as(
+        "-- em_report::unhealthy
+        SELECT r.em_application_name, r.em_instance FROM linkis_em_report r JOIN linkis_em_resource_meta_data e
+            ON e.em_application_name = r.em_application_name AND e.em_instance = r.em_instance
+        WHERE r.health = 'unhealthy' AND r.epoch = e.epoch",
+    )
+    .fetch_all(executor)
+    .await?;
+    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
 }
