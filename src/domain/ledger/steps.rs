@@ -39,7 +39,7 @@ impl Ledger {
     fn go(&mut self, instance: &EmInstance, end: End) -> Result<(usize, bool), Rejection> {
         let em = registered_em(&mut self.ems, instance)?.current;
         em.going = Some(Going { epoch: em.epoch, end, after: Uuid::nil() });
-        self.deltas.lines.push(HistoryLine::Gone(Box::new(em.clone()), end, self.by.principal.clone()));
+        let line = HistoryLine::Gone(Box::new(em.clone()), end, self.by.principal.clone());
         self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
         self.reports.remove(instance);
         if let Some(slot) = self.ems.get_mut(instance) {
@@ -49,7 +49,9 @@ impl Ledger {
             slot.resized = false;
         }
         // What cannot be ended now is tried again in steps.
-        Ok(self.end_page(instance).unwrap_or((0, true)))
+        let ended = self.end_page(instance).unwrap_or((0, true));
+        self.deltas.lines.push(line);
+        Ok(ended)
     }
 
     /// Ends the next tickets of an EM that goes.

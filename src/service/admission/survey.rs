@@ -1,9 +1,10 @@
 //! The survey: updates the EMs that requests choose among.
 //!
-//! A survey reads what has changed since the one before: the EMs of the history lines behind the last one, which the writer of each change adds
-//! anyway; the EMs that have become unhealthy or healthy, by the index of the unhealthy ones; and the EMs that have become silent or reported
-//! again, which the background look for silent EMs finds. A survey of all EMs runs every 30 s as a net, and when there are more changes than EMs.
-//! It also refreshes the load of EMs that report to other instances.
+//! A survey reads the EMs that have changed since the survey before. Three sources name them, at no cost for the writer of a change: the history
+//! lines behind the last one, a partial index of the unhealthy EMs, and the background look for silent EMs.
+//!
+//! A survey of all EMs runs every 30 s as a net, and whenever there are more changes than EMs. It also refreshes the load of EMs that report to
+//! other instances.
 //!
 //! Invariant: a line that a survey has not seen has a number above [`Mark::floor`]. A line takes its number before its commit, so the floor
 //! moves to a number only when all transactions have ended that may have taken smaller ones.
@@ -36,7 +37,7 @@ const LOOK_AGE: Duration = Duration::from_secs(3);
 /// Number of history lines that a survey reads even if there are fewer EMs.
 const LINES_MIN: i64 = 1000;
 
-/// What surveys know of the ones before; clones share it.
+/// State that one survey leaves for the next; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Surveys(Arc<Mutex<State>>);
 
@@ -112,7 +113,7 @@ pub(super) async fn survey(
         let differs = |silent: &HashSet<EmInstance>| -> HashSet<EmInstance> {
             let unavailable: HashSet<&EmInstance> = silent.iter().chain(&unhealthy).collect();
             let known: HashSet<&EmInstance> = state.unavailable.iter().collect();
-            unavailable.symmetric_difference(&known).map(|em| EmInstance::clone(em)).collect()
+            unavailable.symmetric_difference(&known).copied().cloned().collect()
         };
         (state.mark.clone(), state.whole, look.map(|(_, silent)| differs(silent)))
     };
@@ -175,9 +176,8 @@ impl Survey {
             let gone: Vec<&EmInstance> = part.iter().filter(|em| !registered.contains(em)).collect();
             self.seen.choose(|view, _| view.remove_unseen(self.number, gone));
         }
-        let number = self.number;
         let known = self.seen.choose(|view, _| {
-            view.settle_before(number);
+            view.settle_before(self.number);
             view.len()
         });
         self.seen.chosen_from(known);
@@ -193,7 +193,7 @@ impl Survey {
             return Ok(());
         }
         self.seen.take_over(answered(em_resource::read(&self.store.pool().await?, &changed)).await?);
-        // Again, because those that were not known had nothing that a status could have been told of.
+        // Again, for the EMs that the view did not have before they were read.
         let of_changed = page.into_iter().filter(|found| changed.contains(&found.instance)).collect();
         self.seen.choose(|view, _| view.surveyed(self.number, of_changed));
         Ok(())

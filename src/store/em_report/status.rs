@@ -159,7 +159,7 @@ pub async fn survey(
     rows.into_iter().map(TryFrom::try_from).collect()
 }
 
-/// The same of those among `ems` that are registered.
+/// Surveys the registered EMs among `ems`, as [`survey`] does.
 pub async fn survey_of(
     executor: impl PgExecutor<'_>,
     ems: &[EmInstance],

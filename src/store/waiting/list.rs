@@ -79,22 +79,34 @@ macro_rules! page {
             "-- waiting::list, ",
             $name,
             r#"
+        WITH page AS MATERIALIZED ("#,
+            $first,
+            r#"),
+        short AS MATERIALIZED (
+            SELECT s.* FROM page w CROSS JOIN LATERAL (
+                SELECT s.ticket_id, s.spot::text AS spot, s.spot_hash, s.position FROM linkis_resource_waiting_spot s
+                WHERE s.ticket_id = w.ticket_id AND s.is_short OFFSET 0) s),
+        -- The first entries of each spot once, however many of the page wait there.
+        first AS MATERIALIZED (
+            SELECT k.spot_hash, array_agg(o.position ORDER BY o.position) AS positions
+            FROM (SELECT DISTINCT spot_hash FROM short) k CROSS JOIN LATERAL (
+                SELECT o.position FROM linkis_rm_instance j CROSS JOIN LATERAL (
+                    SELECT o.position FROM linkis_resource_waiting_spot o
+                    WHERE o.spot_hash = k.spot_hash AND o.instance_id = j.instance_id AND o.is_short
+                    ORDER BY o.spot_hash, o.instance_id, o.position LIMIT $3) o
+                WHERE j.alive_until > clock_timestamp()
+                ORDER BY o.position LIMIT $3) o
+            GROUP BY k.spot_hash)
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
             w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
             w.position, s.spots, s.ahead
-        FROM ("#,
-            $first,
-            r#") w
-        CROSS JOIN LATERAL (
-            SELECT coalesce(array_agg(s.spot::text), '{}') AS spots, coalesce(array_agg(a.ahead), '{}') AS ahead
-            FROM linkis_resource_waiting_spot s
-            CROSS JOIN LATERAL (
-                SELECT count(*) AS ahead FROM (
-                    SELECT FROM linkis_rm_instance j JOIN linkis_resource_waiting_spot o
-                        ON o.spot_hash = s.spot_hash AND o.instance_id = j.instance_id AND o.position < s.position
-                    WHERE j.alive_until > clock_timestamp() AND o.is_short
-                    LIMIT $3) o) a
-            WHERE s.ticket_id = w.ticket_id AND s.is_short) s
+        FROM page w CROSS JOIN LATERAL (
+            SELECT coalesce(array_agg(s.spot), '{}') AS spots,
+                -- The entries up to this one, without itself where it is among them.
+                coalesce(array_agg(greatest(0, coalesce(width_bucket(s.position, f.positions)
+                    - (s.position <= f.positions[cardinality(f.positions)])::int, 0))::bigint), '{}') AS ahead
+            FROM short s LEFT JOIN first f ON f.spot_hash = s.spot_hash
+            WHERE s.ticket_id = w.ticket_id) s
         ORDER BY w.position"#
         )
     };

@@ -8,6 +8,7 @@ use linkis_rm::{
         Store,
         label_resource::{self, Indexed},
         usage_hour::{self, Listed, Range, UsageAt},
+        waiting,
     },
 };
 use sqlx::{Connection as _, PgConnection};
@@ -69,6 +70,50 @@ async fn a_page_of_scopes_reads_no_more_than_it_may() {
         }
         assert_eq!((found.len(), pages), (SHOWN, MANY / PAGE + 1), "{what}");
     }
+    store.close().await;
+}
+
+/// A page of the wait queue reads the first entries of an EM once, and not once for each request of the page.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_page_reads_first_entries_once() {
+    const WAITING: i64 = 2000;
+    const PAGE: i64 = 100;
+    const AHEAD_MAX: i64 = 500;
+    let database = Database::fresh().await;
+    let store = Store::open(database.target(), options().history).await.unwrap();
+    let fill = format!(
+        r#"INSERT INTO linkis_rm_instance (instance_id, alive_until) VALUES (gen_random_uuid(), now() + interval '1 day');
+        INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name,
+            em_instance, any_em, resource_type, resource, labels, waiting_since, wait_until, position, caps)
+        SELECT id, instance_id, 'm', 'hadoop', 'IDE', '', 'ecm', 'full', false, 'CPU', '{{"cores":1}}', '{{}}', now(),
+            now() + interval '1 day', '\x0000'::bytea || int8send(n) || uuid_send(id), '[]'
+        FROM linkis_rm_instance, (SELECT n, gen_random_uuid() AS id FROM generate_series(1, {WAITING}) n) n;
+        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, spot_hash)
+        SELECT '{{"em":["ecm","full"]}}', ticket_id, instance_id, position, resource_type, resource, wait_until, true, sha256('full')
+        FROM linkis_resource_waiting;
+        ANALYZE linkis_resource_waiting, linkis_resource_waiting_spot"#
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
+    let mut session = store.session();
+    let connection = session.get().await.unwrap();
+    let (mut after, mut found) = (None, 0);
+    loop {
+        let mut transaction = connection.begin().await.unwrap();
+        let before = read_of(&mut transaction, "linkis_resource_waiting_spot").await;
+        let page = waiting::list(&mut *transaction, &waiting::Filter::default(), after, PAGE).await.unwrap();
+        let read = read_of(&mut transaction, "linkis_resource_waiting_spot").await - before;
+        transaction.commit().await.unwrap();
+        assert!(read <= PAGE + AHEAD_MAX, "{read} entries for a page from {found} on");
+        for (number, (_, request)) in (found..).zip(&page) {
+            let ahead: Vec<i64> = request.ahead.values().copied().collect();
+            assert_eq!(ahead, [number.min(AHEAD_MAX)]);
+        }
+        found += i64::try_from(page.len()).unwrap();
+        let Some((last, _)) = page.last() else { break };
+        after = Some(*last);
+    }
+    assert_eq!(found, WAITING);
     store.close().await;
 }
 
