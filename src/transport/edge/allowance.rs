@@ -31,6 +31,9 @@ const DATA_EARNS: u32 = 4;
 /// Cost of the reset of a call, by either side: a call is begun for nothing.
 const RESET_COSTS: u32 = 16;
 
+/// Factor of the cost of resets while the caller is not known: such a connection is for a few health checks.
+const UNKNOWN_FACTOR: u32 = 4;
+
 /// Cost of a SETTINGS frame: it may concern every stream of the connection.
 const SETTINGS_COSTS: u32 = 16;
 
@@ -107,6 +110,8 @@ pub struct Allowance {
     /// The newest stream at `marked_at`.
     mark: u32,
     marked_at: Instant,
+    /// Whether the caller is known.
+    is_known: bool,
     excess: Option<Excess>,
 }
 
@@ -124,6 +129,7 @@ impl Allowance {
             settled: 0,
             mark: 0,
             marked_at: now,
+            is_known: false,
             excess: None,
         }
     }
@@ -131,6 +137,11 @@ impl Allowance {
     /// Returns the kind of frames that used up the credit, if it is used up.
     pub fn excess(&self) -> Option<Excess> {
         self.excess
+    }
+
+    /// Sets whether the caller is known.
+    pub fn set_known(&mut self, is_known: bool) {
+        self.is_known = is_known;
     }
 
     /// Number of the newest stream that the peer began.
@@ -152,7 +163,8 @@ impl Allowance {
                 if frame.stream <= self.settled && self.settled_resets < self.begun {
                     self.settled_resets += 1;
                 } else {
-                    self.charge(RESET_COSTS, Excess::Resets, now);
+                    let factor = if self.is_known { 1 } else { UNKNOWN_FACTOR };
+                    self.charge(RESET_COSTS * factor, Excess::Resets, now);
                 }
             }
             SETTINGS if !frame.is_ack() => self.charge(SETTINGS_COSTS, Excess::Settings, now),
@@ -217,7 +229,9 @@ mod tests {
     impl Connection {
         fn new() -> Self {
             let now = Instant::now();
-            Self { allowance: Allowance::new(STREAMS, now), now, next_stream: 1 }
+            let mut allowance = Allowance::new(STREAMS, now);
+            allowance.set_known(true);
+            Self { allowance, now, next_stream: 1 }
         }
 
         fn receive(&mut self, kind: u8, stream: u32, payload: &[u8]) {
@@ -254,6 +268,9 @@ mod tests {
         }
     }
 
+    /// Frames of a connection, and the time that passes between them.
+    type Step = fn(&mut Connection);
+
     /// Number of steps until the credit is used up.
     fn steps_until_excess(
         connection: &mut Connection,
@@ -276,7 +293,7 @@ mod tests {
                 (|c: &mut Connection| {
                     let stream = c.begin();
                     c.reset(stream);
-                }) as fn(&mut Connection),
+                }) as Step,
             ),
             // One call that is old enough is reset again and again.
             (Excess::Resets, 1100, |c| c.reset(1)),
@@ -301,6 +318,13 @@ mod tests {
             assert_eq!(found, Some(excess), "{steps} steps");
             assert!(steps <= most, "{excess:?}: {steps} steps");
         }
+        let mut unknown = Connection::new();
+        unknown.allowance.set_known(false);
+        let (steps, found) = steps_until_excess(&mut unknown, |connection| {
+            let stream = connection.begin();
+            connection.reset(stream);
+        });
+        assert_eq!((steps, found), (256, Some(Excess::Resets)), "a fourth while the caller is not known");
         let mut connection = Connection::new();
         connection.send(GOAWAY, 0, &[[0; 4], ENHANCE_YOUR_CALM.to_be_bytes()].concat());
         assert_eq!(connection.allowance.excess(), Some(Excess::Library));
@@ -308,7 +332,7 @@ mod tests {
 
     #[test]
     fn honest_traffic_keeps_its_credit() {
-        let honest: [(&str, fn(&mut Connection)); 5] = [
+        let honest: [(&str, Step); 5] = [
             ("50,000 calls a second, each with a ping and a window update, every third reset before its answer", |c| {
                 for n in 0..1000 {
                     let stream = c.begin();

@@ -305,7 +305,7 @@ impl Connection {
         }
         unit.made_progress();
         let read = buffer.filled().get(before..).unwrap_or_default();
-        for _ in 0..self.traffic.receive(read) {
+        for _ in 0..self.traffic.receive(read, self.peer.is_known.load(Ordering::Relaxed)) {
             let Poll::Ready(unit) = coop::poll_proceed(cx) else { break };
             unit.made_progress();
         }

@@ -7,6 +7,11 @@ use super::{
     frames::{Frames, GOAWAY, HEADERS, encode},
 };
 
+/// Units of a turn that the first frame of a call takes while the caller is not known, and afterwards. Work for a caller who is not known
+/// comes in small portions between that for others.
+const CALL_UNITS_UNKNOWN: usize = 8;
+const CALL_UNITS: usize = 2;
+
 /// Frames of a connection, and the allowance for them.
 #[derive(Debug)]
 pub struct Traffic {
@@ -25,11 +30,13 @@ impl Traffic {
         }
     }
 
-    /// Counts the frames in `bytes` that the peer sent, and returns how many units of a turn they take: two for the first of a call.
-    pub fn receive(&mut self, bytes: &[u8]) -> usize {
+    /// Counts the frames in `bytes` that the peer sent, and returns how many units of a turn they take.
+    pub fn receive(&mut self, bytes: &[u8], is_known: bool) -> usize {
         let (mut units, now) = (0, Instant::now());
+        let call_units = if is_known { CALL_UNITS } else { CALL_UNITS_UNKNOWN };
+        self.allowance.set_known(is_known);
         self.received.read(bytes, |frame| {
-            units += if frame.kind == HEADERS { 2 } else { 1 };
+            units += if frame.kind == HEADERS { call_units } else { 1 };
             self.allowance.received(frame, now);
         });
         units
