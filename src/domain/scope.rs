@@ -16,7 +16,7 @@ pub const CREATOR: &str = "creator";
 pub const ENGINE_TYPE: &str = "engine_type";
 
 /// The derived label for what stands before the version in an engine's type: `spark` of `spark-3.2.1`.
-const ENGINE_FAMILY: &str = "engine_family";
+pub const ENGINE_FAMILY: &str = "engine_family";
 /// The derived label for the application name of the EM.
 const EM_APPLICATION: &str = "em_application";
 /// The derived label for the instance of the EM.
@@ -122,15 +122,10 @@ impl<'a> TicketLabels<'a> {
 pub enum Lacking {
     /// Nowhere in the label set: so the first release counted.
     Skipped,
-    /// In the scope with the value "" there, but nowhere in the label set if the label is derived: so earlier releases counted.
-    EmptyIfCarried,
+    /// In the scope with the value "" there, but nowhere in the label set if the label is the engine family: so earlier releases counted.
+    EmptyButFamily,
     /// In the scope with the value "" there. A request that leaves something out escapes no limit.
     Empty,
-}
-
-/// Whether a label is derived from what a request may leave out.
-pub fn may_be_underivable(key: &str) -> bool {
-    matches!(key, ENGINE_FAMILY | QUEUE | NAMESPACE)
 }
 
 /// How amounts in queues and namespaces count.
@@ -152,7 +147,7 @@ impl Scope {
         Self(Arc::new(labels))
     }
 
-    /// The scope of a ticket in a label set, if it counts there.
+    /// The scope of a ticket in a label set, if it counts there. A ticket that uses no queue or namespace counts in no scope of one.
     pub fn of<'k>(
         labels: &TicketLabels<'_>,
         keys: impl Iterator<Item = &'k str>,
@@ -167,7 +162,9 @@ impl Scope {
         };
         let value = |key: &'k str| match (find(key), lacking) {
             (None, Lacking::Skipped) => None,
-            (None, Lacking::EmptyIfCarried) if key == ENGINE_FAMILY || is_derived(key) => None,
+            (None, Lacking::EmptyButFamily) if key == ENGINE_FAMILY => None,
+            // It uses nothing there: a limit on it is not escaped.
+            (None, _) if is_derived(key) => None,
             (value, _) => Some(value.unwrap_or_default()),
         };
         let pairs: Option<BTreeMap<String, String>> =

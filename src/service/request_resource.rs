@@ -3,7 +3,7 @@
 //! A request is judged on its EM, or on one that is chosen for it: first by a look without locks, then again under them, where it
 //! is granted. One that may wait then stands in line, and goes the same way again whenever there may be room for it.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, pin::Pin, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -81,10 +81,15 @@ impl RequestResourceService {
     ///
     /// # Errors
     /// As of [`LimitService::count_on_demand`].
-    pub async fn count_caps(&self, by: &Actor, caps: &[Arc<Cap>], deadline: Instant) -> Result<(), Error> {
-        match self.admission.lacks_counters(caps) {
-            true => self.limits.count_on_demand(by, caps, deadline).await,
-            false => Ok(()),
+    pub fn count_caps(
+        &self,
+        by: Actor,
+        caps: Vec<Arc<Cap>>,
+        deadline: Instant,
+    ) -> Pin<Box<dyn Future<Output = Result<(), Error>> + Send + '_>> {
+        match self.admission.lacks_counters(&caps) {
+            true => Box::pin(self.limits.count_on_demand(by, caps, deadline)),
+            false => Box::pin(std::future::ready(Ok(()))),
         }
     }
 

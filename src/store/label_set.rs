@@ -14,7 +14,7 @@ use super::{StoreError, expect_rows, rows::Table};
 
 const TABLE: Table = Table("linkis_label_set");
 
-/// In `linkis_label_set.lacking` for carried labels, and in `derived` for derived ones.
+/// In `linkis_label_set.lacking`, and in `family` for the engine family.
 const SKIPPED: &str = "skipped";
 const EMPTY: &str = "empty";
 
@@ -47,23 +47,23 @@ impl State {
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreError> {
     let rows: Vec<(i64, String, String, String, String, String, bool)> = sqlx::query_as(
         "-- label_set::read
-        SELECT label_set_id, label_set::text, exempt::text, lacking, derived, queues, state = 'counted'
+        SELECT label_set_id, label_set::text, exempt::text, lacking, family, queues, state = 'counted'
         FROM linkis_label_set WHERE state <> 'retired' ORDER BY label_set_id",
     )
     .fetch_all(executor)
     .await?;
     let set =
-        |(id, keys, exempt, lacking, derived, queues, is_counted): (_, String, String, String, String, String, _)| {
+        |(id, keys, exempt, lacking, family, queues, is_counted): (_, String, String, String, String, String, _)| {
             let keys = serde_json::from_str(&keys).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
             let exempt: Vec<String> =
                 serde_json::from_str(&exempt).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
             let exempt = exempt.iter().map(|kind| TABLE.name("exempt", kind)).collect::<Result<_, _>>()?;
-            let lacking = match (lacking.as_str(), derived.as_str()) {
+            let lacking = match (lacking.as_str(), family.as_str()) {
                 (SKIPPED, SKIPPED) => Lacking::Skipped,
-                (EMPTY, SKIPPED) => Lacking::EmptyIfCarried,
+                (EMPTY, SKIPPED) => Lacking::EmptyButFamily,
                 (EMPTY, EMPTY) => Lacking::Empty,
-                (lacking, derived) => {
-                    let found = format!("lacking {lacking} and derived {derived}");
+                (lacking, family) => {
+                    let found = format!("lacking {lacking} and family {family}");
                     return Err(StoreError::inconsistent(TABLE.0, found));
                 }
             };
@@ -93,9 +93,9 @@ pub async fn is_any_old(executor: impl PgExecutor<'_>) -> Result<bool, StoreErro
     Ok(sqlx::query_scalar(
         "-- label_set::is_any_old
         SELECT EXISTS (
-            SELECT FROM linkis_label_set old WHERE state <> 'retired' AND (lacking <> $1 OR derived <> $1 OR queues <> $2) AND NOT EXISTS (
+            SELECT FROM linkis_label_set old WHERE state <> 'retired' AND (lacking <> $1 OR family <> $1 OR queues <> $2) AND NOT EXISTS (
                 SELECT FROM linkis_label_set
-                WHERE label_set = old.label_set AND state = 'counting' AND lacking = $1 AND derived = $1 AND queues = $2))",
+                WHERE label_set = old.label_set AND state = 'counting' AND lacking = $1 AND family = $1 AND queues = $2))",
     )
     .bind(EMPTY)
     .bind(APART)
@@ -118,7 +118,7 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec
 pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result<LabelSet, StoreError> {
     let id = sqlx::query_scalar(
         "-- label_set::insert
-        INSERT INTO linkis_label_set (label_set, exempt, lacking, derived, queues, state)
+        INSERT INTO linkis_label_set (label_set, exempt, lacking, family, queues, state)
         VALUES ($1::text::jsonb, $2::text::jsonb, $3, $4, $5, $6)
         RETURNING label_set_id",
     )
@@ -126,10 +126,10 @@ pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result
     .bind(serde_json::json!(counting.exempt.iter().map(Name::as_str).collect::<Vec<_>>()).to_string())
     .bind(match counting.lacking {
         Lacking::Skipped => SKIPPED,
-        Lacking::EmptyIfCarried | Lacking::Empty => EMPTY,
+        Lacking::EmptyButFamily | Lacking::Empty => EMPTY,
     })
     .bind(match counting.lacking {
-        Lacking::Skipped | Lacking::EmptyIfCarried => SKIPPED,
+        Lacking::Skipped | Lacking::EmptyButFamily => SKIPPED,
         Lacking::Empty => EMPTY,
     })
     .bind(match counting.queues {

@@ -46,8 +46,8 @@ pub const KNOWS_DRAINS: i32 = 5;
 /// What a release has to know that writes where a provider has a say in queues.
 pub const KNOWS_QUEUES: i32 = 6;
 
-/// What a release has to know that writes where tickets without a derived label are counted.
-pub const KNOWS_DERIVED: i32 = 7;
+/// What a release has to know that writes where tickets without an engine type are counted by families.
+pub const KNOWS_FAMILIES: i32 = 7;
 
 /// Writer number of the first release that knows that request ids are of one user each.
 const KNOWS_USERS_OF_REQUEST_IDS: i32 = 7;

@@ -14,7 +14,7 @@ use crate::{
         em::EmInstance,
         judgement::{HeadRoom, Room},
         name::{FieldError, Name, check_new, check_text},
-        operation::{NamedTicket, Operation, Outcome, Rejection, RequestId, RequestSpec},
+        operation::{Grant, NamedTicket, Operation, Outcome, Rejection, RequestId, RequestSpec},
         principal::{Actor, Principal},
         report::Report,
     },
@@ -241,6 +241,12 @@ pub(super) fn submit(
     }
 }
 
+/// Returns the counters of a grant within what the caller may see.
+fn shown_counters(call: &Request<()>, grant: &Grant) -> Result<Option<Box<proto::Counters>>, Error> {
+    let Some(counters) = grant.counters.as_deref() else { return Ok(None) };
+    Ok(Some(Box::new(convert::answer::counters(counters, identity::reach(call)?)?)))
+}
+
 /// The headers of a call, what is known of its caller, and its message. Whatever is read is not kept besides: of calls that wait, there
 /// are many.
 fn parted<M>(call: Request<M>) -> (MetadataMap, Request<()>, M) {
@@ -319,10 +325,9 @@ impl ResourceManagerService for ResourceManager {
             calls::may_wait();
         }
         let ticket_id = asked.first()?.ticket_id;
-        let caps = &asked.first()?.caps;
+        let caps = asked.first()?.caps.clone();
         if !caps.is_empty() && identity::reach(&call)?.is_all() {
-            // Apart, because most requests have none.
-            Box::pin(self.request_resource.count_caps(&identity::actor(&call), caps, deadlines.locks)).await?;
+            self.request_resource.count_caps(identity::actor(&call), caps, deadlines.locks).await?;
         }
         let Asked { em, asks, queue_names, is_dry_run, is_repeatable } = asked;
         if is_dry_run {
@@ -343,9 +348,7 @@ impl ResourceManagerService for ResourceManager {
         let answer = match outcome {
             Outcome::Granted(grant) => {
                 let mut available = convert::answer::available(&grant);
-                let reach = identity::reach(&call)?;
-                let counters = grant.counters.as_deref().map(|counters| convert::answer::counters(counters, reach));
-                available.counters = counters.transpose()?.map(Box::new);
+                available.counters = shown_counters(&call, &grant)?;
                 if let Some(name) = queue_names.get(chosen) {
                     // Of one that was granted before, its ticket knows.
                     available.queue_name = match grant.ticket_id == ticket_id {

@@ -89,7 +89,7 @@ async fn calls_and_operations_are_counted() {
     assert_eq!(handled("Register", "OK"), Some(1.0));
     assert_eq!(handled("RequestResource", "OK"), Some(2.0), "a refusal is an answer");
     assert_eq!(handled("RequestResource", "NotFound"), Some(1.0));
-    assert_eq!(handled("ResourceReleased", "PermissionDenied"), Some(1.0));
+    assert_eq!(handled("ResourceReleased", "NotFound"), Some(1.0));
     assert_eq!(seen[&of_method("grpc_server_started_total", "RequestResource", "")], 3.0);
     assert_eq!(seen[&of_method("grpc_server_handling_seconds_count", "RequestResource", "")], 3.0);
     assert_eq!(seen[&of_method("grpc_server_started_total", "Unregister", "")], 0.0, "known before it is called");

@@ -160,7 +160,7 @@ async fn the_parts_of_the_history_that_an_earlier_release_made_take_what_is_repo
 
 /// As the first release counted: tickets without an engine type are in no scope of engine types.
 const COUNTED_BEFORE: &str = "
-    UPDATE linkis_label_set SET lacking = 'skipped', derived = 'skipped';
+    UPDATE linkis_label_set SET lacking = 'skipped', family = 'skipped';
     DELETE FROM linkis_label_resource WHERE scope->>'engine_type' = '';
     UPDATE linkis_resource_limit_version SET oldest_writer = 1, version = gen_random_uuid()";
 
@@ -190,14 +190,14 @@ async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_
 }
 
 /// As the release before counted: tickets without an engine type are in no scope of engine families.
-const DERIVED_SKIPPED: &str = "
-    ALTER TABLE linkis_label_set DROP COLUMN derived;
+const FAMILIES_SKIPPED: &str = "
+    ALTER TABLE linkis_label_set DROP COLUMN family;
     DELETE FROM linkis_rm_migration_cell WHERE version = 24;
     DELETE FROM linkis_label_resource WHERE scope->>'engine_family' = '';
     UPDATE linkis_resource_limit_version SET oldest_writer = 6, version = gen_random_uuid()";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn derived_labels_of_earlier_release_are_recounted() {
+async fn engine_families_of_earlier_release_are_recounted() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let each = |label: &str| Rule {
@@ -212,10 +212,10 @@ async fn derived_labels_of_earlier_release_are_recounted() {
     rm.client.request_resource(&ResourceRequest { user: name("alice"), ..ask.clone() }).await.granted();
     let before = database.count("SELECT label_set_id FROM linkis_label_set WHERE label_set = '[\"user\"]'").await;
     rm.stop().await;
-    sqlx::raw_sql(DERIVED_SKIPPED).execute(&database.pool).await.unwrap();
+    sqlx::raw_sql(FAMILIES_SKIPPED).execute(&database.pool).await.unwrap();
     let rm = Instance::start(&database).await;
     eventually("engine families are counted anew", Duration::from_secs(20), || async {
-        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND derived = 'empty'").await == 2
+        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND family = 'empty'").await == 2
     })
     .await;
     let after = database.count("SELECT label_set_id FROM linkis_label_set WHERE label_set = '[\"user\"]'").await;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::domain::{
     name::Name,
     policy::Policy,
-    scope::{Lacking, Queues, Scope, TicketLabels, may_be_underivable},
+    scope::{ENGINE_FAMILY, Lacking, Queues, Scope, TicketLabels},
 };
 
 /// One way to count: the labels that scopes have, and the tickets that do not count.
@@ -32,9 +32,9 @@ impl Counting {
         sets.into_iter().map(counting).collect()
     }
 
-    /// Whether a ticket may lack a label that is derived.
-    pub fn has_derived(&self) -> bool {
-        self.keys.iter().any(|key| may_be_underivable(key))
+    /// Whether it counts by engine families.
+    pub fn has_families(&self) -> bool {
+        self.keys.contains(ENGINE_FAMILY)
     }
 
     /// The scope that a ticket with these labels counts in, if it does in any.

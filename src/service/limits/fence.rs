@@ -324,8 +324,8 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitLine]) -> Result
         before.extend(kept.iter().filter(|set| set.counting.keys == counting.keys).map(|set| set.id));
         begun.push(label_set::insert(connection, counting.clone()).await?);
     }
-    if begun.iter().any(|set| set.counting.has_derived()) {
-        limit::keep_older_out(connection, limit::KNOWS_DERIVED).await?;
+    if begun.iter().any(|set| set.counting.has_families()) {
+        limit::keep_older_out(connection, limit::KNOWS_FAMILIES).await?;
     }
     Ok(Recounted { begun, before, decided })
 }

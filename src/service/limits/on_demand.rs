@@ -47,13 +47,13 @@ impl LimitService {
     ///
     /// # Errors
     /// [`Error::LockTimeout`] if that was not possible until `deadline`; [`Error::CommitUnknown`]; those of the database.
-    pub async fn count_on_demand(&self, by: &Actor, caps: &[Arc<Cap>], deadline: Instant) -> Result<(), Error> {
+    pub async fn count_on_demand(&self, by: Actor, caps: Vec<Arc<Cap>>, deadline: Instant) -> Result<(), Error> {
         let _turn = tokio::time::timeout_at(deadline, self.on_demand.lock()).await.map_err(|_| Error::LockTimeout)?;
         for cap in caps {
-            let mut needed = self.needed(cap).await?;
+            let mut needed = self.needed(&cap).await?;
             if matches!(needed, Needed::Limit) {
-                let change = Change::Set(has_counted(cap), Expected::Nothing);
-                match self.change(by, deadline, &change).await {
+                let change = Change::Set(has_counted(&cap), Expected::Nothing);
+                match self.change(&by, deadline, &change).await {
                     Ok(_) => {}
                     // Another instance was first.
                     Err(Error::Rejected(rejection)) if matches!(*rejection, Rejection::LimitChanged { .. }) => {}
@@ -63,7 +63,7 @@ impl LimitService {
             }
             while !matches!(needed, Needed::Nothing) && Instant::now() + POLL + MARGIN < deadline {
                 tokio::time::sleep(POLL).await;
-                needed = self.needed(cap).await?;
+                needed = self.needed(&cap).await?;
             }
         }
         Ok(())
@@ -77,13 +77,10 @@ impl LimitService {
 
 async fn needed(connection: &mut PgConnection, cap: &Cap) -> Result<Needed, StoreError> {
     let sets = label_set::read(&mut *connection).await?;
-    // Two label sets have the same keys while one replaces the other.
-    let of_cap: Vec<bool> = sets.iter().filter(|set| set.counting.keys == cap.keys).map(|set| set.is_counted).collect();
-    let is_there = !of_cap.is_empty();
-    if of_cap.contains(&true)
-        || !is_there && sets.len() >= LABEL_SETS_MAX
-        || user_resource::are_more_than(&mut *connection, TICKETS_MAX).await?
-    {
+    let of_cap: Vec<_> = sets.iter().filter(|set| set.counting.keys == cap.keys).map(|set| set.is_counted).collect();
+    let (is_there, is_counted) = (!of_cap.is_empty(), of_cap.contains(&true));
+    let are_all_taken = !is_there && sets.len() >= LABEL_SETS_MAX;
+    if is_counted || are_all_taken || user_resource::are_more_than(connection, TICKETS_MAX).await? {
         return Ok(Needed::Nothing);
     }
     Ok(if is_there { Needed::Time } else { Needed::Limit })

@@ -85,7 +85,7 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
                         let told = || {
                             format!("{} was granted on {em}, and is not known there: {}", unknown.id, unknown.reason)
                         };
-                        shared.journal.check(!unknown.reason.contains("not remembered"), told);
+                        shared.journal.check(!unknown.reason.contains("left the history"), told);
                         shared.engines.remove(em, unknown.id);
                     }
                     break;

@@ -59,7 +59,7 @@ impl Line {
         [self.memory, self.cores, self.instances]
     }
 
-    /// The value of a label that limits count a ticket by; `None` for a line without it.
+    /// The value of a label that limits count a ticket by; `None` for what uses no queue.
     pub fn label(&self, key: &str) -> Option<String> {
         match key {
             "user" => self.user.clone(),
@@ -70,7 +70,7 @@ impl Line {
             }
             "em_application" => self.kind.clone(),
             "em" => Some(self.em.clone()),
-            "queue" => Some(self.queue.clone().unwrap_or_default()),
+            "queue" => self.queue.clone(),
             _ => {
                 let labels: BTreeMap<String, String> = serde_json::from_str(self.labels.as_deref()?).unwrap();
                 Some(labels.get(key).cloned().unwrap_or_default())

@@ -290,7 +290,7 @@ async fn ticket_of_another_owner_is_not_found() {
                 );
             }
             let shown = answers.iter().map(|status| {
-                let facts = status.get_details_error_info().unwrap().metadata;
+                let facts = BTreeMap::from_iter(status.get_details_error_info().unwrap().metadata);
                 format!("{} {facts:?}", status.message()).replace(ticket, "TICKET")
             });
             told.push(shown.collect());
@@ -328,7 +328,7 @@ async fn counters_of_others_are_hidden_from_bound_callers() {
     for (token, own) in [(&admin, 3), (&manager, 2), (&ecm, 0)] {
         let mut caller = rm_of(&channel, token);
         let asks = proto::RequestResourceRequest { return_counters: true, ..ask("host1", "alice", 1) };
-        let mut available = |answer: proto::RequestResourceResponse| match answer.result {
+        let available = |answer: proto::RequestResourceResponse| match answer.result {
             Some(proto::request_resource_response::Result::Available(available)) => available,
             other => panic!("{other:?}"),
         };
@@ -383,7 +383,7 @@ async fn documented_roles_of_linkis_manager_suffice() {
             labels: labels.iter().map(|label| (*label).to_owned()).collect(),
             max: [("instances".to_owned(), 9)].into(),
         };
-        let caps = vec![cap(&["user", "creator", "engine_type"]), cap(&["user", "creator", "engine_type", "queue"])];
+        let caps = vec![cap(&["user", "creator", "engine_type"]), cap(&["user", "creator"])];
         let asks = proto::RequestResourceRequest { caps, engine_type: "spark-3.2.1".into(), ..ask("host1", "bob", 1) };
         let dry = proto::RequestResourceRequest { dry_run: true, ..asks.clone() };
         manager.request_resource(dry).await.unwrap();

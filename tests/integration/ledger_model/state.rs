@@ -68,22 +68,16 @@ pub(super) struct Who {
 }
 
 impl Who {
-    /// Where it counts in a label set, on an EM. A label that is left out, or cannot be derived, counts as one that is empty.
-    pub(super) fn values(&self, set: usize, em: usize) -> Values {
+    /// Where it counts in a label set, on an EM. A label that is left out counts as one that is empty; without a queue it counts in
+    /// none.
+    pub(super) fn values(&self, set: usize, em: usize) -> Option<Values> {
         match set {
-            USER_SET => [Some(self.user), None],
-            QUEUE_SET => [self.queue, None],
-            FAMILY_SET => [Some(em), self.engine_type.map(|engine_type| ENGINE_TYPES[engine_type].1)],
-            TENANT_SET => [Some(self.user), self.tenant],
+            USER_SET => Some([Some(self.user), None]),
+            QUEUE_SET => self.queue.map(|queue| [Some(queue), None]),
+            FAMILY_SET => Some([Some(em), self.engine_type.map(|engine_type| ENGINE_TYPES[engine_type].1)]),
+            TENANT_SET => Some([Some(self.user), self.tenant]),
             other => unreachable!("{other}"),
         }
-    }
-}
-
-impl Who {
-    /// Whether it takes any of what can be short in a label set: cores of a queue only in one.
-    fn takes(&self, set: usize, what: What) -> bool {
-        set != QUEUE_SET || what != What::Scarce || self.queue.is_some()
     }
 }
 
@@ -241,7 +235,7 @@ impl Model {
     }
 
     fn held(&self, set: usize, values: Values, what: What) -> i64 {
-        let there = self.tickets.iter().filter(|t| t.alive && t.who.values(set, t.em) == values);
+        let there = self.tickets.iter().filter(|t| t.alive && t.who.values(set, t.em) == Some(values));
         there.map(|t| what.held(t.held)).sum()
     }
 
@@ -269,14 +263,14 @@ impl Model {
         ahead: impl Fn(Place, What) -> i64,
     ) -> Vec<Room> {
         let in_set = |set: usize| {
-            let values = who.values(set, em);
+            let values = who.values(set, em)?;
             let place = Place::Scope(set, values);
             let of = |what: What| {
                 let cap = cap.filter(|_| set == USER_SET && what == What::Scarce);
                 let max = self.max_in(mode, set, values, what).into_iter().chain(cap).min()?;
                 Some([what.held(cores), behind(max - self.held(set, values, what), ahead(place, what)), max])
             };
-            let of: Vec<_> = What::of(set).into_iter().filter(|what| who.takes(set, *what)).filter_map(of).collect();
+            let of: Vec<_> = What::of(set).into_iter().filter_map(of).collect();
             (!of.is_empty()).then_some(Room { place, of })
         };
         (0..SETS.len()).filter_map(in_set).collect()
@@ -291,10 +285,7 @@ impl Model {
     /// What an engine that runs may use instead of what it holds: on its EM, in its scopes, and in its queue.
     pub(super) fn left_for_growth(&self, ticket: &ModelTicket) -> Vec<i64> {
         let scopes = (0..SETS.len()).filter_map(|set| {
-            let values = ticket.who.values(set, ticket.em);
-            if !ticket.who.takes(set, What::Scarce) {
-                return None;
-            }
+            let values = ticket.who.values(set, ticket.em)?;
             let max = self.max_in(LimitMode::Enforced, set, values, What::Scarce)?;
             Some(max - self.held(set, values, What::Scarce))
         });

@@ -185,7 +185,7 @@ fn limit() -> impl Strategy<Value = Step> {
     });
     (0..SETS.len(), who(), 0..EMS, prop::array::uniform2(any::<bool>()), prop::option::weighted(0.8, rule)).prop_map(
         |(set, who, em, fixed, rule)| {
-            let named = who.values(set, em);
+            let named = who.values(set, em).unwrap_or_default();
             let values = [0, 1].map(|place| named[place].filter(|_| fixed[place]));
             Step::Limit { set, values, rule }
         },

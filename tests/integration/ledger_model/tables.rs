@@ -334,11 +334,10 @@ fn counted(model: &Model) -> BTreeMap<Counter, Usage> {
     let mut counted = BTreeMap::<Counter, Usage>::new();
     for ticket in model.tickets.iter().filter(|t| t.alive && !model.limits.is_empty()) {
         for set in 0..SETS.len() {
-            let values = ticket.who.values(set, ticket.em);
+            let Some(values) = ticket.who.values(set, ticket.em) else { continue };
             let counter = Counter { label_set_id: label_set_id(set), scope: scope_of(set, values) };
             let usage = counted.entry(counter).or_default();
-            let in_queue =
-                (set == QUEUE_SET && ticket.who.queue.is_some()).then_some((Dimension::QueueCores, ticket.held));
+            let in_queue = (set == QUEUE_SET).then_some((Dimension::QueueCores, ticket.held));
             let amounts = [(Dimension::Cores, ticket.held), (Dimension::Instances, 1)].into_iter().chain(in_queue);
             let held = if ticket.used { &mut usage.used } else { &mut usage.locked };
             held.add(amounts, 1).unwrap();

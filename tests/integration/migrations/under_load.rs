@@ -33,7 +33,7 @@ const HELD: usize = 80;
 const COUNTED_BEFORE: &str = "
     BEGIN;
     LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE;
-    UPDATE linkis_label_set SET lacking = 'skipped', derived = 'skipped', queues = 'summed';
+    UPDATE linkis_label_set SET lacking = 'skipped', family = 'skipped', queues = 'summed';
     DELETE FROM linkis_label_resource WHERE scope ->> 'engine_type' = '' OR scope ? 'queue';
     UPDATE linkis_label_resource r SET
         used_resource = used_resource || jsonb_strip_nulls(jsonb_build_object('queue_cores', nullif(used, 0))),

@@ -32,7 +32,7 @@ async fn a_page_of_scopes_reads_no_more_than_it_may() {
     let database = Database::fresh().await;
     let store = Store::open(database.target(), options().history).await.unwrap();
     let fill = format!(
-        r#"INSERT INTO linkis_label_set (label_set, exempt, lacking, derived, queues, state)
+        r#"INSERT INTO linkis_label_set (label_set, exempt, lacking, family, queues, state)
         SELECT '["creator", "engine_type", "tenant", "user"]', '[]', 'empty', 'empty', 'apart', state
         FROM unnest(ARRAY['counting', 'counted']) state;
         INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
