@@ -63,6 +63,12 @@ const CASES: &[Case<&[Quota], Left>] = &[
         ("millicores", Some(4000)),
     ),
     case(
+        "kubernetes/kubernetes#117663",
+        "a count of objects is an extended resource",
+        &[("", &[["requests.memory", "4Gi", "0"], ["requests.cpu", "4", "0"], ["count/pods", "8", "8"]])],
+        ("count/pods", None),
+    ),
+    case(
         "kubernetes/kubernetes#138148",
         "a quota of other pods decides",
         &[("Terminating", &[["memory", "1Gi", "0"]]), ("NotBestEffort", &[["memory", "8Gi", "0"]])],

@@ -83,6 +83,8 @@ impl Scheduler {
     }
 }
 
+const SPELLINGS: &str = "capacity-scheduler and fair-scheduler replies of several releases";
+
 const CASES: &[Case<Input, Right>] = &[
     case(
         "apache/linkis#704, #175",
@@ -135,9 +137,57 @@ const CASES: &[Case<Input, Right>] = &[
         left(50, 50, 2),
     ),
     case(
-        "real capacity-scheduler replies",
-        "a full queue",
+        SPELLINGS,
+        "use as an object",
         ("default", 20, Scheduler::Capacity(r#", "resourcesUsed": {"memory": 61440, "vCores": 60}"#)),
+        left(0, 0, 0),
+    ),
+    case(
+        SPELLINGS,
+        "use as text with a point is no use",
+        ("default", 20, Scheduler::Capacity(r#", "resourcesUsed": {"memory": "61440.0", "vCores": "60.0"}"#)),
+        left(0, 0, 0),
+    ),
+    case(
+        SPELLINGS,
+        "use under other keys is no use",
+        ("default", 20, Scheduler::Capacity(r#", "resourcesUsed": {"memorySize": 61440, "virtualCores": 60}"#)),
+        left(0, 0, 0),
+    ),
+    case(
+        SPELLINGS,
+        "null is no use",
+        ("default", 20, Scheduler::Capacity(r#", "resourcesUsed": null"#)),
+        error(Code::FailedPrecondition),
+    ),
+    case(
+        SPELLINGS,
+        "an empty object is no use",
+        ("default", 20, Scheduler::Capacity(r#", "resourcesUsed": {}"#)),
+        error(Code::FailedPrecondition),
+    ),
+    case(
+        SPELLINGS,
+        "use as a share of the cluster is no use",
+        ("default", 20, Scheduler::Capacity(r#", "resourcesUsed": null, "absoluteUsedCapacity": 60.0"#)),
+        left(0, 0, 0),
+    ),
+    case(
+        SPELLINGS,
+        "use as text is no use",
+        ("default", 20, Scheduler::Capacity(r#", "usedResources": "<memory:61440, vCores:60>""#)),
+        left(0, 0, 0),
+    ),
+    case(
+        SPELLINGS,
+        "use as text is no use",
+        (
+            "root.a",
+            20,
+            Scheduler::Fair(
+                r#""maxResources": {"memory": 61440, "vCores": 60}, "usedResources": "<memory:61440, vCores:60>""#,
+            ),
+        ),
         left(0, 0, 0),
     ),
 ];
