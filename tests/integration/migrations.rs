@@ -192,7 +192,7 @@ async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_
 /// As the release before counted: tickets without an engine type are in no scope of engine families.
 const FAMILIES_SKIPPED: &str = "
     ALTER TABLE linkis_label_set DROP COLUMN family;
-    DELETE FROM linkis_rm_migration_cell WHERE version = 24;
+    DELETE FROM linkis_rm_migration_cell WHERE version = 25;
     DELETE FROM linkis_label_resource WHERE scope->>'engine_family' = '';
     UPDATE linkis_resource_limit_version SET oldest_writer = 6, version = gen_random_uuid()";
 
