@@ -12,7 +12,7 @@ mod health;
 use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tokio::{net::TcpListener, sync::watch, time::Instant};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower_layer::Layer as _;
 use uuid::Uuid;
@@ -365,13 +365,7 @@ impl Server {
             tasks: tasks.clone(),
             stopping: stopping.clone(),
         });
-        let mut servers = serve_calls(calls, incoming, &options.bounds, &observe, &stopping);
-        let serving = async {
-            while let Some(ended) = servers.join_next().await {
-                ended.map_err(|_| ServerError::Defect)??;
-            }
-            Ok::<_, ServerError>(())
-        };
+        let serving = ended(serve_calls(calls, incoming, &options.bounds, &observe, &stopping));
         tokio::pin!(serving);
         let lame_duck = async {
             stop.await;
@@ -490,6 +484,14 @@ fn take_up_changes(
     if let Some(jwt) = jwt {
         tasks.spawn(jwt.clone().follow(stopping.clone()));
     }
+}
+
+/// Waits until all servers have ended.
+async fn ended(mut servers: JoinSet<Result<(), tonic::transport::Error>>) -> Result<(), ServerError> {
+    while let Some(ended) = servers.join_next().await {
+        ended.map_err(|_| ServerError::Defect)??;
+    }
+    Ok(())
 }
 
 /// Waits until the calls under way are answered, and nothing is done any more that they began.
