@@ -30,6 +30,47 @@ pub const fn case<I, R>(source: &'static str, fault: &'static str, input: I, rig
     Case { source, fault, input, right }
 }
 
+/// A case that a test of another module runs: source, fault, text of the module, name of the test.
+const ELSEWHERE: [Case<&str, &str>; 5] = [
+    case(
+        "grpc/grpc compression.md, PROTOCOL-HTTP2",
+        "an unknown encoding, a flag without an encoding, gzip that is none",
+        include_str!("edge/protocol.rs"),
+        "compression_rules_hold",
+    ),
+    case(
+        "grpc/grpc reflection.proto",
+        "an unknown symbol ends the stream",
+        include_str!("edge/protocol.rs"),
+        "reflection_rules_hold",
+    ),
+    case(
+        "PostgreSQL database in LATIN1",
+        "a name that the database cannot store is an internal error",
+        include_str!("database_wanting.rs"),
+        "database_of_other_encoding_is_refused_by_name",
+    ),
+    case(
+        "transact-rs/sqlx pool exhaustion, managed PostgreSQL with 25 connections",
+        "an instance without a connection for its committer serves",
+        include_str!("database_wanting.rs"),
+        "database_with_too_few_connections_makes_instance_unready_until_raised",
+    ),
+    case(
+        "pgbouncer/pgbouncer pool_mode",
+        "a pooler drops session settings",
+        include_str!("pooler.rs"),
+        "pooler_with_other_pooling_is_refused_at_start",
+    ),
+];
+
+#[test]
+fn public_reports_of_other_modules_name_existing_tests() {
+    for Case { source, fault, input, right } in ELSEWHERE {
+        assert!(input.contains(&format!("fn {right}(")), "{source}: {fault}: there is no test {right}");
+    }
+}
+
 /// Results of cases that are not right.
 #[derive(Default)]
 pub struct Wrong(Vec<String>);
