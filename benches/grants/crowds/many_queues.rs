@@ -1,9 +1,6 @@
 //! Requests that each wait at another EM, and requests that each wait at another user's limit.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
@@ -105,38 +102,32 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
         granted(client.request_resource(&keys.request(number)?).await?)
     };
     let held = stage.callers.each("tickets are granted", waiting, fill).await?;
-    let mut queued = JoinSet::new();
-    for number in 0..waiting {
-        let client = stage.callers.client(number);
-        queued.spawn(async move {
-            let request = ResourceRequest { wait_timeout: WAIT, ..keys.request(number)? };
-            let grant = granted(client.request_resource(&request).await?)?;
-            Ok::<(), Failure>(client.resource_released(&grant.released(request.user)).await?)
-        });
-    }
-    let begun = Instant::now();
-    let client = stage.callers.client(0);
-    loop {
-        let in_queue = client.waiting().await?.len() as u64;
-        if in_queue == waiting {
-            break;
+    // The calm before is without any that wait.
+    let enter = async {
+        let mut queued = JoinSet::new();
+        for number in 0..waiting {
+            let client = stage.callers.client(number);
+            queued.spawn(async move {
+                let request = ResourceRequest { wait_timeout: WAIT, ..keys.request(number)? };
+                let grant = granted(client.request_resource(&request).await?)?;
+                Ok::<(), Failure>(client.resource_released(&grant.released(request.user)).await?)
+            });
         }
-        if begun.elapsed() > QUEUED_TIMEOUT {
-            findings.unfinished.push(format!("{name}: {in_queue} were queued within {QUEUED_TIMEOUT:?}"));
-            return Ok(None);
+        while (stage.callers.client(0).waiting().await?.len() as u64) < waiting {
+            tokio::time::sleep(POLL).await;
         }
-        tokio::time::sleep(POLL).await;
-    }
+        tokio::time::sleep(IDLE).await;
+        Ok(queued)
+    };
+    let Some(queued) = stage.pair(findings, &name, QUEUED_TIMEOUT, enter).await? else {
+        findings.unfinished.push(format!("{name}: not all were queued within {QUEUED_TIMEOUT:?}"));
+        return Ok(None);
+    };
     let idle = Spent::begin(stage).await?;
     tokio::time::sleep(IDLE).await;
     let [server, postgresql] = idle.percent().await?;
     findings.told(format!("{name}: service, idle"), "% of core", server);
     findings.told(format!("{name}: PostgreSQL, idle"), "% of core", postgresql);
-    let wait = async {
-        tokio::time::sleep(IDLE).await;
-        Ok(())
-    };
-    stage.pair(findings, &name, IDLE * 2, wait).await?;
     let spent = Spent::begin(stage).await?;
     let serve = tokio::time::timeout(SERVED_TIMEOUT, serve(stage, keys, held, queued));
     let Ok(served) = serve.await else {
