@@ -569,7 +569,6 @@ mod tests {
     /// Compares the visits of one operation at two sizes.
     fn assert_flat(what: &str, visits: impl Fn(u128) -> u64) {
         let [small, large] = [visits(100), visits(1000)];
-        println!("{what}: {small} visits at 100, {large} at 1,000");
         assert!(large * 10 <= small.max(1) * 13, "{what}: {small} visits at 100, {large} at 1,000");
     }
 

@@ -268,8 +268,11 @@ fn code(error: &sqlx::Error) -> Option<String> {
     error.as_database_error()?.code().map(String::from)
 }
 
-/// The number of PostgreSQL's process that a connection has.
-async fn process(connection: &mut PgConnection) -> Result<i32, StoreError> {
+/// Returns the number of PostgreSQL's process that a connection has.
+///
+/// # Errors
+/// The errors of the database.
+pub async fn process(connection: &mut PgConnection) -> Result<i32, StoreError> {
     Ok(sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(connection).await?.try_get(0)?)
 }
 

@@ -14,7 +14,7 @@ use std::{
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{Receiver, channel},
+    sync::mpsc::{Receiver, sync_channel},
     time::Duration,
 };
 
@@ -28,6 +28,9 @@ const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3";
 
 /// Line after the output of a command, with its exit code.
 const END: &str = "--- exit code";
+
+/// Output lines of a session that are not read yet, at most.
+const LINES_MAX: usize = 1024;
 
 /// Timeout of one command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
@@ -218,7 +221,7 @@ impl Session {
         shell.current_dir(folder).env("PATH", path).env_remove("DATABASE_URL").envs(world.variables).process_group(0);
         let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
-        let (sender, receiver) = channel();
+        let (sender, receiver) = sync_channel(LINES_MAX);
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let mut session =
             Self { shell, input, output: receiver, folder: folder.to_owned(), addresses: world.addresses };

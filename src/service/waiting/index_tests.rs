@@ -335,7 +335,6 @@ fn waiter_index_when_all_is_released_checks_few_times() {
         (per_served(model.checks), per_served(visits))
     };
     let [few, many] = [costs(1500), costs(4500)];
-    println!("checks and visits for each that is served: {few:?} of 1,500, {many:?} of 4,500");
     assert!(many.0 <= few.0 * 1.3 && many.1 <= few.1 * 1.3, "{few:?} of 1,500, {many:?} of 4,500");
     assert!(many.0 <= 3.0, "{many:?}");
 }
