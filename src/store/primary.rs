@@ -113,6 +113,8 @@ struct Shared {
     generation: AtomicU64,
     /// The same, for those who wait for another.
     moves: watch::Sender<u64>,
+    /// Number of pooled connections that no longer answered.
+    losses: AtomicU64,
     seats: Seats,
 }
 
@@ -279,6 +281,11 @@ impl Primary {
         }
     }
 
+    /// Number of pooled connections that no longer answered: while it is the same, the database was not away.
+    pub(super) fn losses(&self) -> u64 {
+        self.shared.losses.load(Ordering::Acquire)
+    }
+
     /// The number of the host that is used: whoever has a connection of another gives it up.
     pub fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Acquire)
@@ -334,6 +341,7 @@ impl Shared {
             known: watch::Sender::new(Known::of(hosts.each.len())),
             asked: watch::Sender::new(0),
             generation: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
             moves: watch::Sender::new(0),
             seats: Seats::default(),
             hosts: ArcSwap::from_pointee(hosts),

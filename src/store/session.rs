@@ -268,11 +268,8 @@ fn code(error: &sqlx::Error) -> Option<String> {
     error.as_database_error()?.code().map(String::from)
 }
 
-/// Returns the number of PostgreSQL's process that a connection has.
-///
-/// # Errors
-/// The errors of the database.
-pub async fn process(connection: &mut PgConnection) -> Result<i32, StoreError> {
+/// The number of PostgreSQL's process that a connection has.
+async fn process(connection: &mut PgConnection) -> Result<i32, StoreError> {
     Ok(sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(connection).await?.try_get(0)?)
 }
 
@@ -487,6 +484,11 @@ impl Session {
         let generation = primary.generation();
         let (transaction, chained_since) = (Transaction::None, Instant::now());
         Self { primary, source, link: None, generation, transaction, chained_since }
+    }
+
+    /// Number of pooled connections that no longer answered, of all sessions: while it is the same, the database was not away.
+    pub fn losses(&self) -> u64 {
+        self.primary.losses()
     }
 
     /// The connection, opened if there is none; in no transaction.

@@ -23,7 +23,7 @@ use crate::{
     service::{admission::Surveys, committer::Committer, heartbeat::LivenessTimeouts},
     store::{
         StoreError, em_report,
-        session::{Session, answered_soon, process},
+        session::{Session, answered_soon},
     },
 };
 
@@ -55,8 +55,8 @@ pub struct Silence {
     turns: Turns,
     under_way: JoinSet<Turn>,
     surveys: Surveys,
-    /// PostgreSQL process of the last look. Another one means that the database was away between two looks.
-    process: Option<i32>,
+    /// Number of lost connections at the last look. Another number means that the database was away between two looks.
+    losses: u64,
 }
 
 impl Silence {
@@ -65,7 +65,7 @@ impl Silence {
     pub fn new(committer: Committer, patience: LivenessTimeouts, holder: Holder, surveys: Surveys) -> Self {
         let watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
         let (turns, under_way) = (Turns::new(REAPS_MAX), JoinSet::new());
-        Self { committer, patience, holder, watch, turns, under_way, surveys, process: None }
+        Self { committer, patience, holder, watch, turns, under_way, surveys, losses: 0 }
     }
 
     fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
@@ -111,8 +111,9 @@ impl Task for Silence {
         let began = Instant::now();
         let silent = poll(session, self.patience.silent_after).await;
         session.give_back().await;
-        let (process, silent) = silent.inspect_err(|_| self.watch.clear())?;
-        if self.process.replace(process) != Some(process) {
+        let silent = silent.inspect_err(|_| self.watch.clear())?;
+        let losses = session.losses();
+        if std::mem::replace(&mut self.losses, losses) != losses {
             self.watch.clear();
         }
         self.surveys.note_silent(began, silent.iter().map(|(em, _)| em.clone()).collect());
@@ -140,17 +141,15 @@ async fn give_up(committer: Committer, reap: Reap) -> Turn {
     }
 }
 
-/// Returns the silent EMs, and the PostgreSQL process that found them.
-async fn poll(session: &mut Session, silent_after: Duration) -> Result<(i32, Vec<(EmInstance, LastSign)>), StoreError> {
+async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
     let (connection, mut silent) = (session.get().await?, Vec::new());
-    let process = answered_soon(process(&mut *connection)).await?;
     loop {
         let after = silent.last().map(|(em, _)| em);
         let page = answered_soon(em_report::silent(&mut *connection, silent_after, after, LOOK_PAGE)).await?;
         let is_last = i64::try_from(page.len()).is_ok_and(|len| len < LOOK_PAGE);
         silent.extend(page);
         if is_last {
-            return Ok((process, silent));
+            return Ok(silent);
         }
     }
 }

@@ -142,6 +142,7 @@ pub(super) async fn takes_writes(connection: &mut PgConnection) -> Result<bool, 
 pub(super) async fn check(shared: Weak<Shared>, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let checked = session::check(connection).await;
     if let (Err(_), Some(shared)) = (&checked, shared.upgrade()) {
+        shared.losses.fetch_add(1, Ordering::AcqRel);
         shared.ask();
     }
     checked.map(|()| true)
