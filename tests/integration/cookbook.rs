@@ -160,6 +160,7 @@ impl Cluster {
         let world = World {
             addresses: vec![
                 ("127.0.0.1:50051", self.rm.address.replace("http://", "")),
+                ("target/release/linkis-rm", "linkis-rm".to_owned()),
                 ("rm1.example.com:8088", self.yarn.address.replace("http://", "")),
             ],
             variables: vec![
@@ -195,6 +196,17 @@ async fn cookbook_for_operators_prints_its_outputs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cookbook_for_administrators_prints_its_outputs() {
     Cluster::start().await.verify("docs/cookbook/administrators.md").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readme_commands_succeed() {
+    Cluster::start().await.verify("README.md").await;
+}
+
+#[test]
+fn readme_is_short() {
+    let readme = include_str!("../../README.md");
+    assert!(readme.lines().count() <= 180 && readme.len() <= 9000, "{} bytes", readme.len());
 }
 
 /// The recipes of a text as lines of the index.

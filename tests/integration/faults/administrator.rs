@@ -163,8 +163,9 @@ impl Administrator {
 async fn compare(shared: &Shared, random: &mut Random, all: &[Known]) {
     let rm: RmClient = shared.client(random);
     let Answer::Done(rules) = shared.journal.call("usage", rm.limits()).await else { return };
-    let in_force: BTreeMap<String, i64> =
-        rules.iter().map(|rule| (rule.pattern.to_string(), rule.max[&Dimension::Memory])).collect();
+    // Caps have label sets counted by limits without a maximum.
+    let maximum = |rule: &Rule| Some((rule.pattern.to_string(), *rule.max.get(&Dimension::Memory)?));
+    let in_force: BTreeMap<String, i64> = rules.iter().filter_map(maximum).collect();
     for known in all {
         let max = in_force.get(&known.pattern.to_string()).copied();
         let told = || format!("the limit of {} is {max:?}, and can only be one of {:?}", known.pattern, known.possible);

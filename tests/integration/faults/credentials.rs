@@ -206,7 +206,7 @@ async fn within(what: &str, holds: impl AsyncFn() -> bool) -> Result<(), String>
 fn create_token(url: &str) -> (String, String) {
     let words = ["create", "--name", "callers", "--owner", "the faults", "--role", "admin"].map(str::to_owned);
     let (token, told) = tokens(url, &words);
-    let id = told.split_whitespace().nth(1).unwrap().to_owned();
+    let id = told.lines().find_map(|line| line.strip_prefix("token ")?.split(' ').next()).unwrap().to_owned();
     (id, token.trim_end().to_owned())
 }
 
