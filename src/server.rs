@@ -342,6 +342,7 @@ impl Server {
         let health = Health { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
         tasks.spawn(store.primary().clone().stay_equipped(options.committers, stopping.clone()));
+        tasks.spawn(store.primary().clone().watch_disk(stopping.clone()));
         take_up_changes(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();

@@ -485,6 +485,7 @@ impl StoreError {
             Self::NoPrimary { why, .. } => why.clone(),
             Self::Unfit { .. } | Self::Encoding { .. } => Missing::Unfit(self.to_string().into()),
             Self::Database(error) if self.is_crowded() => primary::full(&crate::telemetry::terse(error)),
+            Self::Database(error) if self.is_disk_full() => primary::disk_full(&crate::telemetry::terse(error)),
             _ => Missing::Away,
         }
     }
@@ -512,6 +513,11 @@ impl StoreError {
     /// Whether the database has no room for a connection more (53300).
     pub fn is_crowded(&self) -> bool {
         matches!(self, Self::Database(error) if Self::is_full(error))
+    }
+
+    /// Whether the disk of the database is full (53100).
+    pub fn is_disk_full(&self) -> bool {
+        self.code().is_some_and(|code| code == "53100")
     }
 
     /// Whether an error of the database says so.

@@ -8,7 +8,7 @@
 //! Hosts are named by a URL or, where a cell is moved from one to another, by the coordinator of Citus ([`owner`]).
 //!
 //! - `look`: the tasks that look; `known`: what follows from what they see; `owner`: hosts of a cell, by the coordinator;
-//!   `seats`: the connections that an instance needs.
+//!   `seats`: the connections that an instance needs; `disk`: a full disk.
 
 use std::{
     fmt,
@@ -36,6 +36,7 @@ use super::{
     url::Hosts,
 };
 
+mod disk;
 mod known;
 mod look;
 mod owner;
@@ -61,6 +62,11 @@ pub const CONNECTIONS_MAX: u32 =
 pub(super) fn full(why: &str) -> Missing {
     let needed = CONNECTIONS_MAX;
     Missing::Full(format!("the database has too few connections ({why}): an instance needs up to {needed}").into())
+}
+
+/// The disk of the database is full, as it said itself.
+pub(super) fn disk_full(why: &str) -> Missing {
+    Missing::DiskFull(format!("the database has no space left on its disk ({why})").into())
 }
 
 /// A host that takes writes.

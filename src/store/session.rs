@@ -663,6 +663,12 @@ impl Session {
         self.transaction = Transaction::None;
     }
 
+    /// Forgets the connection after `error`. A full disk makes the instance not ready.
+    pub fn reset_after(&mut self, error: &StoreError) {
+        self.primary.note_failure(error);
+        self.reset();
+    }
+
     /// Forgets the connection: after an error that leaves its state in doubt.
     pub fn reset(&mut self) {
         if let Some(link) = &mut self.link {

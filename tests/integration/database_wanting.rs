@@ -218,6 +218,58 @@ async fn database_with_too_few_connections_makes_instance_unready_until_raised()
     small.stop().await;
 }
 
+/// Fails every insert into the ledger as PostgreSQL does on a full disk, and counts the attempts: a sequence is not rolled back.
+const DISK_FULL: &str = "CREATE SEQUENCE disk_full_attempts;
+    CREATE FUNCTION disk_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM nextval('disk_full_attempts');
+        RAISE 'could not extend file \"base/7\": No space left on device' USING ERRCODE = '53100';
+    END $$;
+    DO $$ DECLARE ledger regclass; BEGIN
+        FOR ledger IN SELECT oid FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition AND relname IN (
+            'linkis_em_resource_meta_data', 'linkis_user_resource_meta_data', 'linkis_request_id', 'linkis_user_request_id',
+            'linkis_resource_action_record')
+        LOOP
+            EXECUTE format('CREATE TRIGGER disk_full BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION disk_full()', ledger);
+        END LOOP;
+    END $$";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_with_full_disk_makes_instance_unready_until_freed() {
+    let (database, rm) = start_with_host1().await;
+    let kept = rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
+    sqlx::raw_sql(DISK_FULL).execute(&database.pool).await.unwrap();
+    let says_why = |text: &str| text.contains("no space left on its disk (could not extend file \"base/7\"");
+    let ask = || async { rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await };
+    let error = ask().await.unwrap_err();
+    assert!(
+        error.code() == Some(Code::Unavailable) && says_why(&error.to_string()),
+        "a caller gets the reason: {error}"
+    );
+    let is_unready = || async {
+        let (code, text) = get(rm.http, "/readyz").await;
+        code == 503 && says_why(&text)
+    };
+    eventually("it says why it is not ready", LONG, is_unready).await;
+    let serves = || async {
+        let states = check_health(&rm.address, &ClientSettings::once(LONG), "").await.unwrap();
+        states.into_iter().all(|(_, serves)| serves.unwrap())
+    };
+    eventually("health says so", LONG, || async { !serves().await }).await;
+    assert_eq!(get(rm.http, "/livez").await.0, 200);
+    assert_eq!(rm.client.tickets(None).await.unwrap().len(), 1, "reads are served, and nothing was changed");
+    let attempts = "SELECT last_value FROM disk_full_attempts";
+    let before = database.count(attempts).await;
+    eventually("writes are attempted", LONG, || async { database.count(attempts).await >= before + 3 }).await;
+    assert!(is_unready().await, "a failed attempt does not make it ready");
+    sqlx::raw_sql("DROP FUNCTION disk_full CASCADE").execute(&database.pool).await.unwrap();
+    eventually("it is ready", LONG, || async { get(rm.http, "/readyz").await.0 == 200 }).await;
+    eventually("health says so", LONG, serves).await;
+    ask().await.granted();
+    rm.client.resource_released(&release(&kept, "bob")).await.unwrap();
+    assert_eq!(database.count("SELECT count(*) FROM linkis_user_request_id WHERE \"user\" = ''").await, 0);
+    rm.stop().await;
+}
+
 /// A call has its answer, or is one of too many of operators.
 #[track_caller]
 fn assert_served<T>(answer: Result<T, ClientError>) {

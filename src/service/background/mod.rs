@@ -174,7 +174,7 @@ async fn drive<T: Task>(
                 }
             }
             Err(error) => {
-                session.reset();
+                session.reset_after(&error);
                 metrics.database.failed(&error);
                 if failures == 0 && !error.is_lock_timeout() && !error.is_told() {
                     tracing::warn!(

@@ -152,7 +152,7 @@ impl Worker {
                 }
                 Err(BatchError::Store(error)) => {
                     self.metrics.database.failed(&error);
-                    self.session.reset();
+                    self.session.reset_after(&error);
                     parts.extend(after_error(Part { is_contended: false, ..part }, error, reused));
                 }
             }

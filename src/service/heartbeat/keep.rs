@@ -125,7 +125,7 @@ impl Keeper {
                     held.extend(tried);
                 }
                 Err(error) => {
-                    self.session.reset();
+                    self.session.reset_after(&error);
                     parts.extend(after_error(part, error, reused));
                 }
             }

@@ -39,7 +39,7 @@ pub(super) async fn upsert(session: &mut Session, reports: &[&Report]) -> HashMa
         match upsert_part(session, &part).await {
             Ok(wrong) => failed.extend(wrong.into_iter().map(|(em, error)| (em, error.into()))),
             Err(error) => {
-                session.reset();
+                session.reset_after(&error);
                 let is_of_one = !error.is_unavailable() && !error.is_lock_timeout();
                 if is_of_one && part.len() > 1 {
                     // One report must not fail its neighbours: halves find out which one it was.

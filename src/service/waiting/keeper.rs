@@ -149,7 +149,7 @@ impl Keeper {
 
     fn note(&mut self, kept: Result<(), StoreError>) {
         if let Err(error) = kept {
-            self.session.reset();
+            self.session.reset_after(&error);
             self.answers_since = Instant::now();
             if !error.is_told() {
                 tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");

@@ -66,12 +66,14 @@ pub enum Missing {
     Unfit(Arc<str>),
     /// It has fewer connections left than the service needs.
     Full(Arc<str>),
+    /// Its disk is full, for this reason.
+    DiskFull(Arc<str>),
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Unfit(why) | Self::Full(why) => why,
+            Self::Unfit(why) | Self::Full(why) | Self::DiskFull(why) => why,
             Self::Away => "the database does not answer",
             Self::Starting => "the database starts or stops",
             Self::InRecovery => "the database is in recovery, a standby",
@@ -103,6 +105,8 @@ pub(super) struct Known {
     pub(super) is_late: bool,
     /// Why it has not all connections that an instance needs.
     pub(super) short: Option<Missing>,
+    /// Reason for which the last write failed, if it is a full disk.
+    pub(super) full_disk: Option<Missing>,
 }
 
 /// Which of the hosts is to be used: the one on the latest timeline, and of several the one that is used already.
@@ -135,14 +139,14 @@ pub(super) fn missing(states: &[State]) -> Missing {
 impl Known {
     pub(super) fn of(hosts: usize) -> Self {
         let unseen = Seen { state: State::Unseen, question: 0 };
-        let (found, last, short) = (None, None, None);
-        Self { round: 0, hosts: vec![unseen; hosts], found, last, is_doubted: false, is_late: false, short }
+        let (found, last, short, full_disk) = (None, None, None, None);
+        Self { round: 0, hosts: vec![unseen; hosts], found, last, is_doubted: false, is_late: false, short, full_disk }
     }
 
     /// Whether calls are served; why not.
     pub(super) fn standing(&self) -> Result<Arc<Found>, Missing> {
-        match (&self.found, &self.short) {
-            (Some(_), Some(short)) => Err(short.clone()),
+        match (&self.found, self.short.as_ref().or(self.full_disk.as_ref())) {
+            (Some(_), Some(why)) => Err(why.clone()),
             (Some(found), None) => Ok(found.clone()),
             (None, _) => Err(missing(&self.states())),
         }

@@ -1,0 +1,91 @@
+//! A full disk of the database. A failed write reports it, and it lasts until a write of more than a page succeeds.
+//!
+//! Only readiness depends on it: calls are carried out meanwhile. Reads and small writes may still succeed.
+
+use std::time::Duration;
+
+use sqlx::{Connection as _, PgConnection};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::{StoreError, session::answered},
+    Lender, Missing, Primary,
+};
+
+/// Interval between two attempts to write while the disk is full.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval between two warnings that it is.
+const WARN_INTERVAL: Duration = Duration::from_secs(10);
+
+impl Primary {
+    /// Makes the instance not ready if `error` is that of a full disk.
+    pub(in super::super) fn note_failure(&self, error: &StoreError) {
+        if !error.is_disk_full() {
+            return;
+        }
+        self.shared.known.send_if_modified(|known| {
+            let is_news = known.full_disk.is_none();
+            known.full_disk.get_or_insert_with(|| error.missing());
+            is_news
+        });
+    }
+
+    /// Attempts a write every second while the disk is full, until the server stops. The first that succeeds makes the instance ready.
+    pub async fn watch_disk(self, stopping: CancellationToken) {
+        let mut known = self.shared.known.subscribe();
+        loop {
+            let full = stopping.run_until_cancelled(known.wait_for(|known| known.full_disk.is_some())).await;
+            let Some(Ok(full)) = full.map(|full| full.map(|known| known.full_disk.clone())) else { return };
+            if stopping.run_until_cancelled(self.await_space(full)).await.is_none() {
+                return;
+            }
+            self.shared.known.send_modify(|known| known.full_disk = None);
+            tracing::info!("the database has space on its disk again");
+        }
+    }
+
+    /// Waits until a write succeeds.
+    async fn await_space(&self, full: Option<Missing>) {
+        let mut warned = None::<Instant>;
+        loop {
+            if let Some(why) = &full
+                && warned.is_none_or(|warned| warned.elapsed() >= WARN_INTERVAL)
+            {
+                tracing::warn!("not ready: {why}");
+                warned = Some(Instant::now());
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+            if self.write_probe().await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    async fn write_probe(&self) -> Result<(), StoreError> {
+        let (mut connection, _) = self.lend(Lender::Pool).await?;
+        let written = answered(write(&mut connection)).await;
+        if written.is_err() {
+            // The state of the connection is in doubt.
+            connection.close_on_drop();
+        }
+        written
+    }
+}
+
+/// Writes a row of several pages to a table of the ledger and undoes it. Its pages are free for the next vacuum.
+async fn write(connection: &mut PgConnection) -> Result<(), StoreError> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query(
+        r#"-- disk::write
+        INSERT INTO linkis_user_request_id ("user", request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at,
+            create_time)
+        SELECT '', gen_random_uuid()::text, sha256(''), gen_random_uuid(), '', string_agg(gen_random_uuid()::text, ''), now(), now()
+        FROM generate_series(1, 2048)"#,
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.rollback().await?;
+    Ok(())
+}
