@@ -74,9 +74,52 @@ struct Waiters {
     hinted: BTreeSet<QueuePosition>,
     /// Waiters that check next because of counted capacity: further capacity wakes others.
     assigned: BTreeSet<QueuePosition>,
-    /// For about how many requests capacity was freed that was not granted since. It is 0 once all sleep: then all that may fit have
+    /// Capacity that was freed and not granted since. It is emptied when the last awake waiter falls asleep: then all that may fit have
     /// checked.
-    room: u32,
+    room: Room,
+    /// The first waiter that found nothing and woke no other, because enough were awake. The last awake one does it in its place.
+    unpassed: Option<QueuePosition>,
+}
+
+/// Capacity that was freed and not granted since, as a number of requests.
+#[derive(Debug, Default)]
+struct Room {
+    /// By EM, for waiters that accept any: a grant takes the room of its own EM, and not what was freed at another.
+    by_em: BTreeMap<SpotKey, u64>,
+    by_em_sum: u64,
+    /// Not known by EM.
+    other: u64,
+}
+
+impl Room {
+    fn sum(&self) -> u64 {
+        self.by_em_sum + self.other
+    }
+
+    fn add(&mut self, em: Option<SpotKey>, requests: u32) {
+        let requests = u64::from(requests);
+        match em {
+            Some(em) => {
+                *self.by_em.entry(em).or_default() += requests;
+                self.by_em_sum += requests;
+            }
+            None => self.other += requests,
+        }
+    }
+
+    /// Takes the room of one request.
+    fn take(&mut self, em: SpotKey) {
+        match self.by_em.get_mut(&em) {
+            Some(requests) => {
+                *requests -= 1;
+                self.by_em_sum -= 1;
+                if *requests == 0 {
+                    self.by_em.remove(&em);
+                }
+            }
+            None => self.other = self.other.saturating_sub(1),
+        }
+    }
 }
 
 impl Waiters {
@@ -109,7 +152,8 @@ impl Waiters {
 
     fn settle(&mut self) {
         if self.awake() == 0 {
-            self.room = 0;
+            self.room = Room::default();
+            self.unpassed = None;
         }
     }
 
@@ -136,9 +180,13 @@ impl Waiters {
         next.into_iter().inspect(|_| visit()).flatten().min().copied()
     }
 
-    /// Whether an awake waiter that finds nothing need not wake another: enough others are awake for the counted capacity.
-    fn has_enough_awake(&self) -> bool {
-        self.awake() > self.room as usize
+    /// The position behind which an awake waiter that found nothing wakes another; `None` if enough others are awake for the counted
+    /// capacity.
+    fn pass_from(&mut self, position: QueuePosition, is_poll: bool) -> Option<QueuePosition> {
+        let first = self.unpassed.map_or(position, |first| first.min(position));
+        let is_enough = !is_poll && self.awake() as u64 > self.room.sum();
+        self.unpassed = is_enough.then_some(first);
+        (!is_enough).then_some(first)
     }
 }
 
@@ -385,10 +433,11 @@ impl Index {
                 self.wake(*position, wake);
             }
         }
-        let anywhere = Some(&mut self.anywhere).filter(|_| is_anywhere);
-        for waiters in key.and_then(|key| self.at.get_mut(&key)).into_iter().chain(anywhere) {
-            waiters.room = waiters.room.saturating_add(room);
-            waiters.settle();
+        if let Some(waiters) = key.and_then(|key| self.at.get_mut(&key)) {
+            waiters.room.add(None, room);
+        }
+        if is_anywhere {
+            self.anywhere.room.add(key, room);
         }
         woken
     }
@@ -442,7 +491,7 @@ impl Index {
             _ => {
                 let anywhere = Some(&mut self.anywhere).filter(|_| is_em);
                 for waiters in self.at.get_mut(&key).into_iter().chain(anywhere) {
-                    waiters.room = waiters.room.saturating_sub(1);
+                    waiters.room.take(key);
                 }
             }
         }
@@ -457,7 +506,7 @@ impl Index {
         };
         let (mut woken, mut last) = (BTreeSet::new(), Vec::new());
         for key in granted.keys.iter().copied().map(Some).chain(granted.sleeper.any_em.then_some(None)) {
-            match self.next_idle(key, position, |_| true) {
+            match self.next_idle(key, position, |_, _| true) {
                 Some(next) => {
                     woken.insert(next);
                 }
@@ -523,7 +572,7 @@ impl Index {
     pub fn wake_first(&mut self) {
         let at = self.at.values_mut().chain([&mut self.anywhere]);
         let first = |waiters: &mut Waiters| {
-            waiters.room = SERVED_MAX;
+            waiters.room = Room { other: SERVED_MAX.into(), ..Room::default() };
             let next = |last: &QueuePosition| waiters.next_unassigned(Some(*last));
             std::iter::successors(waiters.next_unassigned(None), next).take(WAKE_MAX).collect::<Vec<_>>()
         };
@@ -541,12 +590,19 @@ impl Index {
             self.set_state(position, State::Awake(Some(told.and(Some(passed)))));
             return;
         }
-        let (needs, keys, any_em) = (waiter.sleeper.needs.clone(), &waiter.keys, waiter.sleeper.any_em);
-        let is_due = |waiters: &Waiters| wake.is_poll || !waiters.has_enough_awake();
-        let at = keys.iter().filter(|key| self.at.get(key).is_some_and(is_due));
-        let at = at.filter_map(|key| self.next_idle(Some(*key), position, |other| other.sleeper.needs != needs));
-        let anywhere = (any_em && is_due(&self.anywhere)).then(|| self.next_idle(None, position, |_| true)).flatten();
-        for next in at.chain(anywhere).collect::<BTreeSet<_>>() {
+        let needs = waiter.sleeper.needs.clone();
+        let keys = waiter.keys.clone().into_iter().map(Some).chain(waiter.sleeper.any_em.then_some(None));
+        let mut next = BTreeSet::new();
+        for key in keys {
+            let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
+            let Some(from) = waiters.and_then(|waiters| waiters.pass_from(position, wake.is_poll)) else { continue };
+            // Waiters behind this one at a key that need the same would find less.
+            let may_fit = |at, other: &Waiter| {
+                at != position && (key.is_none() || from < position || other.sleeper.needs != needs)
+            };
+            next.extend(self.next_idle(key, from, may_fit));
+        }
+        for next in next {
             self.wake(next, passed);
         }
     }
@@ -557,12 +613,12 @@ impl Index {
         &self,
         key: Option<SpotKey>,
         position: QueuePosition,
-        concerns: impl Fn(&Waiter) -> bool,
+        concerns: impl Fn(QueuePosition, &Waiter) -> bool,
     ) -> Option<QueuePosition> {
         let waiters = key.map_or(Some(&self.anywhere), |key| self.at.get(&key))?;
         let behind = waiters.idle.range((Bound::Excluded(position), Bound::Unbounded));
         let mut near = behind.take(NEAR_MAX).inspect(|_| visit());
-        near.find(|other| self.waiters.get(other).is_some_and(&concerns)).copied()
+        near.find(|other| self.waiters.get(other).is_some_and(|waiter| concerns(**other, waiter))).copied()
     }
 }
 
