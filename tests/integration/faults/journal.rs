@@ -211,6 +211,8 @@ impl Journal {
                 self.check(took < AWAY_MAX, || format!("{kind} was answered with {reason} after {took:?}"));
                 if reason == "COMMIT_UNKNOWN" { Answer::Unclear } else { Answer::Nothing }
             }
+            // The service ends a call at its deadline; the client may be faster, and then there is no reason.
+            "DEADLINE_EXPIRED" => Answer::Unclear,
             "LOCK_TIMEOUT" | "NOT_BEGUN" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
             // Who waited in line with the old token; what was granted to him at that moment expires.
             "TOKEN_REVOKED" => {
