@@ -2,6 +2,8 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
+# The revision in the first line of the log: --build-arg REVISION=$(git rev-parse --short=12 HEAD)
+ARG REVISION=""
 RUN cargo build --release --locked --bin linkis-rm
 
 FROM debian:bookworm-slim

@@ -44,7 +44,8 @@ async fn main() -> ExitCode {
     match run(*config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("linkis-rm: {}", telemetry::with_causes(&*error));
+            // The last line of a log is like the others, so that its collector reads it.
+            tracing::error!(target: telemetry::EXIT, error = %telemetry::with_causes(&*error), "linkis-rm ends");
             ExitCode::FAILURE
         }
     }
@@ -58,6 +59,8 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         Some(address) => Some(server::listen_http(&address).await?),
         None => None,
     };
+    let page = http.as_ref().and_then(|http| server::page_url(http, config.security.tls.is_some()));
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), revision = env!("REVISION"), page, "linkis-rm starts");
     let (options, private) = database(&config.database).await?;
     let server_options = Options {
         times: RequestTimeouts {

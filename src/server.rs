@@ -242,7 +242,7 @@ const DESCRIPTORS: [&[u8]; 4] = [
 impl Server {
     /// Brings the schema of the database up to date, if it is to; calls wait at `listener` meanwhile. A database that does not answer, or
     /// takes no writes yet, is waited for, and health and calls are answered so. Metrics and health are served at `http` from now on, if there is one. Logs
-    /// first of all which instance this is, and where.
+    /// first which instance this is, and where.
     pub async fn open(
         listener: Listener,
         http: Option<TcpListener>,
@@ -510,17 +510,22 @@ async fn finish(
     served
 }
 
-/// The first line of the log.
+/// The URL of the page at a listener of [`listen_http`].
+pub fn page_url(http: &TcpListener, is_encrypted: bool) -> Option<String> {
+    let scheme = if is_encrypted { "https" } else { "http" };
+    Some(format!("{scheme}://{}/", told_address(&http.local_addr().ok()?)))
+}
+
+/// Logs the identity, the addresses and the protection of the instance.
 fn tell_of(instance_id: Uuid, listener: &Listener, http: Option<&TcpListener>, database: &Target, security: &Security) {
     let (address, http) = (listener.address().ok(), http.and_then(|http| http.local_addr().ok()));
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
         instance = %instance_id,
         address = address.map(tracing::field::display),
         http_address = http.map(tracing::field::display),
         %database,
         protection = %security,
-        "linkis-rm starts"
+        "instance created"
     );
 }
 

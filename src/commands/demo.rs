@@ -70,7 +70,7 @@ impl DemoCommand {
             // A failed start leaves objects, too.
             let removed = objects::remove(&client).await;
             lived.map_err(explain)?;
-            removed.map_err(|failure| {
+            removed.map_err(explain).map_err(|failure| {
                 Failure::Refused(format!(
                     "{failure}\nObjects of the demo remain; remove them with: linkis-rm demo --clean"
                 ))

@@ -25,10 +25,17 @@ use bounded::Bounded;
 use json::Json;
 use settings::LogFormat;
 
+/// Target of the line with which a failed process ends. Every filter keeps it.
+pub const EXIT: &str = "linkis_rm::exit";
+
 /// Starts logging, once for the process.
 pub fn start(settings: &LogSettings) {
     // It was checked when it was read.
     let filter = EnvFilter::try_new(&settings.filter).unwrap_or_default();
+    let filter = match format!("{EXIT}=error").parse() {
+        Ok(exit) => filter.add_directive(exit),
+        Err(_) => filter,
+    };
     let is_terminal = std::io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(is_terminal);
     match settings.format {

@@ -23,7 +23,7 @@ const ALERTS: &str = include_str!("../../deploy/prometheus/alerts.yml");
 const ALERTS_TEST: &str = include_str!("../../deploy/prometheus/alerts_test.yml");
 const DASHBOARD: &str = include_str!("../../deploy/grafana/linkis-rm.json");
 const UNIT: &str = include_str!("../../deploy/systemd/linkis-rm.service");
-const MONITORING: &str = include_str!("../../docs/MONITORING.md");
+const ALERTS_PAGE: &str = include_str!("../../docs/ALERTS.md");
 
 /// What sets the program up where it is run.
 const SHIPPED: [(&str, &str); 6] = [
@@ -142,25 +142,25 @@ async fn the_dashboard_and_the_alerts_name_only_metrics_that_there_are() {
     encrypted.stop().await;
 }
 
-/// Parts that an alert of `rules` lacks: a description, a link to its paragraph in `monitoring`, or a part of that paragraph.
-fn alert_gaps(rules: &str, monitoring: &str) -> Vec<String> {
+/// Parts that an alert of `rules` lacks: a description, a link to its paragraph in `page`, or a part of that paragraph.
+fn alert_gaps(rules: &str, page: &str) -> Vec<String> {
     let mut gaps = Vec::new();
     for rule in rules.split("- alert: ").skip(1) {
         let name = rule.lines().next().unwrap_or_default();
         let field = |key: &str| rule.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": "));
-        let runbook = format!("docs/MONITORING.md#{}", name.to_lowercase());
+        let runbook = format!("docs/ALERTS.md#{}", name.to_lowercase());
         if !field("description").is_some_and(|text| text.ends_with('.')) {
             gaps.push(format!("{name}: no description in full sentences"));
         }
         if field("runbook_url") != Some(runbook.as_str()) {
             gaps.push(format!("{name}: runbook_url is not {runbook}"));
         }
-        let section = monitoring.split_once(&format!("\n### {name}\n")).map_or("", |(_, rest)| rest);
+        let section = page.split_once(&format!("\n## {name}\n")).map_or("", |(_, rest)| rest);
         let section = section.split("\n#").next().unwrap_or_default();
         let severity = format!("- **Severity:** {}.", field("severity").unwrap_or_default());
         for part in [&severity, "- **Meaning:** ", "- **Impact:** ", "- **Action:** "] {
             if !section.lines().any(|line| line.starts_with(part)) {
-                gaps.push(format!("{name}: no \"{}\" in docs/MONITORING.md", part.trim()));
+                gaps.push(format!("{name}: no \"{}\" in docs/ALERTS.md", part.trim()));
             }
         }
     }
@@ -175,14 +175,14 @@ fn alerts_have_tests_and_runbooks() {
         let tests = ALERTS_TEST.lines().filter(|line| line.contains(&format!("alertname: {alert}"))).count();
         assert!(tests >= 2, "{alert} is tested in a healthy and in a faulty state");
     }
-    assert_eq!(alert_gaps(ALERTS, MONITORING), Vec::<String>::new());
+    assert_eq!(alert_gaps(ALERTS, ALERTS_PAGE), Vec::<String>::new());
 }
 
 #[test]
 fn alert_gaps_lists_each_missing_part() {
-    let rules = "- alert: A\n  severity: info\n  description: Late\n  runbook_url: docs/MONITORING.md#b\n";
+    let rules = "- alert: A\n  severity: info\n  description: Late\n  runbook_url: docs/ALERTS.md#b\n";
     let complete = rules.replace("Late", "Calls are late.").replace("#b", "#a");
-    let section = "\n### A\n\n- **Severity:** info.\n- **Meaning:** m\n- **Impact:** i\n- **Action:** a\n";
+    let section = "\n## A\n\n- **Severity:** info.\n- **Meaning:** m\n- **Impact:** i\n- **Action:** a\n";
     assert_eq!(alert_gaps(rules, "").len(), 6);
     assert_eq!(alert_gaps(&complete, &section.replace("info", "critical")).len(), 1);
     assert!(alert_gaps(&complete, section).is_empty());

@@ -77,25 +77,57 @@ impl Drop for Logging {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_line_says_which_instance_it_is_where_on_what_and_how_protected() {
+async fn log_begins_with_version_page_and_instance() {
     let (database, folder) = (Database::fresh().await, Folder::new("first-line"));
     let process = Logging::start(&database, &folder, &[]).await;
-    let (first, serving) = (process.lines().remove(0), process.line("serving").unwrap());
-    let is = |field: &str, expected: &str| assert_eq!(first[field].as_str(), Some(expected), "{first}");
-    is("message", "linkis-rm starts");
-    is("version", env!("CARGO_PKG_VERSION"));
-    is("address", serving["address"].as_str().unwrap());
-    is("protection", "nothing; everybody may do everything until a token is made");
+    let (lines, serving) = (process.lines(), process.line("serving").unwrap());
+    let is = |line: usize, field: &str, expected: &str| {
+        assert_eq!(lines[line][field].as_str(), Some(expected), "{}", lines[line]);
+    };
+    is(0, "message", "linkis-rm starts");
+    is(0, "version", env!("CARGO_PKG_VERSION"));
+    // A build for tests has no revision, so that a commit does not rebuild it.
+    is(0, "revision", "dev");
+    let http_address = lines[1]["http_address"].as_str().unwrap();
+    assert!(http_address.starts_with("127.0.0.1:"), "{}", lines[1]);
+    is(0, "page", &format!("http://{http_address}/"));
+    is(1, "message", "instance created");
+    is(1, "address", serving["address"].as_str().unwrap());
+    is(1, "protection", "nothing; everybody may do everything until a token is made");
     let socket = database.options.get_socket().unwrap().display();
-    is("database", &format!("{socket} ({})", database.options.get_database().unwrap()));
-    assert!(first["http_address"].as_str().unwrap().starts_with("127.0.0.1:"), "{first}");
+    is(1, "database", &format!("{socket} ({})", database.options.get_database().unwrap()));
     let mut usage = proto::usage_service_client::UsageServiceClient::new(process.connect().await);
     let info = usage.get_server_info(proto::GetServerInfoRequest {}).await.unwrap().into_inner();
-    is("instance", &info.instance_id);
+    is(1, "instance", &info.instance_id);
     assert!(process.decisions().is_empty(), "not at info");
     process.stop();
     let text = fs::read_to_string(folder.0.join("log")).unwrap();
     assert!(!text.contains("hunter2") && text.contains("every call was answered"), "{text}");
+}
+
+/// Returns the exit code and the log, as JSON, of a service whose private database cannot start.
+fn failed_start(rust_log: &str) -> (Option<i32>, Vec<Value>) {
+    let mut command = Command::new(PROGRAM);
+    command.args(["--listen", "127.0.0.1:0", "--data-dir", "/dev/null/data"]).env("RUST_LOG", rust_log);
+    command.env_remove("DATABASE_URL").env_remove("LINKIS_RM_LOG_FORMAT");
+    let ended = command.output().unwrap();
+    let text = String::from_utf8(ended.stderr).unwrap();
+    let line = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    (ended.status.code(), text.lines().map(line).collect())
+}
+
+#[test]
+fn log_of_failed_start_ends_with_the_error() {
+    let (code, lines) = failed_start("info");
+    let (first, last) = (&lines[0], lines.last().unwrap());
+    assert_eq!((code, first["message"].as_str()), (Some(1), Some("linkis-rm starts")), "{lines:#?}");
+    assert!(first["page"].as_str().is_some_and(|page| page.starts_with("http://127.0.0.1:")), "{first}");
+    assert_eq!((last["level"].as_str(), last["message"].as_str()), (Some("ERROR"), Some("linkis-rm ends")), "{last}");
+    assert!(last["error"].as_str().is_some_and(|error| error.contains("/dev/null/data")), "{last}");
+    for rust_log in ["off", "linkis_rm::decisions=debug"] {
+        let (code, lines) = failed_start(rust_log);
+        assert_eq!((code, lines.len()), (Some(1), 1), "every filter keeps the error alone: {lines:#?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,7 +176,8 @@ async fn a_log_of_text_has_the_same_lines_for_people() {
     eventually("it serves", LONG, || async { process.text().contains(" serving ") }).await;
     let text = process.text();
     let first = text.lines().next().unwrap();
-    for part in [" INFO ", "linkis-rm starts", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), "instance="] {
+    for part in [" INFO ", "linkis-rm starts", concat!("version=\"", env!("CARGO_PKG_VERSION"), "\""), "page=\"http://"]
+    {
         assert!(first.contains(part), "{part}: {first}");
     }
     assert!(!text.contains('\u{1b}') && !text.contains("hunter2"), "{text}");

@@ -77,6 +77,7 @@ mod proxy;
 mod public_reports;
 mod queue_check;
 mod queues;
+mod readme;
 mod real_yarn;
 mod refusals;
 mod reported;

@@ -311,7 +311,7 @@ async fn who_waits_in_line_is_counted_and_keeps_out_of_the_times_of_the_others()
 /// Wherever something may pile up or stand still, an idle instance tells of it already, and the documentation does, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_may_pile_up_is_told() {
-    const DOCUMENTED: &str = include_str!("../../docs/MONITORING.md");
+    const DOCUMENTED: &str = include_str!("../../docs/METRICS.md");
     const FAMILIES: [&str; 15] = [
         "linkis_rm_committer_queue_operations",
         "linkis_rm_batch_operations_count",
@@ -355,7 +355,7 @@ async fn whatever_may_pile_up_is_told() {
     for series in &seen {
         let family = series.split('{').next().unwrap();
         let family = ["_bucket", "_sum", "_count"].iter().find_map(|part| family.strip_suffix(part)).unwrap_or(family);
-        assert!(DOCUMENTED.contains(&format!("`{family}`")), "{family} is not in docs/MONITORING.md");
+        assert!(DOCUMENTED.contains(&format!("`{family}`")), "{family} is not in docs/METRICS.md");
     }
     instance.stop().await;
 }
