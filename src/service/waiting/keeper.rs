@@ -32,8 +32,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// After how much silence the connection on which room is told is tried.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// How many leave the line in one statement.
-const LEAVE_MAX: usize = 1000;
+/// Maximum number of requests that leave in one statement. After a full one, the keeper pauses for as long as it took, so that a crowd that
+/// leaves takes at most half of the time of one connection.
+const LEAVE_MAX: usize = 500;
 
 /// How many requests that leave at a wait key wake another request each. They free reservations, and no capacity: however many leave at
 /// once, a few requests check, and each that is granted wakes the next.
@@ -105,12 +106,17 @@ struct Keeper {
 impl Keeper {
     /// Takes requests out of the line, and tells everybody what they kept for themselves.
     async fn leave(&mut self) -> Result<(), StoreError> {
-        if self.left.is_empty() {
-            return Ok(());
+        while !self.left.is_empty() {
+            let start = Instant::now();
+            let part: Vec<_> = self.left.iter().take(LEAVE_MAX).copied().collect();
+            let gone = answered(waiting::leave(self.session.get().await?, &part)).await?;
+            drop(self.left.drain(..part.len()));
+            self.notify(gone).await?;
+            if part.len() == LEAVE_MAX {
+                tokio::time::sleep(start.elapsed()).await;
+            }
         }
-        let gone = answered(waiting::leave(self.session.get().await?, &self.left)).await?;
-        self.left.clear();
-        self.notify(gone).await
+        Ok(())
     }
 
     /// Does what could not be done before, and removes what dead instances left. After an outage everybody first has time to say that

@@ -1,6 +1,7 @@
 //! What becomes of the line when callers, instances or the database go away.
 
 use super::*;
+use crate::metrics::get;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waited_on_an_instance_that_was_killed_holds_nobody_up_for_long() {
@@ -187,6 +188,40 @@ async fn who_leaves_while_the_database_is_away_has_left_when_it_is_back() {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     nobody_waits(&rm.client).await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+/// While the table is locked no request is removed; then each statement removes few, however many have left meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_that_leaves_is_removed_in_bounded_statements() {
+    const CROWD: i64 = 700;
+    const REMOVED_MAX: i64 = 500;
+    let (database, rm) = start().await;
+    let (host, held) = full_em(&rm.client, "host1", 10).await;
+    let count_removed = "CREATE TABLE removed (requests bigint NOT NULL);
+        CREATE FUNCTION count_removed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO removed SELECT count(*) FROM gone;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER count_removed AFTER DELETE ON linkis_resource_waiting REFERENCING OLD TABLE AS gone
+            FOR EACH STATEMENT EXECUTE FUNCTION count_removed()";
+    sqlx::raw_sql(count_removed).execute(&database.pool).await.unwrap();
+    let calls: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, patient(&host, "bob", cpu(10)))).collect();
+    let waiting = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("all wait", LONG, async || database.count(waiting).await == CROWD).await;
+    let mut lock = database.pool.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE linkis_resource_waiting IN EXCLUSIVE MODE").execute(&mut *lock).await.unwrap();
+    calls.iter().for_each(Call::abort);
+    eventually("all have left", LONG, async || {
+        get(rm.http, "/metrics").await.1.contains("\nlinkis_rm_waiting_requests 0\n")
+    })
+    .await;
+    lock.rollback().await.unwrap();
+    eventually("all are removed", LONG, async || database.count(waiting).await == 0).await;
+    assert_eq!(database.count("SELECT sum(requests)::bigint FROM removed").await, CROWD);
+    let most = database.count("SELECT max(requests) FROM removed").await;
+    assert!(most <= REMOVED_MAX, "{most} requests were removed by one statement");
+    rm.client.resource_released(&release(&held, "first")).await.unwrap();
+    rm.client.request_resource(&request(&host, "bob", cpu(10))).await.granted();
 }
 
 /// A call whose transaction did not begin in time was kept by no lock: no other transaction has one, and the database says nothing.
