@@ -12,7 +12,10 @@ use std::{
 };
 
 use sqlx::{Connection as _, PgConnection, Postgres, pool::PoolConnection};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -175,34 +178,57 @@ impl Primary {
     }
 
     /// Opens what is missing, and returns the error of the database unchanged.
-    async fn open_all(&self, found: &Found, committers: u16) -> Result<(), StoreError> {
+    async fn open_all(&self, found: &Arc<Found>, committers: u16) -> Result<(), StoreError> {
         let opened = self.open_missing(found, committers.into()).await;
-        if opened.is_err() {
+        if let Err(error) = &opened
+            && matches!(Shortage::of(error), Some(Shortage::Refused(_)))
+        {
             self.shared.seats.clear();
         }
         opened
     }
 
-    async fn open_missing(&self, found: &Found, committers: u32) -> Result<(), StoreError> {
-        let seats = &self.shared.seats;
-        for (seat, wanted) in [(Seat::Committer, committers), (Seat::Other, OTHERS_MAX), (Seat::Listener, 1)] {
-            while seats.count(seat, found.generation) < wanted {
-                let (connection, generation) = self.connect_to(found, &[]).await?;
-                if generation != self.generation() {
-                    return Err(self.missing());
-                }
-                seats.push(seat, connection, generation);
-            }
-            // A task may have opened its own meanwhile.
-            while seats.count(seat, found.generation) > wanted && seats.pop(seat, found.generation).is_some() {}
+    /// Opens the committers' connections first, and the others at once: a busy machine takes long for each. What was opened before an
+    /// error stays for the next look.
+    async fn open_missing(&self, found: &Arc<Found>, committers: u32) -> Result<(), StoreError> {
+        let all = [(Seat::Committer, committers), (Seat::Other, OTHERS_MAX), (Seat::Listener, 1)];
+        for _ in self.shared.seats.count(Seat::Committer, found.generation)..committers {
+            self.open_seat(Seat::Committer, found).await?;
         }
-        for pool in found.pools() {
-            if pool.size() == 0 {
+        let mut opening = JoinSet::new();
+        for (seat, wanted) in all {
+            for _ in self.shared.seats.count(seat, found.generation)..wanted {
+                let (primary, found) = (self.clone(), found.clone());
+                opening.spawn(async move { primary.open_seat(seat, &found).await });
+            }
+        }
+        for pool in found.pools().into_iter().filter(|pool| pool.size() == 0) {
+            let (primary, found, pool) = (self.clone(), found.clone(), pool.clone());
+            opening.spawn(async move {
                 // The pool itself would not say why it gets none.
-                drop(self.connect_to(found, &[]).await?);
+                drop(primary.connect_to(&found, &[]).await?);
                 drop(pool.acquire().await?);
-            }
+                Ok(())
+            });
         }
+        while let Some(opened) = opening.join_next().await {
+            opened.unwrap_or_else(|_| Err(self.missing()))?;
+        }
+        // A task may have opened its own meanwhile.
+        for (seat, wanted) in all {
+            while self.shared.seats.count(seat, found.generation) > wanted
+                && self.shared.seats.pop(seat, found.generation).is_some()
+            {}
+        }
+        Ok(())
+    }
+
+    async fn open_seat(&self, seat: Seat, found: &Found) -> Result<(), StoreError> {
+        let (connection, generation) = self.connect_to(found, &[]).await?;
+        if generation != self.generation() {
+            return Err(self.missing());
+        }
+        self.shared.seats.push(seat, connection, generation);
         Ok(())
     }
 
