@@ -2,6 +2,16 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use linkis_rm::transport::proto;
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DynamicMessage};
+use serde_json::Value;
+
+use crate::{
+    harness::*,
+    identity::{ask, register, rm_of},
+};
+
 const README: &str = include_str!("../../README.md");
 const CARGO: &str = include_str!("../../Cargo.toml");
 const COMPOSE: &str = include_str!("../../docker-compose.yml");
@@ -58,6 +68,24 @@ fn readme_shell_lines_match_shipped_files() {
     let lines: Vec<&str> = scripts.flat_map(|(_, script)| script.lines()).collect();
     let wrong: Vec<&str> = lines.iter().copied().filter(|line| is_shipped(line) != Some(true)).collect();
     assert!(wrong.is_empty() && lines.len() == 9, "neither run nor shipped: {wrong:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readme_refusal_equals_reply() {
+    let (_database, rm) = start().await;
+    let mut caller = rm_of(&channel_to(&rm.address).await, "");
+    caller.register(register("host1")).await.unwrap();
+    caller.request_resource(ask("host1", "alice", 4)).await.unwrap();
+    let amounts = proto::LoadInstanceResource { memory: GB, cores: 13, instances: 1 };
+    let resource = Some(proto::Resource { kind: Some(proto::resource::Kind::LoadInstance(amounts)) });
+    let request = proto::RequestResourceRequest { resource, ..ask("host1", "bob", 13) };
+    let reply = caller.request_resource(request).await.unwrap().into_inner();
+    let pool = DescriptorPool::decode(proto::DESCRIPTORS).unwrap();
+    let descriptor = pool.get_message_by_name("linkis.rm.v1.RequestResourceResponse").unwrap();
+    let reply = DynamicMessage::decode(descriptor, reply.encode_to_vec().as_slice()).unwrap();
+    let shown = blocks(README).into_iter().find(|(language, _)| *language == "json").unwrap().1;
+    assert_eq!(serde_json::to_value(&reply).unwrap(), serde_json::from_str::<Value>(shown).unwrap());
+    rm.stop().await;
 }
 
 /// The README's commands run elsewhere; its text blocks are pictures.
