@@ -215,6 +215,10 @@ async fn crowd_that_leaves_is_removed_in_bounded_statements() {
         get(rm.http, "/metrics").await.1.contains("\nlinkis_rm_waiting_requests 0\n")
     })
     .await;
+    // An attempt that begins after this moment is about all of them.
+    sqlx::raw_sql("CREATE TABLE left_at AS SELECT clock_timestamp() AS moment").execute(&database.pool).await.unwrap();
+    let attempts = "SELECT count(*) FROM pg_locks, left_at WHERE NOT granted AND waitstart > moment";
+    eventually("a later attempt waits", LONG, async || database.count(attempts).await > 0).await;
     lock.rollback().await.unwrap();
     eventually("all are removed", LONG, async || database.count(waiting).await == 0).await;
     assert_eq!(database.count("SELECT sum(requests)::bigint FROM removed").await, CROWD);
