@@ -1,0 +1,160 @@
+//! The file of the journal: protobuf messages behind their lengths, compressed.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    path::Path,
+};
+
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use prost::Message as _;
+
+/// The whole journal.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Journal {
+    /// The descriptors of the service that was recorded, by which all messages are decoded.
+    #[prost(bytes = "vec", tag = "1")]
+    pub descriptors: Vec<u8>,
+    /// Methods by their numbers: `/linkis.rm.v1.UsageService/GetEm`.
+    #[prost(string, repeated, tag = "2")]
+    pub methods: Vec<String>,
+    #[prost(message, repeated, tag = "3")]
+    pub chapters: Vec<Chapter>,
+}
+
+/// A part of the journal with a database and a process of its own.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Chapter {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// Arguments of the program.
+    #[prost(string, repeated, tag = "2")]
+    pub arguments: Vec<String>,
+    #[prost(message, repeated, tag = "3")]
+    pub steps: Vec<Step>,
+}
+
+/// A call, something that is done to the database, or the end of a segment.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Step {
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4")]
+    pub kind: Option<Kind>,
+    /// The calls that were open and were answered after this step, in their order.
+    #[prost(message, repeated, tag = "5")]
+    pub arrived: Vec<Arrived>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Kind {
+    #[prost(message, tag = "1")]
+    Call(Call),
+    #[prost(message, tag = "2")]
+    Change(Change),
+    #[prost(message, tag = "3")]
+    Segment(Segment),
+    /// The caller of the open call with this number cancels it.
+    #[prost(uint32, tag = "4")]
+    Cancel(u32),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Call {
+    #[prost(uint32, tag = "1")]
+    pub method: u32,
+    /// The message with placeholders, or bytes that are no message.
+    #[prost(bytes = "vec", tag = "2")]
+    pub request: Vec<u8>,
+    /// Whether the bytes are sent as they are.
+    #[prost(bool, tag = "3")]
+    pub is_raw: bool,
+    /// The number of the token that is shown; 0 for none.
+    #[prost(uint32, tag = "4")]
+    pub token: u32,
+    /// `grpc-timeout` in milliseconds; 0 for none.
+    #[prost(uint32, tag = "5")]
+    pub timeout: u32,
+    /// The answer; none if the call waits.
+    #[prost(message, optional, tag = "6")]
+    pub answer: Option<Answer>,
+    /// Whether it changes nothing, so that it may be repeated until the answer is the same.
+    #[prost(bool, tag = "7")]
+    pub reads: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Arrived {
+    /// The number of the call in the chapter.
+    #[prost(uint32, tag = "1")]
+    pub call: u32,
+    #[prost(message, optional, tag = "2")]
+    pub answer: Option<Answer>,
+}
+
+/// The compared part of an answer.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Answer {
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub reason: String,
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub metadata: std::collections::BTreeMap<String, String>,
+    /// The fields that `BadRequest` names.
+    #[prost(string, repeated, tag = "4")]
+    pub fields: Vec<String>,
+    /// The subjects that `QuotaFailure` names.
+    #[prost(string, repeated, tag = "5")]
+    pub subjects: Vec<String>,
+    /// Whether there is a `RetryInfo`.
+    #[prost(bool, tag = "6")]
+    pub retry: bool,
+    /// The message without identifiers and times.
+    #[prost(bytes = "vec", tag = "7")]
+    pub message: Vec<u8>,
+    /// The hash of a message that is longer than [`MESSAGE_MAX`], in its place.
+    #[prost(bytes = "vec", tag = "8")]
+    pub hash: Vec<u8>,
+}
+
+/// Something that is done to the database: its name in `tables.rs`, and texts that may be placeholders (`#7`).
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Change {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, repeated, tag = "2")]
+    pub arguments: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Segment {
+    #[prost(message, repeated, tag = "1")]
+    pub tables: Vec<Table>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Table {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, repeated, tag = "2")]
+    pub columns: Vec<String>,
+    #[prost(uint64, tag = "3")]
+    pub rows: u64,
+    #[prost(fixed64, tag = "4")]
+    pub hash: u64,
+}
+
+/// Up to how many bytes the message of an answer is kept.
+pub const MESSAGE_MAX: usize = 4000;
+
+pub fn read(path: &Path) -> Journal {
+    let mut bytes = Vec::new();
+    let file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}; record it first", path.display()));
+    GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    Journal::decode(&bytes[..]).unwrap()
+}
+
+pub fn write(path: &Path, journal: &Journal) {
+    let mut out = GzEncoder::new(File::create(path).unwrap(), Compression::best());
+    out.write_all(&journal.encode_to_vec()).unwrap();
+    out.finish().unwrap();
+}

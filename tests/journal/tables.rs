@@ -1,0 +1,178 @@
+//! All that knows of tables: which are compared after each segment, and the changes that are made past the service.
+
+use sha2::{Digest as _, Sha256};
+use sqlx::{AssertSqlSafe, PgPool, Row as _};
+
+use crate::{
+    allowed::Allowed,
+    file::Table,
+    ids::{Ids, replaced},
+};
+
+/// Tables that are compared: the order of their rows, and the columns that are left out besides those of times.
+///
+/// Identity columns are left out because sequences have gaps. Rows are ordered by texts without identifiers where the primary key is one.
+const TABLES: &[(&str, &str, &[&str])] = &[
+    ("linkis_em_meta_data", "em_name", &["id"]),
+    // The exclusive or of UUIDs; versions; how far a background task has come.
+    (
+        "linkis_em_resource_meta_data",
+        "em_application_name, em_instance",
+        &[
+            "id",
+            "used_tickets_xor",
+            "version",
+            "epoch",
+            "going_epoch",
+            "going_after",
+            "going_end",
+            "counted_to",
+            "counting_to",
+            "counted_after",
+        ],
+    ),
+    ("linkis_user_resource_meta_data", "ticket_id", &["id", "em_epoch"]),
+    ("linkis_request_id", "create_time, request_id", &[]),
+    ("linkis_user_request_id", "create_time, request_id", &[]),
+    // "before" and "after" are JSON for people, which holds times and versions.
+    ("linkis_resource_action_record", "id", &["id", "address", "before", "after"]),
+    ("linkis_resource_lock", "scope, \"user\", em_application_name, em_instance", &[]),
+    // Counters of label sets are ordered by their scopes: the identity of a label set is left out.
+    ("linkis_label_resource", "scope_hash", &["label_set_id", "version"]),
+    ("linkis_label_set", "label_set_id", &["label_set_id"]),
+    // The EM where a request for any EM was decided last changes with each poll; the position is a time.
+    ("linkis_resource_waiting", "position", &["instance_id", "position", "em_application_name", "em_instance"]),
+    ("linkis_resource_waiting_spot", "position, spot", &["instance_id", "position"]),
+    ("linkis_em_report", "em_application_name, em_instance", &["epoch", "any_missed"]),
+    ("linkis_em_drain", "em_application_name, em_instance", &[]),
+    ("linkis_resource_limit", "pattern_hash", &["etag"]),
+    ("linkis_external_resource_provider", "resource_type, name", &["etag"]),
+];
+// These tables are not compared.
+// - Identifiers alone: linkis_resource_limit_version, linkis_resource_limit_change, linkis_resource_action_horizon.
+// - Packed identifiers: linkis_em_observed.
+// - Periodic tasks write them: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_rm_cluster_figure,
+//   and those of external clusters.
+// - Rows of instances: linkis_rm_lease, linkis_rm_instance, linkis_rm_server.
+// - Tokens, which no call writes: linkis_rm_token.
+
+/// The tables as they are, without identifiers and times; `dump` gets the rows.
+pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn FnMut(&str, &[String])) -> Vec<Table> {
+    let mut tables = Vec::new();
+    for (name, order, left_out) in TABLES {
+        if allowed.is_left_out("table", name) {
+            continue;
+        }
+        let now = allowed.name("table", name);
+        let columns = sqlx::query(
+            "SELECT column_name::text, data_type::text FROM information_schema.columns WHERE table_schema = 'public' AND table_name = $1
+                ORDER BY column_name",
+        );
+        let columns = columns.bind(now).fetch_all(pool).await.unwrap();
+        let mut kept = Vec::new();
+        for column in columns {
+            let (column, kind): (String, String) = (column.get(0), column.get(1));
+            let is_old = |old: &&str| {
+                let key = format!("{name}.{old}");
+                let now = allowed.name("column", &key);
+                now == column || (now == key && *old == column)
+            };
+            if kind.starts_with("timestamp") || left_out.iter().any(is_old) {
+                continue;
+            }
+            if !allowed.is_left_out("column", &format!("{name}.{column}")) {
+                kept.push(column);
+            }
+        }
+        let selected: Vec<String> = kept.iter().map(|column| format!("coalesce(\"{column}\"::text, '-')")).collect();
+        let sql = format!(
+            "SELECT concat_ws(' | ', {}) FROM \"{now}\" {} ORDER BY {order}",
+            selected.join(", "),
+            renamed(rows_of(name), allowed)
+        );
+        let rows = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch_all(pool).await;
+        let rows: Vec<String> = match rows {
+            Ok(rows) => rows.iter().map(|row| replaced(row, |uuid| ids.known(uuid))).collect(),
+            Err(error) => vec![format!("cannot be read: {error}")],
+        };
+        dump(name, &rows);
+        let hash = Sha256::digest(rows.join("\n"));
+        let hash = u64::from_be_bytes(hash[..8].try_into().unwrap());
+        tables.push(Table { name: (*name).to_owned(), columns: kept, rows: rows.len() as u64, hash });
+    }
+    tables
+}
+
+/// The secret of a token that the journal makes.
+pub fn token(number: u32) -> String {
+    format!("lrm_{number:0>43}")
+}
+
+/// Changes that are made past the service: the name, the statement, and what has to be true before the next call.
+const CHANGES: &[(&str, &str, &str)] = &[
+    // A ticket falls due.
+    (
+        "expire_ticket",
+        "UPDATE linkis_user_resource_meta_data SET expires_at = clock_timestamp() - interval '1 second' WHERE ticket_id = $1::uuid",
+        "SELECT count(*) = 0 FROM linkis_user_resource_meta_data WHERE ticket_id = $1::uuid",
+    ),
+    // A hold of an EM falls due.
+    (
+        "expire_hold",
+        "UPDATE linkis_resource_lock SET hold_until = clock_timestamp() - interval '1 second' WHERE em_instance = $1",
+        "SELECT count(*) = 0 FROM linkis_resource_lock WHERE em_instance = $1",
+    ),
+    // An operator holds an EM by hand.
+    (
+        "hold_by_hand",
+        "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance) VALUES ('em', $1, $2) ON CONFLICT DO NOTHING",
+        "SELECT $1 || $2 IS NOT NULL",
+    ),
+    // Wrong counters of an EM are written by hand.
+    (
+        "spoil_em",
+        "UPDATE linkis_em_resource_meta_data SET used_resource = total_resource WHERE em_instance = $1",
+        "SELECT $1 IS NOT NULL",
+    ),
+];
+
+/// Makes a change, and waits until it has taken effect.
+pub async fn change(pool: &PgPool, name: &str, arguments: &[String], allowed: &Allowed) {
+    let (_, sql, condition) =
+        CHANGES.iter().find(|(found, _, _)| *found == name).unwrap_or_else(|| panic!("no change {name}"));
+    let mut query = sqlx::query(AssertSqlSafe(renamed(sql, allowed)));
+    for argument in arguments {
+        query = query.bind(argument);
+    }
+    query.execute(pool).await.unwrap();
+    let start = std::time::Instant::now();
+    loop {
+        let mut query = sqlx::query_scalar::<_, bool>(AssertSqlSafe(renamed(condition, allowed)));
+        for argument in arguments {
+            query = query.bind(argument);
+        }
+        if query.fetch_one(pool).await.unwrap() || start.elapsed().as_secs() > 30 {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+/// Which rows of a table are compared: counters of label sets that are being counted or removed, and counters of nothing, are left to tasks.
+fn rows_of(table: &str) -> &'static str {
+    match table {
+        "linkis_label_set" => "WHERE state = 'counted'",
+        "linkis_label_resource" => {
+            "WHERE used_resource::text || locked_resource::text ~ '[1-9]'
+                AND label_set_id IN (SELECT label_set_id FROM linkis_label_set WHERE state = 'counted')"
+        }
+        _ => "",
+    }
+}
+
+/// A statement with the names that tables have now; the longest names first, for some begin others.
+fn renamed(sql: &str, allowed: &Allowed) -> String {
+    let mut names: Vec<&str> = TABLES.iter().map(|(table, _, _)| *table).filter(|table| sql.contains(table)).collect();
+    names.sort_by_key(|name| std::cmp::Reverse(name.len()));
+    names.iter().fold(sql.to_owned(), |sql, table| sql.replace(table, allowed.name("table", table)))
+}
