@@ -436,7 +436,8 @@ impl Index {
         if let Some(waiters) = key.and_then(|key| self.at.get_mut(&key)) {
             waiters.room.add(None, room);
         }
-        if is_anywhere {
+        // Without waiters, nothing would ever empty it.
+        if is_anywhere && !self.anywhere.is_empty() {
             self.anywhere.room.add(key, room);
         }
         woken

@@ -192,6 +192,15 @@ fn waiter_index_without_capacity_left_publishes_nothing() {
     assert_eq!(index.rest(position(100)), None, "an earlier waiter checks for it");
 }
 
+#[test]
+fn waiter_index_without_waiters_counts_no_capacity() {
+    let mut index = Index { callers: 1, ..Index::default() };
+    for number in 0..10_000 {
+        commit(&mut index, freed(em(&number.to_string()), 1), &[]);
+    }
+    assert_eq!((index.anywhere.room.sum(), index.anywhere.room.by_em.len(), index.at.len()), (0, 0, 0));
+}
+
 /// Step of a waiter in the model.
 #[derive(Debug, Clone, Copy)]
 enum Step {
