@@ -1,4 +1,10 @@
-//! One transaction for many operations.
+//! Batch: one transaction that locks, reads, decides, writes, unlocks and commits for many operations.
+//!
+//! The ledger decides each operation on one snapshot. The snapshot is read after the locks, so it includes all earlier commits
+//! on the lock keys.
+//!
+//! Never: retries; the worker decides from the [`BatchError`] what to do.
+//! Caller: `worker`.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -42,43 +48,43 @@ use super::{
     evidence::Evidence,
 };
 
-/// What a batch that was committed did.
+/// Result of a committed batch.
 #[derive(Debug)]
 pub(super) struct Committed {
-    /// One answer per operation, in their order.
+    /// One result per operation, in their order.
     pub answers: Vec<Result<Outcome, Rejection>>,
-    /// What those are told besides who want the counters; empty if nobody does.
+    /// Counters for the operations that requested them, in the order of the operations; empty if none did.
     pub counters: Vec<Option<Box<Counters>>>,
-    /// How what it read or wrote stands.
+    /// State of the EMs and scopes that the batch read or wrote.
     pub standing: PostCommitState,
-    /// Where it made room.
+    /// Wait keys at which the batch freed capacity.
     pub freed: FreedSpots,
-    /// Whether others may wait in line on other instances.
+    /// Whether requests may wait on other instances.
     pub others_wait: bool,
-    /// How many of its operations went beyond limits that only watch.
+    /// Number of operations that exceeded an advisory limit.
     pub over_watched: u64,
-    /// How the tickets ended that it ended.
+    /// How each ended ticket ended.
     pub ended: Vec<End>,
 }
 
-/// Why a batch was not committed.
+/// Reason why a batch was not committed.
 #[derive(Debug)]
 pub(super) enum BatchError {
-    /// Others hold some of its keys.
+    /// Another transaction or a hold owns some of its lock keys.
     Held,
-    /// The limits are being changed.
+    /// A limit change is in progress.
     Fenced,
-    /// There are other limits, by which other locks are to be taken.
+    /// The limits have changed and require other locks.
     OtherLimits(Arc<Limits>),
-    /// The store could not do it; nothing was committed.
+    /// The store failed; nothing was committed.
     Store(StoreError),
-    /// The connection broke while it committed: only what it left tells what holds.
+    /// The connection broke during the commit. Only the evidence shows whether the commit took effect.
     Unknown {
-        /// The transaction.
+        /// Transaction id.
         transaction_id: String,
-        /// What it left, if it was committed.
+        /// Rows that prove the commit.
         evidence: Evidence,
-        /// What holds if it was committed.
+        /// Result if the commit took effect.
         committed: Box<Committed>,
     },
 }
@@ -95,26 +101,28 @@ impl From<sqlx::Error> for BatchError {
     }
 }
 
-/// An operation, and who wants it.
+/// Operation with its actor.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub by: &'a Actor,
     pub operation: &'a Operation,
-    /// Whether the counters after it are wanted, too.
+    /// Whether the caller requested the counters after the operation.
     pub counters: bool,
 }
 
-/// All the locks that a batch takes under `limits`, in the one order.
+/// Returns all lock keys of a batch under `limits`, in lock order.
 pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>, limits: &Limits) -> BTreeSet<LockKey> {
     let locks_users = limits.locks_users();
     operations.into_iter().flat_map(|operation| operation.lock_keys(locks_users)).collect()
 }
 
-/// Carries `operations` out, one after another, and commits them together. After an error the session's transaction has yet to be
-/// undone, or its connection to be given up.
+/// Applies `operations` in order and commits them in one transaction.
 ///
-/// `limits` are those known so far; the batch finds out whether they have changed. Who waits on the instance `own` is told after the
-/// commit, and only others are notified.
+/// `limits` are the last known limits; the batch reads the current ones. Waiting requests of the instance `own` are woken after
+/// the commit by the worker; other instances are notified in the transaction.
+///
+/// # Errors
+/// [`BatchError`]. The caller must then roll the session's transaction back or close its connection.
 pub(super) async fn run(
     session: &mut Session,
     operations: &[Wanted<'_>],
@@ -136,7 +144,7 @@ pub(super) async fn run(
     drop(committing);
     match ended {
         Ok(()) => Ok(prepared.committed),
-        // The database says that it did not: only one that goes down may leave it open.
+        // The server reports the failed commit, so its outcome is known, unless the server is shutting down.
         Err(StoreError::Database(sqlx::Error::Database(error))) if !StoreError::is_going_down(&*error) => {
             Err(StoreError::from(sqlx::Error::Database(error)).into())
         }
@@ -148,15 +156,15 @@ pub(super) async fn run(
     }
 }
 
-/// A transaction that is ready to be committed.
+/// Transaction that is ready to commit.
 struct Prepared {
-    /// The transaction, and what it will have left, if it has written anything.
+    /// Transaction id and evidence; `None` if the transaction has no writes.
     to_commit: Option<(String, Evidence)>,
-    /// What will hold then.
+    /// Result after the commit.
     committed: Committed,
 }
 
-/// Locks, reads, decides, writes and unlocks.
+/// Locks, reads, decides, writes and unlocks, in one transaction that is not yet committed.
 async fn prepare(
     connection: &mut PgConnection,
     wanted: &[Wanted<'_>],
@@ -178,7 +186,7 @@ async fn prepare(
     };
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
     let reading = trace.step("read");
-    // In statements of their own: each sees what was committed before it, and so before the locks were free.
+    // Separate statements: each sees all commits before it, and so all commits before the locks were acquired.
     let instances: HashSet<&EmInstance> = operations.iter().map(|operation| operation.em()).collect();
     let (in_force, ems) = match em_resource::read_in_force(&mut *connection, limits, instances).await {
         Ok(read) => read,
@@ -223,8 +231,8 @@ async fn prepare(
     Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed })
 }
 
-/// Reads everything else that `operations` touch, and locks the scopes that their tickets count in; with the versions of these, if
-/// somebody is told the counters.
+/// Reads all other rows that `operations` touch, and locks the rows of their scopes. Returns the versions of the scopes if a
+/// caller requested counters.
 async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
@@ -297,7 +305,7 @@ async fn read(
     Ok((snapshot, versions))
 }
 
-/// The parts of EMs' tickets that operations go through: one for each EM, for the first operation that does.
+/// Returns the page of tickets that each EM's step processes: one page per EM, for the first operation that needs one.
 fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec<PageOf<'a>> {
     let mut seen = HashSet::new();
     let step = |operation: &&'a Operation| {
@@ -313,7 +321,7 @@ fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec
     operations.iter().filter_map(step).filter(|page| seen.insert(page.em)).collect()
 }
 
-/// What the operations have to do with queues: mostly nothing.
+/// Returns the use of external queues by `operations`; usually empty.
 fn queue_use<'a>(operations: &[&'a Operation], tickets: &HashMap<Uuid, Ticket>) -> QueueUse<'a> {
     let told: HashMap<Uuid, &str> =
         operations.iter().filter_map(|operation| Some((operation.ticket_id()?, operation.application_id()?))).collect();
@@ -324,7 +332,7 @@ fn queue_use<'a>(operations: &[&'a Operation], tickets: &HashMap<Uuid, Ticket>) 
     }
 }
 
-/// All counters that the tickets of a batch may be in: those that live, that are asked for, and that are adopted.
+/// Returns the counters of all scopes of live, requested and adopted tickets.
 fn scopes<'a>(
     limits: &Limits,
     operations: &[&Operation],
@@ -341,7 +349,7 @@ fn scopes<'a>(
     asked.chain(held).chain(adopted).collect()
 }
 
-/// Writes what only some batches have to.
+/// Writes the deltas that only some batches have. [`settlement::write`] writes all others.
 async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), StoreError> {
     if !deltas.ems_updated.is_empty() {
         em_resource::update(connection, &deltas.ems_updated).await?;

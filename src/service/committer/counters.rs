@@ -1,4 +1,7 @@
-//! The counters after a batch, for those of its callers who want them told: by what it has in memory all the same.
+//! Counters after a batch, from the state that the batch has in memory.
+//!
+//! A caller that requests counters gets its EM and the scopes of its ticket as of the commit, without a further read.
+//! Caller: `batch`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,20 +18,20 @@ use crate::domain::{
 
 use super::batch::Wanted;
 
-/// The versions of scopes' rows as they were read; none, where nobody wants them told.
+/// Versions of scope rows as read. Empty if no caller requested counters.
 pub(super) type ScopeVersions = HashMap<Counter, i64>;
 
-/// The state after a batch, by its keys.
+/// State after a batch, indexed.
 struct After<'a> {
     standing: &'a PostCommitState,
     usages: HashMap<&'a Counter, &'a Usage>,
-    /// Those whose rows are written: each has the next version then.
+    /// Scopes with a written row; the write increments their version.
     changed: HashSet<&'a Counter>,
     versions: &'a ScopeVersions,
     ended: HashMap<Uuid, &'a Ticket>,
 }
 
-/// What each of the operations `wanted` is to be told that wants it, in their order; nothing at all if none does.
+/// Returns the counters per operation, in the order of `wanted`; empty if no operation requested them.
 pub(super) fn told(
     wanted: &[Wanted<'_>],
     answers: &[Result<Outcome, Rejection>],
@@ -54,7 +57,7 @@ pub(super) fn told(
 }
 
 impl After<'_> {
-    /// `None` for what has none: a refusal, and a grant that was granted before, which may be of another EM.
+    /// Returns `None` for outcomes without counters: refusals, and repeated grants, which may belong to another EM.
     fn counters(&self, operation: &Operation, outcome: &Outcome) -> Option<Box<Counters>> {
         let of_ended = || self.ended.get(&operation.ticket_id()?).map(|ticket| self.scopes(ticket));
         let scopes = match (outcome, operation.request()) {

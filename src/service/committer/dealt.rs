@@ -1,14 +1,15 @@
-//! Which committer an operation goes to: that of its EM.
+//! Assignment of EMs to committers.
 //!
-//! An EM is always the same committer's, so that batches of different ones share no EM, and what waits for an EM is in one queue. Instances
-//! that have as many deal alike, without talking: a committer then waits for one other of each instance, and never for two
-//! that wait for each other's EMs. Nothing is right because of it: who may go on is decided by the locks.
+//! Each EM belongs to one committer, so that batches of different committers share no EM and operations on an EM share one
+//! queue. Instances with the same number of committers assign EMs equally. A committer then waits for at most one committer of
+//! each other instance.
+//! Never: a correctness condition. The locks alone decide which operation proceeds.
 
 use std::{iter, sync::Arc};
 
 use crate::domain::em::EmInstance;
 
-/// Something that each committer has one of.
+/// One value per committer.
 #[derive(Clone, Debug)]
 pub(super) struct Dealt<D> {
     first: D,
@@ -20,7 +21,7 @@ impl<D> Dealt<D> {
         Self { first, others: others.into_iter().collect() }
     }
 
-    /// That of the committer whose EM this is.
+    /// Returns the value of the committer of `em`.
     pub fn of(&self, em: &EmInstance) -> &D {
         if self.others.is_empty() {
             return &self.first;
@@ -29,23 +30,24 @@ impl<D> Dealt<D> {
         number.checked_sub(1).and_then(|other| self.others.get(other)).unwrap_or(&self.first)
     }
 
-    /// The same of something else of each.
+    /// Maps each value, keeping the assignment.
     pub fn map<E>(&self, map: impl Fn(&D) -> E) -> Dealt<E> {
         Dealt::new(map(&self.first), self.others.iter().map(map))
     }
 }
 
-/// Which of so many committers has an EM.
+/// Returns the index of the committer of `em`, below `committers`.
 fn number(em: &EmInstance, committers: usize) -> usize {
     let committers = u64::try_from(committers).unwrap_or(u64::MAX).max(1);
     usize::try_from(hash(em) % committers).unwrap_or_default()
 }
 
-/// The same in every release and on every machine, which those of the standard library do not promise: FNV-1a, and then
-/// murmur's finalizer, because names that count up differ in few bits.
+/// Hashes an EM equally in every release and on every platform, which the hashes of the standard library do not promise.
+///
+/// The hash is FNV-1a with murmur's finalizer, because consecutive names differ in few bits.
 fn hash(em: &EmInstance) -> u64 {
     let names = [em.application_name.as_str(), em.instance.as_str()];
-    // No name has a zero in it, so that two names never read like two others.
+    // No name contains a zero byte, so the separator keeps different pairs of names distinct.
     let bytes = names.into_iter().flat_map(|name| name.bytes().chain(iter::once(0)));
     let hash = bytes
         .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
@@ -62,7 +64,7 @@ mod tests {
         EmInstance::parse("em", "linkis-cg-engineconnmanager", host).unwrap()
     }
 
-    /// Instances of different releases run side by side, and have to deal alike.
+    /// Instances of different releases run together and must assign EMs equally.
     #[test]
     fn every_release_deals_alike() {
         let hosts = ["host1:9102", "host2:9102", "host3:9102", "host4:9102", "10.0.0.1:9102"];
@@ -72,7 +74,7 @@ mod tests {
 
     #[test]
     fn every_committer_has_its_part_of_ems_that_are_named_alike() {
-        // Every one, and every other: of hashes that mix badly, some would have none of the second.
+        // Consecutive names, and every second or tenth one: a hash that mixes badly would leave a committer without EMs.
         for (step, committers) in [(1, 2), (1, 3), (1, 16), (2, 2), (2, 4), (10, 2), (10, 16)] {
             let mut ems = vec![0; committers];
             (0..1000 * committers).for_each(|n| ems[number(&em(&format!("host{}:9102", n * step)), committers)] += 1);

@@ -1,4 +1,10 @@
-//! What a batch leaves behind, by which its commit can be told when the connection broke meanwhile.
+//! Evidence of a commit: the rows that show whether a batch was committed although its connection broke.
+//!
+//! A batch commits as a whole, so one row is enough if no other transaction can have written it. The state of a ticket or EM is
+//! no evidence: other instances serve the same callers and deadlines and can cause the same state.
+//!
+//! Never: decides a retry.
+//! Caller: `worker`.
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -9,24 +15,26 @@ use crate::{
     store::{StoreError, action_record, waiting},
 };
 
-/// Something that a committed batch has left. As it was committed all or nothing, one thing will do, if nobody else can have left it: that
-/// a ticket has ended, or that an EM is registered, proves nothing, because other instances serve the same callers and the same deadlines.
+/// Rows that only this batch can have written or deleted.
 #[derive(Debug)]
 pub(super) enum Evidence {
-    /// A line of the history, by its number and time: it stays, and it is nobody else's. Whatever grants, ends or changes a ticket, or
-    /// changes an EM, has one.
+    /// History line, by number and time. Each batch that grants, ends or changes a ticket, or changes an EM, writes one, and no
+    /// other transaction writes that number.
     Told(i64, OffsetDateTime),
-    /// Requests that entered the line, or moved in it: nothing but this batch has them stand like that. If none does, it was undone, or they
-    /// were removed since; either way they enter the line again.
+    /// Queue entries that the batch inserted or updated, with their wait keys. If none matches, the batch was rolled back or
+    /// the entries were deleted since; in both cases, the requests enter the queue again.
     Stands(Vec<(Uuid, Spots)>),
-    /// Requests that left the line, and nothing else: if none is there, they have, whoever removed them.
+    /// Queue entries that the batch deleted without a history line. If none exists, they are deleted, regardless of the
+    /// transaction that did it.
     Left(Vec<Uuid>),
-    /// Nothing but a step through the tickets of an EM, which goes on from where the EM's row says: done again, it is the next one.
+    /// A step through the tickets of an EM without other writes. Repeating the batch is safe: the step continues from the EM's
+    /// row.
     Step,
 }
 
 impl Evidence {
-    /// What the batch of the moment `now` leaves, whose lines in the history begin at `first_line`, if it has any.
+    /// Returns the evidence of the batch with `deltas` at time `now`. `first_line` is the number of its first history line, if
+    /// any.
     pub fn of(deltas: &Deltas, first_line: Option<i64>, now: OffsetDateTime) -> Self {
         if let Some(number) = first_line {
             return Self::Told(number, now);
@@ -41,7 +49,10 @@ impl Evidence {
         }
     }
 
-    /// Whether it is there. If it is not, the batch may be done again.
+    /// Whether the evidence is present. If it is absent, the batch can be repeated.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the rows cannot be read.
     pub async fn holds(&self, connection: &mut PgConnection) -> Result<bool, StoreError> {
         Ok(match self {
             Self::Told(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,
@@ -62,7 +73,7 @@ mod tests {
 
     const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
 
-    /// An EM that registers and goes in the same batch leaves no row: its lines tell of it.
+    /// An EM that is registered and unregistered in one batch leaves no row, but it has history lines.
     #[test]
     fn a_batch_with_lines_in_the_history_is_told_by_them() {
         let left = Deltas { left_line: vec![Uuid::nil()], ..Deltas::default() };

@@ -1,11 +1,15 @@
-//! Where operations wait whose keys others hold: one lane per held key, on a connection of its own.
+//! Contended-key queues (lanes): operations whose lock key another transaction or a hold owns.
 //!
-//! A lane waits for its key alone, holding nothing, so that it stands in nobody's way; then it carries its operations out as a
-//! batch of its own. While a lane is open, new operations on its key go there at once: the others meet a held key only once.
+//! Each contended key has one queue and one task with its own connection. The task waits for the key, then commits the queued
+//! operations as one batch. New operations on the key are routed here and do not delay other batches.
 //!
-//! What may be tried on another EM waits in the lane of an EM for one turn at most: if the key is still held then, it is taken out and its
-//! caller told so. The lane then stays open until the key is free, so that the EM is not chosen meanwhile. One of the lanes in which nobody
-//! waits looks out for the keys of all of these, so that it takes no longer the more there are.
+//! An operation that can be tried on another EM waits for one turn at most. If the key is still contended then, it fails with
+//! `LockTimeout`. The queue stays open until the key is free, so that placement avoids the EM. One task polls the keys of all
+//! queues without operations, so that the cost does not grow with their number.
+//!
+//! Invariant: an operation is in exactly one of: commit queue, batch, contended-key queue.
+//! Never: waits for a key while it owns another one.
+//! Caller: the committer's run loop.
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
@@ -40,37 +44,38 @@ use super::{
     worker::{Answers, Worker},
 };
 
-/// How many lanes wait in the database at once, each on a connection; the others take turns. Lanes in which nobody waits take none.
+/// Maximum number of queues that wait in the database at once, each on its own connection. Empty queues do not count.
 const LANES_ACTIVE_MAX: u32 = LANES_MAX;
 
-/// How long a lane waits in the database before it lets another have its turn, and looks who still waits in it.
+/// Time that a queue waits in the database before it checks its operations and lets another queue run.
 const TURN: Duration = Duration::from_millis(200);
 
-/// The least that a turn is worth.
+/// Shortest turn.
 const TURN_MIN: Duration = Duration::from_millis(10);
 
-/// How often a lane looks whether a committed row, which nobody can wait for, is gone.
+/// Interval between polls of a key that a committed row (a hold) owns. PostgreSQL cannot wait for a committed row.
 const HOLD_POLL: Duration = Duration::from_millis(50);
 
-/// The same for the keys of all lanes in which nobody waits.
+/// Interval between polls of the keys of all empty queues.
 const WATCH_POLL: Duration = Duration::from_millis(500);
 
-/// How long a lane pauses after the database failed it.
+/// Pause of a queue after a database error.
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 
-/// How many wait in a lane when no more requests may: whoever holds a key for long must not have all that there is room for wait for it.
+/// Maximum number of operations in one queue while requests can enter. The bound keeps one contended key from using all
+/// permits.
 const LANE_REQUESTS_MAX: usize = 1024;
 
-/// The operations that wait for one key.
+/// The operations that wait for one contended key.
 struct Lane {
-    /// The EM whose key it is; `None` of a user's.
+    /// The EM of the key; `None` for a user key.
     em: Option<EmInstance>,
     waiting: Vec<Pending>,
-    /// Whether somebody held the key at the end of the last turn.
+    /// Whether the key was contended at the end of the last turn.
     is_held: bool,
-    /// Whether anybody was sent elsewhere for that.
+    /// Whether an operation failed with `LockTimeout` because of the contended key.
     is_watched: bool,
-    /// Somebody waits where nobody did, or nobody will any more.
+    /// Notifies the task that an empty queue has an operation, or will stay empty.
     stirred: Arc<Notify>,
 }
 
@@ -83,20 +88,20 @@ impl Lane {
         Self { em, waiting, is_held: false, is_watched: false, stirred: Arc::default() }
     }
 
-    /// Whether an operation need not wait here: its EM is held, and it may be tried on another.
+    /// Whether an operation can fail early because its EM is contended and another EM can be tried.
     fn may_go(&self, pending: &Pending) -> bool {
         self.em.is_some() && pending.patience.may_go()
     }
 
-    /// Lets an operation wait, unless it may go elsewhere, or asks for something and too many do.
+    /// Adds an operation. Fails it instead if another EM can be tried, or if it is a request and the queue is full.
     fn join(&mut self, pending: Pending, seen: &StateCache) {
         let is_full = pending.operation.request().is_some() && self.waiting.len() >= LANE_REQUESTS_MAX;
         if self.may_go(&pending) && (self.is_held || is_full) {
-            // With so many who wait, it is as good as held.
+            // A full queue counts as contended.
             self.set_held(true, seen);
             self.send_elsewhere(pending);
         } else if is_full {
-            // Whether it is heard is its caller's affair.
+            // A caller that is gone needs no reply.
             pending.answer(Err(Error::Overloaded));
         } else {
             if self.waiting.is_empty() {
@@ -109,13 +114,13 @@ impl Lane {
         }
     }
 
-    /// Takes an operation out that has changed nothing, and will not: its transaction never began, or was rolled back.
+    /// Fails an operation so that its caller tries another EM. Its transaction never began or was rolled back.
     fn send_elsewhere(&mut self, pending: Pending) {
         self.is_watched = true;
         pending.answer(Err(Error::LockTimeout));
     }
 
-    /// Tells whoever chooses EMs, if that is new; answers whether it is.
+    /// Records the lock state of the key for placement, if it changed. Returns whether it changed.
     fn set_held(&mut self, is_held: bool, seen: &StateCache) -> bool {
         let is_new = self.is_held != is_held;
         self.is_held = is_held;
@@ -125,8 +130,8 @@ impl Lane {
         is_new
     }
 
-    /// Somebody holds the key, or nobody does any more: first whoever chooses EMs is told, then those who may go elsewhere. Whether an EM is
-    /// free that was held.
+    /// Records the lock state of the key: first for placement, then for the operations. Fails the operations that can be tried
+    /// on another EM while the key is contended. Returns whether a contended EM became free.
     fn note_held(&mut self, is_held: bool, seen: &StateCache) -> bool {
         let is_new = self.set_held(is_held, seen);
         self.waiting.iter().for_each(|pending| pending.progress.set_contended(is_held));
@@ -141,35 +146,35 @@ impl Lane {
         false
     }
 
-    /// Whether nobody waits, but some were sent elsewhere because of who still holds the key.
+    /// Whether the queue is empty, but stays open because its contended key made operations fail.
     fn is_only_watched(&self) -> bool {
         self.is_held && self.is_watched && self.waiting.is_empty()
     }
 }
 
-/// What a lane is open for.
+/// Next action of a queue's task.
 enum Need {
-    /// Somebody waits in it.
+    /// Run a turn: operations wait.
     Turn,
-    /// Somebody was sent elsewhere because of who still holds its key.
+    /// Poll the key: operations failed because it is contended.
     Watch,
-    /// Nothing: it is closed.
+    /// Close the queue.
     Nothing,
 }
 
-/// The lanes that are open.
+/// All open contended-key queues.
 pub(super) struct Lanes {
     store: Store,
     answers: Answers,
-    /// Where EMs are chosen.
+    /// Placement's cache, which avoids contended EMs.
     seen: StateCache,
-    /// Those who wait there for room.
+    /// The waiting requests of this instance.
     line: WaitingLine,
     open: Mutex<HashMap<LockKey, Lane>>,
-    /// Whether nothing more will come.
+    /// Whether the committers have stopped, so that no operation arrives any more.
     is_closing: AtomicBool,
     active: Semaphore,
-    /// The lane that looks out for all keys has it, and where the next look begins.
+    /// Owned by the task that polls all keys of empty queues. The value is the key at which the next poll begins.
     watching: tokio::sync::Mutex<Option<LockKey>>,
     metrics: Metrics,
     tasks: Tasks,
@@ -191,7 +196,7 @@ impl Lanes {
         self.answers.clone()
     }
 
-    /// Puts operations whose key has a lane into it; answers with the others.
+    /// Moves operations with an open queue into it. Returns the other operations.
     pub fn divert(&self, arrived: impl Iterator<Item = Pending>) -> Vec<Pending> {
         let mut open = self.open();
         if open.is_empty() {
@@ -212,7 +217,7 @@ impl Lanes {
         others
     }
 
-    /// Puts operations into the lane of `key`, and opens it if it is not open, with the limits that are known.
+    /// Adds operations to the queue of `key`. Opens the queue, with `limits` as the last known limits, if it is not open.
     pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<Pending>, limits: &Arc<Limits>) {
         operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.set_aside()));
         match self.open().entry(key) {
@@ -228,13 +233,13 @@ impl Lanes {
         }
     }
 
-    /// Nothing more will come: what waits is carried out, and nobody looks out for a key without need.
+    /// Ends the polling of empty queues at shutdown. Queued operations are still applied.
     pub fn close(&self) {
         self.is_closing.store(true, Ordering::Release);
         self.open().values().for_each(|lane| lane.stirred.notify_one());
     }
 
-    /// Serves a lane until nobody waits in it, or was sent elsewhere because of who still holds its key.
+    /// Runs the task of one queue until the queue closes.
     async fn serve(self: Arc<Self>, key: LockKey, limits: Arc<Limits>, stirred: Arc<Notify>) {
         let session = self.store.lane_session();
         let mut worker = Worker::new(session, self.answers(), self.metrics.clone(), limits);
@@ -242,7 +247,7 @@ impl Lanes {
             match self.need(&key) {
                 Need::Turn => {
                     let pause = self.take_turn(&mut worker, &key).await;
-                    // It ends early where somebody waits anew.
+                    // A new operation in an empty queue ends the pause early.
                     let _ = tokio::time::timeout(pause, stirred.notified()).await;
                 }
                 Need::Watch => {
@@ -254,10 +259,10 @@ impl Lanes {
         }
     }
 
-    /// Waits for the key of a lane for a turn, and carries out what waits there, if it is free. For how long to pause then.
+    /// Waits one turn for the key and commits the queued operations if it is free. Returns the pause before the next turn.
     async fn take_turn(self: &Arc<Self>, worker: &mut Worker, key: &LockKey) -> Duration {
         if self.count() > LANES_ACTIVE_MAX {
-            // Only lanes whose turn it is have a connection, however many there are.
+            // Only queues in their turn own a connection, however many are open.
             worker.session().give_back().await;
         }
         let Ok(_turn) = tokio::time::timeout(TURN, self.active.acquire()).await else {
@@ -287,7 +292,7 @@ impl Lanes {
         }
     }
 
-    /// Looks out for the keys of all lanes in which nobody waits, if no other lane does, until this one is `stirred`.
+    /// Polls the keys of all empty queues until `stirred` is notified. Only one task polls at a time.
     async fn watch(&self, stirred: &Notify) {
         let mut after = tokio::select! {
             () = stirred.notified() => return,
@@ -310,13 +315,15 @@ impl Lanes {
         }
     }
 
-    /// The keys of lanes in which nobody waits.
+    /// The keys of the empty queues that stay open.
     fn watched(&self) -> BTreeSet<LockKey> {
         self.open().iter().filter(|(_, lane)| lane.is_only_watched()).map(|(key, _)| key.clone()).collect()
     }
 
-    /// What stands in the way of a lane, when it has waited for it. On the connection on which its operations are carried out then: those
-    /// that are shared may all be taken, or take long to be made, while everybody whose key it is waits.
+    /// Waits for the key up to one turn and returns the conflict that remains.
+    ///
+    /// Uses the connection on which the operations are committed afterwards. A pooled connection may be unavailable or slow to
+    /// open, which would delay all operations of the key.
     async fn obstacle(&self, worker: &mut Worker, key: &LockKey) -> Result<Obstacle, StoreError> {
         let waited = async { resource_lock::wait(worker.session().get().await?, key, self.turn()).await };
         let mut obstacle = answered(waited).await;
@@ -333,18 +340,18 @@ impl Lanes {
         obstacle
     }
 
-    /// How long a turn is: the shorter, the more lanes take turns.
+    /// Duration of a turn; decreases with the number of queues that take turns.
     fn turn(&self) -> Duration {
         (TURN * LANES_ACTIVE_MAX / self.count()).clamp(TURN_MIN, TURN)
     }
 
-    /// How many lanes take turns, and at least one.
+    /// Number of queues that take turns, at least one.
     fn count(&self) -> u32 {
         let count = self.open().values().filter(|lane| !lane.is_only_watched()).count();
         u32::try_from(count).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Notes that somebody holds keys, or nobody does: then those are woken whom any EM will do.
+    /// Records the lock state of `keys`. Wakes the waiting requests without an EM if a contended EM became free.
     fn note_held<'a>(&self, keys: impl IntoIterator<Item = &'a LockKey>, is_held: bool) {
         let (mut open, mut is_any_free) = (self.open(), false);
         for key in keys {
@@ -360,7 +367,8 @@ impl Lanes {
         }
     }
 
-    /// What a lane is open for: somebody still waits in it, or was sent elsewhere as long as its key is held; closes it if not.
+    /// Fails the overdue operations of a queue, drops those without a caller, and returns the next action. Closes the queue if
+    /// it has no further use.
     fn need(&self, key: &LockKey) -> Need {
         let mut open = self.open();
         let Some(lane) = open.get_mut(key) else { return Need::Nothing };
@@ -369,7 +377,7 @@ impl Lanes {
         let (overdue, rest): (Vec<_>, Vec<_>) = waits.partition(|pending| pending.patience.until <= now);
         lane.waiting = rest;
         for pending in overdue {
-            // Its caller could not give up by itself: its transaction seemed to run when its time was over.
+            // The caller could not cancel: the operation seemed to run at its deadline.
             let error = pending.progress.timeout();
             pending.answer(Err(error));
         }
@@ -384,7 +392,7 @@ impl Lanes {
         Need::Nothing
     }
 
-    /// The first operations of a lane, which stays open: as many as a batch may cost.
+    /// Removes the first operations of a queue, up to the cost of one batch. The queue stays open.
     fn take(&self, key: &LockKey) -> Vec<Pending> {
         let mut open = self.open();
         let Some(lane) = open.get_mut(key) else { return Vec::new() };
@@ -397,7 +405,7 @@ impl Lanes {
         lane.waiting.drain(..count).map(|pending| Pending { waits: None, ..pending }).collect()
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the map. The map stays consistent if a holder panics.
     fn open(&self) -> MutexGuard<'_, HashMap<LockKey, Lane>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

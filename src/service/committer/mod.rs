@@ -1,20 +1,16 @@
-//! The committer: the one way to change anything.
+//! The committer: the only writer of tickets and counters.
 //!
-//! Calls put their operations into a queue. A task takes everything that waits there, carries it out in one transaction, and
-//! answers each caller after the commit; what arrives meanwhile is the next batch. There is no timer: alone, an operation is a
-//! batch of one, and under load hundreds share the cost of a commit. The transaction runs in the committer's task, so a call
-//! that is cancelled cannot leave one half done.
+//! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
+//! commit; later operations form the next batch. The worker never waits for a batch to fill, so a single operation commits at
+//! once. Several committers per instance share only limited scopes, counted users and external clusters, locked in one global
+//! order.
+//! Never: writes without the row count check; replies before the commit; leaves a transaction half done because a call is
+//! cancelled.
+//! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `transport`.
 //!
-//! There may be several such tasks, each with a thread, a connection and EMs of its own: their batches share only limited scopes, users that
-//! rules count, and external clusters. Each of these is locked in the one order, as it is against other instances.
-//!
-//! - `dealt`: which of them an operation goes to;
-//! - `queue`: who is next;
-//! - `batch`: one transaction: lock, read, decide, write, unlock, commit;
-//! - `counters`: what stands after it, for those who want that told;
-//! - `evidence`: whether a batch was committed whose connection broke;
-//! - `worker`: carries a batch out whatever happens to the transaction;
-//! - `lanes`: where operations on keys that others hold wait, so that they stall nobody else.
+//! - `dealt`: selects the committer of an EM; `queue`: selects the operations of the next batch.
+//! - `batch`: one transaction; `counters`: counters after a batch; `evidence`: whether an interrupted commit took effect.
+//! - `worker`: applies batches and handles their failures; `lanes`: queues of operations with a contended key.
 
 use std::{
     io, iter,
@@ -58,19 +54,19 @@ use batch::Wanted;
 use dealt::Dealt;
 use queue::{BATCH_COST_MAX, Called, Doors, Place, Queues, Room};
 
-/// A committer that has had nothing to do for so long waits outside a transaction.
+/// Idle time after which a committer ends its open transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
-/// How long after its deadline an operation is waited for whose transaction runs then: longer than most take that got so far.
+/// Additional wait after the deadline for an operation whose transaction runs: longer than most transactions take.
 const END_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long an operation for which there is no other EM waits for whoever holds one, before it is looked whether there is another by now.
+/// Time that an operation without an alternative EM waits for its contended EM before its caller selects an EM again.
 const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long an operation without a caller may take.
+/// Timeout of an operation without a caller.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The way into the committer's queues.
+/// Handle of the committers: submits operations to their commit queues.
 #[derive(Clone, Debug)]
 pub struct Committer {
     doors: Dealt<Doors>,
@@ -80,13 +76,13 @@ pub struct Committer {
     metrics: Metrics,
 }
 
-/// For how long an operation waits.
+/// How long an operation waits for its lock keys.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// Until when.
+    /// The caller's deadline.
     pub until: Instant,
-    /// From when on it may be tried on another EM, if it may: then it does not wait any longer for whoever holds this one, but is taken out,
-    /// and its caller told [`Error::LockTimeout`] before his time.
+    /// Time from which the operation stops waiting for a contended EM and fails with [`Error::LockTimeout`], so that its caller
+    /// can try another EM. `None` if the operation has no alternative EM.
     goes_at: Option<Instant>,
 }
 
@@ -97,48 +93,49 @@ impl From<Instant> for Patience {
 }
 
 impl Patience {
-    /// Of one that may be tried on another EM.
+    /// Fails at once on a contended EM, so that the caller can try another EM.
     pub fn elsewhere(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now()) }
     }
 
-    /// Of one for which there was no other EM, and may be by and by.
+    /// Waits [`HOLDER_PATIENCE`] for a contended EM, because no other EM was available.
     pub fn for_a_moment(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now() + HOLDER_PATIENCE) }
     }
 
-    /// Whether it waits no longer for whoever holds the EM.
+    /// Whether the operation has stopped waiting for a contended EM.
     fn may_go(self) -> bool {
         self.goes_at.is_some_and(|goes_at| goes_at <= Instant::now())
     }
 
-    /// Whether an answer says that somebody holds the EM: then the operation is not carried out, and there is time for another EM.
+    /// Whether `answer` reports a contended EM before the deadline. The operation was then not applied, and another EM can be
+    /// tried.
     pub fn turned_away<T>(self, answer: &Result<T, Error>) -> bool {
         self.goes_at.is_some() && matches!(answer, Err(Error::LockTimeout)) && Instant::now() < self.until
     }
 }
 
-/// What other parts of the service are told after a commit.
+/// Components that are notified after each commit.
 #[derive(Debug)]
 pub struct AfterCommit {
-    /// How full the EMs were left.
+    /// Receives the state of the EMs and scopes of the batch.
     pub seen: StateCache,
-    /// Grants that expire before the next sweep would find them.
+    /// Receives grants that expire before the next expiry sweep.
     pub expiring_soon: mpsc::Sender<Due>,
-    /// Requests that stand in line although their callers are gone.
+    /// Receives the ticket ids of waiting requests whose callers are gone.
     pub abandoned: mpsc::UnboundedSender<Uuid>,
-    /// Those who wait in line here.
+    /// The waiting requests of this instance.
     pub line: WaitingLine,
 }
 
 impl Committer {
-    /// Starts so many tasks, and at least one; they end when all clones of the committer are gone and everything is answered.
+    /// Starts `committers` tasks, at least one.
     ///
-    /// Each has a thread of its own: on one that it shared with the calls, each of its statements would wait until the calls that
-    /// the last batch has woken have had their turn.
+    /// The tasks end when all clones of the committer are dropped and all operations have replies. Each task has its own
+    /// thread: on a thread shared with calls, each SQL statement would wait for the calls that the last batch has woken.
     ///
     /// # Errors
-    /// If there is no thread for one.
+    /// If a thread cannot be spawned.
     pub fn start(
         store: Store,
         committers: u16,
@@ -164,15 +161,17 @@ impl Committer {
         Ok(Self { doors, room: Room::default(), line, undoing, metrics })
     }
 
-    /// Has an operation carried out that a caller waits for, and answers after its commit.
+    /// Submits an operation that a caller waits for, and returns its result after the commit.
     ///
-    /// It is in its queue when this returns, and not in the future: there are as many of these as there are calls under way, and each
-    /// that is within another takes the room of both. A future that is dropped takes its operation out of the queue, if its
+    /// The operation is in its queue when this function returns. The future does not own the operation: one future exists per
+    /// active call, and each enclosing future would reserve space for it. A dropped future withdraws its operation if the
     /// transaction has not begun.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] at the end of its patience, if a key of the operation is contended then; [`Error::NotBegun`] if it was not
-    /// carried out for another reason, and [`Error::CommitUnknown`] soon after it, if its transaction has no end; [`Error::Overloaded`] if too many wait. [`Patience::turned_away`] tells a `LockTimeout` before that.
+    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then, or earlier if [`Patience::turned_away`].
+    /// - [`Error::NotBegun`] at the deadline if the transaction has not begun for another reason.
+    /// - [`Error::CommitUnknown`] soon after the deadline if the transaction has not ended.
+    /// - [`Error::Overloaded`] if too many operations wait.
     pub fn submit<'a>(
         &'a self,
         by: Actor,
@@ -183,7 +182,8 @@ impl Committer {
         self.carry_out(queue, by, operation, patience, None)
     }
 
-    /// The same; if they are `wanted`, also tells the counters right after the commit, unless the operation was counted nowhere.
+    /// Submits an operation as [`Committer::submit`] does. If `wanted`, also returns the counters after the commit, or `None`
+    /// if the operation has no counters.
     ///
     /// # Errors
     /// As of [`Committer::submit`].
@@ -199,12 +199,12 @@ impl Committer {
         let done = self.carry_out(queue, by, operation, patience, tell);
         async move {
             let outcome = done.await?;
-            // They are told before the outcome is.
+            // The counters are sent before the outcome.
             Ok((outcome, told.and_then(|mut told| told.try_recv().ok())))
         }
     }
 
-    /// Has an operation carried out that nobody waits for: whoever waits for others goes first.
+    /// Submits an operation without a caller. Operations with a caller are applied first.
     ///
     /// # Errors
     /// As of [`Committer::submit`].
@@ -228,7 +228,7 @@ impl Committer {
         let told = Told::of(&by.principal, &operation);
         let mut queued = self.put(queue, by, operation, patience, counters);
         async move {
-            // Where it is: what is moved here is kept twice.
+            // Borrowed, because a moved reply would occupy the future twice.
             let done = match &mut queued {
                 Ok(answer) => answer.wait(patience.until).await,
                 Err(error) => Err(error.clone()),
@@ -243,7 +243,7 @@ impl Committer {
         }
     }
 
-    /// Puts an operation into a queue.
+    /// Adds an operation to a queue. Returns the reply to wait for.
     fn put(
         &self,
         queue: &mpsc::Sender<Pending>,
@@ -252,7 +252,7 @@ impl Committer {
         patience: Patience,
         counters: Option<TellCounters>,
     ) -> Result<Answer, Error> {
-        // More than fits into a batch would stay in its queue for ever, and with it all that is behind it.
+        // An operation above the maximum cost never fits a batch and would block its queue forever.
         if operation.cost() > BATCH_COST_MAX {
             return Err(Error::defect("an operation costs more than a batch"));
         }
@@ -275,10 +275,11 @@ impl Committer {
     }
 }
 
-/// Where the counters after a commit are told.
+/// Sender of the counters after a commit.
 type TellCounters = oneshot::Sender<Box<Counters>>;
 
-/// Whom a grant is taken back from if nobody hears of it; `None` if it can be asked for again by its request id.
+/// Returns the user of a grant that is undone if its reply is lost. `None` if the caller can repeat the request by its request
+/// id.
 fn holder(operation: &Operation) -> Option<Name> {
     match operation {
         Operation::Request(request) if request.ask.request_id.is_none() => Some(request.ask.user.clone()),
@@ -286,24 +287,23 @@ fn holder(operation: &Operation) -> Option<Name> {
     }
 }
 
-/// An answer that somebody waits for. If it is dropped with a grant in it that nobody has looked at, the grant is taken back: whoever
-/// told it saw somebody waiting.
+/// Reply of an operation. Dropping it with an unread grant undoes the grant, because the committer saw a caller that waits.
 struct Answer {
     answer: oneshot::Receiver<Result<Outcome, Error>>,
     progress: Progress,
-    /// Who asked for a grant that would be taken back, and for whom.
+    /// Principal and user of the request, to undo its grant. `None` if the grant stays.
     undo: Option<(Principal, Name)>,
     undoing: Undoing,
 }
 
 impl Answer {
-    /// Waits for it: until `deadline`, if the operation is only waiting then; and hardly longer if its transaction runs.
+    /// Waits for the reply until `deadline`, and up to [`END_TIMEOUT`] longer if the transaction runs.
     async fn wait(&mut self, deadline: Instant) -> Result<Outcome, Error> {
         let answered = match tokio::time::timeout_at(deadline, &mut self.answer).await {
             Ok(answered) => answered,
             Err(_) => match self.progress.abandon() {
                 Some(error) => return Err(error),
-                // Its transaction runs: its end says best what to answer, but may be long in coming where the database is.
+                // The end of the transaction decides the reply, but may be late if the database is slow.
                 None => match tokio::time::timeout_at(deadline + END_TIMEOUT, &mut self.answer).await {
                     Ok(answered) => answered,
                     Err(_) => return Err(Error::CommitUnknown),
@@ -317,7 +317,7 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         let Some((by, user)) = self.undo.take() else { return };
-        // From here on, who tells it sees that nobody waits.
+        // The responder sees from here on that the caller is gone.
         self.answer.close();
         if let Ok(Ok(Outcome::Granted(grant))) = self.answer.try_recv() {
             self.undoing.submit(by, Operation::Released(grant.released(user)));
@@ -325,7 +325,7 @@ impl Drop for Answer {
     }
 }
 
-/// Queues operations that undo what nobody has heard of.
+/// Queue of undo operations: they revert grants whose callers are gone.
 #[derive(Clone, Debug)]
 struct Undoing {
     queues: Arc<Dealt<mpsc::WeakSender<Pending>>>,
@@ -342,7 +342,7 @@ impl Undoing {
         let pending = Pending { by, operation, patience, progress, reply, counters: None, waits, trace, _room: None };
         let queued = queue.is_some_and(|queue| queue.try_send(pending).is_ok());
         match Handle::try_current() {
-            // Somebody has to want the answer, or the operation is not carried out.
+            // The task owns the reply channel: an operation without a receiver is not applied.
             Ok(runtime) if queued => drop(runtime.spawn(async move {
                 if let Ok(Err(error)) = answer.await
                     && error.is_defect()
@@ -381,7 +381,7 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
     }
 }
 
-/// An operation that waits to be carried out, and who waits for its answer.
+/// Operation in a commit queue, with its reply channel.
 #[derive(Debug)]
 struct Pending {
     by: Actor,
@@ -389,24 +389,24 @@ struct Pending {
     patience: Patience,
     progress: Progress,
     reply: oneshot::Sender<Result<Outcome, Error>>,
-    /// Whoever wants the counters, too: told before the answer.
+    /// Receives the counters before the reply, if the caller requested them.
     counters: Option<TellCounters>,
-    /// Where it counts as waiting.
+    /// Gauge of the queue that counts the operation.
     waits: Option<Held>,
-    /// Ends with it.
+    /// Trace of the operation; ends with it.
     trace: traces::Operation,
-    /// Held until it is answered; what undoes something has room in any case.
+    /// Permit until the reply is sent. `None` for an undo operation, which needs no permit.
     _room: Option<Place>,
 }
 
-/// Whether an operation is still only waiting: decided between its caller and the committer, once.
+/// State of an operation. Its caller and the committer change it atomically, so that only one of them succeeds.
 #[derive(Clone, Debug, Default)]
 struct Progress(Arc<AtomicU8>);
 
 const WAITING: u8 = 0;
 const RUNNING: u8 = 1;
 const ABANDONED: u8 = 2;
-/// It waits for a key that another transaction, or a row that an operator wrote, holds.
+/// Waits for a key that another transaction, or a row that an operator wrote, owns.
 const CONTENDED: u8 = 3;
 
 impl Progress {
@@ -414,55 +414,55 @@ impl Progress {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// The caller gives up: why the operation was not carried out until then; `None` if it is too late for that.
+    /// Cancels the operation for its caller. Returns the reason why it was not applied, or `None` if its transaction runs.
     fn abandon(&self) -> Option<Error> {
-        // Twice, because the key may become free in between.
+        // Tries `WAITING` twice, because the key may become free in between.
         let reasons = [(WAITING, Error::NotBegun), (CONTENDED, Error::LockTimeout), (WAITING, Error::NotBegun)];
         reasons.into_iter().find(|(from, _)| self.change(*from, ABANDONED)).map(|(_, error)| error)
     }
 
-    /// Whether its key is contended, as long as the operation only waits.
+    /// Records whether a lock key is contended; ignored once the operation runs.
     fn set_contended(&self, is_contended: bool) {
         let (from, to) = if is_contended { (WAITING, CONTENDED) } else { (CONTENDED, WAITING) };
         self.change(from, to);
     }
 
-    /// Why an operation that only waits was not carried out until its deadline.
+    /// Returns the error of an operation that reached its deadline without running.
     fn timeout(&self) -> Error {
         if self.0.load(Ordering::Acquire) == CONTENDED { Error::LockTimeout } else { Error::NotBegun }
     }
 }
 
 impl Pending {
-    /// The committer begins; false if nobody wants it any more.
+    /// Marks the operation as running. Returns false if its caller is gone.
     fn begin(&self) -> bool {
         let begins = || self.progress.change(WAITING, RUNNING) || self.progress.change(CONTENDED, RUNNING);
         !self.reply.is_closed() && begins()
     }
 
-    /// Back to waiting: the transaction did not take place, because a key is contended.
+    /// Marks the operation as waiting again after its transaction met a contended key.
     fn set_aside(&mut self) {
         self.trace.set_aside();
         self.progress.change(RUNNING, CONTENDED);
     }
 
-    /// For the batch.
+    /// Returns the view for the batch.
     fn wanted(&self) -> Wanted<'_> {
         Wanted { by: &self.by, operation: &self.operation, counters: self.counters.is_some() }
     }
 
-    /// Whether somebody still waits for it.
+    /// Whether the caller still waits.
     fn is_wanted(&self) -> bool {
         !self.reply.is_closed() && self.progress.0.load(Ordering::Acquire) != ABANDONED
     }
 
-    /// Answers the caller; false if it is gone.
+    /// Sends the result. Returns false if the caller is gone.
     fn answer(self, answer: Result<Outcome, Error>) -> bool {
         let Self { reply, trace, .. } = self;
         if answer.is_err() {
             trace.failed();
         }
-        // Before whoever hears of it goes on.
+        // Ends the trace before the caller continues.
         drop(trace);
         reply.send(answer).is_ok()
     }
@@ -509,7 +509,7 @@ mod tests {
     async fn operation_timeout_names_lock_only_when_contended() {
         for (is_contended, expected) in [(None, "NotBegun"), (Some(true), "LockTimeout"), (Some(false), "NotBegun")] {
             let (_reply, mut waits, ..) = answer();
-            // Another transaction held the key, and does not any more.
+            // The key was contended for a moment only.
             is_contended.into_iter().for_each(|is_contended| {
                 waits.progress.set_contended(true);
                 waits.progress.set_contended(is_contended);
@@ -526,7 +526,7 @@ mod tests {
         (&mut seen.answer).await.unwrap().unwrap();
         drop(seen);
         assert!(inbox.try_recv().is_err());
-        // And where nobody waits any more, whoever tells it is told so.
+        // A sender without a receiver learns that its caller is gone.
         let (reply, gone, _queue, mut inbox) = answer();
         drop(gone);
         assert!(reply.send(granted()).is_err() && inbox.try_recv().is_err());

@@ -1,4 +1,11 @@
-//! Who is next: what callers want before what touches many tickets or is done in the background, of which each batch takes a little.
+//! Commit queues of one committer, and the selection of the operations of the next batch.
+//!
+//! Operations with a caller that touch one ticket come first. Large operations, background steps and other background
+//! operations share the rest of a batch in rotating order, so that none of them starves.
+//!
+//! The queues are bounded by permits. Requests may take only half of them, so that operations that free resources can still
+//! enter.
+//! Caller: the committer (`submit` and its run loop).
 
 use std::{
     collections::VecDeque,
@@ -17,39 +24,41 @@ use crate::domain::operation::{Operation, STEP_TICKETS_MAX};
 
 use super::Pending;
 
-/// How many operations may wait, or be set aside; more are turned away, because they would only wait longer than their callers do.
+/// Maximum number of queued and contended operations. More are rejected, because they would wait past the deadlines of their
+/// callers.
 pub(super) const WAITING_MAX: usize = 16_384;
 
-/// With how many waiting no more requests may.
+/// Maximum number of queued operations with which a request can still enter.
 const REQUESTS_MAX: usize = WAITING_MAX / 2;
 
-/// What the operations of one transaction may cost. Larger batches are hardly cheaper per operation, and make everyone wait longer.
+/// Maximum cost of one batch. Larger batches cost hardly less per operation and increase the latency of all callers.
 pub(super) const BATCH_COST_MAX: usize = 512;
 
-/// What large operations and those of the background may cost together in a batch that callers wait for: beside a full load, they go on at
+/// Maximum cost of large and background operations in a batch while callers are active. Under full load, they then progress at
 /// three tenths of the rate of an idle service.
 const BACKGROUND_COST_MAX: usize = 64;
 
-/// For how long after a caller's operation the next one is expected.
+/// Time after a caller's operation during which the next one is expected.
 const CALLED_RECENTLY: Duration = Duration::from_millis(100);
 
-// No operation costs more than a batch.
+// No operation may cost more than a batch.
 const _: () = assert!(STEP_TICKETS_MAX <= BATCH_COST_MAX && BACKGROUND_COST_MAX >= STEP_TICKETS_MAX);
 
-/// Room for operations that wait, wherever they do.
+/// Permits of queued and contended operations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Room(Arc<AtomicUsize>);
 
-/// The room that one operation takes until it is answered.
+/// Permit of one operation, from submission to reply.
 #[derive(Debug)]
 pub(super) struct Place(Arc<AtomicUsize>);
 
 impl Room {
-    /// Room for one more; `None` if there is none. Those that ask for something leave half of the room to those that give back.
+    /// Acquires a permit; `None` if none is available. Requests leave half of the permits to operations that free resources.
     pub fn take(&self, operation: &Operation) -> Option<Place> {
         let most = if operation.request().is_some() { REQUESTS_MAX } else { WAITING_MAX };
         let place = Place(self.0.clone());
-        // Counted first: dropped again if it was one too many.
+        // Increments before comparing, so that two concurrent calls cannot both take the last permit. Dropping the permit
+        // decrements.
         (place.0.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
@@ -60,23 +69,23 @@ impl Drop for Place {
     }
 }
 
-/// The queues.
+/// The four queues of one committer.
 pub(super) struct Queues {
     callers: Queue,
-    /// What has to share [`BACKGROUND_COST_MAX`]: large, steps, background.
+    /// Queues that share [`BACKGROUND_COST_MAX`]: large, steps, background.
     in_turn: [Queue; 3],
-    /// Which of these comes first in the next batch.
+    /// Index of the queue that comes first in the next batch.
     turn: usize,
     called: Called,
 }
 
-/// When a caller last wanted something, of whichever committer: what nobody waits for holds scopes and users, and the database's cores, that
-/// callers of the others need.
+/// Time of the last operation with a caller, shared by all committers. Background operations lock scopes and users and load the
+/// database that callers of other committers need.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Called(Arc<Mutex<Option<Instant>>>);
 
 impl Called {
-    /// Whether somebody calls, or has just called.
+    /// Whether a caller was active within [`CALLED_RECENTLY`]. Records the current time if `calls`.
     fn is_recent(&self, calls: bool) -> bool {
         let now = Instant::now();
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,40 +96,40 @@ impl Called {
     }
 }
 
-/// What waits, and what was taken over of it but not yet into a batch.
+/// Channel of one queue, with a look-ahead buffer of operations that are not yet in a batch.
 struct Queue {
     waiting: mpsc::Receiver<Pending>,
     next: VecDeque<Pending>,
 }
 
-/// Where operations are put that are one committer's.
+/// Senders of one committer's queues.
 #[derive(Clone, Debug)]
 pub(super) struct Doors {
-    /// What callers wait for, and touches one ticket.
+    /// Operations with a caller that touch one ticket.
     pub callers: mpsc::Sender<Pending>,
-    /// What callers wait for, and may touch many: behind the others, so that these do not wait for it.
+    /// Operations with a caller that may touch many tickets. Callers with one ticket do not wait for them.
     pub large: mpsc::Sender<Pending>,
-    /// What nobody waits for, and touches many: few of them at once, each of which is followed by the next. Behind what touches one
-    /// ticket each would stand behind thousands.
+    /// Background operations that touch many tickets, one after another. A queue of their own keeps them from waiting behind
+    /// thousands of operations on one ticket.
     pub steps: mpsc::Sender<Pending>,
-    /// What nobody waits for, and touches one ticket.
+    /// Background operations that touch one ticket.
     pub background: mpsc::Sender<Pending>,
 }
 
 impl Doors {
-    /// For what a caller waits for: one that touches many tickets waits behind those that do not.
+    /// Returns the sender for an operation with a caller.
     pub fn called(&self, operation: &Operation) -> &mpsc::Sender<Pending> {
         if operation.cost() == 1 { &self.callers } else { &self.large }
     }
 
-    /// For what nobody waits for.
+    /// Returns the sender for an operation without a caller.
     pub fn uncalled(&self, operation: &Operation) -> &mpsc::Sender<Pending> {
         if operation.cost() == 1 { &self.background } else { &self.steps }
     }
 }
 
 impl Queues {
-    /// Those of one committer, who hears of the callers of all.
+    /// Creates the queues of one committer. `called` is shared by all committers.
     pub fn new(called: Called) -> (Doors, Self) {
         let (callers, waited_for) = Queue::new();
         let (large, waiting) = Queue::new();
@@ -130,7 +139,7 @@ impl Queues {
         (Doors { callers, large, steps, background }, queues)
     }
 
-    /// Waits until there is something to do; false if there never will be again.
+    /// Waits until an operation is queued. Returns false if all senders are dropped.
     pub async fn wait(&mut self) -> bool {
         let [large, steps, background] = &mut self.in_turn;
         if [&self.callers, large, steps, background].iter().any(|queue| !queue.next.is_empty()) {
@@ -149,7 +158,7 @@ impl Queues {
         true
     }
 
-    /// The operations of the next batch.
+    /// Removes and returns the operations of the next batch.
     pub fn next(&mut self) -> Vec<Pending> {
         self.callers.fill();
         self.in_turn.iter_mut().for_each(Queue::fill);
@@ -157,7 +166,7 @@ impl Queues {
         let mut batch = Vec::with_capacity(self.callers.next.len().min(BATCH_COST_MAX));
         self.callers.take(BATCH_COST_MAX, &mut batch);
         let mut left = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
-        // In turns, so that none waits for ever: who came first comes last in the next batch.
+        // The first queue of this batch comes last in the next one.
         let (begin, count) = (self.turn, self.in_turn.len());
         for number in (0..count).map(|after| (begin + after) % count) {
             let taken = self.in_turn[number].take(left, &mut batch);
@@ -176,7 +185,7 @@ impl Queue {
         (door, Self { waiting, next: VecDeque::new() })
     }
 
-    /// Takes over what waits, up to what a batch may hold.
+    /// Fills the look-ahead buffer up to the maximum number of operations of a batch.
     fn fill(&mut self) {
         while self.next.len() < BATCH_COST_MAX {
             let Ok(pending) = self.waiting.try_recv() else { return };
@@ -184,7 +193,7 @@ impl Queue {
         }
     }
 
-    /// Takes the first operations that cost no more than `cost_max` together; how much they do.
+    /// Moves the first operations to `batch` up to a total cost of `cost_max`. Returns their cost.
     fn take(&mut self, cost_max: usize, batch: &mut Vec<Pending>) -> usize {
         let mut cost = 0;
         while let Some(pending) = self.next.pop_front_if(|pending| cost + pending.operation.cost() <= cost_max) {
@@ -237,7 +246,7 @@ mod tests {
         doors.large.try_send(goes("large")).unwrap();
         let mut before = Vec::new();
         while !before.contains(&"large".to_owned()) {
-            // Somebody calls all the while: then a batch takes one of these.
+            // Each batch has a caller's operation, so background operations share the smaller cost.
             let user = crate::domain::name::Name::parse("user", "hadoop").unwrap();
             let released = Released { ticket_id: uuid::Uuid::nil(), user, em: em("caller") };
             doors.callers.try_send(pending(Operation::Released(released))).unwrap();
@@ -246,7 +255,7 @@ mod tests {
             before.extend(batch.into_iter().filter(|host| host != "caller"));
         }
         assert!(before.len() <= 2, "{before:?}");
-        // And the others go on, however many callers there are.
+        // The other queues progress too, regardless of the number of callers.
         for _ in 0..10 {
             doors.large.try_send(goes("large")).unwrap();
         }

@@ -1,4 +1,10 @@
-//! Carries batches out, whatever happens to their transactions, and answers the callers.
+//! Worker: applies batches on one connection, handles the failures of their transactions, and replies.
+//!
+//! A failed batch is retried, split, or failed, by its error. Operations with a contended key are returned to the caller of
+//! [`Worker::commit`]. An interrupted commit is resolved by the evidence that the batch left.
+//!
+//! Never: replies before the commit; retries a batch whose commit may have taken effect.
+//! Callers: the committer's run loop and the contended-key queues.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,33 +40,33 @@ use super::{
     evidence::Evidence,
 };
 
-/// How often a batch is tried again that met somebody who wrote the same rows, or who held them.
+/// Maximum number of retries of a batch after a write conflict.
 const RETRIES_MAX: u32 = 5;
 
-/// How often a batch is tried again that waited for rows somebody holds without their lock, before it is halved.
+/// Maximum number of retries of a batch after a lock timeout on rows, before it is split in halves.
 const WAITS_MAX: u32 = 2;
 
-/// Operations set aside, by a key of theirs that others hold.
+/// Operations by a contended lock key of theirs.
 pub(super) type SetAside = BTreeMap<LockKey, Vec<Pending>>;
 
-/// Carries batches out on a connection of its own.
+/// Applies batches on its own connection.
 pub(super) struct Worker {
     session: Session,
     answers: Answers,
     metrics: Metrics,
-    /// Those of the last batch.
+    /// Limits of the last batch.
     limits: Arc<Limits>,
-    /// The instance that tells its own waiters.
+    /// This instance, which wakes its own waiters without a notification.
     own: Uuid,
 }
 
-/// Operations that are tried together, and how often they were.
+/// Operations that share one attempt, with the number of their attempts.
 struct Part {
     operations: Vec<Pending>,
     tries: u32,
-    /// Half of a batch that took the database too long.
+    /// Whether the part is half of a batch that failed.
     is_half: bool,
-    /// Whether others hold the limits, or rows of these operations.
+    /// Whether another transaction locks the limits or rows of these operations.
     is_contended: bool,
 }
 
@@ -69,7 +75,7 @@ impl Part {
         Self { tries: self.tries + 1, ..self }
     }
 
-    /// Answers those whose time is over, and forgets those that nobody waits for.
+    /// Fails overdue operations and drops operations whose callers are gone.
     fn drop_overdue(&mut self) {
         let now = Instant::now();
         let wanted = std::mem::take(&mut self.operations).into_iter().filter(|pending| !pending.reply.is_closed());
@@ -78,7 +84,7 @@ impl Part {
         answer_all(overdue, if self.is_contended { &Error::LockTimeout } else { &Error::NotBegun });
     }
 
-    /// In two halves, or as it is if it is only one operation.
+    /// Splits the part in two halves. A single operation stays one part.
     fn halves(mut self) -> Vec<Self> {
         let rest = self.operations.split_off(self.operations.len() / 2);
         let is_contended = self.is_contended;
@@ -94,13 +100,13 @@ impl Part {
 }
 
 impl Worker {
-    /// A worker that commits on `session`.
+    /// Creates a worker that commits on `session`.
     pub fn new(session: Session, answers: Answers, metrics: Metrics, limits: Arc<Limits>) -> Self {
         let own = answers.own;
         Self { session, answers, metrics, limits, own }
     }
 
-    /// The limits that it knows.
+    /// Returns the limits of the last batch.
     pub fn limits(&self) -> Arc<Limits> {
         self.limits.clone()
     }
@@ -109,8 +115,9 @@ impl Worker {
         &mut self.session
     }
 
-    /// Carries out what is still wanted of `batch`, and answers it, all but what is returned: operations on keys that others
-    /// hold, which wait again.
+    /// Applies `batch` and replies to its callers. Operations whose callers are gone are not applied.
+    ///
+    /// Returns the operations with a contended lock key; they have no reply and wait again.
     pub async fn commit(&mut self, batch: Vec<Pending>) -> SetAside {
         let mut aside = SetAside::new();
         let operations = batch.into_iter().filter(Pending::begin).collect();
@@ -130,7 +137,7 @@ impl Worker {
             match ended {
                 Ok(committed) => self.committed(part.operations, committed),
                 Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
-                // Whoever changes them waits for nobody but those before us, and is soon done.
+                // A limit change waits only for earlier batches and ends soon.
                 Err(BatchError::Fenced) => parts.push(Part { is_contended: true, ..part }),
                 Err(BatchError::OtherLimits(limits)) => {
                     self.limits = limits;
@@ -146,7 +153,7 @@ impl Worker {
                 }
                 Err(BatchError::Store(error)) if error.is_lock_timeout() => {
                     self.metrics.database.failed(&error);
-                    // What waits again must not wait for the locks of its own last try.
+                    // The retry must not wait for the locks of its own last attempt.
                     self.session.rest().await;
                     parts.extend(after_wait(Part { is_contended: true, ..part }, &error, &mut aside));
                 }
@@ -177,7 +184,8 @@ impl Worker {
         self.answers.committed(part, committed);
     }
 
-    /// Whether a transaction was committed whose connection broke meanwhile; `None` if the database does not say in time.
+    /// Returns whether a transaction was committed although its connection broke; `None` if the database does not reply in
+    /// time.
     async fn was_committed(&mut self, transaction_id: &str, evidence: &Evidence) -> Option<bool> {
         self.session.reset();
         let connection = self.session.settled(transaction_id).await?;
@@ -196,19 +204,23 @@ impl Worker {
         holds.ok()
     }
 
-    /// Whether users are locked under the limits in force. Where they no longer are, nobody has to wait for whoever still holds one.
+    /// Whether the current limits require user locks. If they do not, a contended user key no longer blocks operations.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the limits cannot be read. A limit change in progress is no error: the last known limits then apply.
     pub async fn locks_users(&mut self) -> Result<bool, StoreError> {
         let connection = self.session.get().await?;
         match answered(limit::current(connection, &self.limits)).await {
             Ok(limits) => self.limits = limits,
-            // They are being changed; until then those hold that are known.
+            // A limit change is in progress; the known limits apply until it commits.
             Err(error) if error.is_lock_timeout() => {}
             Err(error) => return Err(error),
         }
         Ok(self.limits.locks_users())
     }
 
-    /// Finds out which keys others hold, and sets the operations on them aside; answers with the rest.
+    /// Moves the operations with a contended key to `aside`. Returns the part with the other operations, or `None` after an
+    /// error.
     async fn split(&mut self, part: Part, aside: &mut SetAside) -> Option<Part> {
         let held = match self.held(&part).await {
             Ok(held) => held,
@@ -228,7 +240,7 @@ impl Worker {
         Some(Part { operations: rest, tries: part.tries, is_half: part.is_half, is_contended: false })
     }
 
-    /// Which keys of a part others hold.
+    /// Returns the contended keys of a part.
     async fn held(&mut self, part: &Part) -> Result<BTreeSet<LockKey>, StoreError> {
         if self.limits.locks_users() {
             self.locks_users().await?;
@@ -243,8 +255,10 @@ fn set_aside(aside: &mut SetAside, key: LockKey, mut pending: Pending) {
     aside.entry(key).or_default().push(pending);
 }
 
-/// What to do about a batch that waited for rows which somebody holds without their lock, so that nobody knows for which: halve it
-/// until the one operation is left that has to wait, and set that aside.
+/// Decides the retry after a lock timeout on rows that another transaction locks without the resource lock.
+///
+/// PostgreSQL does not report the operation that waited. The part is halved until one operation remains, which moves to
+/// `aside`.
 fn after_wait(part: Part, error: &StoreError, aside: &mut SetAside) -> Vec<Part> {
     tracing::warn!(%error, operations = part.operations.len(), tries = part.tries, "somebody holds rows without their lock");
     match part.operations.len() {
@@ -261,15 +275,16 @@ fn after_wait(part: Part, error: &StoreError, aside: &mut SetAside) -> Vec<Part>
     }
 }
 
-/// What to do about a batch that the store failed, and that changed nothing: the parts to try again.
+/// Decides the retry of a batch that failed without a change. Returns the parts to try again; all others get `error`.
 fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
     if error.is_cancelled() && part.operations.len() > 1 && !part.is_half {
-        // Too much for one statement: half of it may do. Two halves that fail alike say that the database is too slow for any.
+        // One statement took too long: half of the operations may fit. A half that also fails shows that the database is too
+        // slow.
         tracing::warn!(error = &error as &dyn std::error::Error, "a batch took too long; trying its halves");
         return part.halves();
     }
     if reused && error.is_unavailable() && !error.is_cancelled() {
-        // A connection that broke while it was idle costs no more than a new one.
+        // A connection that broke while idle costs one new connection; the attempt does not count.
         return vec![part];
     }
     if error.is_race() && part.tries < RETRIES_MAX {
@@ -277,13 +292,13 @@ fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
         return vec![part.again()];
     }
     if !error.is_unavailable() && !matches!(error, StoreError::TooOld { .. }) && part.operations.len() > 1 {
-        // One operation must not fail its neighbours: each on its own tells which one it was.
+        // A failed operation must not fail the others. Single attempts identify the operation.
         tracing::warn!(error = &error as &dyn std::error::Error, "a batch failed; trying its operations one by one");
         return part.singles();
     }
     let error = Error::from(error);
     let is_heard = part.operations.iter().any(|pending| !pending.reply.is_closed());
-    // Who hears of a defect logs it, and knows what it was for; that no host takes writes is told once for all.
+    // A caller logs a defect with the request that caused it. A missing primary is logged once by the store.
     let is_told = error.is_told() || is_heard && error.is_defect();
     if !is_told {
         tracing::error!(
@@ -302,16 +317,16 @@ fn answer_all(part: Vec<Pending>, error: &Error) {
     }
 }
 
-/// What to do about an answer whose caller is gone.
+/// Undo of a reply whose caller is gone.
 enum Undo {
-    /// Nothing is granted to such a one.
+    /// Releases the grant.
     Release(Principal, Released),
-    /// Nor does such a one wait.
+    /// Removes the queue entry.
     Leave(Uuid),
 }
 
-/// Has callers, and the rest of the service, told what was committed: by a task of its own, batch after batch, so that the next
-/// one need not wait for it.
+/// Sends the replies and publishes the state of committed batches, in batch order. A task of its own does so, so that the next
+/// batch does not wait for it.
 #[derive(Clone)]
 pub(super) struct Answers {
     batches: mpsc::UnboundedSender<(Vec<Pending>, Committed)>,
@@ -319,7 +334,7 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    /// Of one committer, or of `several`.
+    /// Starts the task. `several` states whether the instance has more than one committer.
     pub fn start(after_commit: AfterCommit, undoing: Undoing, several: bool, tasks: &Tasks) -> Self {
         #[expect(
             clippy::disallowed_methods,
@@ -337,17 +352,17 @@ impl Answers {
     }
 
     fn committed(&self, part: Vec<Pending>, committed: Committed) {
-        // It listens as long as there is a sender.
+        // The task receives until the last sender is dropped.
         let _ = self.batches.send((part, committed));
     }
 }
 
-/// Tells callers, and the rest of the service, what was committed.
+/// Replies to callers and notifies the other components after a commit.
 struct Responder {
     after_commit: AfterCommit,
     undoing: Undoing,
-    /// Whether committers tell of their batches side by side: then a scope may have been told of last as it stood before another's batch,
-    /// and who waits there has to look as if others had committed elsewhere.
+    /// Whether several committers publish concurrently. The last published state of a scope may then be outdated, so that its
+    /// waiters must check as if another instance had committed.
     several: bool,
 }
 
@@ -362,7 +377,7 @@ impl Responder {
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
         for ((mut pending, answer), counters) in part.into_iter().zip(committed.answers).zip(counters) {
             if let (Some(tell), Some(counters)) = (pending.counters.take(), counters) {
-                // A caller that is gone needs none.
+                // A caller that is gone needs no counters.
                 let _ = tell.send(counters);
             }
             let undo = match (&pending.operation, &answer) {
@@ -377,20 +392,20 @@ impl Responder {
                 Some(Undo::Release(by, release)) if !delivered => {
                     self.undoing.submit(by, Operation::Released(release));
                 }
-                // Without a listener the server has shut down; other instances sweep what it left.
+                // The receiver ends only at shutdown; other instances then delete the entry.
                 Some(Undo::Leave(ticket_id)) if !delivered => drop(self.after_commit.abandoned.send(ticket_id)),
                 _ => {}
             }
         }
     }
 
-    /// Has the expiry of a grant watched, and answers how to undo it if its caller is gone: nothing is granted to such a one,
-    /// unless a request id lets it come back for the ticket.
+    /// Arms the expiry of a grant. Returns the undo of the grant for a caller that is gone; `None` if a request id lets the
+    /// caller repeat the request.
     fn granted(&self, by: &Principal, request: &Request, grant: &Grant) -> Option<Undo> {
         let ticket = grant.released(request.ask.user.clone());
         if request.ask.lock_ttl <= expiry::HORIZON {
             let due = Due { key: None, within: request.ask.lock_ttl, late: Duration::ZERO, ticket: ticket.clone() };
-            // Of too many, the next sweep finds the rest; without a listener, another instance's does.
+            // The next sweep finds tickets that do not fit the channel. At shutdown, the sweep of another instance finds them.
             let _ = self.after_commit.expiring_soon.try_send(due);
         }
         request.ask.request_id.is_none().then(|| Undo::Release(by.clone(), ticket))
