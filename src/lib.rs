@@ -54,7 +54,7 @@ pub mod client;
 pub mod commands;
 #[cfg(feature = "server")]
 pub mod config;
-pub mod domain;
+pub use rm_model as domain;
 #[cfg(feature = "server")]
 pub mod error;
 #[cfg(feature = "server")]

@@ -140,7 +140,7 @@ async fn repair_em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -
     }
     let mut repaired = Repaired::default();
     let done = repair::em(connection, em, by).await;
-    repaired.absorb(&Subject::Em(em.clone()).to_string(), done)?;
+    absorb(&mut repaired, &Subject::Em(em.clone()).to_string(), done)?;
     Ok(repaired)
 }
 
@@ -154,9 +154,9 @@ async fn repair_scope(connection: &mut PgConnection, scope: &Scope, by: &Actor) 
         Ok(false) => {}
         Ok(true) => {
             let done = repair::scopes(connection, &BTreeSet::new(), Some(scope), by).await;
-            repaired.absorb(&subject, done)?;
+            absorb(&mut repaired, &subject, done)?;
         }
-        Err(error) => repaired.absorb(&subject, Err(error))?,
+        Err(error) => absorb(&mut repaired, &subject, Err(error))?,
     }
     Ok(repaired)
 }
@@ -167,42 +167,40 @@ async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaire
     repaired.remaining.extend(found.unreadable);
     for em in &found.ems {
         let done = repair::em(connection, em, by).await;
-        repaired.absorb(&Subject::Em(em.clone()).to_string(), done)?;
+        absorb(&mut repaired, &Subject::Em(em.clone()).to_string(), done)?;
     }
     if found.scopes || !found.strays.is_empty() {
         let done = repair::scopes(connection, &found.strays, None, by).await;
-        repaired.absorb("scopes", done)?;
+        absorb(&mut repaired, "scopes", done)?;
     }
     for (cluster_id, provider) in &found.clusters {
         let done = repair::cluster(connection, *cluster_id, by).await;
-        repaired.absorb(&format!("queues of the provider {provider}"), done)?;
+        absorb(&mut repaired, &format!("queues of the provider {provider}"), done)?;
     }
     Ok(repaired)
 }
 
-impl Repaired {
-    /// Takes in what one transaction repaired. What one cannot do must not keep the next from being done.
-    fn absorb(&mut self, what: &str, done: Result<Done, StoreError>) -> Result<(), Error> {
-        match done {
-            Ok(done) => {
-                for Difference { what, counter, stored, from_tickets, problem } in &done.repaired {
-                    tracing::warn!(what, counter, ?stored, ?from_tickets, problem, "repaired");
-                }
-                self.repaired.extend(done.repaired);
-                self.remaining.extend(done.remaining);
+/// Takes in what one transaction repaired. What one cannot do must not keep the next from being done.
+fn absorb(repaired: &mut Repaired, what: &str, done: Result<Done, StoreError>) -> Result<(), Error> {
+    match done {
+        Ok(done) => {
+            for Difference { what, counter, stored, from_tickets, problem } in &done.repaired {
+                tracing::warn!(what, counter, ?stored, ?from_tickets, problem, "repaired");
             }
-            Err(error @ StoreError::Inconsistent { .. }) => {
-                self.remaining.extend([Difference::unreadable(what, "tickets", error)]);
-            }
-            Err(error) if error.is_lock_timeout() || error.is_race() => {
-                self.remaining.extend([Difference::in_words(
-                    what,
-                    "row",
-                    "another transaction locks or writes it; end that transaction, and repair again",
-                )]);
-            }
-            Err(error) => return Err(error.into()),
+            repaired.repaired.extend(done.repaired);
+            repaired.remaining.extend(done.remaining);
         }
-        Ok(())
+        Err(error @ StoreError::Inconsistent { .. }) => {
+            repaired.remaining.extend([Difference::unreadable(what, "tickets", error)]);
+        }
+        Err(error) if error.is_lock_timeout() || error.is_race() => {
+            repaired.remaining.extend([Difference::in_words(
+                what,
+                "row",
+                "another transaction locks or writes it; end that transaction, and repair again",
+            )]);
+        }
+        Err(error) => return Err(error.into()),
     }
+    Ok(())
 }

@@ -37,7 +37,7 @@ import org.junit.jupiter.api.function.Executable;
 
 /**
  * How the limits that are configured for a user fall back, as Linkis's manager has them from Linkis's configuration service: what the
- * table says that the tests of the service compare it with (src/domain/limit/tests/linkis.rs).
+ * table says that the tests of the service compare it with (crates/model/src/limit/tests/linkis.rs).
  */
 class LimitsTest {
     private static final File TABLE = new File("../../../tests/fixtures/linkis/limits.json");

@@ -1,0 +1,539 @@
+//! The audit: what is stored of EMs and scopes, against what the tickets say.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+};
+
+use time::OffsetDateTime;
+
+use super::{
+    em::EmInstance,
+    limit::{Limits, Pattern},
+    name::Name,
+    queue::QueueAmounts,
+    resource::{Dimension, Left, Resource, ResourceError},
+    scope::{Counter, Scope, Tally, Usage},
+    ticket_digest::TicketDigest,
+};
+
+/// Whose counters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// An EM's.
+    Em(EmInstance),
+    /// A scope's.
+    Scope(Scope),
+    /// A rule.
+    Rule(Pattern),
+    /// The policy of a kind of EMs.
+    Policy(Name),
+    /// Something else, for people: a token, or a provider.
+    Other(String),
+}
+
+/// For people: not to be taken apart again.
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Em(em) => write!(f, "em={em}"),
+            Self::Scope(scope) => write!(f, "scope {scope}"),
+            Self::Rule(pattern) => write!(f, "limit {pattern}"),
+            Self::Policy(kind) => write!(f, "policy of {kind}"),
+            Self::Other(object) => f.write_str(object),
+        }
+    }
+}
+
+/// Something that is not as the tickets say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Difference {
+    /// Whose, for people.
+    pub what: String,
+    /// Which counter: `used`, `locked`, `left`, `used_tickets`, `over_committed`, `row` or `tickets`; of a queue of an external cluster,
+    /// `unseen` or `ticket`.
+    pub counter: String,
+    /// What is stored, in the dimensions that differ.
+    pub stored: BTreeMap<Dimension, i64>,
+    /// What the tickets say, in the same dimensions.
+    pub from_tickets: BTreeMap<Dimension, i64>,
+    /// More about it in words; may be empty.
+    pub problem: String,
+}
+
+impl Difference {
+    /// A difference that only words can tell.
+    pub fn in_words(what: impl fmt::Display, counter: &str, problem: impl fmt::Display) -> Self {
+        let (what, problem) = (what.to_string(), problem.to_string());
+        Self { what, counter: counter.to_owned(), problem, ..Self::default() }
+    }
+
+    /// A row that a repair cannot read, and what an operator can do about it.
+    pub fn unreadable(what: impl fmt::Display, counter: &str, problem: impl fmt::Display) -> Self {
+        let advice = "correct or delete that row in the database, and repair again";
+        Self::in_words(what, counter, format!("{problem}; {advice}"))
+    }
+
+    /// The dimensions in which two sums differ; `None` if there are none.
+    fn between(what: &Subject, counter: &str, stored: Amounts, from_tickets: Amounts) -> Option<Self> {
+        let keys: BTreeSet<Dimension> = stored.keys().chain(from_tickets.keys()).cloned().collect();
+        let get = |amounts: &Amounts, key: &Dimension| amounts.get(key).copied().unwrap_or(0);
+        let differ: Vec<_> = keys.into_iter().filter(|key| get(&stored, key) != get(&from_tickets, key)).collect();
+        let only = |amounts: &Amounts| differ.iter().map(|key| (key.clone(), get(amounts, key))).collect();
+        (!differ.is_empty()).then(|| Self {
+            what: what.to_string(),
+            counter: counter.to_owned(),
+            stored: only(&stored),
+            from_tickets: only(&from_tickets),
+            problem: String::new(),
+        })
+    }
+}
+
+type Amounts = BTreeMap<Dimension, i64>;
+
+/// What an audit found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AuditReport {
+    /// The moment that everything was looked at, by the database's clock.
+    pub at: OffsetDateTime,
+    /// How many EMs were looked at.
+    pub ems: usize,
+    /// How many scopes have a counter.
+    pub scopes: usize,
+    /// How many tickets live.
+    pub tickets: u64,
+    /// What differs.
+    pub differences: Differences,
+    /// What is no difference, but worth knowing.
+    pub notes: Vec<String>,
+}
+
+/// Where what is stored to be unseen in the queues of a provider, by path, is not what its tickets say.
+pub fn queue_differences(
+    provider: &Name,
+    stored: &BTreeMap<String, QueueAmounts>,
+    from_tickets: &BTreeMap<String, QueueAmounts>,
+) -> Vec<Difference> {
+    let amounts = |queues: &BTreeMap<String, QueueAmounts>, path: &String| {
+        let QueueAmounts { memory, cores } = queues.get(path).copied().unwrap_or_default();
+        Amounts::from([(Dimension::QueueMemory, memory), (Dimension::QueueCores, cores)])
+    };
+    let paths: BTreeSet<&String> = stored.keys().chain(from_tickets.keys()).collect();
+    let compare = |path: &String| {
+        let subject = queue_subject(provider, path);
+        Difference::between(&subject, "unseen", amounts(stored, path), amounts(from_tickets, path))
+    };
+    paths.into_iter().filter_map(compare).collect()
+}
+
+/// A queue of a provider.
+pub fn queue_subject(provider: &Name, path: &str) -> Subject {
+    let labels = [("provider".to_owned(), provider.to_string()), ("queue".to_owned(), path.to_owned())];
+    Subject::Scope(Scope::new(labels.into()))
+}
+
+/// What a repair did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// What differed, and now is what the tickets say.
+    pub repaired: Differences,
+    /// What could not be repaired, and why.
+    pub remaining: Differences,
+}
+
+impl AuditReport {
+    /// How many notes are told.
+    pub const NOTES_MAX: usize = 100;
+
+    /// A report on nothing yet.
+    pub fn new(at: OffsetDateTime) -> Self {
+        Self { at, ems: 0, scopes: 0, tickets: 0, differences: Differences::default(), notes: Vec::new() }
+    }
+
+    /// Adds a note, if there is room.
+    pub fn note(&mut self, note: impl FnOnce() -> String) {
+        if self.notes.len() < Self::NOTES_MAX {
+            self.notes.push(note());
+        }
+    }
+}
+
+/// Differences: the first of them, and how many there are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Differences {
+    /// The first; at most [`Differences::TOLD_MAX`].
+    pub first: Vec<Difference>,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl Differences {
+    /// How many are told.
+    pub const TOLD_MAX: usize = 1000;
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+impl Extend<Difference> for Differences {
+    fn extend<I: IntoIterator<Item = Difference>>(&mut self, differences: I) {
+        for difference in differences {
+            self.count += 1;
+            if self.first.len() < Self::TOLD_MAX {
+                self.first.push(difference);
+            }
+        }
+    }
+}
+
+/// What is stored of an EM, whether or not it makes sense: what cannot be read is told in words.
+#[derive(Debug, Clone)]
+pub struct EmBooks {
+    /// Which.
+    pub instance: EmInstance,
+    /// Everything that it provides.
+    pub total: Resource,
+    /// The part of `total` that is never granted.
+    pub protected: Resource,
+    /// What its engines should use.
+    pub used: Result<Resource, String>,
+    /// What should be granted on it and not yet in use.
+    pub locked: Result<Resource, String>,
+    /// What should be left.
+    pub left: Result<BTreeMap<Dimension, i64>, String>,
+    /// Which of its tickets should be used.
+    pub used_tickets: TicketDigest,
+    /// Whether it is marked as holding more than it provides.
+    pub over_committed: bool,
+    /// The version of its row.
+    pub version: i64,
+}
+
+/// What the live tickets on an EM hold together.
+#[derive(Debug, Clone)]
+pub struct EmSums {
+    /// What engines use.
+    pub used: Resource,
+    /// What is granted and not yet in use.
+    pub locked: Resource,
+    /// Which of them are used.
+    pub used_tickets: TicketDigest,
+    /// Why they cannot all be counted; the sums mean nothing then.
+    pub problem: Option<String>,
+}
+
+/// The true counters of an EM.
+#[derive(Debug)]
+pub struct TrueCounters {
+    /// What its engines use.
+    pub used: Resource,
+    /// What is granted on it and not yet in use.
+    pub locked: Resource,
+    /// Which of its tickets are used.
+    pub used_tickets: TicketDigest,
+    /// What is left.
+    pub left: Left,
+}
+
+impl TrueCounters {
+    /// What all tickets hold together: nothing, if that is more than can be counted.
+    pub fn held(&self) -> Resource {
+        self.used.add(&self.locked).unwrap_or_else(|_| self.used.zero_like())
+    }
+}
+
+impl EmSums {
+    /// Of no tickets, in the type in which `total` is counted.
+    pub fn new(total: &Resource) -> Self {
+        Self {
+            used: total.zero_like(),
+            locked: total.zero_like(),
+            used_tickets: TicketDigest::default(),
+            problem: None,
+        }
+    }
+
+    /// Says which tickets are used, beside what they hold.
+    pub fn note_used(&mut self, tickets: &TicketDigest) {
+        self.used_tickets.join(tickets);
+    }
+
+    /// Counts tickets in that are alike.
+    pub fn count(&mut self, held: Result<&Resource, &str>, is_locked: bool, count: u32) {
+        if let Err(problem) = self.try_count(held, is_locked, count) {
+            self.problem.get_or_insert(problem);
+        }
+    }
+
+    fn try_count(&mut self, held: Result<&Resource, &str>, is_locked: bool, count: u32) -> Result<(), String> {
+        let sum = if is_locked { &mut self.locked } else { &mut self.used };
+        let add = |held: &Resource| sum.add(&held.project(sum.resource_type())?.times(count)?);
+        *sum = add(held.map_err(str::to_owned)?).map_err(|error| error.to_string())?;
+        Ok(())
+    }
+}
+
+impl EmBooks {
+    fn subject(&self) -> Subject {
+        Subject::Em(self.instance.clone())
+    }
+
+    /// The counters that it should have.
+    ///
+    /// # Errors
+    /// Why the tickets cannot be counted.
+    pub fn true_counters(&self, sums: &EmSums) -> Result<TrueCounters, String> {
+        if let Some(problem) = &sums.problem {
+            return Err(problem.clone());
+        }
+        let left = Resource::left(&self.total, &self.protected, &sums.used, &sums.locked);
+        let left = left.map_err(|error: ResourceError| error.to_string())?;
+        let (used, locked) = (sums.used.clone(), sums.locked.clone());
+        Ok(TrueCounters { used, locked, used_tickets: sums.used_tickets, left })
+    }
+
+    /// Everything that is not as the tickets say.
+    pub fn differences(&self, sums: &EmSums) -> Vec<Difference> {
+        let subject = self.subject();
+        let counters = match self.true_counters(sums) {
+            Ok(counters) => counters,
+            Err(problem) => return vec![Difference::in_words(subject, "tickets", problem)],
+        };
+        let compare = |counter: &str, stored: Result<Amounts, String>, from_tickets| match stored {
+            Ok(stored) => Difference::between(&subject, counter, stored, from_tickets),
+            Err(problem) => Some(Difference::in_words(&subject, counter, problem)),
+        };
+        let amounts = |resource: Resource| resource.amounts().collect::<Amounts>();
+        let other_tickets = (self.used_tickets != counters.used_tickets).then(|| {
+            let told = |digest: TicketDigest| format!("{} tickets, xored {}", digest.count, digest.xor);
+            let (stored, found) = (told(self.used_tickets), told(counters.used_tickets));
+            Difference::in_words(&subject, "used_tickets", format!("its digest says {stored}; there are {found}"))
+        });
+        let is_short = counters.left.is_negative_anywhere();
+        let marked = (self.over_committed != is_short).then(|| {
+            let problem = match is_short {
+                true => "it holds more than it provides, and is not marked so",
+                false => "it is marked as holding more than it provides, and does not",
+            };
+            Difference::in_words(&subject, "over_committed", problem)
+        });
+        [
+            compare("used", self.used.clone().map(amounts), amounts(counters.used)),
+            compare("locked", self.locked.clone().map(amounts), amounts(counters.locked)),
+            compare("left", self.left.clone(), counters.left.amounts().collect()),
+            other_tickets,
+            marked,
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+}
+
+/// What tickets on an EM that does not exist hold together.
+#[derive(Debug, Clone, Default)]
+pub struct Stray {
+    /// How many there are.
+    pub count: u64,
+    usage: Usage,
+    problem: Option<String>,
+}
+
+impl Stray {
+    /// Counts tickets in that are alike.
+    pub fn count(&mut self, held: Result<&Resource, &str>, is_locked: bool, count: u32) {
+        self.count += u64::from(count);
+        let sum = if is_locked { &mut self.usage.locked } else { &mut self.usage.used };
+        let counted = match held {
+            Ok(held) => sum.add(held.amounts(), count.into()).map_err(|error| error.to_string()),
+            Err(problem) => Err(problem.to_owned()),
+        };
+        if let Err(problem) = counted {
+            self.problem.get_or_insert(problem);
+        }
+    }
+
+    /// What they hold on `em`, where nothing is stored.
+    pub fn differences(&self, em: &EmInstance) -> Vec<Difference> {
+        let subject = Subject::Em(em.clone());
+        let problem = match &self.problem {
+            Some(problem) => format!("{} tickets are on this EM, which does not exist; {problem}", self.count),
+            None => format!("{} tickets are on this EM, which does not exist", self.count),
+        };
+        let compare = |counter, sum: &Tally| Difference::between(&subject, counter, Amounts::new(), tally_amounts(sum));
+        let mut found: Vec<Difference> =
+            [compare("used", &self.usage.used), compare("locked", &self.usage.locked)].into_iter().flatten().collect();
+        if found.is_empty() {
+            return vec![Difference::in_words(subject, "tickets", problem)];
+        }
+        found.iter_mut().for_each(|difference| difference.problem.clone_from(&problem));
+        found
+    }
+}
+
+/// What is stored of a scope, whether or not it makes sense.
+#[derive(Debug)]
+pub struct ScopeBooks {
+    /// Which, and as which label set counts it.
+    pub counter: Counter,
+    /// What its tickets should hold.
+    pub usage: Result<Usage, String>,
+    /// Where its row is.
+    pub hash: Vec<u8>,
+    /// Whether its row stands where its labels belong; nothing finds it if not.
+    pub is_in_place: bool,
+}
+
+/// What has to be done about a scope.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ScopeFix {
+    /// Its row has to say what the tickets say.
+    Update(Counter, Usage),
+    /// It needs a row.
+    Insert(Counter, Usage),
+    /// The row at this hash has to go.
+    Delete(Counter, Vec<u8>),
+}
+
+/// What alone is to be repaired.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RepairTarget {
+    /// The counters of an EM.
+    Em(EmInstance),
+    /// The counters of a scope.
+    Scope(Scope),
+}
+
+impl ScopeFix {
+    /// Which scope.
+    pub fn scope(&self) -> &Scope {
+        match self {
+            Self::Update(counter, _) | Self::Insert(counter, _) | Self::Delete(counter, _) => &counter.scope,
+        }
+    }
+}
+
+/// What the live tickets hold in every scope of every label set that is counted, to be compared with the rows.
+#[derive(Debug)]
+pub struct ScopeSums {
+    /// Those that are counted.
+    counted: BTreeSet<i64>,
+    /// Those whose rows are being made, or removed: nothing is wrong with them.
+    passing: BTreeSet<i64>,
+    sums: HashMap<Counter, Usage>,
+}
+
+impl ScopeSums {
+    /// The sums of the label sets of `limits`; `known` are all label sets that have rows, also those that count no more.
+    pub fn new(limits: &Limits, known: BTreeSet<i64>, sums: HashMap<Counter, Usage>) -> Self {
+        let counted = limits.label_sets().filter(|set| set.is_counted).map(|set| set.id).collect();
+        Self { passing: known.difference(&counted).copied().collect(), counted, sums }
+    }
+
+    /// Compares one row; each scope has one at most that is in place.
+    pub fn compare(&mut self, row: &ScopeBooks) -> Option<(Vec<Difference>, ScopeFix)> {
+        if self.passing.contains(&row.counter.label_set_id) {
+            return None;
+        }
+        let subject = Subject::Scope(row.counter.scope.clone());
+        let told = |problem| vec![Difference::in_words(&subject, "row", problem)];
+        let delete = || ScopeFix::Delete(row.counter.clone(), row.hash.clone());
+        if !row.is_in_place {
+            return Some((told("its row is where nobody looks for it"), delete()));
+        }
+        if !self.counted.contains(&row.counter.label_set_id) {
+            return Some((told("there is a row, but no limit has these labels"), delete()));
+        }
+        let sums = self.sums.remove(&row.counter).unwrap_or_default();
+        let differences = match &row.usage {
+            Ok(stored) => usage_differences(&subject, stored, &sums),
+            Err(problem) => vec![Difference::in_words(&subject, "row", problem)],
+        };
+        (!differences.is_empty()).then(|| (differences, ScopeFix::Update(row.counter.clone(), sums)))
+    }
+
+    /// After all rows were compared: the scopes that have none, though tickets count in them.
+    pub fn missing(self) -> impl Iterator<Item = (Vec<Difference>, ScopeFix)> {
+        let mut missing: Vec<_> = self.sums.into_iter().collect();
+        missing.sort_by(|(a, _), (b, _)| a.cmp(b));
+        missing.into_iter().filter_map(|(counter, usage)| {
+            let subject = Subject::Scope(counter.scope.clone());
+            let mut differences = usage_differences(&subject, &Usage::default(), &usage);
+            differences.iter_mut().for_each(|difference| "there is no row".clone_into(&mut difference.problem));
+            (!differences.is_empty()).then_some((differences, ScopeFix::Insert(counter, usage)))
+        })
+    }
+}
+
+fn usage_differences(subject: &Subject, stored: &Usage, from_tickets: &Usage) -> Vec<Difference> {
+    let compare = |counter, stored: &Tally, from_tickets: &Tally| {
+        Difference::between(subject, counter, tally_amounts(stored), tally_amounts(from_tickets))
+    };
+    let used = compare("used", &stored.used, &from_tickets.used);
+    used.into_iter().chain(compare("locked", &stored.locked, &from_tickets.locked)).collect()
+}
+
+fn tally_amounts(tally: &Tally) -> Amounts {
+    tally.amounts().map(|(dimension, amount)| (dimension.clone(), amount)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::ResourceType;
+
+    fn load(memory: i64, cores: i64) -> Resource {
+        Resource::load(memory, cores).unwrap()
+    }
+
+    fn books(used: Resource, left: &[(Dimension, i64)], over_committed: bool) -> EmBooks {
+        EmBooks {
+            instance: EmInstance::parse("em", "ecm", "host:1").unwrap(),
+            total: load(10, 10),
+            protected: load(1, 0),
+            used: Ok(used),
+            locked: Ok(load(0, 0)),
+            left: Ok(left.iter().cloned().collect()),
+            used_tickets: TicketDigest::default(),
+            over_committed,
+            version: 1,
+        }
+    }
+
+    #[test]
+    fn only_the_dimensions_that_differ_are_told() {
+        let mut sums = EmSums::new(&load(0, 0));
+        sums.count(Ok(&load(2, 1)), false, 2);
+        let left = [(Dimension::Memory, 5), (Dimension::Cores, 8)];
+        assert_eq!(books(load(4, 2), &left, false).differences(&sums), []);
+        let found = books(load(4, 3), &left, true).differences(&sums);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!((found[0].what.as_str(), found[0].counter.as_str()), ("em=ecm/host:1", "used"));
+        assert_eq!(found[0].stored, BTreeMap::from([(Dimension::Cores, 3)]));
+        assert_eq!(found[0].from_tickets, BTreeMap::from([(Dimension::Cores, 2)]));
+        assert_eq!(found[1].counter, "over_committed");
+    }
+
+    #[test]
+    fn tickets_that_cannot_be_counted_leave_no_sums() {
+        let yarn = Resource::zero(ResourceType::Yarn);
+        for held in [Ok(&yarn), Ok(&load(i64::MAX, 0)), Err("spoilt")] {
+            let mut sums = EmSums::new(&load(0, 0));
+            sums.count(held, true, 2);
+            let books = books(load(0, 0), &[], false);
+            let found = books.differences(&sums);
+            assert_eq!((found.len(), found[0].counter.as_str()), (1, "tickets"), "{found:?}");
+            assert!(books.true_counters(&sums).is_err());
+        }
+    }
+
+    #[test]
+    fn more_differences_than_are_told_are_counted() {
+        let mut differences = Differences::default();
+        differences.extend((0..Differences::TOLD_MAX + 5).map(|n| Difference::in_words(n, "used", "")));
+        assert_eq!((differences.first.len(), differences.count), (Differences::TOLD_MAX, Differences::TOLD_MAX + 5));
+    }
+}

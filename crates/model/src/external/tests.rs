@@ -1,0 +1,356 @@
+//! A cluster that is only imagined, with applications of ours and of others, against what is counted of it.
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+use crate::queue::{Naming, is_in};
+
+const PATHS: [&str; 4] = ["root", "root.a", "root.a.x", "root.b"];
+const LEAVES: [&str; 2] = ["root.a.x", "root.b"];
+
+fn amounts(n: i64) -> QueueAmounts {
+    QueueAmounts { memory: n, cores: n }
+}
+
+fn at(seconds: i64) -> OffsetDateTime {
+    OffsetDateTime::UNIX_EPOCH + Duration::seconds(seconds)
+}
+
+fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> Queues {
+    let queue = |(path, max): (&str, i64)| Queue {
+        path: path.into(),
+        max: amounts(max),
+        used: amounts(used(path)),
+        state: QueueState::Running,
+        running_applications: None,
+        pending_applications: None,
+        custom: Default::default(),
+    };
+    Queues::new(Naming::Fair, PATHS.into_iter().zip(max).map(queue)).unwrap()
+}
+
+/// One of our tickets, and its application in the cluster.
+#[derive(Debug, Clone)]
+struct Engine {
+    path: &'static str,
+    held: Held,
+    /// What the cluster has given it: never more than it was granted.
+    allocated: i64,
+    live: bool,
+}
+
+/// What is true, and what is counted.
+struct World {
+    now: i64,
+    /// What others use of each leaf.
+    others: [i64; 2],
+    engines: Vec<Engine>,
+    rooms: Rooms,
+    /// A snapshot that has been prepared, and what has become of tickets since.
+    prepared: Option<(Rooms, Vec<Change>)>,
+    /// What is kept from one snapshot that is prepared to the next, whether these come into force or not.
+    kept: Preparation,
+}
+
+impl World {
+    fn new(max: [i64; 4], others: [i64; 2]) -> Self {
+        let used =
+            |path: &str| LEAVES.into_iter().zip(others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n).sum();
+        let snapshot = Snapshot::new(at(0), &[], queues(max, used), &[]);
+        let snapshot = Arc::new(snapshot);
+        let (rooms, kept) = (Rooms::new(snapshot.clone(), []), Preparation::new(snapshot));
+        Self { now: 0, others, engines: vec![], rooms, prepared: None, kept }
+    }
+
+    /// What the applications of a queue, and of those in it, have.
+    fn used(&self, path: &str) -> i64 {
+        let others = LEAVES.into_iter().zip(self.others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n);
+        let ours = self.engines.iter().filter(|engine| is_in(engine.path, path)).map(|engine| engine.allocated);
+        others.chain(ours).sum()
+    }
+
+    fn applications(&self) -> Vec<Application> {
+        let application = |(n, engine): (usize, &Engine)| Application {
+            id: n.to_string(),
+            name: String::new(),
+            user: String::new(),
+            queue: engine.path.into(),
+            state: "RUNNING".into(),
+            allocated: amounts(engine.allocated),
+            start_millis: 0,
+        };
+        self.engines.iter().enumerate().filter(|(_, engine)| engine.allocated > 0).map(application).collect()
+    }
+
+    fn change(&mut self, n: usize, to: Option<Held>) {
+        let engine = &mut self.engines[n];
+        let from = Some(engine.held.clone()).filter(|_| engine.live);
+        let change = Change { path: engine.path.into(), from, to: to.clone() };
+        engine.live = to.is_some();
+        engine.held = to.unwrap_or_else(|| engine.held.clone());
+        self.told(n, change);
+    }
+
+    fn told(&mut self, n: usize, change: Change) {
+        self.rooms.apply(&change);
+        let Engine { path, held, live, .. } = self.engines[n].clone();
+        let ticket = ClusterTicket { cluster_id: 1, path: path.into(), held };
+        self.kept.put(&ClusterTicketDelta { ticket_id: Uuid::from_u128(n as u128), ticket, change: 0, ended: !live });
+        if let Some((_, since)) = &mut self.prepared {
+            since.push(change);
+        }
+    }
+
+    fn grant(&mut self, path: &'static str, n: i64) -> bool {
+        if self.rooms.judge(path, amounts(n), |_| QueueAmounts::default()).is_err() {
+            return false;
+        }
+        let held = Held { amounts: amounts(n), phase: Phase::Locked };
+        self.engines.push(Engine { path, held: held.clone(), allocated: 0, live: true });
+        self.told(self.engines.len() - 1, Change { path: path.into(), from: None, to: Some(held) });
+        true
+    }
+
+    fn live(&self) -> impl Iterator<Item = (&str, &Held)> {
+        self.engines.iter().filter(|engine| engine.live).map(|engine| (engine.path, &engine.held))
+    }
+
+    fn used_shown(&self, path: &str) -> i64 {
+        self.rooms.snapshot.queues.find(path).unwrap().used.memory
+    }
+
+    fn unseen(&self, path: &str) -> i64 {
+        self.rooms.unseen.get(path).copied().unwrap_or_default().memory
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Grant(usize, i64),
+    /// The engine reports in, with its application or without.
+    Inited(usize, bool),
+    /// Its application becomes known.
+    Known(usize),
+    End(usize),
+    /// The cluster gives an application something else.
+    Allocate(usize, i64),
+    /// A snapshot is taken, while the cluster gives one application something else, between these two answers.
+    Prepare(usize, i64, bool),
+    Install,
+    Pass(i64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..2_usize, 1..40_i64).prop_map(|(leaf, n)| Step::Grant(leaf, n)),
+        3 => (0..12_usize, any::<bool>()).prop_map(|(n, known)| Step::Inited(n, known)),
+        1 => (0..12_usize).prop_map(Step::Known),
+        1 => (0..12_usize).prop_map(Step::End),
+        3 => (0..12_usize, 0..40_i64).prop_map(|(n, to)| Step::Allocate(n, to)),
+        2 => (0..12_usize, 0..40_i64, any::<bool>()).prop_map(|(n, to, early)| Step::Prepare(n, to, early)),
+        2 => Just(Step::Install),
+        1 => (1..50_i64).prop_map(Step::Pass),
+    ]
+}
+
+impl World {
+    fn allocate(&mut self, n: usize, to: i64) {
+        let now = self.now;
+        let Some(engine) = self.engines.get_mut(n) else { return };
+        let granted = engine.held.amounts.memory;
+        // Without an id it is trusted to have all of it when it is taken to be shown, and to keep it.
+        let settled =
+            matches!(engine.held.phase, Phase::Used { since, application_id: None } if at(now) - since >= SETTLE);
+        engine.allocated = match engine.live {
+            true if settled => granted,
+            true => to.min(granted),
+            false => to.min(engine.allocated),
+        };
+    }
+
+    fn step(&mut self, step: &Step, max: [i64; 4]) {
+        self.now += 1;
+        match *step {
+            Step::Grant(leaf, n) => drop(self.grant(LEAVES[leaf], n)),
+            Step::Inited(n, known) => {
+                let Some(engine) =
+                    self.engines.get(n).filter(|engine| engine.live && engine.held.phase == Phase::Locked)
+                else {
+                    return;
+                };
+                let application_id = known.then(|| n.to_string());
+                let held = Held { phase: Phase::Used { since: at(self.now), application_id }, ..engine.held.clone() };
+                self.change(n, Some(held));
+            }
+            Step::Known(n) => {
+                let Some(Engine { live: true, held: Held { amounts, phase: Phase::Used { since, .. } }, .. }) =
+                    self.engines.get(n)
+                else {
+                    return;
+                };
+                let phase = Phase::Used { since: *since, application_id: Some(n.to_string()) };
+                let held = Held { amounts: *amounts, phase };
+                self.change(n, Some(held));
+            }
+            Step::End(n) if self.engines.get(n).is_some_and(|engine| engine.live) => self.change(n, None),
+            Step::End(_) => {}
+            Step::Allocate(n, to) => self.allocate(n, to),
+            Step::Prepare(n, to, early) => {
+                (0..self.engines.len()).for_each(|n| self.allocate(n, self.engines[n].allocated));
+                let (begun, before) = (at(self.now), self.applications());
+                if early {
+                    self.allocate(n, to);
+                }
+                let told = queues(max, |path| self.used(path));
+                if !early {
+                    self.allocate(n, to);
+                }
+                let snapshot = Arc::new(Snapshot::new(begun, &before, told, &self.applications()));
+                self.kept.renew(snapshot.clone()).unwrap();
+                let rooms = Rooms::new(snapshot, self.live());
+                self.prepared = Some((rooms, vec![]));
+            }
+            Step::Install => {
+                if let Some((prepared, since)) = self.prepared.take() {
+                    self.rooms.install(prepared, &since).unwrap();
+                }
+            }
+            Step::Pass(seconds) => self.now += seconds,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+
+    /// However grants, reports, ends and snapshots follow each other, and however late a snapshot is installed: what is counted is what
+    /// the live tickets say, each of them counts with no less than it was granted, and so what was granted fits.
+    #[test]
+    fn nothing_is_counted_twice_and_nothing_is_missed(
+        others in [0..30_i64, 0..30_i64],
+        max in [60..160_i64, 20..120_i64, 20..100_i64, 20..100_i64],
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut world = World::new(max, others);
+        for step in &steps {
+            let granted = world.engines.len();
+            world.step(step, max);
+            let fresh = Rooms::new(world.rooms.snapshot.clone(), world.live());
+            prop_assert_eq!(&fresh.unseen, &world.rooms.unseen, "after {:?}", step);
+            let fresh = Rooms::new(world.kept.rooms().snapshot.clone(), world.live());
+            prop_assert_eq!(&fresh.unseen, &world.kept.rooms().unseen, "what is kept, after {:?}", step);
+            prop_assert_eq!(world.kept.tickets(), world.live().count());
+            for (path, max) in PATHS.into_iter().zip(max) {
+                let of_others: i64 = LEAVES.into_iter().zip(others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n).sum();
+                let held: i64 = world.live().filter(|(leaf, _)| is_in(leaf, path)).map(|(_, held)| held.amounts.memory).sum();
+                let counted = world.used_shown(path) + world.unseen(path);
+                prop_assert!(counted >= of_others + held, "{} after {:?}: {} < {} + {}", path, step, counted, of_others, held);
+                if world.engines.len() > granted && is_in(world.engines[granted].path, path) {
+                    prop_assert!(counted <= max, "{} after {:?}: granted beyond {}", path, step, max);
+                }
+            }
+        }
+    }
+
+    /// Once all applications are known and a snapshot shows them, each counts with exactly what it was granted.
+    #[test]
+    fn what_is_shown_is_counted_exactly(
+        others in [0..30_i64, 0..30_i64],
+        engines in prop::collection::vec((0..2_usize, 1..30_i64, 0..40_i64), 1..10),
+    ) {
+        let max = [1000; 4];
+        let mut world = World::new(max, others);
+        for (n, (leaf, granted, allocated)) in engines.into_iter().enumerate() {
+            world.grant(LEAVES[leaf], granted);
+            world.step(&Step::Inited(n, true), max);
+            world.step(&Step::Allocate(n, allocated), max);
+        }
+        world.step(&Step::Prepare(99, 0, true), max);
+        world.step(&Step::Install, max);
+        for path in PATHS {
+            let of_others: i64 = LEAVES.into_iter().zip(others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n).sum();
+            let held: i64 = world.live().filter(|(leaf, _)| is_in(leaf, path)).map(|(_, held)| held.amounts.memory).sum();
+            prop_assert_eq!(world.used_shown(path) + world.unseen(path), of_others + held);
+        }
+    }
+}
+
+#[test]
+fn a_burst_gets_what_there_is_and_no_more() {
+    for (max, fits) in [([500, 400, 100, 0], 8), ([500, 50, 100, 0], 4), ([30, 400, 100, 0], 2)] {
+        let mut world = World::new(max, [0, 0]);
+        let granted = (0..30).filter(|_| world.grant("root.a.x", 12)).count();
+        assert_eq!(granted, fits, "{max:?}");
+    }
+}
+
+#[test]
+fn a_refusal_names_all_that_is_short_and_what_is_closed() {
+    let mut world = World::new([100, 20, 10, 100], [0, 0]);
+    assert!(world.grant("root.a.x", 5));
+    let nobody = |_: &str| QueueAmounts::default();
+    let short = |path: &str, left, ahead, max| ShortQueue {
+        path: path.into(),
+        left: amounts(left),
+        ahead: amounts(ahead),
+        max: amounts(max),
+    };
+    let refused = world.rooms.judge("root.a.x", amounts(16), nobody).unwrap_err();
+    assert_eq!(refused, NoRoom::Short(vec![short("root.a.x", 5, 0, 10), short("root.a", 15, 0, 20)]));
+    let someone = |path: &str| if path == "root" { amounts(90) } else { QueueAmounts::default() };
+    let refused = world.rooms.judge("root.b", amounts(6), someone).unwrap_err();
+    assert_eq!(refused, NoRoom::Short(vec![short("root", 95, 90, 100)]), "somebody else waits for the rest");
+    assert!(world.rooms.judge("root.b", QueueAmounts { memory: 5, cores: -3 }, someone).is_ok());
+    assert!(matches!(world.rooms.judge("root.z", amounts(1), nobody), Err(NoRoom::Queue(_))));
+    let mut all: Vec<_> = world.rooms.snapshot.queues.behind(None).cloned().collect();
+    all[1].state = QueueState::Draining;
+    let snapshot = Snapshot::new(at(1), &[], Queues::new(Naming::Fair, all).unwrap(), &[]);
+    let rooms = Rooms::new(Arc::new(snapshot), []);
+    let closed = rooms.judge("root.a.x", amounts(1), nobody).unwrap_err();
+    assert_eq!(closed, NoRoom::State { path: "root.a".into(), state: QueueState::Draining });
+}
+
+#[test]
+fn an_older_snapshot_is_not_installed() {
+    let mut world = World::new([100; 4], [0, 0]);
+    let of = |seconds| Rooms::new(Arc::new(Snapshot::new(at(seconds), &[], queues([seconds; 4], |_| 0), &[])), []);
+    assert_eq!(world.rooms.install(of(5), &[]), Ok(()));
+    for older in [5, 4] {
+        assert_eq!(world.rooms.install(of(older), &[]), Err(Older));
+    }
+    assert!(!world.grant("root", 6));
+}
+
+#[test]
+fn what_has_no_application_is_shown_when_it_has_settled() {
+    let max = [100; 4];
+    let mut world = World::new(max, [0, 0]);
+    assert!(world.grant("root.b", 60));
+    world.step(&Step::Inited(0, false), max);
+    let unseen = |world: &mut World| {
+        world.step(&Step::Prepare(99, 0, true), max);
+        world.step(&Step::Install, max);
+        world.unseen("root")
+    };
+    world.now = 30;
+    assert_eq!(unseen(&mut world), 60, "it may not have started");
+    world.now = 61;
+    world.engines[0].allocated = 60;
+    assert_eq!((unseen(&mut world), world.used_shown("root")), (0, 60));
+    assert!(!world.grant("root.b", 41) && world.grant("root.b", 40));
+}
+
+#[test]
+fn an_application_with_more_than_it_was_granted_counts_with_what_it_has() {
+    let max = [100; 4];
+    let mut world = World::new(max, [0, 0]);
+    assert!(world.grant("root.b", 10) && world.grant("root.b", 10));
+    world.step(&Step::Inited(0, true), max);
+    world.engines[0].allocated = 30;
+    let applications = world.applications();
+    let snapshot = Snapshot::new(at(5), &applications, queues(max, |path| world.used(path)), &applications);
+    let rooms = Rooms::new(Arc::new(snapshot), world.live());
+    assert_eq!(world.rooms.install(rooms, &[]), Ok(()));
+    assert_eq!((world.used_shown("root"), world.unseen("root")), (30, 10), "nothing of it is another's to have");
+}

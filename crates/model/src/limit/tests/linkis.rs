@@ -1,0 +1,142 @@
+//! Conformance with how limits that Apache Linkis's users are configured fall back: what its own configuration service and manager
+//! answer, as `tests/fixtures/linkis/limits.json` has it from its classes (`clients/java`, `LimitsTest`), beside what rules decide that
+//! say the same.
+
+use serde::Deserialize;
+
+use super::*;
+use crate::{
+    resource::parse_size,
+    scope::{CREATOR, ENGINE_TYPE, QUEUE},
+};
+
+/// The difference that is in every case: what no level names.
+const DEFAULT: &str = "default";
+
+/// What is configured for everybody.
+const EVERYBODY: &str = "*-*,*-*";
+
+/// Amounts by dimension, as Linkis's tables have them; an empty one is none.
+type Amounts = BTreeMap<String, String>;
+
+#[derive(Deserialize)]
+struct Table {
+    /// What Linkis's manager takes of what it is not told.
+    defaults: Amounts,
+    /// By name, in words.
+    differences: BTreeMap<String, String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    what: String,
+    /// The labels of an engine that is asked for, as `user-creator,engine-version`.
+    asked: String,
+    /// By labels, of which `*` stands for each.
+    configured: BTreeMap<String, Amounts>,
+    /// What Linkis limits, but for what is as by default.
+    linkis: Amounts,
+    /// Which of the differences this is, if it is one, and what is limited here instead.
+    differs: Option<String>,
+    here: Option<Amounts>,
+}
+
+impl Table {
+    fn read() -> Self {
+        serde_json::from_str(include_str!("../../../../../tests/fixtures/linkis/limits.json")).unwrap()
+    }
+}
+
+impl Case {
+    /// What is to be limited here: the same, unless it differs, and then it does.
+    fn here(&self) -> &Amounts {
+        assert_eq!(self.differs.is_some(), self.here.is_some(), "{}", self.what);
+        assert_ne!(self.here.as_ref(), Some(&self.linkis), "{} does not differ", self.what);
+        self.here.as_ref().unwrap_or(&self.linkis)
+    }
+
+    /// What is configured, and for everybody what is not, as the manager has it by default.
+    fn with_defaults(&self, defaults: &Amounts) -> BTreeMap<String, Amounts> {
+        let mut configured = self.configured.clone();
+        let everybody = configured.entry(EVERYBODY.to_owned()).or_default();
+        everybody.retain(|_, amount| !amount.is_empty());
+        *everybody = over(defaults, everybody);
+        configured
+    }
+}
+
+/// The first, but for what the second says of them.
+fn over(defaults: &Amounts, said: &Amounts) -> Amounts {
+    defaults.clone().into_iter().chain(said.clone()).collect()
+}
+
+/// What stands for user, creator and engine type, of which `None` is each.
+fn labels(configured: &str) -> [(&'static str, Option<&str>); 3] {
+    let (user_creator, engine) = configured.split_once(',').unwrap();
+    let (user, creator) = user_creator.split_once('-').unwrap();
+    let value = |of, each| (of != each).then_some(of);
+    [(USER, value(user, "*")), (CREATOR, value(creator, "*")), (ENGINE_TYPE, value(engine, "*-*"))]
+}
+
+/// What is configured at one level: what is used in a queue has a limit in each queue.
+fn rules((configured, amounts): (&String, &Amounts)) -> impl Iterator<Item = Rule> {
+    let of = |is_queue: bool| {
+        let queue = is_queue.then_some((QUEUE, None));
+        let labels = labels(configured).into_iter().chain(queue);
+        let named = amounts.iter().filter(|(key, amount)| is_queue == key.starts_with("queue_") && !amount.is_empty());
+        Rule {
+            pattern: Pattern::new(labels.map(|(key, value)| (key.to_owned(), value.map(str::to_owned))).collect()),
+            mode: LimitMode::Enforced,
+            max: named.map(|(key, text)| (Dimension::parse_key(key).unwrap(), parse_size(text).unwrap())).collect(),
+        }
+    };
+    [of(false), of(true)].into_iter().filter(|rule| !rule.max.is_empty())
+}
+
+/// What is limited for who asks, where so much is configured.
+fn limited(configured: &BTreeMap<String, Amounts>, asked: &str) -> BTreeMap<String, i64> {
+    let limits = limits(true, configured.iter().flat_map(rules));
+    let [user, creator, engine_type] = labels(asked).map(|(_, value)| value.unwrap());
+    let (carried, em) = (Labels::default(), EmInstance::parse("em", "ecm", "host").unwrap());
+    let in_a_queue = Resource::zero(ResourceType::DriverAndYarn);
+    let mut limited = BTreeMap::new();
+    for scope in limits.scopes(&TicketLabels::new(user, creator, engine_type, &carried, &em, &in_a_queue)) {
+        // Whatever rule decides, it is the counter of who asks.
+        for (key, value) in labels(asked) {
+            assert_eq!(scope.scope().labels().get(key).map(String::as_str), value);
+        }
+        for (dimension, max, _) in scope.maxima() {
+            assert_eq!(limited.insert(dimension.key(), max), None, "{dimension} is limited once");
+        }
+    }
+    limited
+}
+
+fn amounts(texts: &Amounts) -> BTreeMap<String, i64> {
+    texts.iter().map(|(key, text)| (key.clone(), parse_size(text).unwrap())).collect()
+}
+
+#[test]
+fn limits_fall_back_as_linkis_s_configuration_does() {
+    for case in Table::read().cases {
+        assert_eq!(limited(&case.configured, &case.asked), amounts(case.here()), "{}", case.what);
+    }
+}
+
+#[test]
+fn with_linkis_s_defaults_for_everybody_the_same_is_limited() {
+    let table = Table::read();
+    for case in &table.cases {
+        let configured = case.with_defaults(&table.defaults);
+        let expected = over(&table.defaults, case.here());
+        assert_eq!(limited(&configured, &case.asked), amounts(&expected), "{}", case.what);
+    }
+}
+
+#[test]
+fn every_difference_to_linkis_s_configuration_is_named_and_seen() {
+    let table = Table::read();
+    let seen: BTreeSet<&str> = table.cases.iter().filter_map(|case| case.differs.as_deref()).chain([DEFAULT]).collect();
+    assert_eq!(seen, table.differences.keys().map(String::as_str).collect());
+}

@@ -1,0 +1,714 @@
+//! The waiting line: who stands where, and how much the positions ahead keep for themselves.
+//!
+//! A waiting request stands at every spot (an EM, or a limited scope) where it is short. Whoever comes later, waiting or not, is
+//! judged as if the requests ahead at its spots were granted already: so it passes only where it takes nothing that they are
+//! waiting for, and a big request gets what is given back until it fits.
+//!
+//! At other spots a waiting request keeps nothing, so that one user who waits for a limit of his own does not block an EM for all
+//! others; but for the first in line at some spot: that one stands at all of its spots, and so its turn comes.
+
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    cap::Cap,
+    em::EmInstance,
+    name::{Labels, Name},
+    resource::Resource,
+    scope::{Scope, Tally},
+    visits::visit,
+};
+
+/// Where one can stand in line.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Spot {
+    /// At an EM.
+    Em(EmInstance),
+    /// At a limited scope.
+    Scope(Scope),
+    /// At a queue of an external cluster.
+    Queue {
+        /// The name of its provider.
+        provider: Name,
+        /// Its path.
+        path: String,
+    },
+}
+
+/// For people: not to be taken apart again.
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Em(em) => write!(f, "em={em}"),
+            Self::Scope(scope) => scope.fmt(f),
+            Self::Queue { provider, path } => write!(f, "provider={provider},queue={path}"),
+        }
+    }
+}
+
+/// How many bytes a [`QueuePosition`] has.
+pub const POSITION_BYTES: usize = 26;
+
+/// A position in line: the one key by which everybody stands in order, the same at every spot, so that no two spots can wait for each
+/// other. Its bytes are in the order of those who wait: first the higher priority, then who came first, then the ticket.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QueuePosition([u8; POSITION_BYTES]);
+
+impl QueuePosition {
+    /// Of a request that has this priority, has waited `since` then by the database's clock, read under the locks, and will be granted
+    /// that ticket.
+    pub fn new(priority: i16, since: OffsetDateTime, ticket_id: Uuid) -> Self {
+        let rank = u16::MAX - priority.cast_unsigned().wrapping_add(1 << 15);
+        let micros = i64::try_from(since.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
+        let since = micros.cast_unsigned().wrapping_add(1 << 63);
+        let mut bytes = [0; POSITION_BYTES];
+        let fields = rank.to_be_bytes().into_iter().chain(since.to_be_bytes()).chain(ticket_id.into_bytes());
+        bytes.iter_mut().zip(fields).for_each(|(byte, field)| *byte = field);
+        Self(bytes)
+    }
+
+    /// As it was stored; `None` if it was not.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    /// As it is stored.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The ticket that will be granted.
+    pub fn ticket_id(&self) -> Uuid {
+        let mut ticket_id = [0; 16];
+        ticket_id.copy_from_slice(&self.0[POSITION_BYTES - 16..]);
+        Uuid::from_bytes(ticket_id)
+    }
+}
+
+impl fmt::Debug for QueuePosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueuePosition({self})")
+    }
+}
+
+/// In hexadecimal digits.
+impl fmt::Display for QueuePosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// How somebody stands at a spot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WaitEntry {
+    /// What is waited for.
+    pub resource: Resource,
+    /// Whether the spot is what it waits for; otherwise it only keeps its room there.
+    pub is_short: bool,
+}
+
+/// The spots where a request stands; true where it is short.
+pub type Spots = BTreeMap<Spot, bool>;
+
+/// Room for more requests than anybody counted.
+pub const MUCH: u32 = u32::MAX;
+
+/// Where there is more room, or a position less ahead, and about how many requests it was that made it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FreedSpots(BTreeMap<Spot, u32>);
+
+impl FreedSpots {
+    /// So many requests have made room at a spot.
+    pub fn note(&mut self, spot: Spot, requests: u32) {
+        let noted = self.0.entry(spot).or_default();
+        *noted = noted.saturating_add(requests);
+    }
+
+    /// Replaces numbers above `most` by [`MUCH`].
+    pub fn counted_up_to(mut self, most: u32) -> Self {
+        self.0.values_mut().filter(|requests| **requests > most).for_each(|requests| *requests = MUCH);
+        self
+    }
+
+    /// Whether there is more room at a spot.
+    pub fn contains(&self, spot: &Spot) -> bool {
+        self.0.contains_key(spot)
+    }
+
+    /// Whether there is more room nowhere.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Spot by spot, and how many requests have made room there; [`MUCH`] if nobody knows.
+    pub fn iter(&self) -> impl Iterator<Item = (&Spot, u32)> {
+        self.0.iter().map(|(spot, requests)| (spot, *requests))
+    }
+}
+
+/// A request that waits, as it is shown.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WaitingRequest {
+    /// The ticket that it will get if it is granted.
+    pub ticket_id: Uuid,
+    /// Since when, by the database's clock.
+    pub waiting_since: OffsetDateTime,
+    /// For whom.
+    pub user: Name,
+    /// By which application of the user.
+    pub creator: Name,
+    /// The engine's type; may be empty.
+    pub engine_type: String,
+    /// Where it was judged last.
+    pub em: EmInstance,
+    /// Whether any EM will do.
+    pub any_em: bool,
+    /// How much it waits for.
+    pub resource: Resource,
+    /// What it says of itself.
+    pub labels: Labels,
+    /// What it allows itself.
+    pub caps: Vec<Cap>,
+    /// Until when.
+    pub wait_until: OffsetDateTime,
+    /// Where it is short, for people, and how many are short there before it.
+    pub ahead: BTreeMap<String, i64>,
+}
+
+/// How much of a spot was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Everybody who matters to somebody who comes last.
+    All,
+    /// Everybody who stands before this one, and he himself.
+    UpTo(QueuePosition),
+}
+
+impl Extent {
+    /// What has to be looked at for a request: those before it, if it stands in line.
+    pub fn of(position: Option<QueuePosition>) -> Self {
+        position.map_or(Self::All, Self::UpTo)
+    }
+
+    /// As much as both.
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::UpTo(one), Self::UpTo(two)) => Self::UpTo(one.max(two)),
+            _ => Self::All,
+        }
+    }
+}
+
+/// Which spots were looked at, and how much of each.
+pub type ViewedSpots = BTreeMap<Spot, Extent>;
+
+/// The spots that have to be looked at for several requests.
+pub fn viewed_spots(requests: impl IntoIterator<Item = (Spot, Extent)>) -> ViewedSpots {
+    let mut spots = ViewedSpots::new();
+    for (spot, extent) in requests {
+        spots.entry(spot).and_modify(|viewed| *viewed = viewed.and(extent)).or_insert(extent);
+    }
+    spots
+}
+
+/// The wait queues of some wait keys, and the wait keys of each request in them.
+#[derive(Debug, Clone, Default)]
+pub struct Line {
+    queues: HashMap<Arc<Spot>, Arc<Queue>>,
+    /// Every operation on one request visits only its own wait keys.
+    keys: HashMap<QueuePosition, Vec<Arc<Spot>>>,
+}
+
+/// Who stands at one spot.
+#[derive(Debug, Clone, Default)]
+struct Queue {
+    stands: BTreeMap<QueuePosition, WaitEntry>,
+    /// The first entry that is short here.
+    first_short: Option<QueuePosition>,
+    /// What all of them wait for together, once somebody has asked.
+    total: OnceLock<Tally>,
+    /// What those before every [`STRIDE`]th wait for together, once somebody far behind has asked.
+    marks: OnceLock<BTreeMap<QueuePosition, Tally>>,
+}
+
+/// From one mark in a queue to the next.
+const STRIDE: usize = 32;
+
+impl Queue {
+    fn total(&self) -> &Tally {
+        self.total.get_or_init(|| sum(self.stands.values()))
+    }
+
+    fn marks(&self) -> &BTreeMap<QueuePosition, Tally> {
+        self.marks.get_or_init(|| {
+            let (mut marks, mut before) = (BTreeMap::new(), Tally::default());
+            for (number, (position, stand)) in self.stands.iter().enumerate() {
+                visit();
+                if number.is_multiple_of(STRIDE) {
+                    marks.insert(*position, before.clone());
+                }
+                before.add_up(&stand.resource);
+            }
+            marks
+        })
+    }
+
+    /// What those before `position` wait for together.
+    fn ahead(&self, position: QueuePosition) -> Tally {
+        let (mut near, mut tally) = (self.stands.range(..position), Tally::default());
+        if near.clone().nth(STRIDE).is_some()
+            && let Some((mark, before)) = self.marks().range(..=position).next_back()
+        {
+            (near, tally) = (self.stands.range(*mark..position), before.clone());
+        }
+        for (_, stand) in near {
+            visit();
+            tally.add_up(&stand.resource);
+        }
+        tally
+    }
+
+    fn insert(&mut self, position: QueuePosition, stand: WaitEntry) {
+        self.remove(position);
+        if stand.is_short && self.first_short.is_none_or(|first| position < first) {
+            self.first_short = Some(position);
+        }
+        if let Some(total) = self.total.get_mut() {
+            total.add_up(&stand.resource);
+        }
+        self.marks.take();
+        self.stands.insert(position, stand);
+    }
+
+    fn remove(&mut self, position: QueuePosition) {
+        let Some(stand) = self.stands.remove(&position) else { return };
+        if self.first_short == Some(position) {
+            let mut behind = self.stands.range(position..).inspect(|_| visit());
+            self.first_short = behind.find(|(_, other)| other.is_short).map(|(other, _)| *other);
+        }
+        if self.total.get_mut().is_some_and(|total| !total.take_off(&stand.resource)) {
+            self.total.take();
+        }
+        self.marks.take();
+    }
+
+    /// The positions that only this queue has, and those that only `other` has.
+    fn difference(&self, other: &Self) -> (Vec<QueuePosition>, Vec<QueuePosition>) {
+        let only = |one: &Self, two: &Self| {
+            let positions = one.stands.keys().inspect(|_| visit());
+            positions.filter(|position| !two.stands.contains_key(position)).copied().collect()
+        };
+        (only(self, other), only(other, self))
+    }
+}
+
+impl Line {
+    /// What those before `position` at a spot wait for together, or all if there is no position yet.
+    pub fn ahead(&self, spot: &Spot, position: Option<QueuePosition>) -> Tally {
+        match (self.queues.get(spot), position) {
+            (None, _) => Tally::default(),
+            (Some(queue), None) => queue.total().clone(),
+            (Some(queue), Some(position)) => queue.ahead(position),
+        }
+    }
+
+    /// The same, without making the spot if nobody stands anywhere.
+    pub fn ahead_at(&self, spot: impl FnOnce() -> Spot, position: Option<QueuePosition>) -> Tally {
+        if self.is_empty() { Tally::default() } else { self.ahead(&spot(), position) }
+    }
+
+    /// Where a request stands that is short at some of its `spots`.
+    pub fn stand(&self, position: QueuePosition, spots: &Spots) -> Spots {
+        let is_first = |spot: &Spot| {
+            let first = self.queues.get(spot).and_then(|queue| queue.first_short);
+            first.is_none_or(|first| position <= first)
+        };
+        let keeps_all = spots.iter().any(|(spot, is_short)| *is_short && is_first(spot));
+        spots
+            .iter()
+            .filter(|(_, is_short)| **is_short || keeps_all)
+            .map(|(spot, short)| (spot.clone(), *short))
+            .collect()
+    }
+
+    /// Whether a request is in any wait queue.
+    pub fn has(&self, position: QueuePosition) -> bool {
+        self.keys.contains_key(&position)
+    }
+
+    /// Where somebody stands; empty for one who is not in line.
+    pub fn spots_of(&self, position: QueuePosition) -> Spots {
+        let keys = self.keys.get(&position).into_iter().flatten().inspect(|_| visit());
+        let is_short = |key: &Arc<Spot>| Some(self.queues.get(key)?.stands.get(&position)?.is_short);
+        keys.filter_map(|key| Some((Spot::clone(key), is_short(key)?))).collect()
+    }
+
+    /// Somebody stands at a spot.
+    pub fn insert(&mut self, spot: Spot, position: QueuePosition, stand: WaitEntry) {
+        self.insert_at(self.key(spot), position, stand);
+    }
+
+    /// Somebody leaves all spots.
+    pub fn remove(&mut self, position: QueuePosition) {
+        for key in self.keys.remove(&position).unwrap_or_default() {
+            visit();
+            self.remove_entry(&key, position);
+        }
+    }
+
+    /// Puts a request into the wait queues of `spots`, and only there. Queues where nothing changes keep their sums.
+    pub fn put(&mut self, position: QueuePosition, spots: &Spots, resource: &Resource) {
+        let left: Vec<Arc<Spot>> = (self.keys.get(&position).into_iter().flatten())
+            .inspect(|_| visit())
+            .filter(|key| !spots.contains_key(&***key))
+            .cloned()
+            .collect();
+        for key in left {
+            self.remove_at(&key, position);
+        }
+        for (spot, is_short) in spots {
+            let stand = WaitEntry { resource: resource.clone(), is_short: *is_short };
+            let before = self.queues.get(spot).and_then(|queue| queue.stands.get(&position));
+            if before != Some(&stand) {
+                self.insert(spot.clone(), position, stand);
+            }
+        }
+    }
+
+    /// Takes over how `other` looked at `spots`, as far as each was looked at.
+    pub fn replace(&mut self, spots: ViewedSpots, other: &Self) {
+        for (spot, extent) in spots {
+            let (queue, key) = (other.queues.get(&spot), self.key(spot));
+            match extent {
+                Extent::All => self.replace_all(&key, queue),
+                Extent::UpTo(last) => self.replace_first(&key, last, queue),
+            }
+        }
+    }
+
+    /// At how many spots somebody is known to stand.
+    pub fn spots(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Takes over a whole wait queue.
+    fn replace_all(&mut self, key: &Arc<Spot>, other: Option<&Arc<Queue>>) {
+        let (before, after) = (self.queues.remove(key).unwrap_or_default(), other.cloned().unwrap_or_default());
+        let (left, entered) = before.difference(&after);
+        left.into_iter().for_each(|position| self.forget(key, position));
+        entered.into_iter().for_each(|position| self.keys.entry(position).or_default().push(key.clone()));
+        if !after.stands.is_empty() {
+            self.queues.insert(key.clone(), after);
+        }
+    }
+
+    /// Takes over the entries of a wait queue up to `last`. A queue where nothing differs keeps its sums.
+    fn replace_first(&mut self, key: &Arc<Spot>, last: QueuePosition, other: Option<&Arc<Queue>>) {
+        let before = self.queues.get(key).map(|queue| &queue.stands);
+        let after = other.map(|queue| &queue.stands);
+        let in_before = |position: &QueuePosition| before.and_then(|stands| stands.get(position));
+        let in_after = |position: &QueuePosition| after.and_then(|stands| stands.get(position));
+        let first = |stands| Option::into_iter(stands).flat_map(|stands: &BTreeMap<_, _>| stands.range(..=last));
+        let left = first(before).inspect(|_| visit()).filter(|(position, _)| in_after(position).is_none());
+        let left: Vec<QueuePosition> = left.map(|(position, _)| *position).collect();
+        let entered = first(after).inspect(|_| visit()).filter(|(position, stand)| in_before(position) != Some(stand));
+        let entered: Vec<(QueuePosition, WaitEntry)> =
+            entered.map(|(position, stand)| (*position, stand.clone())).collect();
+        left.into_iter().for_each(|position| self.remove_at(key, position));
+        entered.into_iter().for_each(|(position, stand)| self.insert_at(key.clone(), position, stand));
+    }
+
+    /// The wait key as it is stored, if it has a wait queue.
+    fn key(&self, spot: Spot) -> Arc<Spot> {
+        self.queues.get_key_value(&spot).map(|(key, _)| key.clone()).unwrap_or_else(|| Arc::new(spot))
+    }
+
+    fn insert_at(&mut self, key: Arc<Spot>, position: QueuePosition, stand: WaitEntry) {
+        let queue = Arc::make_mut(self.queues.entry(key.clone()).or_default());
+        if !queue.stands.contains_key(&position) {
+            self.keys.entry(position).or_default().push(key);
+        }
+        queue.insert(position, stand);
+    }
+
+    /// Removes the entry of a request from one wait queue.
+    fn remove_at(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+        self.forget(key, position);
+        self.remove_entry(key, position);
+    }
+
+    /// Removes one wait key of a request.
+    fn forget(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+        if let Entry::Occupied(mut keys) = self.keys.entry(position) {
+            keys.get_mut().retain(|other| other != key);
+            if keys.get().is_empty() {
+                keys.remove();
+            }
+        }
+    }
+
+    /// Removes an entry from a wait queue, and the queue with its last entry.
+    fn remove_entry(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+        let Some(queue) = self.queues.get_mut(key) else { return };
+        let queue = Arc::make_mut(queue);
+        queue.remove(position);
+        if queue.stands.is_empty() {
+            self.queues.remove(key);
+        }
+    }
+
+    /// Whether somebody is known to stand at a spot.
+    pub fn contains(&self, spot: &Spot) -> bool {
+        self.queues.contains_key(spot)
+    }
+
+    /// Drops the line, one wait queue or request at a time.
+    pub fn into_dropped(self) -> impl Iterator<Item = ()> + Send {
+        self.queues.into_iter().map(drop).chain(self.keys.into_iter().map(drop))
+    }
+
+    /// Whether nobody is known to stand anywhere.
+    pub fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+}
+
+fn sum<'a>(stands: impl Iterator<Item = &'a WaitEntry>) -> Tally {
+    let mut sum = Tally::default();
+    for stand in stands {
+        visit();
+        sum.add_up(&stand.resource);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{resource::Dimension, visits};
+
+    fn position(number: u128) -> QueuePosition {
+        QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
+    }
+
+    fn em(host: &str) -> Spot {
+        Spot::Em(EmInstance::parse("em", "ecm", host).unwrap())
+    }
+
+    fn user(name: &str) -> Spot {
+        Spot::Scope(Scope::new(BTreeMap::from([("user".to_owned(), name.to_owned())])))
+    }
+
+    /// Stands where it has to, as it says, and asks for as many cores as its number.
+    fn stand(line: &mut Line, number: u128, spots: &[(Spot, bool)]) -> Spots {
+        let stands = line.stand(position(number), &spots.iter().cloned().collect());
+        let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
+        for (spot, is_short) in &stands {
+            line.insert(spot.clone(), position(number), WaitEntry { resource: resource.clone(), is_short: *is_short });
+        }
+        stands
+    }
+
+    #[test]
+    fn only_the_first_in_line_keeps_room_where_it_is_not_short() {
+        let mut line = Line::default();
+        let spots = [(em("a"), false), (user("u"), true)];
+        assert_eq!(stand(&mut line, 1, &spots).len(), 2, "the first at user=u");
+        assert_eq!(stand(&mut line, 2, &spots), BTreeMap::from([(user("u"), true)]));
+        let ahead = |line: &Line, spot, position| line.ahead(&spot, position).get(&Dimension::Cores);
+        assert_eq!(ahead(&line, em("a"), None), 1, "one position's worth, however many wait for the user's limit");
+        assert_eq!(ahead(&line, user("u"), None), 1 + 2);
+        line.remove(position(1));
+        assert_eq!(stand(&mut line, 2, &spots).len(), 2, "now the first");
+    }
+
+    #[test]
+    fn places_are_in_order_and_nobody_stands_before_himself() {
+        let mut line = Line::default();
+        for number in [3, 1, 2] {
+            stand(&mut line, number, &[(em("a"), true)]);
+        }
+        let ahead = |spot, number: Option<u128>| line.ahead(&spot, number.map(position)).get(&Dimension::Cores);
+        assert_eq!([1, 2, 3, 4].map(|number| ahead(em("a"), Some(number))), [0, 1, 1 + 2, 1 + 2 + 3]);
+        assert_eq!((ahead(em("a"), None), ahead(em("b"), None)), (6, 0));
+        line.remove(position(2));
+        assert_eq!(line.ahead(&em("a"), None).get(&Dimension::Cores), 1 + 3);
+    }
+
+    #[test]
+    fn those_far_behind_are_told_the_same() {
+        let mut line = Line::default();
+        let ahead = |line: &Line, number| line.ahead(&em("a"), Some(position(number))).get(&Dimension::Cores);
+        let sum = |numbers: std::ops::Range<u128>| i64::try_from(numbers.sum::<u128>()).unwrap();
+        for number in 1..=200 {
+            stand(&mut line, number, &[(em("a"), true)]);
+            assert_eq!(ahead(&line, number), sum(1..number));
+        }
+        for gone in 1..=100 {
+            line.remove(position(gone));
+            assert_eq!(ahead(&line, 180), sum(gone + 1..180));
+        }
+        assert_eq!((ahead(&line, 101), ahead(&line, 1000)), (0, sum(101..201)));
+    }
+
+    /// `count` requests, each of which waits for an EM of its own.
+    fn line_of_keys(count: u128) -> Line {
+        let mut line = Line::default();
+        for number in 0..count {
+            stand(&mut line, number, &[(em(&format!("host{number}")), true)]);
+        }
+        line
+    }
+
+    /// Compares the visits of one operation at two sizes.
+    fn assert_flat(what: &str, visits: impl Fn(u128) -> u64) {
+        let [small, large] = [visits(100), visits(1000)];
+        assert!(large * 10 <= small.max(1) * 13, "{what}: {small} visits at 100, {large} at 1,000");
+    }
+
+    #[test]
+    fn wait_queues_with_many_keys_visit_own_entries() {
+        let (own, key) = (position(7), em("host7"));
+        let entry = || WaitEntry { resource: Resource::cpu(7).unwrap(), is_short: true };
+        let mut seen = Line::default();
+        seen.insert(key.clone(), own, entry());
+        assert_flat("leave and enter", |count| {
+            let mut line = line_of_keys(count);
+            let visits = visits::count(|| {
+                assert_eq!(line.spots_of(own).len(), 1);
+                line.remove(own);
+                line.insert(key.clone(), own, entry());
+            });
+            assert_eq!(line.spots(), usize::try_from(count).unwrap());
+            visits
+        });
+        for extent in [Extent::All, Extent::UpTo(own)] {
+            assert_flat("replace", |count| {
+                let mut line = line_of_keys(count);
+                visits::count(|| line.replace([(key.clone(), extent)].into(), &seen))
+                    + visits::count(|| line.replace([(key.clone(), extent)].into(), &Line::default()))
+            });
+        }
+    }
+
+    #[test]
+    fn wait_queue_after_fruitless_retry_keeps_its_sums() {
+        let line_of = |count: u128| {
+            let mut line = Line::default();
+            (0..count).for_each(|number| drop(stand(&mut line, number, &[(em("a"), true)])));
+            assert!(line.ahead(&em("a"), Some(position(count))) == line.ahead(&em("a"), None));
+            line
+        };
+        assert_flat("retry", |count| {
+            let mut line = line_of(count);
+            visits::count(|| {
+                // As far behind a mark at either size.
+                let last = count / 32 * 32 - 1;
+                let resource = Resource::cpu(i64::try_from(last).unwrap()).unwrap();
+                line.put(position(last), &[(em("a"), true)].into(), &resource);
+                line.ahead(&em("a"), Some(position(last)));
+            })
+        });
+        assert_flat("leave", |count| {
+            let mut line = line_of(count);
+            visits::count(|| {
+                line.remove(position(3));
+                line.ahead(&em("a"), None);
+            })
+        });
+    }
+
+    #[test]
+    fn wait_queues_after_random_changes_agree_with_plain_list() {
+        let (keys, mut random) = ([em("a"), em("b"), user("u")], 7_u64);
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let (mut line, mut plain) = (Line::default(), BTreeMap::<(usize, u128), (i64, bool)>::new());
+        for _ in 0..20_000 {
+            let (number, cores) = (u128::from(next(12)), i64::try_from(next(3)).unwrap());
+            let own: Vec<(usize, bool)> =
+                (0..3).filter_map(|at| Some((at, next(2) == 0)).filter(|_| next(2) == 0)).collect();
+            let spots: Spots = own.iter().map(|(at, is_short)| (keys[*at].clone(), *is_short)).collect();
+            let resource = Resource::cpu(cores).unwrap();
+            match next(4) {
+                0 => {
+                    plain.retain(|(_, other), _| *other != number);
+                    line.remove(position(number));
+                }
+                1 => {
+                    plain.retain(|(_, other), _| *other != number);
+                    plain.extend(own.iter().map(|(at, is_short)| ((*at, number), (cores, *is_short))));
+                    line.put(position(number), &spots, &resource);
+                }
+                kind => {
+                    // Another view of one queue, whole or up to a position.
+                    let (at, last, mut other) =
+                        (usize::try_from(next(3)).unwrap(), u128::from(next(12)), Line::default());
+                    let extent = if kind == 2 { Extent::All } else { Extent::UpTo(position(last)) };
+                    plain.retain(|(key, other), _| *key != at || kind == 3 && *other > last);
+                    for number in 0..12 {
+                        if next(2) == 0 {
+                            continue;
+                        }
+                        let (cores, is_short) = (i64::try_from(next(3)).unwrap(), next(2) == 0);
+                        let resource = Resource::cpu(cores).unwrap();
+                        other.insert(keys[at].clone(), position(number), WaitEntry { resource, is_short });
+                        if kind == 2 || number <= last {
+                            plain.insert((at, number), (cores, is_short));
+                        }
+                    }
+                    line.replace([(keys[at].clone(), extent)].into(), &other);
+                }
+            }
+            let is_in = |at: usize| plain.keys().any(|(key, _)| *key == at);
+            assert_eq!(line.spots(), (0..3).filter(|at| is_in(*at)).count());
+            for (at, key) in keys.iter().enumerate() {
+                let sum = |last| {
+                    plain
+                        .iter()
+                        .filter(|((key, number), _)| *key == at && *number < last)
+                        .map(|(_, (cores, _))| cores)
+                        .sum::<i64>()
+                };
+                assert_eq!(line.contains(key), is_in(at));
+                assert_eq!(line.ahead(key, None).get(&Dimension::Cores), sum(u128::MAX));
+                assert_eq!(line.ahead(key, Some(position(number))).get(&Dimension::Cores), sum(number));
+                let is_first =
+                    !plain.iter().any(|((key, other), (_, is_short))| *key == at && *other < number && *is_short);
+                let spots = Spots::from([(key.clone(), true), (em("other"), false)]);
+                assert_eq!(line.stand(position(number), &spots).len(), 1 + usize::from(is_first));
+            }
+            let own: Spots = plain
+                .iter()
+                .filter(|((_, other), _)| *other == number)
+                .map(|((at, _), (_, is_short))| (keys[*at].clone(), *is_short))
+                .collect();
+            assert_eq!(line.has(position(number)), !own.is_empty());
+            assert_eq!(line.spots_of(position(number)), own);
+        }
+    }
+
+    #[test]
+    fn wait_queue_with_reservations_finds_head_directly() {
+        assert_flat("head", |count| {
+            let mut line = Line::default();
+            for number in 0..count {
+                line.insert(
+                    em("a"),
+                    position(number),
+                    WaitEntry { resource: Resource::cpu(1).unwrap(), is_short: false },
+                );
+            }
+            let spots = Spots::from([(em("a"), true), (user("u"), false)]);
+            visits::count(|| assert_eq!(line.stand(position(count), &spots).len(), 2))
+        });
+    }
+}

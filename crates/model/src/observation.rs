@@ -1,0 +1,123 @@
+//! Observations: what EMs say that the engines of their tickets really use. They stand beside the ledger, which they never move.
+
+use sha2::{Digest as _, Sha256};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    resource::{Resource, ResourceError},
+    scope::label_of,
+    ticket::Ticket,
+};
+
+/// How they are packed: what was packed otherwise is not read.
+const FORMAT: u8 = 1;
+
+/// The bytes of a ticket's id.
+const ID_BYTES: usize = 16;
+
+/// What an EM observes of some tickets, in the order in which it told it; packed, because very many wait at times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observations {
+    packed: Vec<u8>,
+}
+
+impl Observations {
+    /// Of these tickets; none, if there are none.
+    pub fn new<'a>(observed: impl IntoIterator<Item = (Uuid, &'a Resource)>) -> Option<Self> {
+        let mut packed = vec![FORMAT];
+        for (ticket_id, resource) in observed {
+            packed.extend_from_slice(ticket_id.as_bytes());
+            resource.pack(&mut packed);
+        }
+        (packed.len() > 1).then_some(Self { packed })
+    }
+
+    /// As they were packed, by [`Observations::packed`].
+    pub fn from_packed(packed: Vec<u8>) -> Self {
+        Self { packed }
+    }
+
+    /// Few bytes that say the same.
+    pub fn packed(&self) -> &[u8] {
+        &self.packed
+    }
+
+    /// The tickets with what is observed of each.
+    pub fn iter(&self) -> impl Iterator<Item = (Uuid, Resource)> {
+        let mut rest = self.packed.strip_prefix(&[FORMAT]).unwrap_or_default();
+        std::iter::from_fn(move || {
+            let (id, resource) = rest.split_first_chunk::<ID_BYTES>()?;
+            rest = resource;
+            Some((Uuid::from_bytes(*id), Resource::unpack(&mut rest)?))
+        })
+    }
+
+    /// SHA-256 of what they are about: which tickets, and in which types and queues. As long as it stays the same, the amounts fit the
+    /// tickets as they did before.
+    pub fn subject_hash(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        for (ticket_id, resource) in self.iter() {
+            let is_external = |amount: &(_, i64)| label_of(&amount.0).is_some() && amount.1 != 0;
+            let place = resource.queue_name().or(resource.namespace()).unwrap_or_default();
+            hash.update(ticket_id.as_bytes());
+            hash.update(resource.resource_type().as_str());
+            hash.update([0, u8::from(resource.amounts().any(|amount| is_external(&amount)))]);
+            hash.update(place);
+            hash.update([0]);
+        }
+        hash.finalize().into()
+    }
+}
+
+/// What is observed of a ticket, and since when that is known.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Observed {
+    /// What its engine really uses.
+    pub resource: Resource,
+    /// When the report came that told it, by the database's clock.
+    pub at: OffsetDateTime,
+}
+
+/// What an EM says that the engine of a ticket uses, as a use of what the ticket holds.
+///
+/// # Errors
+/// As [`Resource::as_use_of`]: for another type, or another queue or namespace.
+pub fn observed_of(ticket: &Ticket, said: &Resource) -> Result<Resource, ResourceError> {
+    said.as_use_of(ticket.resource())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::{Parts, YarnAmounts};
+
+    fn yarn(queue: &str, queue_cores: i64) -> Resource {
+        let queue = YarnAmounts { queue_name: queue.into(), queue_cores, ..YarnAmounts::default() };
+        Resource::from_parts(Parts::Yarn(queue)).unwrap()
+    }
+
+    fn of(observed: &[(u128, Resource)]) -> Observations {
+        Observations::new(observed.iter().map(|(id, resource)| (Uuid::from_u128(*id), resource))).unwrap()
+    }
+
+    #[test]
+    fn what_is_told_is_told_back_in_order() {
+        let told = [(9, yarn("a", 1)), (3, Resource::load(1, 2).unwrap()), (7, yarn("", 0))];
+        let kept = Observations::from_packed(of(&told).packed().to_vec());
+        let read: Vec<_> = kept.iter().map(|(id, resource)| (id.as_u128(), resource)).collect();
+        assert_eq!(read, told);
+        assert_eq!(Observations::new([]), None);
+        assert_eq!(Observations::from_packed(vec![FORMAT + 1, 0, 0]).iter().count(), 0);
+    }
+
+    #[test]
+    fn other_amounts_are_about_the_same_and_all_else_is_not() {
+        let before = of(&[(1, yarn("a", 1))]).subject_hash();
+        assert_eq!(of(&[(1, yarn("a", 2))]).subject_hash(), before);
+        let cpu = Resource::cpu(1).unwrap();
+        for other in [(2, yarn("a", 1)), (1, yarn("b", 1)), (1, yarn("a", 0)), (1, cpu)] {
+            assert_ne!(of(std::slice::from_ref(&other)).subject_hash(), before, "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! EMs that are alike for many requests, ordered by what is free.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    ops::Bound,
+};
+
+use crate::{
+    resource::{Dimension, Left, Resource},
+    selector::Placement,
+};
+
+use super::{
+    host::{Host, Order, Rank, WHOLE, share_of},
+    hosts::Hosts,
+};
+
+/// How many resources are remembered that fit nowhere.
+const REMEMBERED_MAX: usize = 16;
+
+/// How many orders are kept before nothing is spared any more: each change of an EM costs something in each.
+const ORDERS_MAX: usize = 16;
+
+/// The number of an EM within a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct HostId(pub u32);
+
+/// EMs of one type of resource, whose order is kept for each dimension that somebody has asked the most of; and for those who pack, who spare
+/// what they do not ask for.
+#[derive(Debug, Default)]
+pub(super) struct Group {
+    members: HashSet<HostId>,
+    /// Of all members together, and of each.
+    capacity: BTreeMap<Dimension, Capacity>,
+    /// The members that can be chosen.
+    orders: HashMap<Order, BTreeSet<Rank>>,
+    /// What fits on no member that can be chosen and that nobody holds, and what would not on any even if nothing else were granted.
+    full: Remembered,
+    small: Remembered,
+}
+
+#[derive(Debug, Default)]
+struct Capacity {
+    sum: i128,
+    /// The number of members with each amount.
+    members: BTreeMap<i64, usize>,
+}
+
+impl Capacity {
+    fn insert(&mut self, amount: i64) {
+        self.sum += i128::from(amount);
+        *self.members.entry(amount).or_default() += 1;
+    }
+
+    fn remove(&mut self, amount: i64) {
+        self.sum -= i128::from(amount);
+        if let Some(members) = self.members.get_mut(&amount) {
+            *members -= 1;
+            if *members == 0 {
+                self.members.remove(&amount);
+            }
+        }
+    }
+
+    fn largest(&self) -> i64 {
+        self.members.last_key_value().map_or(0, |(amount, _)| *amount)
+    }
+}
+
+/// Resources for which there is no room, none of which says more than another.
+#[derive(Debug, Default)]
+struct Remembered(Vec<Resource>);
+
+impl Remembered {
+    fn applies_to(&self, share: &Resource) -> bool {
+        self.0.iter().any(|known| known.not_more_than(share) == Ok(true))
+    }
+
+    fn insert(&mut self, share: &Resource) {
+        self.0.retain(|known| share.not_more_than(known) != Ok(true));
+        if self.0.len() >= REMEMBERED_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(share.clone());
+    }
+
+    fn forget_what_fits(&mut self, room: &Left) {
+        self.0.retain(|known| !room.covers(known));
+    }
+}
+
+/// Whom to look for in a group.
+pub(super) struct Wanted<'a> {
+    /// What the EMs would count of the request.
+    pub share: &'a Resource,
+    pub placement: Placement,
+    /// Whether among those that somebody holds, instead of the others.
+    pub is_held: bool,
+    /// Further conditions, if there are any.
+    pub only: Option<&'a dyn Fn(&Host) -> bool>,
+}
+
+impl Wanted<'_> {
+    fn may_be(&self, host: &Host) -> bool {
+        host.em.provides(self.share).is_ok() && self.only.is_none_or(|only| only(host))
+    }
+}
+
+impl Group {
+    /// A group of these.
+    pub fn new(members: impl IntoIterator<Item = HostId>, hosts: &Hosts) -> Self {
+        let mut group = Self::default();
+        for id in members {
+            if let Some(host) = hosts.get(id) {
+                group.insert(id, host);
+            }
+        }
+        group
+    }
+
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub fn members(&self) -> impl Iterator<Item = HostId> {
+        self.members.iter().copied()
+    }
+
+    pub fn insert(&mut self, id: HostId, host: &Host) {
+        self.members.insert(id);
+        for (dimension, amount) in host.capacity.amounts() {
+            self.capacity.entry(dimension).or_default().insert(amount);
+        }
+        self.rank(id, host);
+    }
+
+    /// Takes an EM out that is as it was when it was put in or ranked.
+    pub fn remove(&mut self, id: HostId, host: &Host) {
+        self.members.remove(&id);
+        for (dimension, amount) in host.capacity.amounts() {
+            if let Some(capacity) = self.capacity.get_mut(&dimension) {
+                capacity.remove(amount);
+                if capacity.members.is_empty() {
+                    self.capacity.remove(&dimension);
+                }
+            }
+        }
+        self.unrank(id, host);
+    }
+
+    /// Puts a member where it stands now.
+    pub fn rank(&mut self, id: HostId, host: &Host) {
+        if host.is_available() {
+            for (order, ranks) in &mut self.orders {
+                ranks.insert(host.rank(id, order));
+            }
+            if !host.is_held {
+                self.full.forget_what_fits(&host.left);
+            }
+            self.small.forget_what_fits(&host.capacity);
+        }
+    }
+
+    /// Takes a member, which stays one, from where it stands, before it changes.
+    pub fn unrank(&mut self, id: HostId, host: &Host) {
+        for (order, ranks) in &mut self.orders {
+            ranks.remove(&host.rank(id, order));
+        }
+    }
+
+    /// Whether each dimension of a share is provided by some member.
+    fn may_provide(&self, share: &Resource) -> bool {
+        share.amounts().all(|(dimension, _)| self.capacity.contains_key(&dimension))
+    }
+
+    /// The dimension that a request takes the most of, beside all that the group has.
+    fn dominant(&self, share: &Resource) -> Dimension {
+        let part = |dimension: &Dimension, asked: i64| {
+            let whole = self.capacity.get(dimension).map_or(0, |capacity| capacity.sum).max(1);
+            i128::from(asked) * WHOLE * WHOLE / whole
+        };
+        let asked = share.amounts().filter(|(_, asked)| *asked > 0);
+        let dominant = asked.max_by_key(|(dimension, asked)| part(dimension, *asked));
+        dominant.map_or(Dimension::Memory, |(dimension, _)| dimension)
+    }
+
+    /// Whether it is remembered that a share fits on no member that can be chosen and that nobody holds.
+    #[cfg(test)]
+    pub fn is_known_to_be_full_for(&self, share: &Resource) -> bool {
+        self.full.applies_to(share)
+    }
+
+    /// The best EM with room for what is wanted, and its rank: of those that somebody holds, or of the others.
+    pub fn best(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<Rank> {
+        if !self.may_provide(wanted.share) || !wanted.is_held && self.full.applies_to(wanted.share) {
+            return None;
+        }
+        let dimension = self.dominant(wanted.share);
+        // With a smaller share free, not even the largest has room.
+        let largest = self.capacity.get(&dimension).map_or(0, Capacity::largest);
+        let needed = share_of(wanted.share.get(&dimension), largest);
+        let has_room = |rank: &&Rank| {
+            hosts.get(rank.host).is_some_and(|host| host.left.covers(wanted.share) && wanted.may_be(host))
+        };
+        let spared = match wanted.placement {
+            Placement::Spread => Vec::new(),
+            Placement::Pack => self.not_asked(wanted.share),
+        };
+        let is_held = wanted.is_held;
+        // Those that somebody holds stand below the others.
+        let end = if is_held { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
+        let ranks = self.ranks(Order { dimension, spared }, hosts);
+        let found = match wanted.placement {
+            Placement::Spread => {
+                let freest = ranks.range((Bound::Unbounded, end)).rev();
+                freest.take_while(|rank| rank.held.0 == is_held && rank.share >= needed).find(has_room)
+            }
+            Placement::Pack => {
+                let without = ranks.range(Rank::lowest(is_held, false, needed)..Rank::lowest(is_held, true, 0));
+                let with = ranks.range((Bound::Included(Rank::lowest(is_held, true, needed)), end));
+                without.chain(with).find(has_room)
+            }
+        };
+        let found = found.copied();
+        if found.is_none() && !is_held && wanted.only.is_none() {
+            self.full.insert(wanted.share);
+        }
+        found
+    }
+
+    /// The EM that tells best why there is no room: of those on which there would be if they were empty, the one with the largest free
+    /// share, and true; otherwise that of all. One that somebody holds only where no other is such.
+    pub fn closest(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<(bool, Rank)> {
+        if !self.may_provide(wanted.share) {
+            return None;
+        }
+        let dimension = self.dominant(wanted.share);
+        if !self.small.applies_to(wanted.share) {
+            let would_fit = |rank: &&Rank| {
+                hosts.get(rank.host).is_some_and(|host| host.capacity.covers(wanted.share) && wanted.may_be(host))
+            };
+            if let Some(rank) = self
+                .ranks(Order { dimension: dimension.clone(), spared: Vec::new() }, hosts)
+                .iter()
+                .rev()
+                .find(would_fit)
+            {
+                return Some((true, *rank));
+            }
+            if wanted.only.is_none() {
+                self.small.insert(wanted.share);
+            }
+        }
+        let may_be = |rank: &&Rank| hosts.get(rank.host).is_some_and(|host| wanted.may_be(host));
+        self.ranks(Order { dimension, spared: Vec::new() }, hosts).iter().rev().find(may_be).map(|rank| (false, *rank))
+    }
+
+    /// Any that can be chosen, whatever it provides.
+    pub fn any(&self, hosts: &Hosts, only: &dyn Fn(&Host) -> bool) -> Option<HostId> {
+        let can_be = |id: &HostId| hosts.get(*id).is_some_and(|host| host.is_available() && only(host));
+        match self.orders.values().next() {
+            Some(available) => available.iter().map(|rank| rank.host).find(can_be),
+            None => self.members().find(can_be),
+        }
+    }
+
+    /// What some EM of the group has, and a request does not ask for.
+    fn not_asked(&self, share: &Resource) -> Vec<Dimension> {
+        let asked: BTreeSet<Dimension> =
+            share.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, _)| dimension).collect();
+        let there = self.capacity.iter().filter(|(_, capacity)| capacity.sum > 0).map(|(dimension, _)| dimension);
+        there.filter(|dimension| !asked.contains(dimension)).cloned().collect()
+    }
+
+    fn ranks(&mut self, mut order: Order, hosts: &Hosts) -> &BTreeSet<Rank> {
+        if self.orders.len() >= ORDERS_MAX && !self.orders.contains_key(&order) {
+            order.spared.clear();
+        }
+        let members = &self.members;
+        self.orders.entry(order).or_insert_with_key(|order| {
+            let available = members.iter().filter_map(|id| Some((*id, hosts.get(*id)?)));
+            available.filter(|(_, host)| host.is_available()).map(|(id, host)| host.rank(id, order)).collect()
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! The EMs of a view, each with a number.
+
+use std::collections::HashMap;
+
+use crate::em::EmInstance;
+
+use super::{group::HostId, host::Host};
+
+/// The EMs, by number and by name.
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    slots: Vec<Option<Host>>,
+    free: Vec<HostId>,
+    ids: HashMap<EmInstance, HostId>,
+    /// Counts the EMs that were looked at.
+    #[cfg(test)]
+    pub visits: std::cell::Cell<u64>,
+}
+
+impl Hosts {
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub fn id(&self, em: &EmInstance) -> Option<HostId> {
+        self.ids.get(em).copied()
+    }
+
+    pub fn get(&self, id: HostId) -> Option<&Host> {
+        #[cfg(test)]
+        self.visits.set(self.visits.get() + 1);
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    pub fn get_mut(&mut self, id: HostId) -> Option<&mut Host> {
+        self.slots.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (HostId, &Host)> {
+        self.ids.values().filter_map(|id| Some((*id, self.get(*id)?)))
+    }
+
+    /// `None` if there are more than can be counted.
+    pub fn insert(&mut self, host: Host) -> Option<HostId> {
+        let id = match self.free.pop() {
+            Some(id) => id,
+            None => {
+                let id = HostId(u32::try_from(self.slots.len()).ok()?);
+                self.slots.push(None);
+                id
+            }
+        };
+        self.ids.insert(host.em.instance.clone(), id);
+        *self.slots.get_mut(id.0 as usize)? = Some(host);
+        Some(id)
+    }
+
+    pub fn remove(&mut self, em: &EmInstance) -> Option<Host> {
+        let id = self.ids.remove(em)?;
+        let host = self.slots.get_mut(id.0 as usize)?.take();
+        self.free.push(id);
+        host
+    }
+}

@@ -1,0 +1,252 @@
+//! Label sets that requests ask for: each has groups of its own, so that a request looks only at EMs that have all of its labels.
+//!
+//! A label set knows its members: all EMs that have all of its labels. It is made when a request asks for it, and stays until another
+//! needs its slot. One with few members has no groups: these are made for each search.
+//!
+//! Invariant: `members` of a set and `label_sets` of its members agree.
+//! Caller: `search`.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use crate::em::Em;
+
+use super::{Label, View, group::HostId, hosts::Hosts, pool_of};
+
+/// Label sets that are kept at most.
+pub(super) const SETS_MAX: usize = 1024;
+
+/// Label sets that one EM is a member of at most. Each change of the EM costs something in each.
+pub(super) const SETS_OF_EM_MAX: usize = 32;
+
+/// A label set that one of this many searches asked for is not evicted for a new one, which would cost a group for each search.
+pub(super) const RECENT_SEARCHES: u64 = 1024;
+
+/// EMs are searched one by one if they are no more than this.
+pub(super) const SCANNED_MAX: usize = 32;
+
+/// The number of a label set within a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct SetId(u64);
+
+/// All label sets that are kept.
+#[derive(Debug, Default)]
+pub(super) struct LabelSets {
+    ids: HashMap<BTreeSet<Label>, SetId>,
+    sets: HashMap<SetId, LabelSet>,
+    /// The sets by one label of each, the rarest when the set was made.
+    by_label: HashMap<Label, HashSet<SetId>>,
+    next: u64,
+    searches: u64,
+}
+
+#[derive(Debug)]
+struct LabelSet {
+    labels: BTreeSet<Label>,
+    rarest: Label,
+    members: HashSet<HostId>,
+    /// Whether the pools have groups of its members.
+    is_grouped: bool,
+    /// The last search that asked for it.
+    searched: u64,
+}
+
+/// The EMs that a search goes through.
+#[derive(Debug)]
+pub(super) enum Candidates {
+    /// These, which have all of the labels.
+    Few(Vec<HostId>),
+    /// The groups of a label set, whose members have all of the labels.
+    Members(SetId),
+    /// The groups of a label set, or of all EMs, whose members need not have all of the labels.
+    Among(Option<SetId>),
+}
+
+impl LabelSets {
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.sets.len()
+    }
+
+    #[cfg(test)]
+    pub fn contains(&self, labels: &BTreeSet<Label>) -> bool {
+        self.ids.contains_key(labels)
+    }
+
+    /// The sets that an EM belongs to.
+    fn of(&self, em: &Em) -> Vec<SetId> {
+        let filed = em.all_labels().filter_map(|(key, value)| self.by_label.get(&(key.clone(), value.clone())));
+        let has_all = |set: &LabelSet| set.labels.iter().all(|(key, value)| em.label(key) == Some(value));
+        filed.flatten().copied().filter(|id| self.sets.get(id).is_some_and(has_all)).collect()
+    }
+
+    fn members(&self, id: SetId) -> impl Iterator<Item = HostId> {
+        self.sets.get(&id).into_iter().flat_map(|set| set.members.iter().copied())
+    }
+
+    pub fn is_grouped(&self, id: SetId) -> bool {
+        self.sets.get(&id).is_some_and(|set| set.is_grouped)
+    }
+
+    /// The set of these labels, if it is kept; a search asks for it now.
+    fn find(&mut self, labels: &BTreeSet<Label>) -> Option<SetId> {
+        let id = *self.ids.get(labels)?;
+        self.sets.get_mut(&id)?.searched = self.searches;
+        Some(id)
+    }
+
+    fn insert(&mut self, labels: &BTreeSet<Label>, rarest: &Label, members: HashSet<HostId>) -> SetId {
+        self.next += 1;
+        let id = SetId(self.next);
+        self.ids.insert(labels.clone(), id);
+        self.by_label.entry(rarest.clone()).or_default().insert(id);
+        let (labels, rarest, searched) = (labels.clone(), rarest.clone(), self.searches);
+        self.sets.insert(id, LabelSet { labels, rarest, members, is_grouped: false, searched });
+        id
+    }
+
+    fn remove(&mut self, id: SetId) -> Option<LabelSet> {
+        let set = self.sets.remove(&id)?;
+        self.ids.remove(&set.labels);
+        if let Some(filed) = self.by_label.get_mut(&set.rarest) {
+            filed.remove(&id);
+            if filed.is_empty() {
+                self.by_label.remove(&set.rarest);
+            }
+        }
+        Some(set)
+    }
+
+    /// An EM enters all sets that it belongs to. Returns these.
+    pub fn join(&mut self, host: HostId, em: &Em) -> Vec<SetId> {
+        let joined = self.of(em);
+        for id in &joined {
+            if let Some(set) = self.sets.get_mut(id) {
+                set.members.insert(host);
+            }
+        }
+        joined
+    }
+
+    /// An EM leaves all sets that it is a member of.
+    pub fn leave(&mut self, host: HostId, joined: &[SetId]) {
+        for id in joined {
+            if let Some(set) = self.sets.get_mut(id) {
+                set.members.remove(&host);
+            }
+        }
+    }
+
+    /// The set of some that was asked for the longest ago.
+    pub fn oldest(&self, among: impl Iterator<Item = SetId>) -> Option<SetId> {
+        among.min_by_key(|id| (self.sets.get(id).map(|set| set.searched), *id))
+    }
+
+    /// The sets to evict for a new one with these members; `None` if one of them is in use.
+    fn to_evict(&self, members: &HashSet<HostId>, hosts: &Hosts) -> Option<BTreeSet<SetId>> {
+        let mut evicted = BTreeSet::new();
+        let mut evict = |set: Option<SetId>| {
+            let is_recent = |set: &LabelSet| set.searched + RECENT_SEARCHES > self.searches;
+            let set = set.filter(|id| !self.sets.get(id).is_some_and(is_recent))?;
+            evicted.insert(set);
+            Some(())
+        };
+        if self.sets.len() >= SETS_MAX {
+            evict(self.oldest(self.sets.keys().copied()))?;
+        }
+        for host in members.iter().filter_map(|id| hosts.get(*id)) {
+            if host.label_sets.len() >= SETS_OF_EM_MAX {
+                evict(self.oldest(host.label_sets.iter().copied()))?;
+            }
+        }
+        Some(evicted)
+    }
+}
+
+impl View {
+    /// The EMs for a search that asks for labels.
+    pub(super) fn candidates(&mut self, labels: &BTreeSet<Label>) -> Candidates {
+        let having = |label: &Label| self.labelled.get(label).map_or(0, HashSet::len);
+        let Some((len, rarest)) = labels.iter().map(|label| (having(label), label)).min() else {
+            return Candidates::Among(None);
+        };
+        if len <= SCANNED_MAX {
+            return Candidates::Few(self.having_all(rarest, labels).collect());
+        }
+        self.label_sets.searches += 1;
+        let id = match self.label_sets.find(labels) {
+            Some(id) => id,
+            None => {
+                let members: HashSet<HostId> = self.having_all(rarest, labels).collect();
+                let Some(evicted) = self.label_sets.to_evict(&members, &self.hosts) else {
+                    return match members.len() {
+                        ..=SCANNED_MAX => Candidates::Few(members.into_iter().collect()),
+                        _ => Candidates::Among(self.grouped_set_of(rarest)),
+                    };
+                };
+                evicted.into_iter().for_each(|id| self.evict_label_set(id));
+                self.make_label_set(labels, rarest, members)
+            }
+        };
+        let Some(set) = self.label_sets.sets.get(&id) else { return Candidates::Among(None) };
+        match (set.is_grouped, set.members.len()) {
+            (_, ..=SCANNED_MAX) => return Candidates::Few(set.members.iter().copied().collect()),
+            (true, _) => {}
+            (false, _) => self.group_label_set(id),
+        }
+        Candidates::Members(id)
+    }
+
+    /// The EMs that have all labels, one of which is `rarest`.
+    fn having_all<'a>(
+        &'a self,
+        rarest: &'a Label,
+        labels: &'a BTreeSet<Label>,
+    ) -> impl Iterator<Item = HostId> + use<'a> {
+        let others: Vec<_> = labels.iter().filter(|label| *label != rarest).collect();
+        let others: Vec<_> = others.into_iter().map(|label| self.labelled.get(label)).collect();
+        let has_others =
+            move |id: &HostId| others.iter().all(|having| having.is_some_and(|having| having.contains(id)));
+        self.labelled.get(rarest).into_iter().flatten().copied().filter(has_others)
+    }
+
+    fn grouped_set_of(&self, label: &Label) -> Option<SetId> {
+        let id = *self.label_sets.ids.get(&BTreeSet::from([label.clone()]))?;
+        self.label_sets.is_grouped(id).then_some(id)
+    }
+
+    fn make_label_set(&mut self, labels: &BTreeSet<Label>, rarest: &Label, members: HashSet<HostId>) -> SetId {
+        let id = self.label_sets.insert(labels, rarest, members);
+        for member in self.label_sets.members(id) {
+            if let Some(host) = self.hosts.get_mut(member) {
+                host.label_sets.push(id);
+            }
+        }
+        id
+    }
+
+    /// Makes the groups of a label set.
+    fn group_label_set(&mut self, id: SetId) {
+        let Self { hosts, pools, label_sets, .. } = self;
+        let Some(set) = label_sets.sets.get_mut(&id) else { return };
+        set.is_grouped = true;
+        for member in &set.members {
+            let Some(host) = hosts.get(*member) else { continue };
+            let (reserved, kind) = pool_of(&host.em);
+            if let Some(pool) = pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) {
+                pool.by_set.entry(id).or_default().insert(*member, host);
+            }
+        }
+    }
+
+    pub(super) fn evict_label_set(&mut self, id: SetId) {
+        let Some(set) = self.label_sets.remove(id) else { return };
+        for member in set.members {
+            let Some(host) = self.hosts.get_mut(member) else { continue };
+            host.label_sets.retain(|of_host| *of_host != id);
+            let (reserved, kind) = pool_of(&host.em);
+            if let Some(pool) = self.pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) {
+                pool.by_set.remove(&id);
+            }
+        }
+    }
+}

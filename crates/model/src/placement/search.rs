@@ -1,0 +1,147 @@
+//! Where to look for an EM: the groups that a request may go to.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use crate::{
+    em::EmInstance,
+    name::Name,
+    operation::RequestSpec,
+    resource::{Resource, ResourceType},
+    selector::PREFERENCES_MAX,
+};
+
+use super::{
+    Label, Policies, View,
+    group::{Group, HostId},
+    host::Host,
+    hosts::Hosts,
+    label_sets::Candidates,
+    pool_of,
+};
+
+/// What a request asks of EMs, beside room.
+pub(super) struct Search<'a> {
+    ask: &'a RequestSpec,
+    policies: &'a Policies,
+    /// What the EM must have.
+    labels: BTreeSet<Label>,
+    except: &'a [EmInstance],
+}
+
+impl<'a> Search<'a> {
+    pub fn new(ask: &'a RequestSpec, policies: &'a Policies, preferred: Vec<Label>, except: &'a [EmInstance]) -> Self {
+        let required = ask.selector.required.as_map().iter().map(|(key, value)| (key.clone(), value.clone()));
+        Self { ask, policies, labels: required.chain(preferred).collect(), except }
+    }
+
+    /// Whether EMs of an application are candidates at all.
+    fn serves(&self, application_name: &Name) -> bool {
+        let wanted = self.ask.selector.application_name.as_ref();
+        wanted.is_none_or(|wanted| wanted == application_name)
+            && self
+                .policies
+                .get(application_name)
+                .is_none_or(|policy| policy.lacking(|key| self.ask.carries(key)).is_none())
+    }
+}
+
+/// Goes through all groups of EMs that a request may go to, each with the condition that not all of it may satisfy.
+pub(super) fn for_each_group(
+    view: &mut View,
+    search: &Search<'_>,
+    mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
+) {
+    let holds =
+        |host: &Host| search.labels.iter().all(|label| host.has(label)) && !search.except.contains(&host.em.instance);
+    let (set, has_labels) = match view.candidates(&search.labels) {
+        Candidates::Few(ids) => return for_each_of_few(view, search, ids, holds, each),
+        Candidates::Members(set) => (Some(set), true),
+        Candidates::Among(set) => (set, search.labels.is_empty()),
+    };
+    let only: Option<&dyn Fn(&Host) -> bool> = if has_labels && search.except.is_empty() { None } else { Some(&holds) };
+    let View { hosts, pools, .. } = view;
+    for reserved in reservations(pools, search.ask) {
+        let Some(kinds) = pools.get_mut(&reserved) else { continue };
+        for (kind, pool) in kinds.iter_mut().filter(|(kind, _)| search.serves(&kind.0)) {
+            let group = match set {
+                None => Some(&mut pool.all),
+                Some(set) => pool.by_set.get_mut(&set),
+            };
+            if let Some(group) = group {
+                each(kind, group, hosts, only);
+            }
+        }
+    }
+}
+
+/// Goes through groups of few EMs, which are made for this once.
+fn for_each_of_few(
+    view: &View,
+    search: &Search<'_>,
+    few: Vec<HostId>,
+    holds: impl Fn(&Host) -> bool,
+    mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
+) {
+    let mut groups: BTreeMap<_, Vec<HostId>> = BTreeMap::new();
+    for (id, host) in few.into_iter().filter_map(|id| Some((id, view.hosts.get(id)?))) {
+        if host.em.admits(search.ask.labels.as_map())
+            && search.serves(&host.em.instance.application_name)
+            && holds(host)
+        {
+            groups.entry(pool_of(&host.em)).or_default().push(id);
+        }
+    }
+    for ((_, kind), ids) in groups {
+        each(&kind, &mut Group::new(ids, &view.hosts), &view.hosts, None);
+    }
+}
+
+/// The labels for which EMs are reserved that let the request in; none first.
+fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &RequestSpec) -> Vec<Vec<Label>> {
+    let mut let_in = vec![Vec::new()];
+    for (key, value) in ask.labels.as_map() {
+        let first = (key.clone(), value.clone());
+        let from_first = pools.range(vec![first.clone()]..).map(|(reserved, _)| reserved);
+        let with_it = from_first.take_while(|reserved| reserved.first() == Some(&first));
+        let_in.extend(with_it.filter(|reserved| reserved.iter().all(|(key, value)| ask.has(key, value))).cloned());
+    }
+    let_in
+}
+
+/// All ways to have some of the labels that a request prefers, the weightiest first; the last is to have none.
+pub(super) fn preferences(ask: &RequestSpec) -> Vec<Vec<Label>> {
+    let preferred = ask.selector.preferred.get(..PREFERENCES_MAX).unwrap_or(&ask.selector.preferred);
+    let way = |bits: u32| {
+        let chosen = preferred.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);
+        let weight: u32 = chosen.clone().map(|(_, preference)| preference.weight).sum();
+        let labels = chosen.map(|(_, preference)| (preference.key.clone(), preference.value.clone()));
+        (weight, labels.collect::<Vec<_>>())
+    };
+    let mut ways: Vec<_> = (0..1 << preferred.len()).map(way).collect();
+    ways.sort_by_key(|(weight, _)| Reverse(*weight));
+    ways.into_iter().map(|(_, labels)| labels).collect()
+}
+
+/// What EMs of each type would count of a request: the same for all of them.
+pub(super) struct Shares<'a> {
+    ask: &'a RequestSpec,
+    by_type: Vec<(ResourceType, Option<Resource>)>,
+}
+
+impl<'a> Shares<'a> {
+    pub fn of(ask: &'a RequestSpec) -> Self {
+        Self { ask, by_type: Vec::new() }
+    }
+
+    /// `None` if EMs of the type cannot answer for the request.
+    pub fn on(&mut self, kind: ResourceType) -> Option<&Resource> {
+        let known = self.by_type.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+            self.by_type.push((kind, self.ask.resource.project(kind).ok()));
+            self.by_type.len() - 1
+        });
+        self.by_type.get(known)?.1.as_ref()
+    }
+}

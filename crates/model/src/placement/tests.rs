@@ -1,0 +1,733 @@
+//! Which EM is chosen: by hand, and against a choice that looks at all of them.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use proptest::prelude::*;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::{
+    host::WHOLE,
+    label_sets::{RECENT_SEARCHES, SCANNED_MAX, SETS_MAX},
+    *,
+};
+use crate::{
+    name::Labels,
+    policy::Check,
+    resource::Dimension,
+    selector::{Preference, Selector},
+};
+
+fn name(text: &str) -> Name {
+    Name::parse("name", text).unwrap()
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
+}
+
+fn em(host: &str, total: (i64, i64), locked: (i64, i64)) -> Em {
+    let load = |(memory, cores)| Resource::load(memory, cores).unwrap();
+    Em {
+        instance: EmInstance { application_name: name("ecm"), instance: name(host) },
+        total: load(total),
+        protected: load((0, 0)),
+        used: load((0, 0)),
+        locked: load(locked),
+        used_tickets: Default::default(),
+        labels: Labels::default(),
+        reserved: Labels::default(),
+        epoch: 1,
+        register_time: OffsetDateTime::UNIX_EPOCH,
+        version: 1,
+        going: None,
+        counted: Default::default(),
+        drain: None,
+    }
+}
+
+fn labelled(host: &str, own: &[(&str, &str)], reserved: &[(&str, &str)]) -> Em {
+    Em { labels: labels(own), reserved: labels(reserved), ..em(host, (100, 100), (0, 0)) }
+}
+
+fn ask(memory: i64, cores: i64) -> RequestSpec {
+    RequestSpec {
+        principal: crate::principal::Principal::Anonymous,
+        ticket_id: Uuid::nil(),
+        user: name("hadoop"),
+        creator: name("IDE"),
+        engine_type: String::new(),
+        resource: Resource::load(memory, cores).unwrap(),
+        labels: Labels::default(),
+        selector: Selector::default(),
+        caps: Default::default(),
+        lock_ttl: Duration::from_secs(1),
+        request_id: None,
+        return_counters: false,
+    }
+}
+
+/// A request that carries, requires and prefers labels.
+fn asking(carried: &[(&str, &str)], required: &[(&str, &str)], preferred: &[(&str, &str, u32)]) -> RequestSpec {
+    let preference = |(key, value, weight): &(&str, &str, u32)| Preference {
+        key: (*key).into(),
+        value: (*value).into(),
+        weight: *weight,
+    };
+    let all = carried.iter().chain(required).copied().chain(preferred.iter().map(|(key, value, _)| (*key, *value)));
+    let selector = Selector {
+        required: labels(required),
+        preferred: preferred.iter().map(preference).collect(),
+        ..Selector::default()
+    };
+    RequestSpec { labels: labels(&all.collect::<Vec<_>>()), selector, ..ask(1, 1) }
+}
+
+fn view(ems: impl IntoIterator<Item = Em>) -> View {
+    let mut view = View::default();
+    ems.into_iter().for_each(|em| view.update(em));
+    view
+}
+
+/// All on which the request fits, the best first.
+fn in_order(view: &mut View, ask: &RequestSpec) -> Vec<String> {
+    let mut found: Vec<EmInstance> = Vec::new();
+    while let Some(em) = view.best(ask, &Policies::new(), &found) {
+        found.push(em);
+    }
+    found.into_iter().map(|em| em.instance.to_string()).collect()
+}
+
+fn best(view: &mut View, ask: &RequestSpec) -> Option<String> {
+    view.best(ask, &Policies::new(), &[]).map(|em| em.instance.to_string())
+}
+
+fn condition(is_available: bool, busy: u8) -> Condition {
+    Condition { is_available, busy }
+}
+
+#[test]
+fn the_freest_in_the_dimension_that_is_asked_the_most_of_comes_first_and_full_ones_never() {
+    let mut view = view([
+        em("half", (100, 100), (50, 50)),
+        em("full", (100, 100), (95, 0)),
+        em("memory", (100, 100), (10, 90)),
+        em("cores", (100, 100), (85, 0)),
+    ]);
+    assert_eq!(in_order(&mut view, &ask(10, 1)), ["memory", "half", "cores"], "of memory the most");
+    assert_eq!(in_order(&mut view, &ask(1, 20))[2], "half", "of cores the most, and two have all of theirs");
+    let packed =
+        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(10, 1) };
+    assert_eq!(in_order(&mut view, &packed), ["cores", "half", "memory"]);
+}
+
+#[test]
+fn who_packs_spares_what_is_not_asked_for() {
+    // Of memory, the fullest has cores left, the others have none.
+    let mut view = view([
+        em("cores left", (100, 100), (80, 40)),
+        em("none left", (100, 100), (30, 100)),
+        em("none at all", (100, 0), (50, 0)),
+    ]);
+    let packed =
+        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(10, 0) };
+    assert_eq!(in_order(&mut view, &packed), ["none at all", "none left", "cores left"]);
+    let with_cores = RequestSpec { selector: packed.selector.clone(), ..ask(10, 1) };
+    assert_eq!(in_order(&mut view, &with_cores), ["cores left"]);
+}
+
+#[test]
+fn the_policy_of_the_kind_says_how_to_choose_and_which_labels_are_needed() {
+    let mut view = view([em("free", (100, 100), (0, 0)), em("half", (100, 100), (50, 50))]);
+    let policies = |required: &[&str], placement| {
+        let required = required.iter().map(|key| (*key).to_owned()).collect();
+        Policies::from([(name("ecm"), Policy::new(Check::ALL).with(required, placement))])
+    };
+    let best = |view: &mut View, ask: &RequestSpec, policies: &Policies| {
+        view.best(ask, policies, &[]).map(|em| em.instance.to_string())
+    };
+    assert_eq!(best(&mut view, &ask(1, 1), &policies(&[], Placement::Pack)).as_deref(), Some("half"));
+    assert_eq!(best(&mut view, &ask(1, 1), &policies(&[], Placement::Spread)).as_deref(), Some("free"));
+    let needs = policies(&["engine_type"], Placement::Spread);
+    assert_eq!(best(&mut view, &ask(1, 1), &needs), None);
+    assert_eq!(view.matching(&ask(1, 1), &needs), 0);
+    let spark = RequestSpec { engine_type: "spark".into(), ..ask(1, 1) };
+    assert_eq!(best(&mut view, &spark, &needs).as_deref(), Some("free"));
+}
+
+#[test]
+fn required_labels_must_match_and_what_else_an_em_has_keeps_nobody_out() {
+    let mut view = view([
+        labelled("a", &[("tenant", "a"), ("zone", "x")], &[]),
+        labelled("b", &[("tenant", "b"), ("rack", "r1")], &[]),
+        labelled("none", &[], &[]),
+    ]);
+    let mut found = |ask: &RequestSpec| in_order(&mut view, ask).into_iter().collect::<BTreeSet<_>>();
+    let set = |hosts: &[&str]| hosts.iter().map(|host| (*host).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(found(&asking(&[], &[("tenant", "a")], &[])), set(&["a"]));
+    assert_eq!(found(&asking(&[], &[("tenant", "a"), ("zone", "x")], &[])), set(&["a"]));
+    assert_eq!(found(&asking(&[], &[("tenant", "a"), ("zone", "y")], &[])), set(&[]));
+    assert_eq!(found(&asking(&[("tenant", "a")], &[], &[])), set(&["a", "b", "none"]), "only counted");
+}
+
+#[test]
+fn a_reserved_em_lets_in_who_carries_its_labels_in_whatever_way() {
+    let mut view = view([
+        labelled("open", &[], &[]),
+        labelled("of-a", &[], &[("tenant", "a")]),
+        labelled("of-a-x", &[], &[("tenant", "a"), ("zone", "x")]),
+    ]);
+    let mut found = |ask: &RequestSpec| in_order(&mut view, ask).into_iter().collect::<Vec<_>>();
+    let sorted = |mut hosts: Vec<String>| {
+        hosts.sort();
+        hosts
+    };
+    assert_eq!(found(&ask(1, 1)), ["open"]);
+    assert_eq!(found(&asking(&[("tenant", "b")], &[], &[])), ["open"]);
+    for by in [asking(&[("tenant", "a")], &[], &[]), asking(&[], &[], &[("tenant", "a", 1)])] {
+        assert_eq!(sorted(found(&by)), ["of-a", "open"]);
+    }
+    assert_eq!(sorted(found(&asking(&[("zone", "x"), ("tenant", "a")], &[], &[]))), ["of-a", "of-a-x", "open"]);
+    assert_eq!(found(&asking(&[], &[("tenant", "a")], &[])), ["of-a"], "what it is reserved for is a label of it");
+    assert_eq!(found(&asking(&[("zone", "x")], &[("tenant", "a")], &[])).len(), 2);
+    assert_eq!(view.matching(&asking(&[], &[("tenant", "b")], &[]), &Policies::new()), 0);
+}
+
+#[test]
+fn what_is_preferred_ranks_before_what_is_free() {
+    let full = |host: &str, own: &[(&str, &str)], locked| Em {
+        locked: Resource::load(locked, 0).unwrap(),
+        ..labelled(host, own, &[])
+    };
+    let mut view = view([
+        full("both", &[("zone", "x"), ("disk", "ssd")], 90),
+        full("zone", &[("zone", "x")], 80),
+        full("disk", &[("disk", "ssd")], 10),
+        full("none", &[], 0),
+    ]);
+    let preferring = |zone, disk| asking(&[], &[], &[("zone", "x", zone), ("disk", "ssd", disk)]);
+    assert_eq!(in_order(&mut view, &preferring(2, 1)), ["both", "zone", "disk", "none"]);
+    assert_eq!(in_order(&mut view, &preferring(1, 2)), ["both", "disk", "zone", "none"]);
+    assert_eq!(best(&mut view, &asking(&[], &[("disk", "ssd")], &[("zone", "x", 1)])).as_deref(), Some("both"));
+}
+
+#[test]
+fn a_label_that_many_have_has_an_order_of_its_own() {
+    let hosts = 3 * SCANNED_MAX;
+    let of = |n: usize| labelled(&format!("host{n}"), &[("tenant", ["a", "b"][n % 2])], &[]);
+    let mut view = view((0..hosts).map(of));
+    let wants = asking(&[], &[("tenant", "a")], &[]);
+    assert!(best(&mut view, &wants).is_some() && view.label_sets.len() == 1);
+    view.update(Em { locked: Resource::load(0, 0).unwrap(), version: 2, ..of(2) });
+    let moved = Em { labels: labels(&[("tenant", "b")]), version: 2, ..of(4) };
+    view.update(moved);
+    view.update(labelled("other-kind", &[("tenant", "a")], &[("zone", "x")]));
+    assert_eq!(in_order(&mut view, &wants).len(), hosts / 2 - 1);
+    assert_eq!(in_order(&mut view, &asking(&[("zone", "x")], &[("tenant", "a")], &[])).len(), hosts / 2);
+    assert_eq!(view.matching(&wants, &Policies::new()), hosts / 2 - 1);
+}
+
+/// Thousands of labels that many have, among EMs that are each reserved for somebody else: what is kept is as much as the EMs have.
+#[test]
+fn many_common_labels_among_many_reservations_take_little_room() {
+    let (rows, reservations) = (40, 40 * (SCANNED_MAX + 1));
+    let of = |n: usize| {
+        labelled(&format!("host{n}"), &[("row", &format!("row{}", n % rows))], &[("tenant", &n.to_string())])
+    };
+    let mut view = view((0..reservations).map(of));
+    let groups = |view: &View| -> usize {
+        let pools = view.pools.values().flat_map(BTreeMap::values);
+        pools.map(|pool| pool.by_set.len()).sum()
+    };
+    for n in 0..rows {
+        let wants = asking(&[("tenant", &n.to_string())], &[("row", &format!("row{n}"))], &[]);
+        assert_eq!(best(&mut view, &wants), Some(format!("host{n}")));
+    }
+    assert_eq!((view.label_sets.len(), groups(&view)), (rows, reservations));
+    (0..reservations).for_each(|n| view.remove(&of(n).instance));
+    assert_eq!((view.pools.len(), groups(&view)), (0, 0));
+}
+
+#[test]
+fn only_one_application_can_be_asked_for() {
+    let other = |host: &str| Em {
+        instance: EmInstance { application_name: name("other"), instance: name(host) },
+        ..em(host, (100, 100), (50, 50))
+    };
+    let mut view = view([em("ecm", (100, 100), (0, 0)), other("other")]);
+    let wants = |application: &str| RequestSpec {
+        selector: Selector { application_name: Some(name(application)), ..Selector::default() },
+        ..ask(1, 1)
+    };
+    assert_eq!(in_order(&mut view, &wants("other")), ["other"]);
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["ecm", "other"]);
+    assert_eq!(view.closest(&wants("neither"), &Policies::new()), None);
+}
+
+#[test]
+fn what_changes_is_seen_and_what_is_older_is_not() {
+    let mut view = view([em("a", (9, 9), (9, 9))]);
+    assert_eq!(best(&mut view, &ask(1, 1)), None);
+    view.update(Em { version: 3, ..em("a", (9, 9), (0, 0)) });
+    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("a"));
+    view.update(Em { version: 2, ..em("a", (9, 9), (9, 9)) });
+    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("a"));
+    view.update(Em { epoch: 2, ..em("a", (9, 9), (9, 9)) });
+    assert_eq!(best(&mut view, &ask(1, 1)), None, "a new registration counts anew");
+    view.remove(&em("a", (9, 9), (0, 0)).instance);
+    assert_eq!(view.closest(&ask(1, 1), &Policies::new()), None);
+}
+
+#[test]
+fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
+    let ems: Vec<Em> = (0..10).map(|n| em(&format!("host{n}"), (100, 100), (0, 0))).collect();
+    let mut view = view(ems.clone());
+    let mut on: BTreeMap<EmInstance, u32> = BTreeMap::new();
+    for _ in 0..1000 {
+        *on.entry(view.choose(&ask(1, 1), &Policies::new(), &[]).unwrap()).or_default() += 1;
+    }
+    assert!(on.len() == 10 && on.values().all(|count| *count == 100), "{on:?}");
+    assert_eq!(view.choose(&ask(1, 1), &Policies::new(), &[]), None);
+    view.settle(&ems[3].instance);
+    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("host3"), "what fitted nowhere fits again");
+    // A survey knows better, but for what was chosen while it went on.
+    for _ in 0..100 {
+        assert!(view.choose(&ask(1, 1), &Policies::new(), &[]).is_some());
+    }
+    let found = |em: &Em| Surveyed { instance: em.instance.clone(), version: (1, 1), condition: Condition::default() };
+    let survey = view.begin_survey();
+    assert!(view.surveyed(survey, ems.iter().map(found).collect()).is_empty());
+    view.end_survey(survey);
+    assert_eq!(in_order(&mut view, &ask(1, 1)).len(), 10);
+}
+
+#[test]
+fn a_survey_finds_what_is_new_what_has_changed_and_what_is_gone() {
+    let mut view = view(["same", "changed", "gone", "sick"].map(|host| em(host, (9, 9), (0, 0))));
+    let found = |host: &str, version, is_available| Surveyed {
+        instance: em(host, (9, 9), (0, 0)).instance,
+        version: (1, version),
+        condition: condition(is_available, 0),
+    };
+    let survey = view.begin_survey();
+    // Told after it began: a survey may have read that before.
+    view.report(&em("same", (9, 9), (0, 0)).instance, condition(true, 3));
+    let changed = view.surveyed(
+        survey,
+        vec![found("changed", 2, true), found("new", 1, true), found("same", 1, false), found("sick", 1, false)],
+    );
+    assert_eq!(changed.iter().map(|em| em.instance.as_str()).collect::<Vec<_>>(), ["changed", "new"]);
+    view.update(em("late", (9, 9), (0, 0)));
+    view.end_survey(survey);
+    let mut left = in_order(&mut view, &ask(1, 1));
+    left.sort();
+    assert_eq!(left, ["changed", "late", "same"]);
+}
+
+#[test]
+fn the_silent_and_the_unhealthy_are_left_out_but_count_as_matching() {
+    let ems = ["sick", "well"].map(|host| em(host, (9, 9), (0, 0)));
+    let mut view = view(ems.clone());
+    view.report(&ems[0].instance, condition(false, 0));
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["well"]);
+    assert_eq!(view.closest(&ask(99, 1), &Policies::new()).as_ref(), Some(&ems[1].instance));
+    view.report(&ems[1].instance, condition(false, 0));
+    assert_eq!(view.closest(&ask(99, 1), &Policies::new()), None);
+    assert_eq!(view.matching(&ask(1, 1), &Policies::new()), 2);
+    // Nobody knows how it is since it registered again.
+    view.update(Em { epoch: 2, ..ems[0].clone() });
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["sick"]);
+}
+
+#[test]
+fn of_equal_shares_the_least_busy_comes_first_and_the_free_share_decides_before_that() {
+    let ems: Vec<Em> = (0..3).map(|n| em(&format!("host{n}"), (100, 100), (0, 0))).collect();
+    let mut view = view(ems.clone());
+    for (em, busy) in ems.iter().zip([9, 1, 5]) {
+        view.report(&em.instance, condition(true, busy));
+    }
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["host1", "host2", "host0"]);
+    view.update(Em { locked: Resource::load(1, 1).unwrap(), version: 2, ..ems[1].clone() });
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["host2", "host0", "host1"]);
+}
+
+#[test]
+fn the_closest_is_full_rather_than_too_small() {
+    let mut view = view([em("small", (10, 10), (0, 0)), em("full", (100, 100), (90, 90))]);
+    assert_eq!(view.closest(&ask(50, 50), &Policies::new()).unwrap().instance.as_str(), "full");
+    assert_eq!(view.closest(&ask(500, 50), &Policies::new()).unwrap().instance.as_str(), "small");
+}
+
+#[test]
+fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() {
+    let (held, full) = (em("held", (100, 100), (50, 50)), em("full", (50, 50), (50, 50)));
+    let mut view = view([held.clone(), full.clone(), em("small", (10, 10), (0, 0))]);
+    let home =
+        |view: &mut View, cores| view.closest(&ask(cores, cores), &Policies::new()).unwrap().instance.to_string();
+    assert_eq!(home(&mut view, 20), "held");
+    view.note_held(&held.instance, true);
+    assert_eq!(home(&mut view, 20), "full");
+    assert_eq!(home(&mut view, 80), "held");
+    // On the small one it never fits.
+    view.note_held(&full.instance, true);
+    assert_eq!(home(&mut view, 20), "held");
+}
+
+#[test]
+fn what_somebody_holds_is_chosen_by_nobody_who_does_not_ask_for_that() {
+    let held: Vec<Em> = (0..300).map(|n| em(&format!("held{n}"), (100, 100), (0, 0))).collect();
+    let mut view = view(held.iter().cloned().chain([em("free", (100, 100), (50, 50))]));
+    let held_best = |view: &mut View, ask: &RequestSpec, except: &[EmInstance]| {
+        view.best_held(ask, &Policies::new(), except).map(|em| em.instance.to_string())
+    };
+    assert_eq!(held_best(&mut view, &ask(1, 1), &[]), None);
+    held.iter().for_each(|em| view.note_held(&em.instance, true));
+    assert_eq!(in_order(&mut view, &ask(1, 1)), ["free"]);
+    assert_eq!(in_order(&mut view, &ask(60, 1)), [""; 0]);
+    let packed =
+        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(60, 0) };
+    assert_eq!(best(&mut view, &packed), None);
+    // The emptiest but one of those that are held.
+    view.update(Em { version: 2, ..em("held7", (100, 100), (1, 1)) });
+    let others: Vec<EmInstance> =
+        held.iter().map(|em| em.instance.clone()).filter(|em| em != &held[7].instance).collect();
+    assert_eq!(held_best(&mut view, &ask(60, 1), &others).as_deref(), Some("held7"));
+    assert_eq!(held_best(&mut view, &packed, &[]).as_deref(), Some("held7"));
+    assert_eq!(held_best(&mut view, &ask(100, 1), &others), None);
+    // It stays held when it registers anew, and fits again at once when it is let go.
+    view.update(Em { epoch: 2, ..em("held7", (200, 200), (0, 0)) });
+    assert_eq!(best(&mut view, &ask(60, 1)), None);
+    view.note_held(&held[7].instance, false);
+    assert_eq!(best(&mut view, &ask(60, 1)).as_deref(), Some("held7"));
+    view.remove(&held[8].instance);
+    view.update(held[8].clone());
+    assert!(view.is_held(&held[8].instance) && !in_order(&mut view, &ask(60, 1)).contains(&"held8".to_owned()));
+}
+
+/// They are full in what requests ask for little of, so that none is ruled out by the share of what they ask for the most of.
+#[test]
+fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has() {
+    let full = |n: usize| em(&format!("host{n}"), (100, 100), (0, 100));
+    let held = em("held", (100, 100), (0, 0));
+    let mut view = view((0..100).map(full).chain([held.clone()]));
+    view.note_held(&held.instance, true);
+    let wants = ask(10, 1);
+    let is_remembered = |view: &View| {
+        view.pools.values().flat_map(BTreeMap::values).all(|pool| pool.all.is_known_to_be_full_for(&wants.resource))
+    };
+    assert!(best(&mut view, &wants).is_none() && is_remembered(&view));
+    let held_best = view.best_held(&wants, &Policies::new(), &[]);
+    assert_eq!(held_best.as_ref(), Some(&held.instance));
+    view.update(Em { version: 2, ..em("held", (100, 100), (1, 1)) });
+    assert!(is_remembered(&view), "what becomes of those that are held changes nothing");
+    view.note_held(&held.instance, false);
+    assert!(!is_remembered(&view));
+    assert_eq!(best(&mut view, &wants).as_deref(), Some("held"));
+}
+
+/// EMs of which a quarter has any two labels that requests require: more than are searched one by one.
+const HOSTS: u8 = 5 * SCANNED_MAX as u8;
+
+/// What happens to a view, and to a plain list that is looked through from end to end.
+#[derive(Debug, Clone)]
+enum Step {
+    See { host: u8, total: (i64, i64), locked: (i64, i64), own: Vec<(u8, u8)>, reserved: Vec<(u8, u8)> },
+    Remove(u8),
+    Report { host: u8, is_available: bool },
+    Hold { host: u8, is_held: bool },
+    Choose { amount: (i64, i64), carried: Vec<(u8, u8)>, required: Vec<(u8, u8)>, pack: bool },
+    Settle,
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let host = || 0..HOSTS;
+    let pairs = |most| prop::collection::vec((0..2_u8, 0..2_u8), 0..most);
+    let amount = || (0..20_i64, 0..20_i64);
+    prop_oneof![
+        6 => (host(), amount(), amount(), pairs(3), pairs(2)).prop_map(|(host, total, locked, own, reserved)| {
+            let locked = (locked.0.min(total.0), locked.1.min(total.1));
+            Step::See { host, total, locked, own, reserved }
+        }),
+        1 => host().prop_map(Step::Remove),
+        1 => (host(), any::<bool>()).prop_map(|(host, is_available)| Step::Report { host, is_available }),
+        1 => (host(), any::<bool>()).prop_map(|(host, is_held)| Step::Hold { host, is_held }),
+        8 => (amount(), pairs(3), pairs(3), any::<bool>())
+            .prop_map(|(amount, carried, required, pack)| Step::Choose { amount, carried, required, pack }),
+        1 => Just(Step::Settle),
+    ]
+}
+
+fn to_labels(pairs: &[(u8, u8)], offset: u8) -> Labels {
+    let pairs = pairs.iter().map(|(key, value)| (format!("k{}", key + offset), format!("v{value}")));
+    Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
+}
+
+/// The dimension that a request takes the most of, beside all that the EMs have that match it and are reserved for the same.
+fn dominant(ems: &[&Em], reserved: &Labels, ask: &RequestSpec) -> Dimension {
+    let alike: Vec<&&Em> = ems.iter().filter(|em| em.reserved == *reserved).collect();
+    let part = |dimension: &Dimension| {
+        let whole = alike.iter().map(|em| em.total.get(dimension)).sum::<i64>();
+        i128::from(ask.resource.get(dimension)) * WHOLE * WHOLE / i128::from(whole.max(1))
+    };
+    let asked = ask.resource.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, _)| dimension);
+    asked.max_by_key(part).unwrap_or(Dimension::Memory)
+}
+
+/// How good an EM is for a request.
+fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
+    let left = em.left().unwrap();
+    let share = left.get(dominant) * 1_000_000_000 / em.total.get(dominant).max(1);
+    match ask.selector.placement {
+        Some(Placement::Pack) => {
+            let spares = |dimension| ask.resource.get(&dimension) == 0 && left.get(&dimension) > 0;
+            (!ask.resource.amounts().any(|(dimension, _)| spares(dimension)), -share)
+        }
+        _ => (true, share),
+    }
+}
+
+proptest! {
+    /// However EMs stand in groups and orders, and whatever is remembered of what did not fit: the answer is that of looking at each.
+    #[test]
+    fn it_finds_what_looking_at_each_finds(steps in prop::collection::vec(steps(), 1..200)) {
+        let (mut view, mut plain, mut version) = (View::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
+        let mut held = BTreeSet::new();
+        let named = |host: u8| em(&format!("host{host}"), (0, 0), (0, 0)).instance;
+        for host in 0..HOSTS {
+            let (total, locked) = (i64::from(host % 5 * 5), i64::from(host % 4 * 5));
+            let seen = Em {
+                labels: to_labels(&[(0, host % 2), (1, host / 2 % 2)], 0),
+                ..em(&format!("host{host}"), (total, 20), (locked.min(total), locked))
+            };
+            plain.insert(seen.instance.clone(), (seen.clone(), true));
+            view.update(seen);
+        }
+        for step in steps {
+            version += 1;
+            match step {
+                Step::See { host, total, locked, own, reserved } => {
+                    let seen = Em {
+                        labels: to_labels(&own, 0), reserved: to_labels(&reserved, 2), version,
+                        ..em(&format!("host{host}"), total, locked)
+                    };
+                    let is_available = plain.get(&seen.instance).is_none_or(|(_, is_available)| *is_available);
+                    plain.insert(seen.instance.clone(), (seen.clone(), is_available));
+                    view.update(seen);
+                }
+                Step::Remove(host) => {
+                    plain.remove(&named(host));
+                    view.remove(&named(host));
+                }
+                Step::Report { host, is_available } => {
+                    if let Some((_, known)) = plain.get_mut(&named(host)) {
+                        *known = is_available;
+                    }
+                    view.report(&named(host), condition(is_available, 0));
+                }
+                Step::Hold { host, is_held } => {
+                    match is_held {
+                        true => held.insert(named(host)),
+                        false => held.remove(&named(host)),
+                    };
+                    view.note_held(&named(host), is_held);
+                }
+                Step::Settle => {
+                    let all: Vec<EmInstance> = plain.keys().cloned().collect();
+                    all.iter().for_each(|em| view.settle(em));
+                    // Nothing is granted here: the truth is as it was.
+                }
+                Step::Choose { amount, carried, required, pack } => {
+                    let required = to_labels(&required, 0);
+                    let mut all = to_labels(&carried, 2).as_map().clone();
+                    all.extend(required.as_map().clone());
+                    let placement = Some(if pack { Placement::Pack } else { Placement::Spread });
+                    let ask = RequestSpec {
+                        labels: Labels::parse("labels", all).unwrap(),
+                        selector: Selector { required, placement, ..Selector::default() },
+                        ..ask(amount.0, amount.1)
+                    };
+                    let matches = |em: &Em| {
+                        ask.selector.required.as_map().iter().all(|(key, value)| em.label(key) == Some(value))
+                            && em.admits(ask.labels.as_map())
+                    };
+                    let fitting = |(em, is_available): &&(Em, bool)| {
+                        *is_available && matches(em) && em.left().unwrap().covers(&ask.resource)
+                    };
+                    let possible = plain.values().filter(fitting).map(|(em, _)| &em.instance);
+                    let (of_held, possible): (BTreeSet<_>, BTreeSet<_>) = possible.partition(|em| held.contains(*em));
+                    let found = [view.best(&ask, &Policies::new(), &[]), view.best_held(&ask, &Policies::new(), &[])];
+                    let matching: Vec<&Em> = plain.values().map(|(em, _)| em).filter(|em| matches(em)).collect();
+                    let mut dominants = BTreeMap::new();
+                    let mut score = |em: &EmInstance| {
+                        let em = &plain[em].0;
+                        let of_pool = dominants.entry(em.reserved.as_map());
+                        score(em, of_pool.or_insert_with(|| dominant(&matching, &em.reserved, &ask)), &ask)
+                    };
+                    for (found, possible) in found.iter().zip([possible, of_held]) {
+                        prop_assert_eq!(found.is_some(), !possible.is_empty(), "{:?} of {:?}", found, possible);
+                        prop_assert!(found.iter().all(|em| possible.contains(em)));
+                        let best = possible.into_iter().map(&mut score).max();
+                        prop_assert_eq!(found.as_ref().map(&mut score), best);
+                    }
+                    let closest = view.closest(&ask, &Policies::new());
+                    let known = plain.values().any(|(em, is_available)| *is_available && matches(em));
+                    prop_assert_eq!(closest.is_some(), known);
+                    prop_assert_eq!(view.matching(&ask, &Policies::new()), plain.values().filter(|(em, _)| matches(em)).count());
+                    // What is taken is no longer there, until it is settled.
+                    if let Some(em) = view.choose(&ask, &Policies::new(), &[]) {
+                        view.settle(&em);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How many EMs a request visits that was tried before: when it is placed, refused and counted.
+fn visits(view: &mut View, ask: &RequestSpec) -> u64 {
+    let policies = Policies::new();
+    let decide = |view: &mut View| {
+        let before = view.hosts.visits.get();
+        view.best(ask, &policies, &[]);
+        view.closest(ask, &policies);
+        view.matching(ask, &policies);
+        view.hosts.visits.get() - before
+    };
+    decide(view);
+    decide(view)
+}
+
+/// The visits among few and among many EMs.
+fn visits_at_two_sizes(ask: &RequestSpec, em: impl Fn(usize) -> Em) -> (u64, u64) {
+    let [few, many] = [100, 10_000].map(|size| visits(&mut view((0..size).map(&em)), ask));
+    (few, many)
+}
+
+fn assert_flat((few, many): (u64, u64)) {
+    assert!(many * 10 <= few * 13 + 10, "{few} EMs are visited among few, {many} among many");
+}
+
+#[test]
+fn placement_label_pair_on_no_em_visits_none() {
+    let either = |n: usize| labelled(&format!("host{n}"), &[[("zone", "x"), ("disk", "ssd")][n % 2]], &[]);
+    assert_flat(visits_at_two_sizes(&asking(&[], &[("zone", "x"), ("disk", "ssd")], &[]), either));
+}
+
+#[test]
+fn placement_label_pair_on_full_ems_remembers() {
+    let full = |n: usize| Em {
+        locked: Resource::load(0, 100).unwrap(),
+        ..labelled(&format!("host{n}"), &[("zone", "x"), ("disk", "ssd")], &[])
+    };
+    let both = asking(&[], &[("zone", "x"), ("disk", "ssd")], &[]);
+    let wants = RequestSpec { resource: Resource::load(10, 1).unwrap(), ..both.clone() };
+    assert_flat(visits_at_two_sizes(&wants, full));
+    let too_large = RequestSpec { resource: Resource::load(10, 101).unwrap(), ..both };
+    assert_flat(visits_at_two_sizes(&too_large, full));
+}
+
+#[test]
+fn placement_preferred_labels_on_no_em_visit_none() {
+    let pairs = [("zone", "x"), ("disk", "ssd"), ("rack", "r1"), ("net", "fast")];
+    let one_of = |n: usize| labelled(&format!("host{n}"), &[pairs[n % 2], ("tenant", "a")], &[]);
+    let preferred = pairs.map(|(key, value)| (key, value, 1));
+    assert_flat(visits_at_two_sizes(&asking(&[], &[("tenant", "a")], &preferred), one_of));
+}
+
+#[test]
+fn placement_dimension_on_no_em_visits_none() {
+    let of = |amounts: &[(&str, i64)]| {
+        Resource::special(amounts.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()).unwrap()
+    };
+    let gpu = |n: usize| {
+        let none = of(&[("gpu", 0)]);
+        let em = em(&format!("host{n}"), (0, 0), (0, 0));
+        Em { total: of(&[("gpu", 8)]), protected: none.clone(), used: none.clone(), locked: none, ..em }
+    };
+    assert_flat(visits_at_two_sizes(&RequestSpec { resource: of(&[("tpu", 1)]), ..ask(0, 0) }, gpu));
+}
+
+#[test]
+fn placement_largest_em_removed_narrows_search() {
+    let large = em("large", (10_000, 10_000), (0, 0));
+    let mut view = view((0..1000).map(|n| em(&format!("host{n}"), (100, 100), (50, 0))).chain([large.clone()]));
+    assert_eq!(best(&mut view, &ask(60, 0)).as_deref(), Some("large"));
+    view.remove(&large.instance);
+    let before = view.hosts.visits.get();
+    assert_eq!(best(&mut view, &ask(60, 0)), None);
+    assert_eq!(view.hosts.visits.get() - before, 0, "none has so large a share free");
+}
+
+/// Labels of ten kinds, and a view of EMs that have all of them.
+fn view_of_ten_labels() -> (View, Vec<(String, String)>) {
+    let ten: Vec<_> = (0..10).map(|n| (format!("k{n}"), "v".to_owned())).collect();
+    let pairs: Vec<(&str, &str)> = ten.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    (view((0..2 * SCANNED_MAX).map(|n| labelled(&format!("host{n}"), &pairs, &[]))), ten)
+}
+
+/// A request that requires the labels whose bits are set.
+fn requiring(ten: &[(String, String)], bits: usize) -> RequestSpec {
+    let required = ten.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);
+    let required: Vec<_> = required.map(|(_, (key, value))| (key.as_str(), value.as_str())).collect();
+    asking(&[], &required, &[])
+}
+
+/// Every EM is a member of each of 1,023 sets.
+#[test]
+fn label_sets_of_one_em_are_bounded() {
+    let (mut view, ten) = view_of_ten_labels();
+    for bits in 1..1 << ten.len() {
+        assert!(best(&mut view, &requiring(&ten, bits)).is_some());
+    }
+    let of_em = |view: &View| view.hosts.iter().map(|(_, host)| host.label_sets.len()).max();
+    assert_eq!((view.label_sets.len(), of_em(&view)), (SETS_OF_EM_MAX, Some(SETS_OF_EM_MAX)), "recent sets stay");
+    let groups =
+        |view: &View| view.pools.values().flat_map(BTreeMap::values).map(|pool| pool.by_set.len()).sum::<usize>();
+    assert_eq!(groups(&view), SETS_OF_EM_MAX);
+    // One set stays in use, and the others are not asked for any more.
+    (0..RECENT_SEARCHES).for_each(|_| assert!(best(&mut view, &requiring(&ten, 1)).is_some()));
+    (1000..1010).for_each(|bits| assert!(best(&mut view, &requiring(&ten, bits)).is_some()));
+    let kept = |bits| {
+        let required = requiring(&ten, bits).selector.required;
+        let labels = required.as_map().iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        view.label_sets.contains(&labels)
+    };
+    assert!(kept(1) && (1000..1010).all(kept) && !kept(2));
+    assert_eq!(
+        (view.label_sets.len(), groups(&view), of_em(&view)),
+        (SETS_OF_EM_MAX, SETS_OF_EM_MAX, Some(SETS_OF_EM_MAX))
+    );
+}
+
+#[test]
+fn label_sets_of_a_new_em_are_bounded() {
+    let (mut view, ten) = view_of_ten_labels();
+    let half =
+        |n: usize| ten[5 * n..5 * n + 5].iter().map(|(key, value)| (key.as_str(), value.as_str())).collect::<Vec<_>>();
+    let ems = (0..4 * SCANNED_MAX).map(|n| labelled(&format!("host{n}"), &half(n % 2), &[]));
+    ems.for_each(|em| view.update(Em { version: 2, ..em }));
+    for bits in (1..1 << 5).flat_map(|bits| [bits, bits << 5]) {
+        assert!(best(&mut view, &requiring(&ten, bits)).is_some());
+    }
+    assert_eq!(view.label_sets.len(), 62);
+    let all: Vec<_> = ten.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    view.update(labelled("all", &all, &[]));
+    assert_eq!(view.label_sets.len(), SETS_OF_EM_MAX);
+    for bits in 1..1 << ten.len() {
+        let found = in_order(&mut view, &requiring(&ten, bits));
+        assert!(found.contains(&"all".to_owned()), "{bits}");
+    }
+}
+
+/// Each pair of labels is on no EM.
+#[test]
+fn label_sets_without_ems_are_bounded() {
+    let kinds = 48;
+    let of = |n: usize| labelled(&format!("host{n}"), &[(&format!("k{}", n % kinds), "v")], &[]);
+    let mut view = view((0..kinds * (SCANNED_MAX + 1)).map(of));
+    for (a, b) in (0..kinds).flat_map(|a| (a + 1..kinds).map(move |b| (a, b))) {
+        assert_eq!(best(&mut view, &asking(&[], &[(&format!("k{a}"), "v"), (&format!("k{b}"), "v")], &[])), None);
+    }
+    assert_eq!(view.label_sets.len(), SETS_MAX);
+}

@@ -1,0 +1,110 @@
+//! JSON values as they were written, so that what is wrong with one can be said by its path.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::resource::ResourceError;
+
+/// What a message calls the document itself.
+const DOCUMENT: &str = "(document)";
+const WHOLE_NUMBER: &str = "a whole number from 0 to 9223372036854775807";
+const OBJECT: &str = "an object";
+
+pub(super) fn parse(json: &str) -> Result<Node, ResourceError> {
+    serde_json::from_str(json).map_err(|error| ResourceError::Syntax { reason: error.to_string() })
+}
+
+/// A JSON value, as far as a resource has a use for it. Not `serde_json::Value`: that forgets fields given twice.
+pub(super) enum Node {
+    Null,
+    Integer(i64),
+    Text(String),
+    Object(Vec<(String, Node)>),
+    /// What no resource contains; says what it is.
+    Useless(&'static str),
+}
+
+impl Node {
+    pub(super) fn entries(&self, path: &str) -> Result<&[(String, Self)], ResourceError> {
+        match self {
+            Self::Object(entries) => Ok(entries),
+            other => Err(other.invalid(if path.is_empty() { DOCUMENT } else { path }, OBJECT)),
+        }
+    }
+
+    /// The amount; none for null.
+    pub(super) fn amount(&self, field: &str) -> Result<Option<i64>, ResourceError> {
+        match self {
+            Self::Null => Ok(None),
+            Self::Integer(amount) if *amount >= 0 => Ok(Some(*amount)),
+            other => Err(other.invalid(field, WHOLE_NUMBER)),
+        }
+    }
+
+    pub(super) fn invalid(&self, field: &str, expected: &'static str) -> ResourceError {
+        let found = match self {
+            Self::Null => "null".to_owned(),
+            Self::Integer(amount) => amount.to_string(),
+            Self::Text(_) => "a string".to_owned(),
+            Self::Object(_) => OBJECT.to_owned(),
+            Self::Useless(what) => (*what).to_owned(),
+        };
+        ResourceError::InvalidField { field: field.to_owned(), found, expected }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(NodeVisitor)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
+        Ok(Node::Useless("a boolean"))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::Integer(value))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+        Ok(i64::try_from(value).map_or(Node::Useless("out of range"), Node::Integer))
+    }
+
+    /// The parser gives this for fractions, exponents and whole numbers beyond 64 bits.
+    fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
+        let beyond = value.abs() >= 9_223_372_036_854_775_808.0;
+        Ok(Node::Useless(if beyond { "out of range" } else { "a fraction or in exponent form" }))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+        Ok(Node::Text(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Node, A::Error> {
+        while values.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Node::Useless("an array"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = fields.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Node::Object(entries))
+    }
+}

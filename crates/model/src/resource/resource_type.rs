@@ -1,0 +1,146 @@
+//! The types of resources: named shapes over the dimensions.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Dimension, ResourceError};
+
+/// The type of a resource: which dimensions it has. The names are those of Linkis.
+///
+/// Linkis's `Default` does not exist here (differs from Linkis: there it reads as Load, as does any unknown name).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceType {
+    /// Memory in bytes.
+    Memory,
+    /// Whole cores.
+    Cpu,
+    /// Memory and cores.
+    Load,
+    /// A number of engine instances.
+    Instance,
+    /// Memory, cores and instances: what a manager offers.
+    LoadInstance,
+    /// Memory, cores and instances of one Yarn queue.
+    Yarn,
+    /// A LoadInstance for the driver and a Yarn part for its executors.
+    DriverAndYarn,
+    /// Memory and millicores of one Kubernetes namespace.
+    Kubernetes,
+    /// A LoadInstance for the driver and a Kubernetes part for its executors.
+    DriverAndKubernetes,
+    /// Amounts of custom dimensions under their names.
+    Special,
+}
+
+const MEMORY: &[Dimension] = &[Dimension::Memory];
+const CPU: &[Dimension] = &[Dimension::Cores];
+const LOAD: &[Dimension] = &[Dimension::Memory, Dimension::Cores];
+const INSTANCE: &[Dimension] = &[Dimension::Instances];
+const LOAD_INSTANCE: &[Dimension] = &[Dimension::Memory, Dimension::Cores, Dimension::Instances];
+const YARN: &[Dimension] = &[Dimension::QueueMemory, Dimension::QueueCores, Dimension::QueueInstances];
+const DRIVER_AND_YARN: &[Dimension] = &[
+    Dimension::Memory,
+    Dimension::Cores,
+    Dimension::Instances,
+    Dimension::QueueMemory,
+    Dimension::QueueCores,
+    Dimension::QueueInstances,
+];
+const KUBERNETES: &[Dimension] = &[Dimension::KubernetesMemory, Dimension::KubernetesMillicores];
+const DRIVER_AND_KUBERNETES: &[Dimension] = &[
+    Dimension::Memory,
+    Dimension::Cores,
+    Dimension::Instances,
+    Dimension::KubernetesMemory,
+    Dimension::KubernetesMillicores,
+];
+
+impl ResourceType {
+    /// All types, in Linkis's order.
+    pub const ALL: [Self; 10] = [
+        Self::Memory,
+        Self::Cpu,
+        Self::Load,
+        Self::Instance,
+        Self::LoadInstance,
+        Self::Yarn,
+        Self::DriverAndYarn,
+        Self::Kubernetes,
+        Self::DriverAndKubernetes,
+        Self::Special,
+    ];
+
+    /// The name, as Linkis writes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "Memory",
+            Self::Cpu => "CPU",
+            Self::Load => "Load",
+            Self::Instance => "Instance",
+            Self::LoadInstance => "LoadInstance",
+            Self::Yarn => "Yarn",
+            Self::DriverAndYarn => "DriverAndYarn",
+            Self::Kubernetes => "Kubernetes",
+            Self::DriverAndKubernetes => "DriverAndKubernetes",
+            Self::Special => "Special",
+        }
+    }
+
+    /// The fixed dimensions of the type; a Special has none, only custom ones.
+    pub(crate) const fn shape(self) -> &'static [Dimension] {
+        match self {
+            Self::Memory => MEMORY,
+            Self::Cpu => CPU,
+            Self::Load => LOAD,
+            Self::Instance => INSTANCE,
+            Self::LoadInstance => LOAD_INSTANCE,
+            Self::Yarn => YARN,
+            Self::DriverAndYarn => DRIVER_AND_YARN,
+            Self::Kubernetes => KUBERNETES,
+            Self::DriverAndKubernetes => DRIVER_AND_KUBERNETES,
+            Self::Special => &[],
+        }
+    }
+
+    pub(super) const fn has_queue(self) -> bool {
+        matches!(self, Self::Yarn | Self::DriverAndYarn)
+    }
+
+    pub(super) const fn has_namespace(self) -> bool {
+        matches!(self, Self::Kubernetes | Self::DriverAndKubernetes)
+    }
+}
+
+impl fmt::Display for ResourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for ResourceType {
+    type Err = ResourceError;
+
+    /// Reads a name as Linkis writes it, exactly.
+    fn from_str(name: &str) -> Result<Self, ResourceError> {
+        Self::ALL
+            .into_iter()
+            .find(|resource_type| resource_type.as_str() == name)
+            .ok_or_else(|| ResourceError::unknown_type(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_exactly() {
+        for resource_type in ResourceType::ALL {
+            assert_eq!(resource_type.as_str().parse(), Ok(resource_type));
+        }
+        for name in ["", "Default", "cpu", "Cpu", " Load"] {
+            assert!(matches!(name.parse::<ResourceType>(), Err(ResourceError::UnknownType { .. })), "{name:?}");
+        }
+    }
+}
