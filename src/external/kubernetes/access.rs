@@ -7,7 +7,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kube::config::{AuthInfo, Cluster, Kubeconfig};
 use reqwest::{Certificate, Client, Identity};
 use secrecy::{ExposeSecret as _, SecretString};
 
@@ -16,7 +15,10 @@ use crate::external::{
     http::{Failure, Http},
 };
 
-use super::config::{Source, certificates, identity};
+use super::{
+    config::{Source, certificates, identity},
+    kubeconfig::{self, KubeconfigError},
+};
 
 /// What a pod is told of its cluster, and where.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -104,11 +106,13 @@ fn in_cluster(host: &str, port: &str, folder: &Path) -> Result<Told, Failure> {
 
 fn kubeconfig(path: &Path, context: Option<&str>) -> Result<Told, Failure> {
     let text = read_file(path).ok_or(Failure::NoAccess(NO_KUBECONFIG))?;
-    let config = Kubeconfig::from_yaml(text.expose_secret()).map_err(|_| Failure::NoAccess(NO_KUBECONFIG))?;
-    let (cluster, user) = chosen(config, context).ok_or(Failure::NoAccess(NO_CONTEXT))?;
-    if wants_more(&cluster, &user) {
-        return Err(Failure::NoAccess(NOT_OFFERED));
-    }
+    let (cluster, user) = kubeconfig::choose(text.expose_secret(), context).map_err(|error| {
+        Failure::NoAccess(match error {
+            KubeconfigError::Unreadable => NO_KUBECONFIG,
+            KubeconfigError::NoContext => NO_CONTEXT,
+            KubeconfigError::NotOffered => NOT_OFFERED,
+        })
+    })?;
     let server = cluster.server.unwrap_or_default();
     let address = Address::parse(&server).map_err(|_| Failure::NoAccess(NO_ADDRESS))?;
     // What it names is found from where it stands.
@@ -135,33 +139,6 @@ fn kubeconfig(path: &Path, context: Option<&str>) -> Result<Told, Failure> {
     };
     let roots = roots.map(|roots| read_certificates(roots.expose_secret())).transpose()?;
     Ok(Told { address, roots, identity, token })
-}
-
-/// The cluster and the user of a context, or of the current one.
-fn chosen(config: Kubeconfig, context: Option<&str>) -> Option<(Cluster, AuthInfo)> {
-    let Kubeconfig { clusters, auth_infos, contexts, current_context, .. } = config;
-    let name = context.map(str::to_owned).or(current_context)?;
-    let context = contexts.into_iter().find(|context| context.name == name)?.context?;
-    let cluster = clusters.into_iter().find(|cluster| cluster.name == context.cluster)?.cluster?;
-    let user = match context.user.filter(|user| !user.is_empty()) {
-        None => AuthInfo::default(),
-        Some(name) => auth_infos.into_iter().find(|user| user.name == name)?.auth_info.unwrap_or_default(),
-    };
-    Some((cluster, user))
-}
-
-/// Whether it takes something that is not offered.
-fn wants_more(cluster: &Cluster, user: &AuthInfo) -> bool {
-    let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    cluster.insecure_skip_tls_verify.unwrap_or(false)
-        || is_set(&cluster.proxy_url)
-        || is_set(&cluster.tls_server_name)
-        || user.exec.is_some()
-        || user.auth_provider.is_some()
-        || is_set(&user.username)
-        || user.password.is_some()
-        || is_set(&user.impersonate)
-        || user.impersonate_groups.as_ref().is_some_and(|groups| !groups.is_empty())
 }
 
 fn read_certificates(text: &str) -> Result<Vec<Certificate>, Failure> {

@@ -25,6 +25,7 @@ mod answer;
 mod bounded;
 mod config;
 mod fetch;
+mod kubeconfig;
 mod quantity;
 mod room;
 
