@@ -11,7 +11,7 @@
 use std::{error::Error, io::IsTerminal as _};
 
 use sqlx::migrate::MigrateError;
-use tracing_subscriber::{EnvFilter, fmt::format::Format};
+use tracing_subscriber::{filter::Targets, fmt::format::Format, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 mod bounded;
 pub mod decisions;
@@ -31,19 +31,17 @@ pub const EXIT: &str = "linkis_rm::exit";
 /// Starts logging, once for the process.
 pub fn start(settings: &LogSettings) {
     // It was checked when it was read.
-    let filter = EnvFilter::try_new(&settings.filter).unwrap_or_default();
-    let filter = match format!("{EXIT}=error").parse() {
-        Ok(exit) => filter.add_directive(exit),
-        Err(_) => filter,
-    };
+    let filter: Targets = settings.filter.parse().unwrap_or_default();
+    let filter = filter.with_target(EXIT, tracing::Level::ERROR);
     let is_terminal = std::io::stderr().is_terminal();
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(is_terminal);
+    let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal);
+    let registry = tracing_subscriber::registry().with(filter);
     match settings.format {
-        LogFormat::Json => logs.event_format(Bounded::new(Json, json::left_out)).init(),
-        LogFormat::Auto if !is_terminal => logs.event_format(Bounded::new(Json, json::left_out)).init(),
+        LogFormat::Json => registry.with(logs.event_format(Bounded::new(Json, json::left_out))).init(),
+        LogFormat::Auto if !is_terminal => registry.with(logs.event_format(Bounded::new(Json, json::left_out))).init(),
         LogFormat::Auto | LogFormat::Text => {
             let text = Format::default().with_ansi(is_terminal);
-            logs.event_format(Bounded::new(text, bounded::left_out)).init();
+            registry.with(logs.event_format(Bounded::new(text, bounded::left_out))).init();
         }
     }
 }

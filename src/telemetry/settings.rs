@@ -1,6 +1,6 @@
 //! What is logged, and how it is written.
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
 
 /// How lines are written, and which.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub fn filter(name: &str, level: &str) -> Result<String, String> {
 
 /// What `RUST_LOG` asks for, if it can be understood; the mistake otherwise.
 pub fn directives(text: &str) -> Result<String, String> {
-    match EnvFilter::try_new(text) {
+    match text.parse::<Targets>() {
         Ok(_) => Ok(text.to_owned()),
         Err(error) => Err(format!("RUST_LOG: {text:?} is no filter: {error}; for example info,linkis_rm=debug")),
     }
