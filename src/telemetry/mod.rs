@@ -11,7 +11,9 @@
 use std::{error::Error, io::IsTerminal as _};
 
 use sqlx::migrate::MigrateError;
-use tracing_subscriber::{filter::Targets, fmt::format::Format, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use tracing_subscriber::{
+    filter::Targets, fmt::format::Format, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
 mod bounded;
 pub mod decisions;
