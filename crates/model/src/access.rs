@@ -1,4 +1,10 @@
-//! Who may do what: roles, what they are bound to, and what that leaves of a call.
+//! Access rights: roles, the EMs and users that they are bound to, and the part of a call that they allow.
+//!
+//! A role gives a call one [`Permission`]. [`Reach::of`] combines the permissions of all roles of a caller into the part of
+//! the call that the caller may use. The reasons for a failed authentication are here too, with the texts that callers
+//! receive.
+//!
+//! Never: verifies a credential, or reads a token from the tables. Callers: the authenticator and all services.
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -8,26 +14,26 @@ use super::{
     scope::{Scope, USER},
 };
 
-/// What a caller is.
+/// A role of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// A host that starts engines: speaks for itself.
+    /// An EM; acts for its own EM instances.
     Ecm,
-    /// Asks for resources for users, and gives them back.
+    /// Requests and releases resources for users.
     Manager,
-    /// Looks.
+    /// Reads only.
     Viewer,
-    /// Runs the cluster: sees everything, takes hosts out, and proves that the books are in order.
+    /// Operates the cluster: reads everything, drains EMs, audits and repairs the stored counters.
     Operator,
-    /// May do everything.
+    /// All calls.
     Admin,
 }
 
 impl Role {
-    /// All there are, the least mighty first.
+    /// All roles, in ascending order of rights.
     pub const ALL: [Self; 5] = [Self::Ecm, Self::Manager, Self::Viewer, Self::Operator, Self::Admin];
 
-    /// Its name.
+    /// Returns the name of the role, as tokens and the configuration write it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ecm => "ecm",
@@ -38,7 +44,7 @@ impl Role {
         }
     }
 
-    /// The reverse of [`Role::as_str`].
+    /// Parses a name from [`Role::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == text)
     }
@@ -50,37 +56,37 @@ impl fmt::Display for Role {
     }
 }
 
-/// For any application or instance.
+/// Wildcard for any application or any host.
 const ANY: &str = "*";
 
-/// Which EMs a host may speak for.
+/// The EMs that a caller with the role `ecm` may act for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmPattern {
-    /// Only of this application; `None` for any.
+    /// Application name; `None` for any application.
     pub application: Option<String>,
-    /// Which instances.
+    /// Instances of the application.
     pub instance: InstancePattern,
 }
 
-/// Which instances of an EM.
+/// Matches the instance part of an EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstancePattern {
-    /// All.
+    /// All instances.
     Any,
-    /// Those on a host: `host1` is also for `host1:9102`.
+    /// All instances on one network host: `host1` matches `host1` and `host1:9102`.
     Host(String),
 }
 
 impl EmPattern {
-    /// The EMs on one host.
+    /// Returns the pattern for the EMs on one network host.
     pub fn of_host(application: Option<String>, host: impl Into<String>) -> Self {
         Self { application, instance: InstancePattern::Host(host.into()) }
     }
 
-    /// As a person types it: `application/host`, `host` for any application, `*` for any host.
+    /// Parses `application/host`, `host` (any application) or `application/*` (any host).
     ///
     /// # Errors
-    /// If it is empty, or for everything.
+    /// An empty part, or a pattern that matches every EM.
     pub fn parse(field: &str, text: &str) -> Result<Self, FieldError> {
         let (application, host) = text.split_once('/').unwrap_or((ANY, text));
         let (application, host) = (Name::parse(field, application)?, Name::parse(field, host)?);
@@ -94,7 +100,7 @@ impl EmPattern {
         }
     }
 
-    /// Whether it is for this EM.
+    /// Returns whether the pattern matches the EM. Host names are compared without case.
     pub fn matches(&self, em: &EmInstance) -> bool {
         let of_application = self.application.as_ref().is_none_or(|name| name == em.application_name.as_str());
         let of_instance = match &self.instance {
@@ -118,7 +124,7 @@ impl fmt::Display for EmPattern {
     }
 }
 
-/// What stands before the port, if there is one.
+/// Returns the instance without its port, if it has a numeric port.
 fn host_of(instance: &str) -> &str {
     match instance.rsplit_once(':') {
         Some((host, port)) if !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => host,
@@ -126,53 +132,54 @@ fn host_of(instance: &str) -> &str {
     }
 }
 
-/// How many users, or EMs, a caller may be bound to: a page of its tickets is gathered from the first of each.
+/// Maximum number of users or EMs in one caller's rights. A page of tickets is merged from one query per user, so the
+/// number is bounded.
 pub const USERS_MAX: usize = 32;
 
-/// What a caller may do.
+/// The rights of a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rights {
-    /// What it is.
+    /// Roles of the caller.
     pub roles: BTreeSet<Role>,
-    /// As an ecm, for which EMs it speaks.
+    /// EMs that the role `ecm` may act for.
     pub ems: Vec<EmPattern>,
-    /// As a manager or viewer, whose tickets it deals with; `None` for everybody's.
+    /// Users whose tickets the roles `manager` and `viewer` cover; `None` for all users.
     pub users: Option<BTreeSet<Name>>,
 }
 
 impl Rights {
-    /// Everything.
+    /// Returns unrestricted rights.
     pub fn of_admin() -> Self {
         Self { roles: [Role::Admin].into(), ems: vec![], users: None }
     }
 
-    /// A host that speaks for itself.
+    /// Returns the rights of an EM that acts for `ems`.
     pub fn of_ecm(ems: Vec<EmPattern>) -> Self {
         Self { roles: [Role::Ecm].into(), ems, users: None }
     }
 
-    /// Its roles, for people.
+    /// Returns the role names, separated by commas, for display.
     pub fn role_names(&self) -> String {
         self.roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(",")
     }
 }
 
-/// What a role may do with a call.
+/// The permission that a role gives for one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permission {
-    /// Nothing.
+    /// The role does not permit the call.
     No,
-    /// What concerns the EMs or users that its holder is bound to.
+    /// The role permits the call for its own EMs or users.
     Own,
-    /// Everything.
+    /// The role permits the call without restriction.
     All,
 }
 
-/// What is left of a call to one caller: everything, or what concerns certain EMs or users.
+/// The part of a call that a caller's rights allow: everything, or certain EMs and users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reach(Option<Arc<Bound>>);
 
-/// What a call may be about: one of these EMs, or one of these users.
+/// EMs and users that a restricted call may concern; a match in either list permits the call.
 #[derive(Debug, PartialEq, Eq)]
 struct Bound {
     roles: String,
@@ -181,10 +188,10 @@ struct Bound {
 }
 
 impl Reach {
-    /// No bounds at all.
+    /// The unrestricted reach.
     pub const ALL: Self = Self(None);
 
-    /// What a caller with these rights may do with a call that gives each role this `permission`; `None` for nothing.
+    /// Combines the `permission` of all roles in `rights`; `None` if no role permits the call.
     pub fn of(rights: &Rights, permission: impl Fn(Role) -> Permission) -> Option<Self> {
         let (mut ems, mut users, mut is_any) = (vec![], BTreeSet::new(), false);
         for role in &rights.roles {
@@ -203,44 +210,44 @@ impl Reach {
         is_any.then(|| Self(Some(Arc::new(Bound { roles: rights.role_names(), ems, users }))))
     }
 
-    /// Whether it has no bounds.
+    /// Returns whether the call is unrestricted.
     pub fn is_all(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Whose tickets it is about; `None` for everybody's.
+    /// Returns the users that the call may concern; `None` for all users.
     pub fn users(&self) -> Option<&BTreeSet<Name>> {
         self.0.as_deref().map(|bound| &bound.users)
     }
 
-    /// Whether it reaches what is this user's.
+    /// Returns whether the call may concern this user.
     pub fn has_user(&self, user: &Name) -> bool {
         self.users().is_none_or(|users| users.contains(user))
     }
 
-    /// Whether it reaches the counters of a scope: all are reached without bounds, else those of one of its users.
+    /// Returns whether the call may read the counters of a scope. A restricted call reads only scopes of its own users.
     pub fn has_scope(&self, scope: &Scope) -> bool {
         let user = scope.labels().get(USER);
         self.users().is_none_or(|users| user.is_some_and(|user| users.iter().any(|known| known.as_str() == user)))
     }
 
-    /// Whether it reaches this EM.
+    /// Returns whether the call may concern this EM.
     fn has_em(&self, em: &EmInstance) -> bool {
         self.0.as_deref().is_none_or(|bound| bound.ems.iter().any(|pattern| pattern.matches(em)))
     }
 
-    /// Whether the call may be about this EM.
+    /// Checks that the call may concern this EM.
     ///
     /// # Errors
-    /// [`Denied`] if not.
+    /// [`Denied`] if it may not.
     pub fn check_em(&self, em: &EmInstance) -> Result<(), Denied> {
         if self.has_em(em) { Ok(()) } else { Err(self.denied(|| format!("the EM {em} among its own"))) }
     }
 
-    /// Whether the call may be about what this user has, or wants, on this EM; `None` for whichever EM.
+    /// Checks that the call may concern a ticket or request of this user on this EM. `em` is `None` if no EM is named.
     ///
     /// # Errors
-    /// [`Denied`] if not.
+    /// [`Denied`] if it may not.
     pub fn check(&self, em: Option<&EmInstance>, user: &Name) -> Result<(), Denied> {
         if self.has_user(user) || self.is_all() || em.is_some_and(|em| self.has_em(em)) {
             return Ok(());
@@ -251,74 +258,74 @@ impl Reach {
         }))
     }
 
-    /// Why a call is not within it.
+    /// Returns the error for a call outside this reach; `needs` names the missing right.
     pub fn denied(&self, needs: impl FnOnce() -> String) -> Denied {
         let roles = self.0.as_deref().map(|bound| bound.roles.clone()).unwrap_or_default();
         Denied { roles, needs: needs() }
     }
 }
 
-/// Why nobody is let in with what was shown.
+/// Reason for a failed authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthenticated {
-    /// Nothing was.
+    /// The call has no token.
     #[error("this service asks who calls, and the call has no token; send \"authorization: Bearer TOKEN\"")]
     Missing,
-    /// There is no such token.
+    /// The token is unknown.
     #[error("the token of the call is none that is known; linkis-rm tokens create makes one")]
     Unknown,
-    /// Its time is over.
+    /// The token has expired.
     #[error("the time of the call's token is over; linkis-rm tokens create makes another")]
     Expired,
-    /// Somebody has revoked it.
+    /// The token was revoked.
     #[error("the token of the call was revoked; linkis-rm tokens create makes another")]
     Revoked,
-    /// It is a client's certificate whose time is over.
+    /// The client certificate of the connection has expired.
     #[error("the time of the certificate that this connection began with is over; connect again with another")]
     CertificateExpired,
-    /// It is a JWT, or none of this service's tokens where JWTs are believed.
+    /// The token is a rejected JWT, or an unknown token while JWTs are accepted.
     #[error(transparent)]
     Jwt(#[from] BadJwt),
 }
 
-/// The longest JWT that is read, in bytes: the headers of a call have 8 KB.
+/// Maximum length of a JWT in bytes. The headers of a call are limited to 8 KB.
 pub const JWT_BYTES_MAX: usize = 6 << 10;
 
-/// Why a JWT is not believed.
+/// Reason for the rejection of a JWT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadJwt {
-    /// It is too long.
+    /// Longer than [`JWT_BYTES_MAX`].
     #[error(
         "the JWT of the call has more than {JWT_BYTES_MAX} bytes; have its issuer leave out what nobody asks for here, groups for example"
     )]
     TooLarge,
-    /// It is none.
+    /// Not a JWT that can be parsed.
     #[error("the token of the call is none of this service's, and no JWT that can be read")]
     Malformed,
-    /// It is signed in a way that nobody is believed by.
+    /// The signature algorithm is not supported, or does not match the key.
     #[error("the JWT of the call is signed neither by RS256 nor ES256 nor EdDSA, or otherwise than its key is for")]
     Algorithm,
-    /// Whoever has issued it is unknown.
+    /// The configuration does not contain the issuer.
     #[error("the JWT of the call is of an issuer that --jwt-config does not name")]
     Issuer,
-    /// It is meant for others.
+    /// The configuration does not list the audience for the issuer.
     #[error("the JWT of the call is for others: its audience is none of those that --jwt-config names for its issuer")]
     Audience,
-    /// Its key is unknown.
+    /// The issuer's key set does not contain the signing key.
     #[error(
         "the JWT of the call is signed with a key that its issuer does not tell of; if the key is new, it is known in some seconds"
     )]
     UnknownKey,
-    /// Its signature is wrong.
+    /// The signature does not verify.
     #[error("the signature of the call's JWT is wrong")]
     Signature,
-    /// Its time has not come.
+    /// The `nbf` time is in the future.
     #[error("the JWT of the call is not good yet; are the clocks right?")]
     NotYet,
-    /// Its time is over.
+    /// The `exp` time has passed.
     #[error("the time of the call's JWT is over; ask its issuer for another")]
     Expired,
-    /// The key or the configuration by which it was believed is not in force any more.
+    /// The key or the configuration that accepted the JWT is no longer valid.
     #[error(
         "the key of the call's JWT was withdrawn, or what is believed of its issuer has changed; try again, or ask for another"
     )]
@@ -326,17 +333,17 @@ pub enum BadJwt {
 }
 
 impl Unauthenticated {
-    /// All there are.
+    /// All reasons that do not concern JWTs.
     pub const ALL: [Self; 5] = [Self::Missing, Self::Unknown, Self::Expired, Self::Revoked, Self::CertificateExpired];
 }
 
-/// A caller may not do what it wants.
+/// Error of a call that the caller's rights do not permit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("this caller is {}, and the call needs {needs}", if roles.is_empty() { "nothing" } else { roles })]
 pub struct Denied {
-    /// Its roles.
+    /// Role names of the caller; may be empty.
     pub roles: String,
-    /// What it would need.
+    /// The missing right, for display.
     pub needs: String,
 }
 

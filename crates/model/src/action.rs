@@ -1,4 +1,7 @@
-//! The history: what was done to tickets and EMs.
+//! Actions: what the history records about tickets, EMs, limits, providers and tokens.
+//!
+//! An [`ActionRecord`] is one history line. The ledger and the administration services produce actions. The store writes
+//! and reads them. Invariant: the text of an action in the table never changes.
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -12,46 +15,46 @@ use super::{
     ticket::EngineInstance,
 };
 
-/// What was done.
+/// Action of a history line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// An EM registered, for the first time or again with the same amounts.
+    /// An EM registered for the first time, or again with the same amounts.
     Registered,
     /// An EM registered again with other amounts.
     Resized,
     /// A ticket was granted.
     Granted,
-    /// An engine that runs was put into the books.
+    /// A running engine was adopted.
     Adopted,
-    /// Its engine reported in.
+    /// The engine of a ticket confirmed its start.
     Inited,
-    /// Its engine reported to use something else.
+    /// The engine of a ticket reported other amounts.
     Reported,
-    /// It ended; or an EM went (then [`End::Unregistered`] or [`End::Lost`]).
+    /// A ticket ended, or an EM was removed (only [`End::Unregistered`] and [`End::Lost`]).
     Ended(End),
-    /// The counters of an EM or a scope were brought in line with the tickets.
+    /// The counters of an EM or a scope were repaired to the sums of the tickets.
     Repaired,
-    /// A rule was set.
+    /// A limit was set.
     LimitSet,
-    /// A rule was deleted.
+    /// A limit was deleted.
     LimitDeleted,
-    /// A kind of EMs got a policy.
+    /// A policy was set.
     PolicySet,
-    /// The tickets of a label set were all counted: from here on its rules decide, for the kinds of EMs whose policies say so now.
+    /// All tickets of a label set are counted; its limits now decide, for the policies that enforce them.
     LimitsInForce,
-    /// An EM was drained, or another reason was given for it.
+    /// An EM was drained, or its drain got another reason.
     Drained,
-    /// An EM grants again.
+    /// The drain of an EM ended.
     Resumed,
-    /// An operator holds an EM or a user.
+    /// An operator started a hold on an EM or a user.
     Held,
-    /// A hold came to its end.
+    /// A hold ended.
     HoldEnded,
-    /// A provider was added, or changed.
+    /// A provider was added or changed.
     ProviderPut,
     /// A provider was removed.
     ProviderDeleted,
-    /// A token was made.
+    /// A token was created.
     TokenCreated,
     /// A token was revoked.
     TokenRevoked,
@@ -85,7 +88,7 @@ impl Action {
         Self::TokenRevoked,
     ];
 
-    /// As it stands in `linkis_resource_action_record.action`.
+    /// Returns the value of `linkis_resource_action_record.action`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Registered => "registered",
@@ -111,58 +114,59 @@ impl Action {
         }
     }
 
-    /// Whether it is done to a rule, or to all rules of a label set.
+    /// Returns whether the action concerns one limit, or all limits of a label set.
     pub fn is_of_rules(self) -> bool {
         matches!(self, Self::LimitSet | Self::LimitDeleted | Self::LimitsInForce)
     }
 
-    /// The reverse of [`Action::as_str`].
+    /// Parses a value from [`Action::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.as_str() == text)
     }
 }
 
-/// What a line of the history says of its ticket besides.
+/// Ticket data in a history line, besides its id and user.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TicketDetail {
-    /// By which application of its user it was asked for.
+    /// Application of the user that requested the ticket.
     pub creator: String,
-    /// The engine's type; may be empty.
+    /// Engine type; may be empty.
     pub engine_type: String,
-    /// What the request carried.
+    /// Labels of the request.
     pub labels: Labels,
-    /// The engine that uses it then, or used it until then.
+    /// Engine that used the ticket at that moment, or until then.
     pub engine: Option<EngineInstance>,
 }
 
-/// One line of the history.
+/// One history line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActionRecord {
-    /// Its number: it grows with time.
+    /// Line number; increases with time.
     pub number: i64,
-    /// What was done.
+    /// Action that the line records.
     pub action: Action,
-    /// To which ticket, and whose that is; `None` if it was done to the EM or the scope.
+    /// Id and user of the ticket; `None` if the action concerns another subject.
     pub ticket: Option<(Uuid, Name)>,
-    /// What else is known of that ticket.
+    /// Further data of the ticket.
     pub detail: Option<Box<TicketDetail>>,
-    /// On which EM; repairs are also of scopes, and rules and policies are subjects themselves.
+    /// EM, scope, limit, policy or other object of the action.
     pub subject: Subject,
-    /// What the ticket held after it, or when it ended; of an EM, what it provides. After a repair, what the tickets hold together:
-    /// of a scope as a Special, by the keys of dimensions. Of a rule its maximum, likewise; of a label set nothing.
+    /// Amounts after the action. For a ticket, its amounts, or the last ones if it ended. For an EM, its capacity. For a
+    /// repair, the sums of the tickets (for a scope a Special, by dimension key). For a limit, its maximum (likewise a
+    /// Special). For a label set, empty.
     pub resource: Resource,
-    /// Of a rule, what it does; unknown of what an earlier release did, which enforced all.
+    /// Mode of the limit. `None` in lines of earlier releases, which enforced all limits.
     pub limit_mode: Option<LimitMode>,
-    /// Why, if an operator gave a reason.
+    /// Reason that an operator gave.
     pub reason: Option<String>,
-    /// Who did it: the service itself where nobody asked.
+    /// Name of the caller; the service itself for background work.
     pub actor: String,
-    /// From where, of what operators and administrators did.
+    /// Address of the caller; only for operators and administrators.
     pub address: Option<String>,
-    /// How what it was done to stood before, as JSON, if that is remembered and it was there.
+    /// State before the action as JSON; `None` if not recorded or if the object did not exist.
     pub before: Option<String>,
-    /// How it stood after, likewise.
+    /// State after the action as JSON; `None` as for `before`.
     pub after: Option<String>,
-    /// When, by the database's clock.
+    /// Time by the database clock.
     pub at: OffsetDateTime,
 }

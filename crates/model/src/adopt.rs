@@ -1,4 +1,7 @@
-//! Engines that live and are in no books: from the tables of Linkis, or after a database was lost.
+//! Adoption: recording a running engine that has no ticket, from the tables of Linkis or after a database loss.
+//!
+//! An adoption creates a used ticket whether or not it fits. [`Adopt::differences`] makes a repeated adoption recognizable.
+//! Callers: the committer and the adoption call.
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -12,29 +15,29 @@ use super::{
     ticket::{EngineInstance, Ticket, TicketState},
 };
 
-/// A live engine is put into the books, whether or not there is room for it: it is there.
+/// Operation that records a running engine, even if it does not fit: the engine already uses the resources.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adopt {
-    /// The name that its ticket gets: never nil.
+    /// Id of the new ticket; never nil.
     pub ticket_id: Uuid,
-    /// For whom it runs.
+    /// User of the engine.
     pub user: Name,
-    /// By which application of the user.
+    /// Application of the user.
     pub creator: Name,
-    /// The engine's type; may be empty.
+    /// Engine type; may be empty.
     pub engine_type: String,
-    /// Where it runs.
+    /// EM of the engine.
     pub em: EmInstance,
-    /// What it is counted by besides.
+    /// Further labels that scopes count by.
     pub labels: Labels,
-    /// The engine.
+    /// The running engine.
     pub engine: EngineInstance,
-    /// What it uses.
+    /// Amounts that the engine uses.
     pub used: Resource,
 }
 
 impl Adopt {
-    /// The labels that decide in which scopes it counts.
+    /// Returns the labels that determine the scopes of the ticket.
     pub fn ticket_labels(&self) -> TicketLabels<'_> {
         TicketLabels::new(
             self.user.as_str(),
@@ -46,7 +49,7 @@ impl Adopt {
         )
     }
 
-    /// The ticket that it makes, under a registration of its EM.
+    /// Returns the ticket to create under the EM registration `em_epoch`.
     pub fn ticket(&self, by: &Principal, em_epoch: i64, now: OffsetDateTime) -> Ticket {
         Ticket {
             id: self.ticket_id,
@@ -62,8 +65,8 @@ impl Adopt {
         }
     }
 
-    /// In what a live ticket is another one; empty if it is this one. `adopted_with` is what it used when it was adopted, if that is
-    /// remembered: it may have reported something else since.
+    /// Returns the fields in which a live ticket differs from this adoption; empty if it is the same. `adopted_with` is the
+    /// use at the time of the adoption, if recorded; the engine may have reported other amounts since.
     pub fn differences(&self, ticket: &Ticket, adopted_with: Option<&Resource>) -> Vec<&'static str> {
         let TicketState::Used { resource, engine, .. } = &ticket.state else { return vec!["its state: it is locked"] };
         let of_ticket = [

@@ -1,4 +1,8 @@
-//! The audit: what is stored of EMs and scopes, against what the tickets say.
+//! Audit and repair: comparing the stored counters of EMs, scopes and external queues with the sums of the tickets.
+//!
+//! The module computes sums, differences and the required changes. Callers read the rows (the audit service) and write the
+//! repairs (the committer, under the locks). Rows may contain anything: an unreadable value becomes a difference, never an
+//! error of the audit.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -17,22 +21,22 @@ use super::{
     ticket_digest::TicketDigest,
 };
 
-/// Whose counters.
+/// Object of an audit or a history line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Subject {
-    /// An EM's.
+    /// The counters of an EM.
     Em(EmInstance),
-    /// A scope's.
+    /// The counters of a scope.
     Scope(Scope),
-    /// A rule.
+    /// A limit.
     Rule(Pattern),
-    /// The policy of a kind of EMs.
+    /// The policy for a kind of EMs.
     Policy(Name),
-    /// Something else, for people: a token, or a provider.
+    /// Another object, for display: a token or a provider.
     Other(String),
 }
 
-/// For people: not to be taken apart again.
+/// For display; not parsed.
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -45,36 +49,36 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Something that is not as the tickets say.
+/// One difference between stored counters and the sums of the tickets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Difference {
-    /// Whose, for people.
+    /// Object with the difference, for display.
     pub what: String,
-    /// Which counter: `used`, `locked`, `left`, `used_tickets`, `over_committed`, `row` or `tickets`; of a queue of an external cluster,
+    /// Counter: `used`, `locked`, `left`, `used_tickets`, `over_committed`, `row` or `tickets`; for an external queue,
     /// `unseen` or `ticket`.
     pub counter: String,
-    /// What is stored, in the dimensions that differ.
+    /// Stored amounts, in the dimensions that differ.
     pub stored: BTreeMap<Dimension, i64>,
-    /// What the tickets say, in the same dimensions.
+    /// Sums of the tickets, in the same dimensions.
     pub from_tickets: BTreeMap<Dimension, i64>,
-    /// More about it in words; may be empty.
+    /// Description of the difference; may be empty.
     pub problem: String,
 }
 
 impl Difference {
-    /// A difference that only words can tell.
+    /// Returns a difference without amounts, described by text only.
     pub fn in_words(what: impl fmt::Display, counter: &str, problem: impl fmt::Display) -> Self {
         let (what, problem) = (what.to_string(), problem.to_string());
         Self { what, counter: counter.to_owned(), problem, ..Self::default() }
     }
 
-    /// A row that a repair cannot read, and what an operator can do about it.
+    /// Returns the difference for a row that a repair cannot read, with advice for the operator.
     pub fn unreadable(what: impl fmt::Display, counter: &str, problem: impl fmt::Display) -> Self {
         let advice = "correct or delete that row in the database, and repair again";
         Self::in_words(what, counter, format!("{problem}; {advice}"))
     }
 
-    /// The dimensions in which two sums differ; `None` if there are none.
+    /// Compares two sums; `None` if all dimensions are equal.
     fn between(what: &Subject, counter: &str, stored: Amounts, from_tickets: Amounts) -> Option<Self> {
         let keys: BTreeSet<Dimension> = stored.keys().chain(from_tickets.keys()).cloned().collect();
         let get = |amounts: &Amounts, key: &Dimension| amounts.get(key).copied().unwrap_or(0);
@@ -92,24 +96,24 @@ impl Difference {
 
 type Amounts = BTreeMap<Dimension, i64>;
 
-/// What an audit found.
+/// Result of an audit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditReport {
-    /// The moment that everything was looked at, by the database's clock.
+    /// Time of the snapshot, by the database clock.
     pub at: OffsetDateTime,
-    /// How many EMs were looked at.
+    /// Number of audited EMs.
     pub ems: usize,
-    /// How many scopes have a counter.
+    /// Number of scopes with counters.
     pub scopes: usize,
-    /// How many tickets live.
+    /// Number of live tickets.
     pub tickets: u64,
-    /// What differs.
+    /// Differences found.
     pub differences: Differences,
-    /// What is no difference, but worth knowing.
+    /// Observations that are not differences; at most [`AuditReport::NOTES_MAX`].
     pub notes: Vec<String>,
 }
 
-/// Where what is stored to be unseen in the queues of a provider, by path, is not what its tickets say.
+/// Compares the stored unseen use of a provider's queues with the sums of the tickets, by queue path.
 pub fn queue_differences(
     provider: &Name,
     stored: &BTreeMap<String, QueueAmounts>,
@@ -127,31 +131,31 @@ pub fn queue_differences(
     paths.into_iter().filter_map(compare).collect()
 }
 
-/// A queue of a provider.
+/// Returns the audit subject of a provider's queue.
 pub fn queue_subject(provider: &Name, path: &str) -> Subject {
     let labels = [("provider".to_owned(), provider.to_string()), ("queue".to_owned(), path.to_owned())];
     Subject::Scope(Scope::new(labels.into()))
 }
 
-/// What a repair did.
+/// Result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Repaired {
-    /// What differed, and now is what the tickets say.
+    /// Differences that were repaired.
     pub repaired: Differences,
-    /// What could not be repaired, and why.
+    /// Differences that could not be repaired, with the reason.
     pub remaining: Differences,
 }
 
 impl AuditReport {
-    /// How many notes are told.
+    /// Maximum number of notes in a report.
     pub const NOTES_MAX: usize = 100;
 
-    /// A report on nothing yet.
+    /// Returns an empty report.
     pub fn new(at: OffsetDateTime) -> Self {
         Self { at, ems: 0, scopes: 0, tickets: 0, differences: Differences::default(), notes: Vec::new() }
     }
 
-    /// Adds a note, if there is room.
+    /// Adds a note unless [`AuditReport::NOTES_MAX`] is reached.
     pub fn note(&mut self, note: impl FnOnce() -> String) {
         if self.notes.len() < Self::NOTES_MAX {
             self.notes.push(note());
@@ -159,20 +163,20 @@ impl AuditReport {
     }
 }
 
-/// Differences: the first of them, and how many there are.
+/// Differences with a bounded list: the first ones, and the total number.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Differences {
-    /// The first; at most [`Differences::TOLD_MAX`].
+    /// The first differences, at most [`Differences::TOLD_MAX`].
     pub first: Vec<Difference>,
-    /// How many there are.
+    /// Total number of differences.
     pub count: usize,
 }
 
 impl Differences {
-    /// How many are told.
+    /// Maximum number of listed differences.
     pub const TOLD_MAX: usize = 1000;
 
-    /// Whether there are none.
+    /// Returns whether there are no differences.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -189,64 +193,64 @@ impl Extend<Difference> for Differences {
     }
 }
 
-/// What is stored of an EM, whether or not it makes sense: what cannot be read is told in words.
+/// Stored counters of an EM. An unreadable counter is an error text.
 #[derive(Debug, Clone)]
 pub struct EmBooks {
-    /// Which.
+    /// The EM.
     pub instance: EmInstance,
-    /// Everything that it provides.
+    /// Capacity of the EM.
     pub total: Resource,
-    /// The part of `total` that is never granted.
+    /// Part of `total` that is never granted.
     pub protected: Resource,
-    /// What its engines should use.
+    /// Stored sum used by engines.
     pub used: Result<Resource, String>,
-    /// What should be granted on it and not yet in use.
+    /// Stored sum granted and not yet confirmed.
     pub locked: Result<Resource, String>,
-    /// What should be left.
+    /// Stored amounts that are left.
     pub left: Result<BTreeMap<Dimension, i64>, String>,
-    /// Which of its tickets should be used.
+    /// Stored digest of the used tickets.
     pub used_tickets: TicketDigest,
-    /// Whether it is marked as holding more than it provides.
+    /// Stored mark for over-commitment.
     pub over_committed: bool,
-    /// The version of its row.
+    /// Version of the row.
     pub version: i64,
 }
 
-/// What the live tickets on an EM hold together.
+/// Sums of the live tickets of an EM.
 #[derive(Debug, Clone)]
 pub struct EmSums {
-    /// What engines use.
+    /// Sum used by engines.
     pub used: Resource,
-    /// What is granted and not yet in use.
+    /// Sum granted and not yet confirmed.
     pub locked: Resource,
-    /// Which of them are used.
+    /// Digest of the used tickets.
     pub used_tickets: TicketDigest,
-    /// Why they cannot all be counted; the sums mean nothing then.
+    /// Reason why a ticket cannot be counted; the sums are then meaningless.
     pub problem: Option<String>,
 }
 
-/// The true counters of an EM.
+/// The counters of an EM according to its tickets.
 #[derive(Debug)]
 pub struct TrueCounters {
-    /// What its engines use.
+    /// Sum used by engines.
     pub used: Resource,
-    /// What is granted on it and not yet in use.
+    /// Sum granted and not yet confirmed.
     pub locked: Resource,
-    /// Which of its tickets are used.
+    /// Digest of the used tickets.
     pub used_tickets: TicketDigest,
-    /// What is left.
+    /// Total − protected − used − locked.
     pub left: Left,
 }
 
 impl TrueCounters {
-    /// What all tickets hold together: nothing, if that is more than can be counted.
+    /// Returns used + locked; zero if the sum overflows.
     pub fn held(&self) -> Resource {
         self.used.add(&self.locked).unwrap_or_else(|_| self.used.zero_like())
     }
 }
 
 impl EmSums {
-    /// Of no tickets, in the type in which `total` is counted.
+    /// Returns the sums of no tickets, in the resource type of `total`.
     pub fn new(total: &Resource) -> Self {
         Self {
             used: total.zero_like(),
@@ -256,12 +260,12 @@ impl EmSums {
         }
     }
 
-    /// Says which tickets are used, beside what they hold.
+    /// Adds used tickets to the digest. [`EmSums::count`] adds their amounts.
     pub fn note_used(&mut self, tickets: &TicketDigest) {
         self.used_tickets.join(tickets);
     }
 
-    /// Counts tickets in that are alike.
+    /// Adds the amounts of `count` equal tickets.
     pub fn count(&mut self, held: Result<&Resource, &str>, is_locked: bool, count: u32) {
         if let Err(problem) = self.try_count(held, is_locked, count) {
             self.problem.get_or_insert(problem);
@@ -281,10 +285,10 @@ impl EmBooks {
         Subject::Em(self.instance.clone())
     }
 
-    /// The counters that it should have.
+    /// Returns the counters that the EM should have.
     ///
     /// # Errors
-    /// Why the tickets cannot be counted.
+    /// The reason why the tickets cannot be counted.
     pub fn true_counters(&self, sums: &EmSums) -> Result<TrueCounters, String> {
         if let Some(problem) = &sums.problem {
             return Err(problem.clone());
@@ -295,7 +299,7 @@ impl EmBooks {
         Ok(TrueCounters { used, locked, used_tickets: sums.used_tickets, left })
     }
 
-    /// Everything that is not as the tickets say.
+    /// Returns all differences between the stored counters and the tickets.
     pub fn differences(&self, sums: &EmSums) -> Vec<Difference> {
         let subject = self.subject();
         let counters = match self.true_counters(sums) {
@@ -333,17 +337,17 @@ impl EmBooks {
     }
 }
 
-/// What tickets on an EM that does not exist hold together.
+/// Sums of the tickets of an EM that does not exist.
 #[derive(Debug, Clone, Default)]
 pub struct Stray {
-    /// How many there are.
+    /// Number of tickets.
     pub count: u64,
     usage: Usage,
     problem: Option<String>,
 }
 
 impl Stray {
-    /// Counts tickets in that are alike.
+    /// Adds the amounts of `count` equal tickets.
     pub fn count(&mut self, held: Result<&Resource, &str>, is_locked: bool, count: u32) {
         self.count += u64::from(count);
         let sum = if is_locked { &mut self.usage.locked } else { &mut self.usage.used };
@@ -356,7 +360,7 @@ impl Stray {
         }
     }
 
-    /// What they hold on `em`, where nothing is stored.
+    /// Returns the differences on `em`, for which no counters are stored.
     pub fn differences(&self, em: &EmInstance) -> Vec<Difference> {
         let subject = Subject::Em(em.clone());
         let problem = match &self.problem {
@@ -374,31 +378,31 @@ impl Stray {
     }
 }
 
-/// What is stored of a scope, whether or not it makes sense.
+/// Stored counters of a scope. Unreadable counters are an error text.
 #[derive(Debug)]
 pub struct ScopeBooks {
-    /// Which, and as which label set counts it.
+    /// The scope, with the label set that counts it.
     pub counter: Counter,
-    /// What its tickets should hold.
+    /// Stored amounts of its tickets.
     pub usage: Result<Usage, String>,
-    /// Where its row is.
+    /// Key of the row.
     pub hash: Vec<u8>,
-    /// Whether its row stands where its labels belong; nothing finds it if not.
+    /// Whether the row key matches the labels. A row with another key is never found by a lookup.
     pub is_in_place: bool,
 }
 
-/// What has to be done about a scope.
+/// Change that repairs the counters of a scope.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ScopeFix {
-    /// Its row has to say what the tickets say.
+    /// Write the sums of the tickets into the row.
     Update(Counter, Usage),
-    /// It needs a row.
+    /// Insert a missing row.
     Insert(Counter, Usage),
-    /// The row at this hash has to go.
+    /// Delete the row with this key.
     Delete(Counter, Vec<u8>),
 }
 
-/// What alone is to be repaired.
+/// Object that a partial repair is restricted to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RepairTarget {
     /// The counters of an EM.
@@ -408,7 +412,7 @@ pub enum RepairTarget {
 }
 
 impl ScopeFix {
-    /// Which scope.
+    /// Returns the scope to repair.
     pub fn scope(&self) -> &Scope {
         match self {
             Self::Update(counter, _) | Self::Insert(counter, _) | Self::Delete(counter, _) => &counter.scope,
@@ -416,24 +420,25 @@ impl ScopeFix {
     }
 }
 
-/// What the live tickets hold in every scope of every label set that is counted, to be compared with the rows.
+/// Sums of the live tickets in every scope of the counted label sets, to be compared with the rows.
 #[derive(Debug)]
 pub struct ScopeSums {
-    /// Those that are counted.
+    /// Ids of the label sets that are completely counted.
     counted: BTreeSet<i64>,
-    /// Those whose rows are being made, or removed: nothing is wrong with them.
+    /// Ids of the label sets whose rows are being created or removed; their rows are not compared.
     passing: BTreeSet<i64>,
     sums: HashMap<Counter, Usage>,
 }
 
 impl ScopeSums {
-    /// The sums of the label sets of `limits`; `known` are all label sets that have rows, also those that count no more.
+    /// Returns the sums for the label sets of `limits`. `known` contains all label sets with rows, including deleted ones.
     pub fn new(limits: &Limits, known: BTreeSet<i64>, sums: HashMap<Counter, Usage>) -> Self {
         let counted = limits.label_sets().filter(|set| set.is_counted).map(|set| set.id).collect();
         Self { passing: known.difference(&counted).copied().collect(), counted, sums }
     }
 
-    /// Compares one row; each scope has one at most that is in place.
+    /// Compares one row and returns its differences and the repair; `None` if it is correct. A scope has at most one row in
+    /// place.
     pub fn compare(&mut self, row: &ScopeBooks) -> Option<(Vec<Difference>, ScopeFix)> {
         if self.passing.contains(&row.counter.label_set_id) {
             return None;
@@ -455,7 +460,7 @@ impl ScopeSums {
         (!differences.is_empty()).then(|| (differences, ScopeFix::Update(row.counter.clone(), sums)))
     }
 
-    /// After all rows were compared: the scopes that have none, though tickets count in them.
+    /// Returns the scopes with tickets but without a row. Call after [`ScopeSums::compare`] of all rows.
     pub fn missing(self) -> impl Iterator<Item = (Vec<Difference>, ScopeFix)> {
         let mut missing: Vec<_> = self.sums.into_iter().collect();
         missing.sort_by(|(a, _), (b, _)| a.cmp(b));

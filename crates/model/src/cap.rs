@@ -1,4 +1,7 @@
-//! Caps: what a request allows itself at most, by whatever it learnt that from.
+//! Caps: maxima that a request sets for itself, for example by a budget that its sender knows.
+//!
+//! A cap is decided like a limit, on the request's own counter, and is not stored. Callers: the ledger and the request
+//! parser.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,19 +10,19 @@ use std::{
 
 use super::resource::Dimension;
 
-/// How many caps a request may carry.
+/// Maximum number of caps in one request.
 pub const CAPS_MAX: usize = 4;
 
-/// A maximum of a request's own, for its own counter of a label set that some rule has counted. Where a rule allows less, that decides.
+/// A maximum for the request's own counter in a label set that a limit counts. A lower limit takes precedence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cap {
-    /// The names of the labels.
+    /// Label names of the label set.
     pub keys: BTreeSet<String>,
-    /// The maximum, dimension by dimension, of what is held there with the request.
+    /// Maximum per dimension, including the request.
     pub max: BTreeMap<Dimension, i64>,
 }
 
-/// For people: not to be taken apart again.
+/// For display; not parsed.
 impl fmt::Display for Cap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the request's own cap for {}: at most", self.key_list())?;
@@ -28,13 +31,13 @@ impl fmt::Display for Cap {
 }
 
 impl Cap {
-    /// The names of its labels, for people.
+    /// Returns the label names, separated by commas, for display.
     pub fn key_list(&self) -> String {
         self.keys.iter().map(String::as_str).collect::<Vec<_>>().join(",")
     }
 }
 
-/// Maxima for people, behind "at most".
+/// Writes maxima for display, after the words "at most".
 pub(super) fn write_maxima(f: &mut fmt::Formatter<'_>, maxima: &BTreeMap<Dimension, i64>) -> fmt::Result {
     for (number, (dimension, max)) in maxima.iter().enumerate() {
         write!(f, "{} {max} {dimension}", if number == 0 { "" } else { "," })?;

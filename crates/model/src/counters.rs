@@ -1,12 +1,12 @@
-//! Counters as they stood right after a commit, for those who keep a copy of them.
+//! Counters of an EM and its scopes right after a commit. The committer returns them to the state cache.
 
 use super::{em::Em, limit::ScopeUsage};
 
-/// What an operation was counted in.
+/// Counters that one operation changed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Counters {
-    /// The EM, with the version that its row then had; `None` if it is not registered any more.
+    /// The EM with its new row version; `None` if it is no longer registered.
     pub em: Option<Em>,
-    /// The scopes in which its ticket counts, or counted until then, of label sets that decide.
+    /// Scopes that count the ticket, or counted it until now, in label sets that decide.
     pub scopes: Vec<ScopeUsage>,
 }

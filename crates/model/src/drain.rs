@@ -1,16 +1,16 @@
-//! Drains: EMs on which nothing new is granted, because an operator wants them empty. What lives there stays.
+//! Drain of an EM: the EM accepts no new grants, and its live tickets continue.
 
 use time::OffsetDateTime;
 
 use super::{name::Name, principal::Principal};
 
-/// That an EM is drained. It outlives the EM's registrations.
+/// A drain. It outlives the registrations of the EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Drain {
-    /// Why, for people.
+    /// Reason, for display.
     pub reason: Name,
-    /// Who drained it, or gave the reason last.
+    /// Caller that started the drain or gave its latest reason.
     pub by: Principal,
-    /// Since when, by the database's clock.
+    /// Start of the drain, by the database clock.
     pub since: OffsetDateTime,
 }

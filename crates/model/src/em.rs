@@ -1,4 +1,8 @@
-//! EMs: what a host provides, what lives on it, and whether it can answer for a request.
+//! EMs: identity, capacity, use and the state of their registration.
+//!
+//! An [`Em`] is one row: its `used` and `locked` are the sums of its live tickets, and all its amounts have one resource
+//! type. The type answers questions about one EM (what is left, which dimensions it provides). It never changes counters:
+//! that is the ledger's work. Callers: the ledger, placement and the store.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -13,164 +17,175 @@ use super::{
     ticket_digest::TicketDigest,
 };
 
-/// The name of a host that starts engines. The two parts are never joined into one string.
+/// Identity of an EM: application name and instance. The two parts are never joined into one string.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EmInstance {
-    /// The name of the application, e.g. `linkis-cg-engineconnmanager`.
+    /// Application name, such as `linkis-cg-engineconnmanager`.
     pub application_name: Name,
-    /// The instance, by convention host:port.
+    /// Instance, by convention `host:port`.
     pub instance: Name,
 }
 
 impl EmInstance {
-    /// Checks both parts; `field` is the path of the instance in the request.
+    /// Parses both parts; `field` is the path of the instance in the request.
+    ///
+    /// # Errors
+    /// The part that is not a valid name.
     pub fn parse(field: &str, application_name: &str, instance: &str) -> Result<Self, FieldError> {
         let (application_name, instance) = parse_instance(field, application_name, instance)?;
         Ok(Self { application_name, instance })
     }
 
-    /// Checks both parts of an EM that a call brings into being, as [`check_new`] does.
+    /// Checks both parts of an EM that a call creates, by the stricter rules of [`check_new`].
     ///
     /// # Errors
-    /// The part that is not legal in a new name.
+    /// The part that is not valid as a new name.
     pub fn check_new(&self, field: &str) -> Result<(), FieldError> {
         check_new(&format!("{field}.application_name"), self.application_name.as_str())?;
         check_new(&format!("{field}.instance"), self.instance.as_str())
     }
 }
 
-/// For people: not to be taken apart again.
+/// For display; not parsed.
 impl fmt::Display for EmInstance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.application_name, self.instance)
     }
 }
 
-/// A registered EM. `used` and `locked` are the sums over its live tickets; all amounts are of one type.
+/// A registered EM. `used` and `locked` are the sums of its live tickets; all amounts have one resource type.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Em {
-    /// Which.
+    /// Identity of the EM.
     pub instance: EmInstance,
-    /// Everything that it provides.
+    /// Total capacity.
     pub total: Resource,
-    /// The part of `total` that is never granted.
+    /// Part of `total` that is never granted.
     pub protected: Resource,
-    /// The sum of what its engines use.
+    /// Sum used by its engines.
     pub used: Resource,
-    /// The sum of what is granted on it and not yet in use.
+    /// Sum granted and not yet confirmed.
     pub locked: Resource,
-    /// Which of its tickets are used; not told to clients.
+    /// Digest of its used tickets; not sent to clients.
     pub used_tickets: TicketDigest,
-    /// What it said of itself when it registered.
+    /// Labels of its registration.
     pub labels: Labels,
-    /// Labels, besides, that it is reserved for: only requests that carry all of them come in.
+    /// Further labels that the EM is reserved for. Only requests with all of them are placed here.
     pub reserved: Labels,
-    /// Which registration: it grows with each, but does not count them.
+    /// Registration number. Increases with each registration, with gaps.
     pub epoch: i64,
-    /// When it registered last, by the database's clock.
+    /// Time of the latest registration, by the database clock.
     pub register_time: OffsetDateTime,
-    /// Counts the writes of its row: a write states the version that it read.
+    /// Write counter of the row. An update states the version that it read.
     pub version: i64,
-    /// That it goes, if it does.
+    /// Unregistration in progress, if any.
     pub going: Option<Going>,
-    /// Which counters of label sets count its tickets.
+    /// Label sets that count its tickets.
     pub counted: Counted,
-    /// That nothing new is granted on it, if so.
+    /// Drain of the EM, if any.
     pub drain: Option<Arc<Drain>>,
 }
 
-/// An EM that goes: the tickets of its registrations up to an epoch end in steps; its row goes last, unless it registers again.
+/// An unregistration in progress. The tickets of all registrations up to `epoch` end in steps. The row is deleted last,
+/// unless the EM registers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Going {
-    /// The last registration whose tickets end.
+    /// Latest registration whose tickets end.
     pub epoch: i64,
-    /// How they end.
+    /// How the tickets end.
     pub end: End,
-    /// The tickets up to this one have been seen, in the order of their ids.
+    /// Last processed ticket, in order of ticket ids.
     pub after: Uuid,
 }
 
-/// Up to which label set the tickets of an EM are counted.
+/// Progress of counting an EM's tickets by label set.
 ///
-/// Label sets have growing numbers. A new one is counted EM by EM, under the EM's lock: so whoever changes a ticket knows from the
-/// EM's own row whether it is in the counters already.
+/// Label sets have increasing ids. A new label set is counted EM by EM under the EM's lock. A change of a ticket therefore
+/// knows from the EM's row whether the counters already include the ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {
-    /// All tickets are in the counters of the label sets up to this one.
+    /// All tickets are counted in label sets up to this id.
     pub to: i64,
-    /// Those up to this ticket are also in the counters up to that label set.
+    /// Label set id and ticket id: tickets up to this ticket are also counted in label sets up to that id.
     pub under_way: Option<(i64, Uuid)>,
 }
 
 impl Counted {
-    /// Whether a ticket, if it lives, is in the counters of a label set.
+    /// Returns whether a live ticket is included in the counters of a label set.
     pub fn counts(&self, label_set_id: i64, ticket_id: Uuid) -> bool {
         label_set_id <= self.to || self.under_way.is_some_and(|(to, after)| label_set_id <= to && ticket_id <= after)
     }
 }
 
 impl Em {
-    /// Whether it can be used: it does not go, or has registered again since it went.
+    /// Returns whether the EM is registered: not unregistering, or registered again since.
     pub fn is_registered(&self) -> bool {
         self.going.is_none_or(|going| going.epoch < self.epoch)
     }
 
-    /// Its labels, with those that it is reserved for.
+    /// Returns the labels and the reserved labels.
     pub fn all_labels(&self) -> impl Iterator<Item = (&String, &String)> {
         self.labels.as_map().iter().chain(self.reserved.as_map())
     }
 
-    /// The value of one of them.
+    /// Returns the value of a label or reserved label.
     pub fn label(&self, key: &str) -> Option<&String> {
         self.labels.as_map().get(key).or_else(|| self.reserved.as_map().get(key))
     }
 
-    /// Whether it lets requests in that carry these labels.
+    /// Returns whether the labels of a request include all reserved labels.
     pub fn admits(&self, carried: &BTreeMap<String, String>) -> bool {
         self.reserved.as_map().iter().all(|(key, value)| carried.get(key) == Some(value))
     }
 
-    /// The type in which its amounts are counted.
+    /// Returns the resource type of its amounts.
     pub fn resource_type(&self) -> ResourceType {
         self.total.resource_type()
     }
 
-    /// What can still be granted: total − protected − used − locked. Negative where a capacity was lowered under live tickets.
+    /// Returns total − protected − used − locked. Negative where a capacity was lowered below the use.
+    ///
+    /// # Errors
+    /// [`ResourceError`] if the amounts overflow or differ in type.
     pub fn left(&self) -> Result<Left, ResourceError> {
         Resource::left(&self.total, &self.protected, &self.used, &self.locked)
     }
 
-    /// The part of what a ticket holds that is counted here, e.g. the driver of a DriverAndYarn. Also of dimensions that the EM
-    /// has ceased to provide.
+    /// Returns the part of a ticket's amounts that this EM counts, such as the driver part of a DriverAndYarn. Dimensions
+    /// that the EM no longer provides are included.
+    ///
+    /// # Errors
+    /// [`ResourceError`] if the type cannot be projected.
     pub fn share(&self, held: &Resource) -> Result<Resource, ResourceError> {
         held.project(self.resource_type())
     }
 
-    /// The part of `asked` that this EM answers for.
+    /// Returns the part of a request that this EM must provide.
     ///
     /// # Errors
-    /// [`ResourceError::Unanswerable`] or [`ResourceError::UnknownDimension`] if a dimension is asked that the EM does not provide.
+    /// [`ResourceError::Unanswerable`] or [`ResourceError::UnknownDimension`] if the EM does not provide a requested
+    /// dimension.
     pub fn project(&self, asked: &Resource) -> Result<Resource, ResourceError> {
         let share = self.share(asked)?;
         self.provides(&share).map(|()| share)
     }
 
-    /// Whether it provides every dimension of a share.
+    /// Checks that the EM provides every dimension of a share.
     ///
     /// # Errors
-    /// [`ResourceError::UnknownDimension`].
+    /// [`ResourceError::UnknownDimension`] for the first dimension that it does not provide.
     pub fn provides(&self, share: &Resource) -> Result<(), ResourceError> {
         let unknown = share.amounts().find(|(dimension, _)| !self.total.has(dimension));
         unknown.map_or(Ok(()), |(dimension, _)| Err(ResourceError::UnknownDimension { dimension }))
     }
 
-    /// Whether its amounts can be compared with `other`'s: the same type, on the same queue.
+    /// Returns whether its amounts are comparable with `other`: same type and same queue.
     pub fn is_counted_like(&self, other: &Resource) -> bool {
         self.resource_type() == other.resource_type() && self.total.covers(other).is_ok()
     }
 
-    /// How many hundredths are held of what is not protected, in the dimension of which it is the most; rounded down. Of nothing, what is
-    /// held counts as so many times.
+    /// Returns used + locked in percent of the unprotected capacity, in the fullest dimension, rounded down. An unprotected
+    /// capacity of zero counts as one unit.
     pub fn fullness_percent(&self) -> i128 {
         let percent = |(dimension, total): (Dimension, i64)| {
             let room = total.saturating_sub(self.protected.get(&dimension)).max(1);
@@ -180,7 +195,7 @@ impl Em {
         self.total.amounts().map(percent).max().unwrap_or_default()
     }
 
-    /// Whether it holds nothing.
+    /// Returns whether no resources are used or locked.
     pub fn is_idle(&self) -> bool {
         self.used.is_zero() && self.locked.is_zero()
     }

@@ -1,27 +1,27 @@
-//! How tickets end.
+//! Ends of tickets: the reason why a ticket ended, as history lines and metrics record it.
 
 use std::fmt;
 
-/// How a ticket came to its end.
+/// Reason why a ticket ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// The caller gave it back.
+    /// The caller released it.
     Released,
-    /// Its engine did not report in before the deadline.
+    /// The engine did not confirm before the deadline.
     Expired,
     /// Its EM was unregistered.
     Unregistered,
-    /// Its EM reported without it too often, or fell silent.
+    /// Its EM omitted it from too many reports, or was lost.
     Lost,
-    /// An operator ended it.
+    /// An operator released it by force.
     Forced,
 }
 
 impl End {
-    /// All there are.
+    /// All ends.
     pub const ALL: [Self; 5] = [Self::Released, Self::Expired, Self::Unregistered, Self::Lost, Self::Forced];
 
-    /// As it stands in `linkis_resource_action_record.action`.
+    /// Returns the value of `linkis_resource_action_record.action`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Released => "released",
@@ -32,7 +32,7 @@ impl End {
         }
     }
 
-    /// The reverse of [`End::as_str`].
+    /// Parses a value from [`End::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|end| end.as_str() == text)
     }

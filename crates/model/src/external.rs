@@ -1,24 +1,26 @@
-//! How much room a queue that lives elsewhere has: what its cluster showed at one moment, and what was granted that this does not show.
+//! External queues: the capacity of a YARN queue or Kubernetes namespace, from a cluster snapshot and the grants that it
+//! does not show.
 //!
-//! A snapshot is an input: a value with a moment. Of a queue it says how much there may be and how much is used; of our tickets, by the
-//! ids of their applications, how much of that use is theirs. For each queue and each that it is in,
+//! A snapshot has a time and contains the maximum and use of each queue and the use of each application. For each queue and
+//! its ancestors,
 //!
-//! > room = max − used − Σ unseen(ticket), over the live tickets in it,
+//! > capacity = max − used − Σ unseen(ticket), over the live tickets in the queue,
 //!
-//! where unseen(ticket) is what it was granted less what the *same* snapshot shows of it. So used + unseen counts of each ticket
-//! the larger of what it was granted and what it has: never both, and never less than it was granted.
+//! where unseen(ticket) is the granted amount less the amount that the *same* snapshot shows for the ticket's application.
+//! Each ticket thus counts with the larger of its grant and its actual use: never with both, and never with less than its
+//! grant.
 //!
-//! 1. What is locked is unseen: its application is not known yet.
-//! 2. What is in use, with an application, is unseen but for what the snapshot gives that application; also if it was told of later than the
-//!    snapshot was taken, because what is subtracted is exactly what the snapshot's use includes.
-//! 3. What is in use without one is unseen in snapshots that were begun before [`SETTLE`] had passed since it came into use, and shown
-//!    after: by the moment of the snapshot and not by today's, so that nothing changes between two snapshots by itself.
-//! 4. Queues and applications are two answers. Applications are asked before and after the queues, and the lesser counts: what came
-//!    or went between is not taken to be included.
-//! 5. Snapshots follow each other by the moment at which they were begun; an older one is not installed.
+//! 1. A locked ticket is unseen: its application is not known yet.
+//! 2. A used ticket with an application is unseen except for the amount in the snapshot. An application reported after the
+//!    snapshot is subtracted too, because the snapshot's queue use includes exactly that amount.
+//! 3. A used ticket without an application is unseen in snapshots begun before [`SETTLE`] has passed since its start, and
+//!    shown in later ones. The snapshot's time decides, so nothing changes between two snapshots.
+//! 4. Queues and applications are two replies. Applications are read before and after the queues, and the lesser amount
+//!    counts. An application that started or ended in between is not taken as included.
+//! 5. Snapshots are ordered by their start. An older one is never installed.
 //!
-//! - `asked`: what is asked for in a queue, and why it is not there;
-//! - `cluster`: what the ledger sees of a cluster; `preparation`: how a snapshot that comes into force is counted.
+//! - `asked`: the demand of a request in a queue, and its refusal;
+//! - `cluster`: clusters in the ledger; `preparation`: counting the tickets for the next snapshot.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -40,62 +42,62 @@ pub use cluster::{
 };
 pub use preparation::Preparation;
 
-/// How long an engine without an application id may take until its cluster shows it.
+/// Maximum time until a cluster shows an engine that has no application id.
 pub const SETTLE: Duration = Duration::seconds(60);
 
-/// What a cluster showed at one moment.
+/// Queues and applications of an external cluster at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Before anything was asked, by the database's clock.
+    /// Time before the first query, by the database clock.
     pub begun: OffsetDateTime,
-    /// Its queues.
+    /// Queues of the cluster.
     pub queues: Queues,
-    /// What the use of its queues includes of each application.
+    /// Part of the queues' use that each application accounts for.
     shown: HashMap<String, QueueAmounts>,
 }
 
-/// What a live ticket holds of a queue.
+/// Amounts that a live ticket holds in an external queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// How much.
+    /// Granted or reported amounts.
     pub amounts: QueueAmounts,
-    /// How far it has come.
+    /// Phase of the ticket.
     pub phase: Phase,
 }
 
-/// How far a ticket has come.
+/// Phase of a ticket in an external queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// Granted; the engine has not reported in.
+    /// Granted; the engine has not confirmed.
     Locked,
-    /// In use.
+    /// Confirmed by the engine.
     Used {
-        /// Since when.
+        /// Time of the confirmation.
         since: OffsetDateTime,
-        /// Its application, if the engine has told.
+        /// Application id, if the engine reported one.
         application_id: Option<String>,
     },
 }
 
 impl Snapshot {
-    /// From the answers of a cluster, in the order in which they were asked for.
+    /// Creates a snapshot from the replies of a cluster, in the order in which they were read.
     pub fn new(begun: OffsetDateTime, before: &[Application], queues: Queues, after: &[Application]) -> Self {
         let after: HashMap<&str, QueueAmounts> = after.iter().map(|app| (app.id.as_str(), app.allocated)).collect();
         let both = |app: &Application| Some((app.id.clone(), app.allocated.least(*after.get(app.id.as_str())?)));
         Self { begun, queues, shown: before.iter().filter_map(both).collect() }
     }
 
-    /// The same as it was stored, or as much of it as is needed.
+    /// Creates a snapshot from stored rows; may contain only the queues that a batch needs.
     pub fn stored(begun: OffsetDateTime, queues: Queues, shown: HashMap<String, QueueAmounts>) -> Self {
         Self { begun, queues, shown }
     }
 
-    /// What the use of its queues includes of each application.
+    /// Returns the part of the queues' use that each application accounts for.
     pub fn shown(&self) -> &HashMap<String, QueueAmounts> {
         &self.shown
     }
 
-    /// What was granted that the use of its queues does not include.
+    /// Returns the granted amounts that the queues' use does not include.
     pub fn unseen(&self, held: &Held) -> QueueAmounts {
         let shown = match &held.phase {
             Phase::Locked => QueueAmounts::default(),
@@ -106,62 +108,63 @@ impl Snapshot {
         held.amounts.unseen(shown)
     }
 
-    /// Whether what came into use then without an application is taken to be shown.
+    /// Returns whether a ticket without an application, used since then, is taken as shown.
     fn is_settled(&self, since: OffsetDateTime) -> bool {
         since <= self.begun.saturating_sub(SETTLE)
     }
 }
 
-/// What a ticket held, and what it holds now: without the first it is new, without the second it has ended.
+/// Amounts of a ticket before and after a change. A new ticket has no `from`; an ended one has no `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// The path of its queue, which stays.
+    /// Queue path; never changes for a ticket.
     pub path: String,
-    /// Before.
+    /// Amounts before the change.
     pub from: Option<Held>,
-    /// After.
+    /// Amounts after the change.
     pub to: Option<Held>,
 }
 
-/// The queues of a cluster, with what was granted in them.
+/// The queues of a cluster with the granted amounts that its snapshot does not show.
 #[derive(Debug, Clone)]
 pub struct Rooms {
     snapshot: Arc<Snapshot>,
-    /// By path, of all queues that live tickets are in, and of all that these are in; also of those that the snapshot does not have.
+    /// Unseen amounts by path, for every queue with live tickets and its ancestors; includes queues that the snapshot does
+    /// not contain.
     unseen: BTreeMap<String, QueueAmounts>,
 }
 
-/// Why a queue has no room.
+/// Reason why a queue has no capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoRoom {
-    /// It is not there, or several are.
+    /// The queue does not exist, or its name is ambiguous.
     Queue(QueueError),
-    /// It takes nothing: it, or one that it is in, is in this state.
+    /// The queue or an ancestor does not accept applications in its state.
     State {
-        /// Which.
+        /// Path of that queue.
         path: String,
-        /// In which.
+        /// State of that queue.
         state: QueueState,
     },
-    /// There is too little: of it, or of what it is in.
+    /// The queue or its ancestors have too little capacity.
     Short(Vec<ShortQueue>),
 }
 
-/// A queue that has too little left.
+/// A queue with too little capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShortQueue {
-    /// Which.
+    /// Queue path.
     pub path: String,
-    /// How much of it alone is left, whatever it is in, and whoever waits.
+    /// Capacity left in this queue alone, without its ancestors and without reservations.
     pub left: QueueAmounts,
-    /// How much is kept for those who wait before.
+    /// Amounts that earlier queue entries reserve.
     pub ahead: QueueAmounts,
-    /// How much there is in all.
+    /// Maximum of the queue.
     pub max: QueueAmounts,
 }
 
 impl ShortQueue {
-    /// How much there is for one who asks, behind those who wait.
+    /// Returns the capacity left after the reservations of earlier entries.
     pub fn available(&self) -> QueueAmounts {
         self.left.minus(self.ahead)
     }
@@ -173,19 +176,19 @@ impl ShortQueue {
     }
 }
 
-/// A path, and that of each queue that it is in, the root first.
+/// Returns the paths from the root to `path`, inclusive.
 pub fn along(path: &str) -> impl DoubleEndedIterator<Item = &str> {
     let mut ends: Vec<usize> = path.match_indices('.').map(|(end, _)| end).collect();
     ends.push(path.len());
     ends.into_iter().filter_map(|end| path.get(..end))
 }
 
-/// The snapshot is older than the one that is installed.
+/// Error: a newer snapshot is already installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Older;
 
 impl Rooms {
-    /// By a snapshot, with these live tickets by the paths of their queues.
+    /// Counts the live tickets, given with their queue paths, against a snapshot.
     pub fn new<'a>(snapshot: Arc<Snapshot>, live: impl IntoIterator<Item = (&'a str, &'a Held)>) -> Self {
         let mut rooms = Self { snapshot, unseen: BTreeMap::new() };
         for (path, held) in live {
@@ -194,48 +197,51 @@ impl Rooms {
         rooms
     }
 
-    /// The same as it was stored: `unseen` by path, as much of it as is needed.
+    /// Creates the state from stored rows; `unseen` may contain only the queues that a batch needs.
     pub fn stored(snapshot: Arc<Snapshot>, unseen: BTreeMap<String, QueueAmounts>) -> Self {
         Self { snapshot, unseen }
     }
 
-    /// The snapshot.
+    /// Returns the snapshot.
     pub fn snapshot(&self) -> &Snapshot {
         &self.snapshot
     }
 
-    /// What live tickets in a queue hold that the snapshot does not show.
+    /// Returns the granted amounts in a queue that the snapshot does not show.
     pub fn unseen(&self, path: &str) -> QueueAmounts {
         self.unseen.get(path).copied().unwrap_or_default()
     }
 
-    /// The same of all queues that have anything unseen in them, by path.
+    /// Returns the unseen amounts of all queues where they are not zero, by path.
     pub fn all_unseen(&self) -> &BTreeMap<String, QueueAmounts> {
         &self.unseen
     }
 
-    /// How much of the queue at `path` is left, by it and by all that it is in; nothing, if the snapshot does not have it.
+    /// Returns the capacity of a queue, limited by its ancestors; zero if the snapshot does not contain the queue.
     pub fn room(&self, path: &str) -> QueueAmounts {
         let queues = &self.snapshot.queues;
         let Ok(queue) = queues.find(path) else { return QueueAmounts::default() };
         queues.least(queue, |queue| self.left(queue))
     }
 
-    /// The path of the queue that `name` means.
+    /// Returns the path of the queue that `name` refers to.
+    ///
+    /// # Errors
+    /// [`NoRoom::Queue`] if no queue or several queues match.
     pub fn path(&self, name: &str) -> Result<&str, NoRoom> {
         self.snapshot.queues.find(name).map(|queue| queue.path.as_str()).map_err(NoRoom::Queue)
     }
 
-    /// How much of a queue alone is left, whatever it is in.
+    /// Returns the capacity left in this queue alone, without its ancestors.
     fn left(&self, queue: &Queue) -> QueueAmounts {
         queue.max.minus(queue.used).minus(self.unseen(&queue.path))
     }
 
-    /// Whether the queue at `path`, and all that it is in, have room for so much more, while `ahead` is kept for others in each. Of what is
-    /// not needed, there is never too little.
+    /// Checks that the queue and its ancestors have capacity for `need` beyond the reservations `ahead`. A dimension that
+    /// `need` does not contain is never short.
     ///
     /// # Errors
-    /// Why they do not.
+    /// The reason why the capacity is insufficient.
     pub fn judge(&self, path: &str, need: QueueAmounts, ahead: impl Fn(&str) -> QueueAmounts) -> Result<(), NoRoom> {
         let queues = &self.snapshot.queues;
         let queue = queues.find(path).map_err(NoRoom::Queue)?;
@@ -252,18 +258,18 @@ impl Rooms {
         if short.is_empty() { Ok(()) } else { Err(NoRoom::Short(short)) }
     }
 
-    /// Counts what has become of a ticket.
+    /// Counts a change of a ticket.
     pub fn apply(&mut self, change: &Change) {
         let unseen = |held: &Option<Held>| held.as_ref().map(|held| self.snapshot.unseen(held)).unwrap_or_default();
         let (from, to) = (unseen(&change.from), unseen(&change.to));
         self.count(&change.path, from, to);
     }
 
-    /// The same by a later snapshot. `prepared` was made of it and of the tickets as they were at some moment; `since` is what has become of
-    /// tickets after that moment.
+    /// Replaces the snapshot by a later one. `prepared` counts the tickets of some earlier moment against it; `since`
+    /// contains the changes after that moment.
     ///
     /// # Errors
-    /// [`Older`]; nothing is changed.
+    /// [`Older`] if the installed snapshot is not older; the state is then unchanged.
     pub fn install(&mut self, mut prepared: Self, since: &[Change]) -> Result<(), Older> {
         if prepared.snapshot.begun <= self.snapshot.begun {
             return Err(Older);
@@ -273,7 +279,7 @@ impl Rooms {
         Ok(())
     }
 
-    /// Counts at a path, and at all that it is in.
+    /// Replaces the unseen amount `from` by `to`, at a path and its ancestors.
     fn count(&mut self, path: &str, from: QueueAmounts, to: QueueAmounts) {
         for path in along(path) {
             let unseen = self.unseen(path).minus(from).plus(to);

@@ -1,4 +1,4 @@
-//! What is asked for in a queue, and why it is not there.
+//! Demand in an external queue: the amounts that a request needs there, and the refusal if they do not fit.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ use super::{
     cluster::{Basis, Cluster, JudgedQueue},
 };
 
-/// What a request asks of a queue.
+/// Amounts that a request needs of an external queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
     pub(super) cluster: &'a Cluster,
@@ -27,7 +27,7 @@ pub struct Asked<'a> {
     pub(super) amounts: QueueAmounts,
 }
 
-/// What a queue is taken to be called that no snapshot knows.
+/// Returns the full path for a queue name that no snapshot contains.
 pub(super) fn full_path(name: &str) -> String {
     match name == ROOT || name.starts_with("root.") {
         true => name.to_owned(),
@@ -36,7 +36,7 @@ pub(super) fn full_path(name: &str) -> String {
 }
 
 impl Asked<'_> {
-    /// Everywhere where it is judged.
+    /// Returns the wait keys of the queue and its ancestors; those of the root if the queue is unknown.
     pub fn spots(&self) -> Vec<Spot> {
         match self.cluster.rooms.path(self.name) {
             Ok(path) => self.cluster.spots(path),
@@ -44,10 +44,10 @@ impl Asked<'_> {
         }
     }
 
-    /// Whether the queue has room for a request.
+    /// Checks that the queue has capacity for the request. Returns `None` if the request needs nothing of the queue.
     ///
     /// # Errors
-    /// Why it has not.
+    /// The refusal and the wait keys of the request.
     pub fn judge(
         &self,
         line: &Line,
@@ -60,7 +60,10 @@ impl Asked<'_> {
         self.judge_need(QueueAmounts::default(), self.amounts, line, position, now).map(Some)
     }
 
-    /// Whether there is room for `need` more where `held` is held already.
+    /// Checks that the queue has capacity for `need` in addition to the amounts `held` that the ticket already has.
+    ///
+    /// # Errors
+    /// The refusal and the wait keys of the request.
     pub(super) fn judge_need(
         &self,
         held: QueueAmounts,
@@ -95,7 +98,7 @@ impl Asked<'_> {
         }
     }
 
-    /// By which snapshot, for people.
+    /// Describes the provider and the age of its snapshot, for display.
     fn rule(&self, now: OffsetDateTime) -> String {
         let Provider { resource_type, name, .. } = &self.cluster.provider;
         match self.cluster.age(now) {
@@ -104,7 +107,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Nothing is known, or nothing that is young enough.
+    /// Returns the refusal while no snapshot is recent enough.
     fn away(&self, now: OffsetDateTime) -> Box<Short> {
         let provider = &self.cluster.provider.name;
         let reason = match self.cluster.age(now) {
@@ -127,7 +130,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Whatever is asked for, there is nothing.
+    /// Returns a refusal with zero available amounts.
     fn closed(&self, path: &str, reason: String, never_fits: bool, now: OffsetDateTime) -> Box<Short> {
         let asked = self.cluster.dimensions().into_iter().zip([self.amounts.cores, self.amounts.memory]);
         let asked = asked.filter(|(_, amount)| *amount > 0);
@@ -141,7 +144,7 @@ impl Asked<'_> {
             max: 0,
             rule: self.rule(now),
         });
-        // As Linkis says it of whatever YARN does not tell.
+        // Linkis uses this code for missing YARN information.
         let refusal = Refusal { shortfalls: shortfalls.collect(), code: 11_006, reason, never_fits };
         Box::new(Short { refusal, spots: self.stands(&[path.to_owned()]) })
     }
@@ -173,19 +176,19 @@ impl Asked<'_> {
         Box::new(Short { refusal: Refusal::of_queues(shortfalls), spots: self.stands(&paths) })
     }
 
-    /// Where it stands in line that is short at these paths.
+    /// Returns the wait keys of a request that is short at these paths.
     fn stands(&self, short: &[String]) -> Spots {
         let is_short = |spot: &Spot| matches!(spot, Spot::Queue { path, .. } if short.contains(path));
         let mut spots: Spots = self.spots().into_iter().map(|spot| (spot.clone(), is_short(&spot))).collect();
         if !spots.values().any(|is_short| *is_short) {
-            // It waits for something that is not there yet.
+            // No key is short: the request waits for a queue that does not exist yet.
             spots.values_mut().for_each(|is_short| *is_short = true);
         }
         spots
     }
 }
 
-/// A queue of a cluster, for people.
+/// An external queue, for display.
 struct Place<'a>(&'a Provider, &'a str);
 
 impl fmt::Display for Place<'_> {

@@ -1,4 +1,7 @@
-//! Clusters as the ledger sees them: the queues that a batch is about, what was granted in them, and what becomes of that.
+//! External clusters in the ledger: the queues that a batch touches, their granted amounts, and the resulting writes.
+//!
+//! A batch locks the rows of its clusters and reads them into [`Clusters`]. Each grant, change and end of a ticket is
+//! counted here; [`Clusters::finish`] returns the deltas. The module never queries a cluster. Caller: the ledger.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -23,34 +26,34 @@ use super::{
     asked::{Asked, full_path},
 };
 
-/// The type of the clusters whose queues resources name, as Linkis calls it.
+/// Provider type of YARN clusters, as Linkis names it.
 pub const YARN: &str = "Yarn";
 
-/// The type of those whose namespaces they name, likewise.
+/// Provider type of Kubernetes clusters, as Linkis names it.
 pub const KUBERNETES: &str = "Kubernetes";
 
-/// In which type of cluster a resource asks for something, and in which queue, or namespace, of it.
+/// Returns the provider type and the queue or namespace that a resource names; `None` if it names neither.
 pub fn place_of(resource: &Resource) -> Option<(&'static str, &str)> {
     let queue = resource.queue_name().map(|name| (YARN, name));
     queue.or_else(|| resource.namespace().map(|name| (KUBERNETES, name)))
 }
 
-/// What a request gets while no snapshot of its cluster is young enough.
+/// Result of a request while no snapshot of its cluster is recent enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenAway {
-    /// Nothing.
+    /// The request is refused.
     Refuse,
-    /// What it asks for, whatever the queue has.
+    /// The request is granted without a check of the queue.
     Allow,
-    /// What fits by the last snapshot, up to some age.
+    /// The last snapshot decides, up to a maximum age.
     LastKnown,
 }
 
 impl WhenAway {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Refuse, Self::Allow, Self::LastKnown];
 
-    /// As providers' configurations call it.
+    /// Returns the name in provider configurations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Refuse => "refuse",
@@ -59,116 +62,116 @@ impl WhenAway {
         }
     }
 
-    /// The reverse of [`WhenAway::as_str`].
+    /// Parses a name from [`WhenAway::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|when_away| when_away.as_str() == text)
     }
 }
 
-/// How the queues of a cluster are judged.
+/// Rules for the use of a cluster's snapshots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckRules {
-    /// By which age a snapshot is too old.
+    /// Maximum age of a snapshot.
     pub max_age: Duration,
-    /// What then.
+    /// Policy beyond the maximum age.
     pub when_away: WhenAway,
-    /// Up to which age the last one is used, if it is.
+    /// Maximum age for [`WhenAway::LastKnown`].
     pub last_known_for: Duration,
-    /// How often a snapshot is made.
+    /// Interval between snapshots.
     pub refresh_interval: Duration,
 }
 
-/// By what a queue was judged.
+/// Basis of a decision about a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Basis {
-    /// By what its cluster showed lately.
+    /// A snapshot within its maximum age.
     Snapshot,
-    /// By what its cluster showed last, which is older than it should be.
+    /// The last snapshot, older than its maximum age.
     LastKnown,
-    /// By nothing: its cluster does not answer, and its provider allows everything then.
+    /// No check: the cluster is unreachable and its policy is [`WhenAway::Allow`].
     Unchecked,
 }
 
-/// The queue in which something was granted, and by what.
+/// Queue of a grant, with the basis of the decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JudgedQueue {
-    /// The name of the provider.
+    /// Provider name.
     pub provider: String,
-    /// The path of the queue.
+    /// Queue path.
     pub path: String,
-    /// By what it was judged.
+    /// Basis of the decision.
     pub basis: Basis,
-    /// How old the last snapshot was; `None` if there never was one.
+    /// Age of the last snapshot; `None` if there is none.
     pub age: Option<Duration>,
 }
 
-/// A cluster, under its lock.
+/// An external cluster whose row the transaction locks.
 #[derive(Debug, Clone)]
 pub struct Cluster {
-    /// Its number: that of a provider which is put again after it was removed is another.
+    /// Cluster id. A provider that is deleted and created again gets another id.
     pub id: i64,
-    /// Its provider.
+    /// Provider of the cluster.
     pub provider: Provider,
-    /// How its queues are judged.
+    /// Rules for its snapshots.
     pub rules: CheckRules,
-    /// Whether there is a snapshot; without one, `rooms` are empty.
+    /// Whether a snapshot exists; otherwise `rooms` is empty.
     pub is_known: bool,
-    /// How many changes of tickets there were.
+    /// Number of ticket changes so far.
     pub changes: i64,
-    /// As much of its queues as the batch is about.
+    /// The queues that the batch touches.
     pub rooms: Rooms,
 }
 
-/// What a live ticket holds of a cluster.
+/// Amounts that a live ticket holds in an external cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterTicket {
-    /// Of which.
+    /// Id of the cluster.
     pub cluster_id: i64,
-    /// The path of its queue, which stays.
+    /// Queue path; never changes for a ticket.
     pub path: String,
-    /// How much.
+    /// Amounts and phase.
     pub held: Held,
 }
 
-/// What has to be written of a cluster.
+/// Write to the row of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterDelta {
-    /// Which.
+    /// Id of the cluster.
     pub cluster_id: i64,
-    /// How many changes there were when it was read.
+    /// Number of changes when the row was read.
     pub changes_before: i64,
-    /// How many there are now.
+    /// New number of changes.
     pub changes: i64,
-    /// What is unseen in queues where that changed.
+    /// New unseen amounts of the changed queues, by path.
     pub unseen: Vec<(String, QueueAmounts)>,
 }
 
-/// What has to be written of a ticket in a queue.
+/// Write to the row of a ticket in an external queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterTicketDelta {
-    /// Which.
+    /// Id of the ticket.
     pub ticket_id: Uuid,
-    /// What it holds, or held last.
+    /// Current amounts, or the last ones if the ticket ended.
     pub ticket: ClusterTicket,
-    /// The number of the change among all of the cluster.
+    /// Number of this change within the cluster.
     pub change: i64,
-    /// Whether it has ended.
+    /// Whether the ticket ended.
     pub ended: bool,
 }
 
-/// The clusters that a batch is about.
+/// The external clusters that a batch touches.
 #[derive(Debug, Clone, Default)]
 pub struct Clusters {
     providers: Vec<(i64, Provider)>,
     by_id: BTreeMap<i64, Cluster>,
     tickets: HashMap<Uuid, ClusterTicket>,
-    /// How many changes each had when it was read.
+    /// Number of changes of each cluster when it was read.
     before: BTreeMap<i64, i64>,
     touched: BTreeSet<(i64, String)>,
     changed: HashMap<Uuid, ClusterTicketDelta>,
 }
 
-/// How much of a resource is the queue's, or the namespace's.
+/// Returns the amounts of a resource that belong to its queue or namespace.
 fn amounts_of(resource: &Resource) -> QueueAmounts {
     let [cores, memory] = match resource.namespace() {
         None => QUEUE_DIMENSIONS,
@@ -177,11 +180,11 @@ fn amounts_of(resource: &Resource) -> QueueAmounts {
     QueueAmounts { memory: resource.get(&memory), cores: resource.get(&cores) }
 }
 
-/// What is asked for in a queue, and in a namespace: cores first.
+/// Dimensions of a queue and of a namespace, cores first.
 const QUEUE_DIMENSIONS: [Dimension; 2] = [Dimension::QueueCores, Dimension::QueueMemory];
 const NAMESPACE_DIMENSIONS: [Dimension; 2] = [Dimension::KubernetesMillicores, Dimension::KubernetesMemory];
 
-/// What a ticket holds of its queue.
+/// Returns the amounts and phase of a ticket in its queue.
 fn held_by(state: &TicketState) -> Held {
     match state {
         TicketState::Locked { resource, .. } => Held { amounts: amounts_of(resource), phase: Phase::Locked },
@@ -193,7 +196,8 @@ fn held_by(state: &TicketState) -> Held {
 }
 
 impl Clusters {
-    /// All providers with the numbers of their clusters, the clusters that are locked, and what the batch's tickets hold in them.
+    /// Creates the state of a batch from all providers with their cluster ids, the locked clusters, and the batch's tickets
+    /// in them.
     pub fn new(
         providers: Vec<(i64, Provider)>,
         clusters: impl IntoIterator<Item = Cluster>,
@@ -204,23 +208,24 @@ impl Clusters {
         Self { providers, by_id, tickets, before, ..Self::default() }
     }
 
-    /// The cluster of a type among `providers` that a request with these labels belongs to.
+    /// Selects the cluster of a type for a request with these labels; returns its id.
     pub fn chosen(providers: &[(i64, Provider)], resource_type: &str, labels: &Labels) -> Option<i64> {
         let chosen = provider::choose(providers.iter().map(|(_, provider)| provider), resource_type, labels.as_map())?;
         providers.iter().find(|(_, provider)| provider == chosen).map(|(id, _)| *id)
     }
 
-    /// What is asked for in a queue of a cluster; `None` if no cluster has a say.
+    /// Returns the demand of a resource in its queue; `None` if no cluster applies.
     pub fn asked<'a>(&'a self, resource: &'a Resource, labels: &Labels) -> Option<Asked<'a>> {
         let (resource_type, name) = place_of(resource)?;
         let cluster = self.by_id.get(&Self::chosen(&self.providers, resource_type, labels)?)?;
         Some(Asked { cluster, name, amounts: amounts_of(resource) })
     }
 
-    /// Judges a request by its queue too, behind everything else. Answers with what was judged before, and the queue, if there is one.
+    /// Completes a decision with that about the external queue. Returns the earlier result and the queue of the grant, if
+    /// any.
     ///
     /// # Errors
-    /// Why it does not fit, wherever that is.
+    /// The shortfalls of both decisions, with the wait keys of both.
     pub fn judge<T>(
         &self,
         judged: Result<T, Box<Short>>,
@@ -252,14 +257,14 @@ impl Clusters {
         }
     }
 
-    /// Where a ticket stands in line, or would, for what it holds of a queue.
+    /// Returns the wait keys of a ticket's queue and its ancestors.
     pub fn spots_of(&self, ticket_id: Uuid) -> Vec<Spot> {
         let ticket = self.tickets.get(&ticket_id);
         let spots = ticket.and_then(|ticket| Some(self.by_id.get(&ticket.cluster_id)?.spots(&ticket.path)));
         spots.unwrap_or_default()
     }
 
-    /// Why a live ticket may not hold so much of its queue instead of what it holds; what does not grow always may.
+    /// Returns the refusal if a ticket may not grow to `used` in its queue; `None` if it fits or does not grow.
     pub fn judge_growth(&self, ticket_id: Uuid, used: &Resource, now: OffsetDateTime) -> Option<Refusal> {
         let ticket = self.tickets.get(&ticket_id)?;
         let (cluster, amounts) = (self.by_id.get(&ticket.cluster_id)?, amounts_of(used));
@@ -268,17 +273,17 @@ impl Clusters {
             return None;
         }
         let asked = Asked { cluster, name: &ticket.path, amounts };
-        // An engine that runs does not wait in line.
+        // A running engine does not wait, so no reservations apply.
         asked.judge_need(held, grows, &Line::default(), None, now).err().map(|short| short.refusal)
     }
 
-    /// Counts a ticket that is new.
+    /// Counts a new ticket.
     pub fn count(&mut self, ticket: &Ticket) {
         let Some(Asked { cluster, name, .. }) = self.asked(ticket.resource(), &ticket.labels) else { return };
         let held = held_by(&ticket.state);
         let path = match cluster.rooms.path(name) {
             Ok(path) => path.to_owned(),
-            // There is nothing to count, and no queue to count it in.
+            // Without amounts and without a queue, nothing is counted.
             Err(_) if held.amounts == QueueAmounts::default() => return,
             Err(_) => full_path(name),
         };
@@ -286,7 +291,7 @@ impl Clusters {
         self.change(ticket.id, new, None, Some(held));
     }
 
-    /// A ticket holds something else from now on.
+    /// Counts the changed amounts of a ticket.
     pub fn recount(&mut self, ticket: &Ticket) {
         if let Some(before) = self.tickets.get(&ticket.id).cloned() {
             let held = held_by(&ticket.state);
@@ -295,7 +300,7 @@ impl Clusters {
         }
     }
 
-    /// A ticket has ended.
+    /// Removes an ended ticket from the counts.
     pub fn end(&mut self, ticket_id: Uuid) {
         if let Some(before) = self.tickets.get(&ticket_id).cloned() {
             let held = before.held.clone();
@@ -304,7 +309,7 @@ impl Clusters {
     }
 
     fn change(&mut self, ticket_id: Uuid, ticket: ClusterTicket, from: Option<Held>, to: Option<Held>) {
-        // A cluster that is gone counts nothing.
+        // A deleted cluster is not counted.
         let Some(cluster) = self.by_id.get_mut(&ticket.cluster_id) else { return };
         cluster.changes += 1;
         let ended = to.is_none();
@@ -318,7 +323,7 @@ impl Clusters {
         self.changed.insert(ticket_id, ClusterTicketDelta { ticket_id, ticket, change, ended });
     }
 
-    /// What has to be written.
+    /// Returns the writes of the batch.
     pub fn finish(self) -> (Vec<ClusterDelta>, Vec<ClusterTicketDelta>) {
         let delta = |cluster: &Cluster| {
             let changes_before = self.before.get(&cluster.id).copied().unwrap_or_default();
@@ -332,7 +337,7 @@ impl Clusters {
 }
 
 impl Cluster {
-    /// What is asked for in its queues: cores first.
+    /// Returns the dimensions of its queues, cores first.
     pub(super) fn dimensions(&self) -> [Dimension; 2] {
         match self.provider.resource_type.as_str() {
             KUBERNETES => NAMESPACE_DIMENSIONS,
@@ -345,12 +350,12 @@ impl Cluster {
         along(path).map(|path| Spot::Queue { provider: provider.clone(), path: path.to_owned() }).collect()
     }
 
-    /// How old the snapshot is.
+    /// Returns the age of the snapshot; `None` if there is none.
     pub(super) fn age(&self, now: OffsetDateTime) -> Option<Duration> {
         self.is_known.then(|| (now - self.rooms.snapshot().begun).max(Duration::ZERO))
     }
 
-    /// By what it is judged now; `None` if by nothing, so that everything is refused.
+    /// Returns the basis for a decision now; `None` if requests are refused.
     pub(super) fn basis(&self, now: OffsetDateTime) -> Option<Basis> {
         match (self.age(now), self.rules.when_away) {
             (Some(age), _) if age <= self.rules.max_age => Some(Basis::Snapshot),

@@ -1,5 +1,7 @@
-//! What a snapshot that is not in force yet leaves unseen, brought up to date until it is; and kept for the next one, so that a snapshot costs
-//! what has changed, and not all tickets.
+//! Preparation of the next snapshot: the unseen amounts of all live tickets, updated until the snapshot is installed.
+//!
+//! One preparation is reused for all later snapshots of a cluster, so a snapshot costs the changes since the last one, not
+//! all tickets. Invariant: `rooms` contains exactly the sum over `counted`. Caller: the refresh task of a provider.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -13,43 +15,43 @@ use crate::queue::QueueAmounts;
 
 use super::{ClusterTicketDelta, Held, Older, Phase, Rooms, Snapshot, along};
 
-/// A snapshot, and what live tickets hold that it does not show.
+/// A snapshot with the live tickets that it does not show.
 #[derive(Debug)]
 pub struct Preparation {
     rooms: Rooms,
     counted: HashMap<Uuid, Counted>,
-    /// Of very many tickets, few are in another queue than others.
+    /// Interned paths: many tickets share few queues.
     paths: HashSet<Arc<str>>,
-    /// The tickets of applications: those whose amounts another snapshot may show otherwise.
+    /// Tickets with an application, whose shown amounts a later snapshot can change.
     applications: BTreeSet<(Arc<str>, Uuid)>,
-    /// The tickets without one that are not taken to be shown, by when they came into use.
+    /// Tickets without an application that are not taken as shown yet, by the time of their confirmation.
     settling: BTreeSet<(OffsetDateTime, Uuid)>,
     touched: BTreeSet<String>,
 }
 
-/// A live ticket: as little of it as a later snapshot needs, because there may be very many.
+/// A live ticket, reduced to the data that a later snapshot needs, because there can be very many.
 #[derive(Debug)]
 struct Counted {
     path: Arc<str>,
     amounts: QueueAmounts,
-    /// What of it is counted.
+    /// Unseen amount that `rooms` includes for the ticket.
     unseen: QueueAmounts,
     shows: Shows,
 }
 
-/// When another snapshot shows something else of a ticket.
+/// Condition under which a later snapshot shows other amounts for a ticket.
 #[derive(Debug, Clone)]
 enum Shows {
-    /// Never, as long as the ticket does not change.
+    /// Never, until the ticket changes.
     Same,
-    /// When it shows something else of this application.
+    /// The snapshot shows other amounts for this application.
     Application(Arc<str>),
-    /// When it was begun late enough after this.
+    /// The snapshot begins [`SETTLE`] or more after this time.
     Settled(OffsetDateTime),
 }
 
 impl Preparation {
-    /// Without tickets.
+    /// Creates a preparation without tickets.
     pub fn new(snapshot: Arc<Snapshot>) -> Self {
         Self {
             rooms: Rooms::new(snapshot, []),
@@ -61,7 +63,7 @@ impl Preparation {
         }
     }
 
-    /// Counts a ticket as it is now, whatever it was before.
+    /// Counts the current state of a ticket and replaces its earlier one.
     pub fn put(&mut self, delta: &ClusterTicketDelta) {
         let ticket_id = delta.ticket_id;
         self.remove(ticket_id);
@@ -104,11 +106,11 @@ impl Preparation {
         }
     }
 
-    /// Counts the same tickets by a later snapshot: those of applications of which it shows something else, and those that have settled
-    /// since.
+    /// Replaces the snapshot by a later one. Recounts the tickets of changed applications and the tickets that are now
+    /// settled.
     ///
     /// # Errors
-    /// [`Older`]: tickets that had settled might not have; nothing is changed.
+    /// [`Older`] if the snapshot is not later, because settled tickets could become unsettled; the state is then unchanged.
     pub fn renew(&mut self, snapshot: Arc<Snapshot>) -> Result<(), Older> {
         if snapshot.begun <= self.rooms.snapshot.begun {
             return Err(Older);
@@ -137,7 +139,7 @@ impl Preparation {
         Ok(())
     }
 
-    /// So much is shown of a ticket now.
+    /// Recounts a ticket with the amount `shown` by the new snapshot.
     fn recount(&mut self, ticket_id: Uuid, shown: QueueAmounts) {
         if let Some(counted) = self.counted.get_mut(&ticket_id) {
             let unseen = counted.amounts.unseen(shown);
@@ -146,23 +148,23 @@ impl Preparation {
         }
     }
 
-    /// The same as [`Preparation::put`] of one that has changed since what is stored of queues was read.
+    /// As [`Preparation::put`], for a ticket that changed after the stored amounts were read.
     pub fn catch_up(&mut self, delta: &ClusterTicketDelta) {
         self.touched.extend(along(&delta.ticket.path).map(str::to_owned));
         self.put(delta);
     }
 
-    /// The queues in which tickets have changed since; none any more: what is stored of them is read again.
+    /// Returns the queues of tickets changed by [`Preparation::catch_up`], and clears the list.
     pub fn take_touched(&mut self) -> BTreeSet<String> {
         std::mem::take(&mut self.touched)
     }
 
-    /// The same, and they stay so.
+    /// Returns the queues of tickets changed by [`Preparation::catch_up`].
     pub fn touched(&self) -> impl Iterator<Item = &String> {
         self.touched.iter()
     }
 
-    /// What is unseen of all queues where that is not what was `stored`, or where it has changed since.
+    /// Returns the unseen amounts of all queues that differ from `stored` or that changed by [`Preparation::catch_up`].
     pub fn differing(&self, stored: &BTreeMap<String, QueueAmounts>) -> Vec<(String, QueueAmounts)> {
         let all = stored.keys().chain(self.rooms.unseen.keys()).chain(&self.touched).collect::<BTreeSet<_>>();
         let differs = |path: &&String| {
@@ -171,12 +173,12 @@ impl Preparation {
         all.into_iter().filter(differs).map(|path| (path.clone(), self.rooms.unseen(path))).collect()
     }
 
-    /// The queues, with what is unseen.
+    /// Returns the queues with their unseen amounts.
     pub fn rooms(&self) -> &Rooms {
         &self.rooms
     }
 
-    /// How many live tickets are counted.
+    /// Returns the number of counted tickets.
     pub fn tickets(&self) -> usize {
         self.counted.len()
     }
