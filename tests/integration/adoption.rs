@@ -41,7 +41,7 @@ fn report(em: EmInstance, epoch: i64, sequence: i64, tickets: Vec<Uuid>) -> Repo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_runs_is_put_into_the_books_once() {
+async fn adoption_of_running_engine_creates_one_ticket() {
     let (database, rm) = start().await;
     let host = rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let adopt = adoption("host1", "hadoop", load(2, 2, 1));
@@ -73,7 +73,7 @@ async fn an_engine_that_runs_is_put_into_the_books_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_adopted_is_told_why() {
+async fn adoption_of_invalid_ticket_names_reason() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let adopt = adoption("host1", "hadoop", load(1, 1, 1));
@@ -99,7 +99,7 @@ async fn what_cannot_be_adopted_is_told_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_adopted_is_counted_even_where_there_is_no_room_and_then_drains() {
+async fn adoption_above_capacity_over_commits_until_release() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 3))).await.unwrap();
     rm.client.set_limit(&each_user(2)).await.unwrap();
@@ -133,7 +133,7 @@ async fn what_is_adopted_is_counted_even_where_there_is_no_room_and_then_drains(
 
 /// As a tool does that moves a cluster here, and types everything twice because it is not sure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_are_adopted_over_a_few_connections() {
+async fn adoption_of_thousands_shares_batches() {
     const CONNECTIONS: usize = 10;
     const ENGINES: usize = 300;
     let (database, rm) = start().await;
@@ -168,7 +168,7 @@ async fn thousands_are_adopted_over_a_few_connections() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_an_em_that_goes_nothing_is_adopted_and_what_was_ends() {
+async fn adoption_during_unregister_is_refused_or_ended() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let engines: Vec<Adopt> = (0..400).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
@@ -210,7 +210,7 @@ async fn on_an_em_that_goes_nothing_is_adopted_and_what_was_ends() {
 
 /// All in one batch: adopted, released, and adopted once more under the same id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
+async fn adoption_of_ticket_ended_in_batch_fails() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     rm.client.set_limit(&each_user(5)).await.unwrap();
@@ -243,7 +243,7 @@ async fn an_id_that_ends_in_the_batch_in_which_it_was_adopted_is_over() {
 
 /// Wherever and through whatever instance it is said: an id is one engine's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_id_that_is_given_to_two_engines_at_once_is_one_s() {
+async fn adoption_of_one_id_twice_creates_one_ticket() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     for host in ["host0", "host1"] {

@@ -57,7 +57,7 @@ async fn reflection_lists_the_services_in_both_versions() {
 }
 
 #[test]
-fn every_call_has_a_line_in_the_docs() {
+fn api_page_lists_every_call() {
     let docs = include_str!("../../docs/API.md");
     let calls = docs.split("\n## All calls\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
     let methods = observe::methods(&[proto::DESCRIPTORS]).unwrap();
@@ -89,7 +89,7 @@ async fn health_is_told_while_serving_and_a_stop_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lists_come_in_pages() {
+async fn lists_return_all_rows_in_pages() {
     let (_database, rm) = start().await;
     for n in 0..7 {
         let host = em(&format!("host-{n},{n}"));
@@ -144,7 +144,7 @@ async fn lists_come_in_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn history_tells_every_change() {
+async fn history_records_every_change() {
     let (_database, rm) = start().await;
     let (host, short) = (em("host1"), Duration::from_millis(50));
     rm.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
@@ -205,7 +205,7 @@ async fn history_tells_every_change() {
 
 /// With sequential scans discouraged, one that happens all the same means that an index is missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_statement_scans_a_table() {
+async fn statements_use_indexes() {
     let begun = Instant::now();
     let (database, rm) = start().await;
     let host = em("host1");

@@ -75,7 +75,7 @@ fn lines(differences: &[Difference]) -> Vec<Line> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_books_are_in_order_at_every_moment() {
+async fn audit_under_load_finds_no_difference() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     for n in 0..4 {
@@ -109,7 +109,7 @@ async fn the_books_are_in_order_at_every_moment() {
 
 /// However many EMs there are, an audit keeps one of them at a time: the one that nobody asks for comes to every instance, every hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_audit_takes_no_memory_for_each_em() {
+async fn audit_memory_is_independent_of_em_count() {
     const MB: usize = 1 << 20;
     let database = Database::fresh().await;
     let rm = Process::start(&["--database-url", &database.url()]);
@@ -165,7 +165,7 @@ async fn caller(client: RmClient, number: usize, stop: Arc<AtomicBool>) -> usize
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_is_changed_by_hand_is_found_and_repaired() {
+async fn audit_finds_and_repairs_manual_changes() {
     const HOST1: &str = "em=host1";
     const HADOOP: &str = "scope user=hadoop";
     let gb = |gb: i64| (gb * GB).to_string();
@@ -276,7 +276,7 @@ async fn whatever_is_changed_by_hand_is_found_and_repaired() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tickets_on_an_em_that_does_not_exist_end() {
+async fn repair_ends_tickets_of_missing_em() {
     let (database, rm, grants) = inhabited().await;
     execute(&database, "DELETE FROM linkis_em_resource_meta_data WHERE em_instance = 'host1:9102'").await;
     let report = rm.client.audit().await.unwrap();
@@ -301,7 +301,7 @@ async fn tickets_on_an_em_that_does_not_exist_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_repaired_to_more_than_there_is_is_marked_and_drains() {
+async fn repair_marks_over_commitment_until_release() {
     let (database, rm, grants) = inhabited().await;
     let more =
         "UPDATE linkis_user_resource_meta_data SET user_used_resource = jsonb_set(user_used_resource, '{cores}', '9')
@@ -327,7 +327,7 @@ async fn what_is_repaired_to_more_than_there_is_is_marked_and_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_read_is_told_and_left_alone() {
+async fn repair_leaves_unreadable_rows_unchanged() {
     let (database, rm, _) = inhabited().await;
     let spoil = "UPDATE linkis_user_resource_meta_data SET user_used_resource = '{\"memory\": 1}'
         WHERE user_used_resource IS NOT NULL";
@@ -357,7 +357,7 @@ async fn what_cannot_be_read_is_told_and_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_is_noted_and_its_em_is_left_alone() {
+async fn repair_leaves_held_em_unchanged() {
     let (database, rm, _) = inhabited().await;
     database.hold_by_hand(&em("host1")).await;
     let report = rm.client.audit().await.unwrap();
@@ -416,7 +416,7 @@ async fn history_tells_repairs_of_ems_and_scopes() {
 
 /// The reset of one host, or of one user, as Linkis's console has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_em_or_one_scope_is_repaired_alone() {
+async fn repair_of_one_em_or_scope_leaves_others() {
     let (database, rm, _) = inhabited().await;
     execute(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
     execute(&database, "UPDATE linkis_label_resource SET locked_resource = '{}'").await;
@@ -502,7 +502,7 @@ fn text(output: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_commands_print_and_exit_as_scripts_need() {
+async fn audit_and_repair_commands_print_and_exit() {
     let database = Database::fresh().await;
     let url = database.url();
     let process = Process::start(&["--database-url", &url]);

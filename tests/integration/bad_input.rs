@@ -101,7 +101,7 @@ const EXTREMES: [prost_types::Duration; 2] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests() {
+async fn invalid_request_returns_field() {
     let change = |change: fn(&mut proto::RequestResourceRequest)| {
         let mut request = good_request();
         change(&mut request);
@@ -172,7 +172,7 @@ async fn requests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn registrations() {
+async fn invalid_registration_returns_field() {
     let change = |change: fn(&mut proto::RegisterRequest)| {
         let mut request = good_registration();
         change(&mut request);
@@ -209,7 +209,7 @@ async fn registrations() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tickets() {
+async fn invalid_ticket_call_returns_field() {
     unchanged_by(async |mut manager: Manager, ticket_id: String| {
         let engine = || Some(proto::EngineInstance { application_name: "e".into(), instance: "h:1".into() });
         let good = proto::ResourceInitedRequest {
@@ -293,7 +293,7 @@ async fn tickets() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heartbeats() {
+async fn invalid_heartbeat_returns_field() {
     let good = || proto::HeartbeatRequest { em: host(), epoch: 1, sequence: 1, ..Default::default() };
     let change = |change: fn(&mut proto::HeartbeatRequest)| {
         let mut request = good();
@@ -342,7 +342,7 @@ async fn heartbeats() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_heartbeat_of_many_tickets_is_taken() {
+async fn heartbeat_with_100000_tickets_returns_first_unknown() {
     let (_database, rm) = start().await;
     let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
     let epoch = manager.register(good_registration()).await.unwrap().into_inner().em.unwrap().epoch;
@@ -355,7 +355,7 @@ async fn a_heartbeat_of_many_tickets_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn questions() {
+async fn invalid_list_call_returns_field() {
     let (_database, rm) = start().await;
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     for page_size in [-1, i32::MIN] {
@@ -393,7 +393,7 @@ async fn questions() {
 
 /// Some fit into a message, but not into the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn times_that_the_database_does_not_know() {
+async fn time_outside_database_range_returns_field() {
     /// The years −9999 and −5000, the second before the first that PostgreSQL knows, and the last before 1970.
     const TOO_EARLY: [i64; 4] = [-377_705_116_800, -219_951_936_000, -210_866_803_201, -1];
     let (_database, rm) = start().await;
@@ -434,7 +434,7 @@ async fn times_that_the_database_does_not_know() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sums_that_cannot_be_counted() {
+async fn amount_above_exact_range_is_refused() {
     let (database, rm) = start().await;
     let host = em("host1");
     let most = linkis_rm::domain::resource::Resource::memory((1 << 53) - 1).unwrap();
@@ -464,7 +464,7 @@ async fn messages_over_the_size_limit() {
 
 /// Errors travel in headers: what they say of long names is cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_names_do_not_break_the_answer() {
+async fn error_with_long_names_fits_headers() {
     let (_database, rm) = start().await;
     let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
     let labels = |value: &str| (0..3).map(|n| (format!("{n:用>255}"), value.repeat(255))).collect();
@@ -478,7 +478,7 @@ async fn long_names_do_not_break_the_answer() {
 
 /// All legal: names are compared, never joined and split.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_names_are_kept_apart() {
+async fn names_with_separators_stay_distinct() {
     let (database, rm) = start().await;
     let mut manager = Manager::connect(rm.address.clone()).await.unwrap();
     let names = [

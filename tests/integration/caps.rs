@@ -41,7 +41,7 @@ fn told(error: &ClientError) -> (Code, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lower_of_a_request_s_cap_and_the_limit_decides() {
+async fn cap_below_limit_decides() {
     let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&each_user(3)).await.unwrap();
     rm.client.request_resource(&capped("hadoop", &[of_user(1)])).await.granted();
@@ -77,7 +77,7 @@ async fn the_lower_of_a_request_s_cap_and_the_limit_decides() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cap_holds_where_limits_watch_or_are_off_and_who_waits_for_it_is_served() {
+async fn cap_under_advisory_limit_is_enforced() {
     let (database, first) = start_with_host1().await;
     let second = Instance::start(&database).await;
     let watched = Rule { max: [(Dimension::Instances, 0)].into(), ..in_mode(&["user"], LimitMode::Watched) };
@@ -189,7 +189,7 @@ async fn caps_on_demand_leave_label_sets_to_administrators() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn caps_are_few_and_each_is_for_other_labels() {
+async fn caps_with_invalid_labels_return_field() {
     let (_database, rm) = start_with_host1().await;
     let some = |labels: &[&str]| cap(labels, &[(Dimension::Cores, 1)]);
     let five: Vec<Cap> = ["a", "b", "c", "d", "e"].iter().map(|label| some(&[label])).collect();

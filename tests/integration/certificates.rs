@@ -160,7 +160,7 @@ async fn asks(rm: &Instance, server_ca: &Authority, identity: Option<&Identity>,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_for_its_host_and_a_wrong_one_for_nobody() {
+async fn certificate_authorizes_only_its_em() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificates"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let (ca, other_ca) = (authority("ca"), authority("other"));
@@ -225,7 +225,7 @@ fn counted(name: &str, text: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_change_while_calls_go_on_and_garbage_changes_nothing() {
+async fn certificate_reload_under_load_fails_no_call() {
     let (database, folder) = (Database::fresh().await, Folder::new("changing-certificates"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let (old_ca, new_ca) = (authority("old"), authority("new"));
@@ -278,7 +278,7 @@ async fn certificates_change_while_calls_go_on_and_garbage_changes_nothing() {
 
 /// Whoever came with a certificate is let in for as long as that is good, and its connection then ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_is_over_lets_nobody_in_who_is_there_already() {
+async fn certificate_after_expiry_ends_its_connection() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificate-over"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
@@ -306,7 +306,7 @@ async fn a_certificate_that_is_over_lets_nobody_in_who_is_there_already() {
 
 /// A certificate is looked at whenever somebody connects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_session_is_taken_up_again_without_a_look_at_its_certificate() {
+async fn tls_session_is_never_resumed() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificate-sessions"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
@@ -328,7 +328,7 @@ fn failed_reloads(rm: &Instance) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_speak_tls_is_soon_rid_of_and_health_needs_no_certificate() {
+async fn connection_without_tls_ends_at_handshake_timeout() {
     let (database, folder) = (Database::fresh().await, Folder::new("no-tls"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
@@ -367,7 +367,7 @@ async fn who_does_not_speak_tls_is_soon_rid_of_and_health_needs_no_certificate()
 
 /// This crate's own client believes the server by its authority, and says who calls by a token or by a certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_client_speaks_tls_and_shows_a_token_or_a_certificate() {
+async fn client_over_tls_sends_token_or_certificate() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificates-client"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let (ca, other_ca) = (authority("ca"), authority("other"));
@@ -418,7 +418,7 @@ async fn a_command_that_does_not_encrypt_is_told_how_to() {
 
 /// The commands believe a service by its authority and its name, and say who asks by a token or by a certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_speak_tls_and_show_a_token_or_a_certificate() {
+async fn commands_over_tls_send_token_or_certificate() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificates-commands"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let ca = authority("ca");

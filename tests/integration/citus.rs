@@ -19,8 +19,8 @@ use uuid::Uuid;
 
 use crate::{
     citus_cluster::{Cell, earlier},
-    crowds::crowd,
     harness::*,
+    scale::crowd,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(60);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cell_is_served_as_a_database_is() {
+async fn cell_on_citus_serves_two_instances() {
     let Some(cell) = Cell::make().await else { return };
     let (one, two) = (cell.start().await, cell.start().await);
     let host = em("host1");
@@ -67,7 +67,7 @@ async fn a_cell_is_served_as_a_database_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_cell_is_told_with_what_to_do() {
+async fn cell_start_without_distribution_names_statement() {
     let Some(cell) = Cell::named() else { return };
     let told = |cell: &Cell, arguments: &[&str]| {
         let mut command = cell.command(&["--listen", "127.0.0.1:0", "--http-listen", ""]);
@@ -159,7 +159,7 @@ async fn follow_all(client: RmClient, numbers: Arc<Mutex<Vec<Uuid>>>) {
 /// There and back again, with many live tickets, while two instances grant: whoever was told that something was granted or given back is
 /// right, and nobody waits for long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cell_that_is_moved_under_load_loses_nothing_and_pauses_shortly() {
+async fn cell_move_under_load_loses_no_ticket() {
     let Some(cell) = Cell::make().await else { return };
     let live = i64::try_from(crowd_of(3000)).unwrap();
     let instances = [cell.start().await, cell.start().await];
@@ -240,7 +240,7 @@ async fn a_cell_that_is_moved_under_load_loses_nothing_and_pauses_shortly() {
 
 /// A cell of an earlier release is brought up to date as it is, on its worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cell_is_migrated_where_it_is() {
+async fn cell_migration_runs_on_its_worker() {
     let Some(cell) = Cell::named() else { return };
     let mut connection = cell.coordinator().await;
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE SCHEMA {}", cell.name))).execute(&mut connection).await.unwrap();
@@ -281,7 +281,7 @@ async fn columns(cell: &Cell) -> Vec<String> {
 
 /// Parts of the history are made, indexed and dropped through the coordinator, and used on the worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_history_of_a_cell_has_its_parts_on_the_worker() {
+async fn cell_history_partitions_are_on_worker() {
     let Some(cell) = Cell::make().await else { return };
     let instance = cell.start().await;
     let store = Store::open(cell.target(), options().history).await.unwrap();
@@ -325,7 +325,7 @@ async fn the_history_of_a_cell_has_its_parts_on_the_worker() {
 
 /// A row that the worker numbers itself is numbered behind all that was ever there, wherever the cell was.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn numbers_go_on_where_a_cell_comes_to() {
+async fn cell_move_continues_history_numbers() {
     let Some(cell) = Cell::make().await else { return };
     let instance = cell.start().await;
     let mut last = 0;

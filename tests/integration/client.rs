@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use crate::{
     harness::*,
-    proxy::{Proxy, Weather},
+    proxy::{FaultPlan, Proxy},
 };
 
 /// How many callers there are at once.
@@ -103,7 +103,7 @@ async fn caller(client: RmClient, number: usize, done: Arc<Done>) {
 
 /// Two instances under load, killed one after the other, and for a while both: no call fails, and each grant is made once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_call_fails_while_instances_are_killed() {
+async fn client_calls_survive_instance_kills() {
     let database = Database::fresh().await;
     let url = database.url();
     // An address of their own: no connection of another test takes the port of one that is away.
@@ -175,7 +175,7 @@ impl Hole {
 /// Addresses that swallow everything, from the start: calls go to the one that answers, without a delay. If there is no other, all
 /// calls that wait are told together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_black_hole_delays_nobody() {
+async fn client_with_silent_address_is_not_delayed() {
     let (_database, rm) = start().await;
     let hole = Hole::new().await;
     // It takes connections, and says nothing over them.
@@ -215,7 +215,7 @@ async fn shares(client: &RmClient) -> Vec<(String, usize)> {
 
 /// An instance that cannot serve gets no calls until it can again, and one that is stopped fails none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_that_does_not_serve_gets_no_calls() {
+async fn client_avoids_unready_instance() {
     let (database, first) = start().await;
     let (proxy, proxied) = database.behind_proxy("not-serving");
     let second = Instance::start(&proxied).await;
@@ -270,7 +270,7 @@ async fn behind_proxy(database: &Database, test: &str) -> (Instance, Proxy, Stri
 
 /// An answer that is lost is asked for again, and is the same; only what is not safe to repeat is left to the caller.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_answer_is_asked_for_again() {
+async fn client_retries_call_with_lost_reply() {
     let database = Database::fresh().await;
     let (rm, proxy, address) = behind_proxy(&database, "lost-answers").await;
     let direct = rm.client.clone();
@@ -279,27 +279,27 @@ async fn a_lost_answer_is_asked_for_again() {
     client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
 
     // So long that it is seen what was done before its answer is there.
-    let late = Weather::Slow(Duration::from_millis(700));
+    let late = FaultPlan::Slow(Duration::from_millis(700));
     for round in 1..=2 {
-        proxy.set_weather(late);
+        proxy.set_fault_plan(late);
         let (caller, asked) = (client.clone(), request(&host, "hadoop", load(1, 1, 1)));
         let asking = tokio::spawn(async move { caller.request_resource(&asked).await });
         let is_granted = || async { direct.tickets(Some(&host)).await.unwrap().len() == round };
         eventually("it is granted", Duration::from_secs(5), is_granted).await;
         assert!(!asking.is_finished());
-        proxy.set_weather(Weather::Fair);
+        proxy.set_fault_plan(FaultPlan::Fair);
         proxy.cut_all();
         let grant = asking.await.unwrap().granted();
         assert!(lives(&direct, grant.ticket_id).await);
         assert_eq!(assert_invariants(&database, &direct).await, round, "granted once");
     }
 
-    proxy.set_weather(late);
+    proxy.set_fault_plan(late);
     let (caller, goes) = (client.clone(), host.clone());
     let going = tokio::spawn(async move { caller.unregister(&goes).await });
     eventually("it is gone", Duration::from_secs(5), || async { direct.em(&host).await.is_err() }).await;
     assert!(!going.is_finished());
-    proxy.set_weather(Weather::Fair);
+    proxy.set_fault_plan(FaultPlan::Fair);
     proxy.cut_all();
     let error = going.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.reason()), (Some(Code::Unavailable), None), "{error}");
@@ -310,14 +310,14 @@ async fn a_lost_answer_is_asked_for_again() {
     let ids = "SELECT count(*) FROM linkis_user_request_id";
     assert_eq!(database.count(ids).await, 2);
     let once = hurried(&address, Duration::from_secs(30));
-    proxy.set_weather(late);
+    proxy.set_fault_plan(late);
     let asked = request(&host, "hadoop", load(1, 1, 1));
     let asking = tokio::spawn(async move { once.request_resource(&asked).await });
     eventually("it is granted", Duration::from_secs(5), || async {
         direct.tickets(Some(&host)).await.unwrap().len() == 1
     })
     .await;
-    proxy.set_weather(Weather::Fair);
+    proxy.set_fault_plan(FaultPlan::Fair);
     proxy.cut_all();
     assert_eq!(asking.await.unwrap().unwrap_err().code(), Some(Code::Unavailable));
     assert_eq!(database.count(ids).await, 2);
@@ -333,7 +333,7 @@ fn memory() -> usize {
 /// Ten thousand calls at once on one client: with nobody there, all of them wait together and try a few times; otherwise all are
 /// answered over one connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_calls_share_one_client() {
+async fn client_shares_connection_among_10000_calls() {
     const CALLS: usize = 10_000;
     let (_database, rm) = start().await;
     // Nobody listens there.
@@ -363,7 +363,7 @@ async fn ten_thousand_calls_share_one_client() {
 
 /// Not even by those who repeat nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_become_old_cost_no_call() {
+async fn connection_age_limit_fails_no_call() {
     let database = Database::fresh().await;
     let mut options = options();
     options.bounds.connection_age = Some(Duration::from_secs(1));

@@ -19,7 +19,7 @@ async fn of_cluster(rm: &Instance) -> BTreeMap<String, f64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_instance_tells_the_same_of_the_cluster() {
+async fn cluster_metrics_are_equal_on_every_instance() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let (host, drained) = (em("host1"), em("host2"));
@@ -78,7 +78,7 @@ async fn every_instance_tells_the_same_of_the_cluster() {
 
 /// Of a crowd, no more than the fullest are told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_of_limits_makes_no_more_series_than_the_fullest() {
+async fn cluster_metrics_list_only_fullest_scopes() {
     let (_database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(640, 160, 200))).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_crowd_of_limits_makes_no_more_series_than_the_fullest() {
 
 /// Once for all instances, when the last is an hour old.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_hourly_audit_finds_what_differs_and_a_repair_is_told_at_once() {
+async fn cluster_metrics_show_audit_and_repair() {
     let database = Database::fresh().await;
     let rm = Instance::start(&database).await;
     let host = em("host1");

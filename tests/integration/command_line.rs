@@ -130,7 +130,7 @@ fn parsed(schema: &MessageDescriptor, json: &str) -> DynamicMessage {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_act_and_end_as_scripts_need() {
+async fn commands_return_documented_exit_codes() {
     let world = world().await;
     let [used, locked, _] = world.grants.each_ref().map(|grant| grant.ticket_id.to_string());
     let unknown = Uuid::now_v7().to_string();
@@ -199,7 +199,7 @@ fn file_of_limits(users: usize) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_become_those_of_a_file_and_lists_are_read_as_far_as_somebody_wants() {
+async fn limits_commands_apply_file_and_page_lists() {
     const USERS: usize = 1500;
     let (_database, rm) = start().await;
     rm.client.set_limit(&each_user(1)).await.unwrap();
@@ -248,13 +248,13 @@ async fn limits_become_those_of_a_file_and_lists_are_read_as_far_as_somebody_wan
 }
 
 /// Somebody who waits in line, until the test is over.
-fn stand_in_line(client: &RmClient, request: ResourceRequest) {
+fn enqueue(client: &RmClient, request: ResourceRequest) {
     let client = client.clone();
     tokio::spawn(async move { client.request_resource(&request).await });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_line_is_told_with_places_and_what_is_short() {
+async fn waiting_command_prints_positions_and_shortfalls() {
     let (_database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let limit = Rule { max: each_user(1).max, ..each_user(1) };
@@ -262,7 +262,7 @@ async fn the_line_is_told_with_places_and_what_is_short() {
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     for place in 1..=2 {
         let asked = request(&em("host1"), "hadoop", load(2, 1, 1));
-        stand_in_line(&rm.client, ResourceRequest { wait_timeout: Duration::from_secs(60), ..asked });
+        enqueue(&rm.client, ResourceRequest { wait_timeout: Duration::from_secs(60), ..asked });
         let stands = async || rm.client.waiting().await.unwrap().len() == place;
         eventually("it stands in line", Duration::from_secs(30), stands).await;
     }

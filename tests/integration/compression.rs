@@ -34,7 +34,7 @@ fn cores(cores: i64) -> Option<proto::Resource> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_service_takes_gzip_and_answers_so() {
+async fn services_accept_and_return_gzip() {
     let (_database, rm) = start().await;
     let channel = channel_to(&rm.address).await;
     let mut manager = gzip!(ResourceManagerServiceClient::new(channel.clone()));

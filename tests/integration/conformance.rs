@@ -265,7 +265,7 @@ fn json_is_read_strictly() {
 }
 
 #[test]
-fn memory_cpu_and_instance_operators() {
+fn memory_cpu_and_instance_operators_match_linkis() {
     vectors! {
         "mem+mem": r#"MemoryResource {"memory":4294967297}"# => Same, mem(4 * G).add(&mem(1));
         "mem-big": r#"MemoryResource {"memory":-5368709120}"#
@@ -296,7 +296,7 @@ fn memory_cpu_and_instance_operators() {
 }
 
 #[test]
-fn load_and_load_instance_operators() {
+fn load_and_load_instance_operators_match_linkis() {
     let (a, b) = (li(2 * G, 1, 1), li(G, 2, 1));
     let (some, zero) = (li(G, 0, 1), li(0, 0, 0));
     vectors! {
@@ -331,7 +331,7 @@ fn load_and_load_instance_operators() {
 }
 
 #[test]
-fn yarn_operators() {
+fn yarn_operators_match_linkis() {
     let null_queue = Resource::from_json(
         ResourceType::Yarn,
         r#"{"queueMemory":8589934592,"queueCores":8,"queueInstances":2,"queueName":null}"#,
@@ -363,7 +363,7 @@ fn yarn_operators() {
 }
 
 #[test]
-fn driver_and_yarn_operators() {
+fn driver_and_yarn_operators_match_linkis() {
     vectors! {
         "dy+dy": r#"DriverAndYarnResource {"loadInstanceResource":{"memory":8589934592,"cores":8,"instances":6,"instance":6},"yarnResource":{"queueMemory":17179869184,"queueCores":16,"queueInstances":4,"queueName":"q1","applicationId":""}}"#
             => Same, dy().add(&dy());
@@ -394,7 +394,7 @@ fn driver_and_yarn_operators() {
 }
 
 #[test]
-fn kubernetes_operators() {
+fn kubernetes_operators_match_linkis() {
     let halved = r#"DriverAndKubernetesResource {"loadInstanceResource":{"memory":2147483648,"cores":2,"instances":1,"instance":1},"kubernetesResource":{"memory":2147483648,"cores":1000,"namespace":"ns1"},"moduleOperate":true}"#;
     let init = Resource::zero(ResourceType::DriverAndKubernetes);
     vectors! {
@@ -419,7 +419,7 @@ fn kubernetes_operators() {
 }
 
 #[test]
-fn special_operators() {
+fn special_operators_match_linkis() {
     let empty = special(&[]);
     let missing_is_zero = "a missing name is zero";
     let one_kind = "there is one kind of amount";
@@ -447,7 +447,7 @@ fn special_operators() {
 }
 
 #[test]
-fn every_type_has_the_same_zero() {
+fn zero_of_every_type_matches_linkis() {
     vectors! {
         "init(Default)": r#"LoadResource {"memory":0,"cores":0}"#
             => Differs("unknown type: Default", "a resource has a type"), init("Default");

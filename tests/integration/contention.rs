@@ -23,7 +23,7 @@ use tonic::Code;
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_instances_grant_exactly_what_there_is() {
+async fn instances_grant_capacity_exactly() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -64,7 +64,7 @@ async fn two_instances_grant_exactly_what_there_is() {
 
 /// Callers that share users over shared EMs, through two instances, with every kind of call: no deadlock, nothing lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whole_lives_over_shared_users_and_ems() {
+async fn ticket_lifecycles_on_two_instances_never_deadlock() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let hosts: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
@@ -160,7 +160,7 @@ async fn others(rm: &Instance, stop: Arc<AtomicBool>) -> Vec<Duration> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_held_em_stalls_nobody_else_and_its_requests_wait_for_it() {
+async fn contended_em_does_not_delay_other_ems() {
     let (database, rm) = start().await;
     for host in ["held", "free"] {
         rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
@@ -246,7 +246,7 @@ async fn a_held_user_stalls_neither_his_ems_nor_others() {
 
 /// Where no rule counts by user, nobody waits for one who is locked; as soon as one does, his requests do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_is_locked_only_where_a_rule_counts_by_user() {
+async fn user_lock_requires_limit_by_user() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("a"), load(1000, 1000, 1000))).await.unwrap();
     let by_creator = Pattern::new([("creator".to_owned(), None)].into());
@@ -275,7 +275,7 @@ async fn a_user_is_locked_only_where_a_rule_counts_by_user() {
 
 /// Where no rule counts by user, users are not locked; until an operator says inside the fence that he holds some.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_is_held_although_no_rule_counts_by_user() {
+async fn hold_of_user_needs_no_limit() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("a"), load(1000, 1000, 1000))).await.unwrap();
     rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
@@ -321,7 +321,7 @@ async fn a_committed_lock_row_is_respected() {
 
 /// A request that cannot be granted is refused without taking locks: so also while somebody else holds them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_granted_is_refused_without_locks() {
+async fn refusal_needs_no_lock() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
     let _holder = database.transaction_that_holds(&em("held")).await;
@@ -333,7 +333,7 @@ async fn what_cannot_be_granted_is_refused_without_locks() {
 
 /// A call without a deadline of its own is bounded by the server's, however its wait began.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_server_bounds_every_wait() {
+async fn request_timeout_bounds_lock_wait() {
     let database = Database::fresh().await;
     let mut options = options();
     options.times.request_timeout = Duration::from_millis(50);
@@ -352,7 +352,7 @@ async fn the_server_bounds_every_wait() {
 
 /// Somebody who locks a row by hand, without its resource lock, stalls only those who need that row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_held_without_its_lock_stalls_nobody_else() {
+async fn locked_row_does_not_delay_other_ems() {
     let (database, rm) = start().await;
     for host in ["held", "free"] {
         rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
@@ -410,7 +410,7 @@ async fn a_batch_that_waited_in_vain_leaves_no_transaction_open() {
 
 /// Hundreds of held keys cost the others no more than one does, and the database no more connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_held_keys_stall_nobody_else() {
+async fn contended_users_do_not_delay_other_users() {
     /// Longer than the others are served one after another, on the slowest machine.
     const PATIENCE: Duration = Duration::from_secs(240);
     let database = Database::fresh().await;

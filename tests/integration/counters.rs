@@ -91,7 +91,7 @@ impl Calls {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_tell_the_counters_after_the_commit_if_they_are_asked_for() {
+async fn reply_counters_match_state_after_commit() {
     let (database, rm) = start().await;
     let mut calls = calls(&rm.address).await;
     rm.client.set_limit(&each(&["user"], LimitMode::Enforced)).await.unwrap();
@@ -178,7 +178,7 @@ async fn answers_tell_the_counters_after_the_commit_if_they_are_asked_for() {
 
 /// Whoever keeps the newest by version has what there is, in whatever order answers come.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn by_their_versions_a_crowd_of_answers_ends_in_what_there_is() {
+async fn reply_counters_converge_by_version() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     first.client.set_limit(&each(&["user"], LimitMode::Enforced)).await.unwrap();
@@ -237,7 +237,7 @@ async fn by_their_versions_a_crowd_of_answers_ends_in_what_there_is() {
 
 /// One scope is told by its labels, also where nobody holds anything; what nobody counts is not made up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_scope_is_told_by_its_labels() {
+async fn scope_call_returns_counters_by_labels() {
     let (database, rm) = start().await;
     let mut calls = calls(&rm.address).await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();

@@ -18,7 +18,7 @@ use linkis_rm::{
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::{harness::*, proxy::Weather};
+use crate::{harness::*, proxy::FaultPlan};
 
 /// What callers were told.
 #[derive(Default)]
@@ -111,7 +111,7 @@ async fn expired(database: &Database) -> HashSet<Uuid> {
 
 /// A database that goes away and comes back: calls fail fast meanwhile, and are served again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_break_are_opened_again() {
+async fn database_connections_reopen_after_termination() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
@@ -140,7 +140,7 @@ async fn connections_that_break_are_opened_again() {
 
 /// An instance that stood still answers those who still wait, however many went away meanwhile over the same connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_that_froze_serves_those_who_still_wait() {
+async fn frozen_instance_serves_remaining_callers() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
     let host = em("host1");
@@ -177,14 +177,14 @@ async fn an_instance_that_froze_serves_those_who_still_wait() {
 
 /// Connections that are lost without a word, in the middle of reads, are replaced.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_fell_silent_are_replaced() {
+async fn silent_database_connections_are_replaced() {
     let (database, direct) = start().await;
     direct.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let (proxy, proxied) = database.behind_proxy("silent");
     let rm = Instance::start(&proxied).await;
     // As many as the pool has connections, and more; all of them read while the connections fall silent.
     for round in 0..5 {
-        proxy.set_weather(Weather::Slow(Duration::from_millis(200)));
+        proxy.set_fault_plan(FaultPlan::Slow(Duration::from_millis(200)));
         let mut reads = JoinSet::new();
         for _ in 0..20 {
             let client = rm.client.clone();
@@ -192,7 +192,7 @@ async fn connections_that_fell_silent_are_replaced() {
         }
         tokio::time::sleep(Duration::from_millis(500 + 100 * round)).await;
         proxy.forget_all();
-        proxy.set_weather(Weather::Fair);
+        proxy.set_fault_plan(FaultPlan::Fair);
         reads.join_all().await;
     }
     eventually("reads are answered", Duration::from_secs(10), || async { rm.client.ems().await.is_ok() }).await;
@@ -201,7 +201,7 @@ async fn connections_that_fell_silent_are_replaced() {
 
 /// A connection that was lost without a word while nobody used it costs the next call a moment, not its answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_fell_silent_while_idle_costs_no_answer() {
+async fn silent_idle_connection_fails_no_call() {
     let (database, _direct) = start().await;
     let (proxy, proxied) = database.behind_proxy("silent-idle");
     let rm = Instance::start(&proxied).await;
@@ -210,9 +210,9 @@ async fn a_connection_that_fell_silent_while_idle_costs_no_answer() {
         reads.collect::<JoinSet<_>>().join_all().await
     };
     // Slowly, so that each has a connection of its own.
-    proxy.set_weather(Weather::Slow(Duration::from_millis(50)));
+    proxy.set_fault_plan(FaultPlan::Slow(Duration::from_millis(50)));
     read_ten_times().await;
-    proxy.set_weather(Weather::Fair);
+    proxy.set_fault_plan(FaultPlan::Fair);
     proxy.forget_all();
     for answer in read_ten_times().await {
         answer.unwrap();
@@ -225,7 +225,7 @@ async fn a_read_on_a_connection_that_fell_silent_is_answered() {
     let (database, _direct) = start().await;
     let (proxy, proxied) = database.behind_proxy("silent-read");
     let rm = Instance::start(&proxied).await;
-    proxy.set_weather(Weather::Slow(Duration::from_millis(200)));
+    proxy.set_fault_plan(FaultPlan::Slow(Duration::from_millis(200)));
     let client = rm.client.clone();
     let read = tokio::spawn(async move { client.ems().await });
     // After the look whether the connection is still good, and before the answer.
@@ -237,7 +237,7 @@ async fn a_read_on_a_connection_that_fell_silent_is_answered() {
 
 /// Work that one instance does for all goes on soon after its connection for that was lost without a word.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_is_renewed_soon_after_its_connection_fell_silent() {
+async fn lease_after_silent_connection_is_renewed() {
     let (database, direct) = start().await;
     direct.stop().await;
     let (proxy, proxied) = database.behind_proxy("lease");
@@ -253,7 +253,7 @@ async fn a_lease_is_renewed_soon_after_its_connection_fell_silent() {
 
 /// A connection that ends costs nobody the lease: whatever this instance does for all goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_whose_connection_ends_stays_where_it_is() {
+async fn lease_after_connection_end_is_kept() {
     let (database, rm) = start().await;
     rm.stop().await;
     let store = Store::open(database.target(), options().history).await.unwrap();

@@ -159,7 +159,7 @@ async fn open(url: &str) -> Result<Store, StoreError> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_is_believed_by_its_certificate_and_believes_that_of_its_client() {
+async fn database_certificates_are_verified_both_ways() {
     let far = far();
     far.run("CREATE ROLE by_password LOGIN PASSWORD 'hunter2'").await.unwrap();
     far.run("CREATE ROLE by_certificate LOGIN").await.unwrap();
@@ -207,7 +207,7 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_verify_a_database_elsewhere_is_warned_once() {
+async fn unverified_remote_database_logs_one_warning() {
     for (mode, warnings) in [("prefer", 1), ("require", 1), ("verify-ca", 1), ("verify-full", 0)] {
         let url = format!("postgres://x:hunter2@db.invalid/x?sslmode={mode}");
         let mut command = Command::new(PROGRAM);
@@ -251,7 +251,7 @@ async fn everything(client: &RmClient) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_role_that_may_not_change_the_schema_serves_with_what_is_documented() {
+async fn database_role_without_schema_rights_serves() {
     let far = far();
     let [roles, grants] = documented()[..] else { panic!("two blocks of SQL in docs/SECURITY.md") };
     for statement in roles.split_inclusive(';').filter(|statement| !statement.trim().is_empty()) {
@@ -333,7 +333,7 @@ async fn a_role_that_may_not_change_the_schema_serves_with_what_is_documented() 
 
 /// Connections that are made from then on show the new password; callers notice nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_is_changed_under_load_and_no_call_fails() {
+async fn database_password_rotation_fails_no_call() {
     let far = far();
     far.run("CREATE ROLE rotated LOGIN PASSWORD 'first'").await.unwrap();
     far.run("CREATE DATABASE rotated OWNER rotated").await.unwrap();

@@ -181,7 +181,7 @@ impl Small {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn database_with_too_few_connections_makes_instance_unready_until_raised() {
+async fn database_with_few_connections_keeps_instance_unready() {
     let small = Small::start("too-few").await;
     Instance::start_on(small.database(), options(), ANY_PORT.into()).await.stop().await;
     for limit in [1, 2, 3, 4, 6, 8] {
@@ -234,7 +234,7 @@ const DISK_FULL: &str = "CREATE SEQUENCE disk_full_attempts;
     END $$";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn database_with_full_disk_makes_instance_unready_until_freed() {
+async fn database_with_full_disk_keeps_instance_unready() {
     let (database, rm) = start_with_host1().await;
     let kept = rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
     sqlx::raw_sql(DISK_FULL).execute(&database.pool).await.unwrap();
@@ -280,7 +280,7 @@ fn assert_served<T>(answer: Result<T, ClientError>) {
 
 /// Every kind of call at once, and what runs in the background.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn database_connections_of_busy_instance_stay_within_documented_number() {
+async fn database_connections_of_busy_instance_stay_bounded() {
     let small = Small::start("enough").await;
     small.limit(CONNECTIONS_MAX).await;
     let rm = Instance::start_on(small.database(), options(), ANY_PORT.into()).await;

@@ -101,7 +101,7 @@ fn exported(instance: &Instance) -> BTreeSet<String> {
 
 /// Else a panel would be empty, and an alert silent, for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_dashboard_and_the_alerts_name_only_metrics_that_there_are() {
+async fn dashboard_and_alerts_name_existing_metrics() {
     let (database, instance) = start().await;
     // Some are there only once something has happened, or with a certificate.
     let folder = Folder::new("deploy-tls");
@@ -189,7 +189,7 @@ fn alert_gaps_lists_each_missing_part() {
 }
 
 #[test]
-fn the_alerts_go_off_when_they_should_and_not_before() {
+fn alert_rules_pass_promtool_tests() {
     for arguments in [["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]] {
         let Some(ended) = tool(Command::new("promtool").args(arguments).current_dir(folder("prometheus"))) else {
             return;
@@ -200,7 +200,7 @@ fn the_alerts_go_off_when_they_should_and_not_before() {
 
 /// Else somebody would set something, and nothing would come of it.
 #[test]
-fn what_is_shipped_names_only_settings_that_the_program_knows() {
+fn shipped_files_name_known_settings() {
     let help = |arguments: &[&str]| {
         let ended = Command::new(PROGRAM).args(arguments).output().unwrap();
         assert!(ended.status.success(), "{}", told(&ended));
@@ -218,7 +218,7 @@ fn what_is_shipped_names_only_settings_that_the_program_knows() {
 
 /// How much of the machine the unit can reach, by systemd's own reckoning: less than 2 of 10.
 #[test]
-fn the_unit_is_understood_and_has_no_more_rights_than_it_needs() {
+fn systemd_unit_is_valid_and_confined() {
     let scratch = Folder::new("unit");
     let unit = scratch.0.join("linkis-rm.service");
     fs::write(&unit, UNIT.replace("/usr/local/bin/linkis-rm", PROGRAM)).unwrap();

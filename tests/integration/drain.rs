@@ -53,7 +53,7 @@ async fn history(database: &Database, sql: &'static str) -> Vec<String> {
 const OF_HOST1: &str = "ticket_id IS NULL AND em_instance = 'host1:9102'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_new_is_granted_on_an_em_that_is_drained_and_what_lives_there_stays() {
+async fn drain_stops_grants_and_keeps_tickets() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let (host, other) = (em("host1"), em("host2"));
@@ -149,7 +149,7 @@ async fn nothing_new_is_granted_on_an_em_that_is_drained_and_what_lives_there_st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_an_em_that_is_known_can_be_drained() {
+async fn drain_of_unknown_em_fails() {
     let (database, rm) = start().await;
     let unknown = |error: ClientError| {
         let told = (error.code(), error.reason());
@@ -168,7 +168,7 @@ async fn only_an_em_that_is_known_can_be_drained() {
 
 /// Where there is no other EM, nobody who named none is told of one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_names_no_em_is_told_that_none_is_left() {
+async fn drain_of_last_em_rejects_placement() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -199,7 +199,7 @@ async fn who_names_no_em_is_told_that_none_is_left() {
 /// Those who wait on an EM when it is drained, through whatever instance: who named it is told, the others stand elsewhere, and nobody is
 /// granted anything there until it is resumed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_on_an_em_that_is_drained_goes_elsewhere_or_is_told() {
+async fn drain_moves_or_rejects_waiting_requests() {
     const ANY: usize = 20;
     const NAMED: usize = 30;
     let (database, first) = start().await;
@@ -256,7 +256,7 @@ async fn who_waits_on_an_em_that_is_drained_goes_elsewhere_or_is_told() {
 /// Requests that race with drains and resumptions, in the same transactions: the history never tells of a grant on an EM that was
 /// drained.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_grant_is_told_after_a_drain() {
+async fn history_shows_no_grant_after_drain() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -315,7 +315,7 @@ async fn no_grant_is_told_after_a_drain() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operator_ends_a_ticket_whosever_it_is() {
+async fn force_release_ends_ticket_and_grants_next() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");

@@ -35,13 +35,13 @@ use uuid::Uuid;
 
 use crate::harness::*;
 
-mod bodies;
 mod crowds;
 mod floods;
 mod protocol;
+mod request_bodies;
+mod shutdown;
 mod statuses;
-mod stopping;
-mod strangers;
+mod unauthenticated;
 
 const MB: usize = 1 << 20;
 
@@ -143,7 +143,7 @@ async fn half_sent(raw: &Raw, length: usize, calls: &mut JoinSet<Option<HeaderMa
 /// 400 heartbeats without their last bytes, on one connection, take at most 64 MB; they are refused with a reason, and the others
 /// are served meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_sent_heartbeats_take_little_memory() {
+async fn half_sent_heartbeats_use_bounded_memory() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
     let host = em("host1");
@@ -175,7 +175,7 @@ async fn half_sent_heartbeats_take_little_memory() {
 /// Answers of over 1 MB that nobody reads, on one connection, take at most 64 MB; those for which there is no room are refused with a
 /// reason, others are served meanwhile, and with the connection the room comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_nobody_reads_take_little_memory() {
+async fn unread_replies_use_bounded_memory() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
     let host = em("host1");
@@ -260,7 +260,7 @@ fn report(em: &Em, sequence: i64, tickets: u128) -> Report {
 /// Large messages that stand still take only their share: others are told when to try again, small ones pass, and with the
 /// connections their room comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_without_room_is_told_to_try_again() {
+async fn message_above_byte_budget_is_rejected() {
     let database = Database::fresh().await;
     let (process, _) = server(&database, &[("MAX_BODY_BYTES", "8m")]);
     let host = em("host1");
@@ -288,7 +288,7 @@ async fn a_message_without_room_is_told_to_try_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_that_does_not_arrive_is_not_waited_for() {
+async fn incomplete_call_ends_at_body_timeout() {
     let database = Database::fresh().await;
     let (process, _) = server(&database, &[("BODY_TIMEOUT", "300ms")]);
     let (raw, mut calls) = (Raw::connect(&process.address).await, JoinSet::new());
@@ -305,7 +305,7 @@ async fn a_message_that_does_not_arrive_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_beyond_the_bound_are_closed_and_the_others_served() {
+async fn connections_above_limit_are_closed() {
     let database = Database::fresh().await;
     let (process, log) = server(&database, &[("MAX_CONNECTIONS", "5"), ("HANDSHAKE_TIMEOUT", "1h")]);
     process.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
@@ -342,7 +342,7 @@ async fn a_connection_that_says_nothing_is_closed() {
 /// Without files for new connections, those that there are are served; the log says what is missing; and once there are
 /// files again, so are connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_cannot_be_accepted_are_logged() {
+async fn accept_failure_is_logged_and_ends() {
     let database = Database::fresh().await;
     let (process, log) = server(&database, &[]);
     process.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
@@ -383,7 +383,7 @@ async fn thousands_of_callers_share_one_connection() {
 
 /// What is behind an answer that only says that there is a defect stands in the log, once, with the call: whoever found it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_defect_is_logged_once_with_its_call() {
+async fn defect_is_logged_once_with_its_call() {
     let database = Database::fresh().await;
     // One each: a server tells of many defects only seldom.
     let servers = [(); 3].map(|()| server(&database, &[]));

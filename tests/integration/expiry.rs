@@ -5,7 +5,7 @@ use std::time::Duration;
 use linkis_rm::client::{ResourceRequest, RmClient};
 use tokio::task::JoinSet;
 
-use crate::{crowds::crowd, harness::*};
+use crate::{harness::*, scale::crowd};
 
 /// How late a roll-back may be.
 const LATE_MAX: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ async fn remember_deadlines(database: &Database) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locked_tickets_expire_on_time_and_used_ones_never() {
+async fn expiry_ends_locked_tickets_at_their_deadline() {
     let (database, rm) = start().await;
     register(&rm.client).await;
     let used = rm.client.request_resource(&short(Duration::from_millis(700))).await.granted();
@@ -79,7 +79,7 @@ async fn they_expire_after_a_restart_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn they_expire_when_the_instance_that_granted_them_was_killed() {
+async fn expiry_after_instance_kill_is_punctual() {
     let (database, rm) = start().await;
     let other = Process::start(&["--database-url", &database.url()]);
     register(&other.client).await;
@@ -93,7 +93,7 @@ async fn they_expire_when_the_instance_that_granted_them_was_killed() {
 
 /// Whoever commits first wins, and the other is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inited_against_expiry_has_one_winner() {
+async fn expiry_against_confirmation_has_one_winner() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     register(&rm.client).await;
@@ -149,7 +149,7 @@ async fn overdue_tickets_on_a_held_em_do_not_keep_others_from_expiring() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_overdue_for_long_when_it_is_committed_expires_too() {
+async fn expiry_includes_tickets_overdue_at_commit() {
     let (database, rm) = start().await;
     register(&rm.client).await;
     let ticket = rm.client.request_resource(&short(Duration::from_secs(600))).await.granted().ticket_id;
@@ -171,7 +171,7 @@ async fn what_is_overdue_for_long_when_it_is_committed_expires_too() {
 
 /// Deadlines of very many tickets, one after another: each expires soon after its own, none before, and others are served meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn very_many_deadlines_are_each_kept() {
+async fn expiry_of_6000_deadlines_is_punctual() {
     const TICKETS: i64 = 6000;
     let (database, rm) = start().await;
     let (crowded, other) = (em("crowded"), em("other"));

@@ -144,7 +144,7 @@ fn field(status: &Status) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_queue_is_told_as_its_scheduler_says() {
+async fn queue_call_returns_scheduler_state() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     let error = get_queue(&client, "eng.etl").await.unwrap_err();
@@ -165,7 +165,7 @@ async fn a_queue_is_told_as_its_scheduler_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_holds_from_the_next_call_on_every_instance() {
+async fn provider_change_applies_on_every_instance() {
     let (database, rm) = start().await;
     let other = Instance::start(&database).await;
     let (here, there) = (client_of(&rm).await, client_of(&other).await);
@@ -191,7 +191,7 @@ async fn a_change_holds_from_the_next_call_on_every_instance() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn however_many_ask_a_cluster_is_asked_once() {
+async fn cluster_fetch_is_shared_by_concurrent_calls() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(CAPACITY).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
@@ -219,7 +219,7 @@ async fn however_many_ask_a_cluster_is_asked_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_is_away_is_told_and_seldom_asked() {
+async fn cluster_outage_returns_reason_and_limits_fetches() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
@@ -243,7 +243,7 @@ async fn a_cluster_that_is_away_is_told_and_seldom_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn providers_are_checked_and_each_mistake_is_told_by_field() {
+async fn provider_with_mistake_returns_field() {
     let database = Database::fresh().await;
     let external_hosts = AllowedHosts::parse("rm1,*.example.com:8088").unwrap();
     let rm = Instance::start_with(&database, Options { external_hosts, ..options() }).await;
@@ -295,7 +295,7 @@ async fn providers_are_checked_and_each_mistake_is_told_by_field() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_asks_only_hosts_that_it_was_told_itself() {
+async fn cluster_fetch_requires_allowed_host() {
     let (database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
@@ -308,7 +308,7 @@ async fn an_instance_asks_only_hosts_that_it_was_told_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_caller_expects_of_a_provider_is_checked() {
+async fn provider_etag_mismatch_is_refused() {
     let (_database, rm) = start().await;
     let client = client_of(&rm).await;
     let put_if = async |provider: proto::Provider, etag: Option<&str>| {
@@ -348,7 +348,7 @@ async fn what_a_caller_expects_of_a_provider_is_checked() {
 
 /// The provider that a request's labels tell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_labels_of_a_request_tell_its_cluster() {
+async fn provider_is_selected_by_labels() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     let labels = BTreeMap::from([("yarnCluster".to_owned(), "Yarn-etl".to_owned())]);
@@ -370,7 +370,7 @@ async fn the_labels_of_a_request_tell_its_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_is_told_to_nobody() {
+async fn provider_password_is_never_returned() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start("<html>").await, client_of(&rm).await);
     let with = |address: &str, pwd: &str| {
@@ -395,7 +395,7 @@ async fn a_password_is_told_to_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_its_most_talkative_the_log_has_no_password() {
+async fn trace_log_hides_provider_password() {
     let (database, yarn) = (Database::fresh().await, Yarn::start(FAIR).await);
     let lines = Arc::<Mutex<Vec<String>>>::default();
     let log = lines.clone();
@@ -461,7 +461,7 @@ async fn queues_and_applications_come_in_pages() {
 
 /// Neither of them has to be there, or to be quick, for anything else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_hangs_holds_up_nobody_else() {
+async fn hanging_cluster_delays_no_other_call() {
     let (_database, rm) = start().await;
     let (yarn, client) = (Yarn::start(FAIR).await, client_of(&rm).await);
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();

@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::{
     harness::*,
     metrics::get,
-    pair::{LONG, Node, Pair},
+    replication_pair::{LONG, Node, Pair},
 };
 
 /// What health says of an instance.
@@ -45,7 +45,7 @@ async fn instance(url: &str, options: Options) -> Instance {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_waits_on_a_standby_and_serves_when_that_is_promoted() {
+async fn instance_on_standby_serves_after_promotion() {
     let pair = Pair::start("waits", false).await;
     let first = Instance::start(&pair.database(&pair.primary)).await;
     first.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
@@ -96,7 +96,7 @@ async fn an_instance_waits_on_a_standby_and_serves_when_that_is_promoted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_host_in_the_file_of_the_url_is_looked_at_instead() {
+async fn database_url_file_change_is_followed() {
     let pair = Pair::start("named", false).await;
     let file = scratch("named-url");
     let name = |node: &Node| std::fs::write(&file, node.url()).unwrap();
@@ -124,7 +124,7 @@ async fn another_host_in_the_file_of_the_url_is_looked_at_instead() {
 type Warnings = Arc<Mutex<Vec<String>>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_takes_no_writes_is_one_warning() {
+async fn read_only_database_logs_one_warning() {
     let pair = Pair::start("warns", false).await;
     let log = Warnings::default();
     let lines = log.clone();
@@ -162,7 +162,7 @@ async fn places(database: &Database) -> BTreeMap<Uuid, Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_in_line_keep_their_places_when_a_replica_is_promoted() {
+async fn promotion_keeps_wait_queue_positions() {
     let count = crowd_of(200);
     let (pair, amount) = (Pair::start("line", true).await, i64::try_from(count).unwrap());
     // One caller has a share of the line, not all of it.
@@ -300,13 +300,13 @@ async fn lose_the_primary(name: &str, loss: Loss) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_grant_that_was_acknowledged_is_lost_with_the_primary() {
+async fn primary_kill_loses_no_acknowledged_grant() {
     lose_the_primary("killed", Loss::Killed).await;
 }
 
 /// Nobody waits for the answer of a host when another takes the writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_that_fell_silent_is_left_when_another_is_promoted() {
+async fn silent_primary_is_left_after_promotion() {
     lose_the_primary("frozen", Loss::Frozen).await;
 }
 
@@ -324,7 +324,7 @@ async fn told_next(follower: &mut Follower) -> FollowActionsResponse {
 /// Numbers that were given out for nothing, and of which no other host has heard, are given out again by the next primary: to lines
 /// that somebody would miss who was told that he has heard all up to there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_follows_the_history_misses_nothing_when_a_replica_is_promoted() {
+async fn promotion_loses_no_followed_line() {
     let pair = Pair::start("positions", true).await;
     let instance = instance(&pair.url(), options()).await;
     instance.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
@@ -370,7 +370,7 @@ async fn who_follows_the_history_misses_nothing_when_a_replica_is_promoted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_that_is_dead_or_says_nothing_keeps_nobody_waiting() {
+async fn dead_or_silent_host_delays_no_call() {
     let database = Database::fresh().await;
     let silent = scratch("silent-host");
     std::fs::create_dir_all(&silent).unwrap();

@@ -20,7 +20,7 @@ fn ahead(error: &ClientError) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_unregister_of_an_older_incarnation_leaves_the_newer_one_and_its_tickets() {
+async fn stale_epoch_unregister_is_refused() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -49,7 +49,7 @@ async fn a_late_unregister_of_an_older_incarnation_leaves_the_newer_one_and_its_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_older_incarnation_reports_no_engine_in() {
+async fn stale_epoch_confirmation_is_refused() {
     let (database, rm) = start().await;
     let host = em("host1");
     let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();

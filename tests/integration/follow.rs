@@ -26,7 +26,7 @@ use crate::{
     identity::{ask, em_message, granted, reason, register, rm_of, token, with},
 };
 
-mod copy;
+mod replica;
 
 /// How long anything may take to be told, on a machine that has much else to do.
 const SOON: Duration = Duration::from_secs(20);
@@ -64,7 +64,7 @@ fn words(lines: &[proto::Action]) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_happens_is_told_with_all_that_a_copy_needs_and_again_from_a_position() {
+async fn followers_receive_complete_lines_from_any_position() {
     let (database, rm) = start().await;
     let other = Instance::start(&database).await;
     rm.client.register(registration(em("before"), load(1, 1, 1))).await.unwrap();
@@ -119,7 +119,7 @@ async fn what_happens_is_told_with_all_that_a_copy_needs_and_again_from_a_positi
 
 /// The position moves on although nothing is told: so that whoever comes back much later need not read what was never his.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_bound_to_users_follows_theirs_alone() {
+async fn followers_with_user_scope_receive_own_lines() {
     let database = Database::fresh().await;
     let admin = token(&database, "the boss", &["--role", "admin"]);
     let viewer = token(&database, "a viewer", &["--role", "viewer", "--user", "alice"]);
@@ -163,7 +163,7 @@ async fn who_is_bound_to_users_follows_theirs_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_position_that_is_no_good_says_so() {
+async fn follow_position_unknown_or_old_is_refused() {
     let (database, rm) = start().await;
     let usage = usage(&rm.address).await;
     let begun = next(&mut follow(&usage, "").await.unwrap()).await.position;
@@ -211,7 +211,7 @@ fn read(rm: &Instance) -> [usize; 2] {
 
 /// Many on one connection, and one among them that never reads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_follow_at_the_cost_of_one_and_who_does_not_read_keeps_nobody() {
+async fn followers_share_reads_beside_stalled_follower() {
     const FOLLOWERS: usize = 200;
     let changes = crowd_of(400);
     let (_database, rm) = start().await;
@@ -266,7 +266,7 @@ async fn many_follow_at_the_cost_of_one_and_who_does_not_read_keeps_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_many_follow_and_no_more_and_the_stop_ends_them() {
+async fn followers_are_bounded_and_end_at_shutdown() {
     let (_database, rm) = start().await;
     let usages = [usage(&rm.address).await, usage(&rm.address).await];
     let mut streams = Vec::new();
@@ -298,7 +298,7 @@ async fn so_many_follow_and_no_more_and_the_stop_ends_them() {
 
 /// Who wrote a line before others, and commits it after them, hides what is behind it until then: it is told in its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_commits_late_is_told_in_its_place() {
+async fn late_commit_is_followed_in_its_place() {
     let (database, rm) = start().await;
     let usage = usage(&rm.address).await;
     let mut stream = follow(&usage, "").await.unwrap();
@@ -321,7 +321,7 @@ async fn what_commits_late_is_told_in_its_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_shows_what_happens() {
+async fn history_command_follows_lines() {
     let (_database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let address = rm.address.clone();

@@ -40,7 +40,7 @@ async fn join(to: SocketAddr, tls: TlsConnector) -> Option<tokio_rustls::client:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_of_handshakes_leaves_others_their_service() {
+async fn handshake_crowd_delays_no_other_address() {
     let crowd = crowd_of(300);
     let (database, folder, ca) = (Database::fresh().await, Folder::new("handshakes"), authority("ca"));
     let admin = token(&database, "admin", &["--role", "admin"]);

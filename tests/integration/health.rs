@@ -21,7 +21,7 @@ use tonic::{
 use crate::{
     certificates::{FAR, Folder, authority, certify},
     harness::*,
-    proxy::Weather,
+    proxy::FaultPlan,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -39,7 +39,7 @@ async fn health(words: &[&str]) -> (i32, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_looks_after_an_instance_is_told_whether_it_serves_and_why_not() {
+async fn health_command_reports_state_and_reason() {
     let database = Database::fresh().await;
     let (proxy, behind) = database.behind_proxy("health");
     let instance = Instance::start(&behind).await;
@@ -50,7 +50,7 @@ async fn whoever_looks_after_an_instance_is_told_whether_it_serves_and_why_not()
     let (code, told) = health(&["--address", address, "--service", "nonesuch"]).await;
     assert!(code == 1 && told.contains("has no service \"nonesuch\""), "{told}");
 
-    proxy.set_weather(Weather::Hole);
+    proxy.set_fault_plan(FaultPlan::Hole);
     proxy.cut_all();
     let says_so = || async {
         let (code, told) = health(&["--address", address]).await;
@@ -58,7 +58,7 @@ async fn whoever_looks_after_an_instance_is_told_whether_it_serves_and_why_not()
     };
     eventually("it says that it does not serve", LONG, says_so).await;
     assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0, "it lives all the same");
-    proxy.set_weather(Weather::Fair);
+    proxy.set_fault_plan(FaultPlan::Fair);
     eventually("it serves again", LONG, serves).await;
 
     let gone = address.to_owned();
@@ -92,7 +92,7 @@ impl tower::Service<http::Request<Body>> for Says {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_program_says_of_its_health_does_nothing_to_a_terminal() {
+async fn health_command_escapes_foreign_text() {
     for (code, told_as) in [(Code::Unavailable, "does not answer: "), (Code::Internal, "does not tell its health: ")] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -106,7 +106,7 @@ async fn what_another_program_says_of_its_health_does_nothing_to_a_terminal() {
 
 /// One that answers is no excuse for one that does not; and nobody is waited for who says nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_several_instances_each_has_to_serve() {
+async fn health_command_requires_every_instance() {
     let (_database, instance) = start().await;
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let both = format!("{},{}", instance.address, silent.local_addr().unwrap());
@@ -121,7 +121,7 @@ async fn of_several_instances_each_has_to_serve() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_encrypted_instance_is_asked_by_whom_it_trusts() {
+async fn health_command_verifies_server_certificate() {
     let (database, folder) = (Database::fresh().await, Folder::new("health-tls"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
@@ -139,7 +139,7 @@ async fn an_encrypted_instance_is_asked_by_whom_it_trusts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn systemd_is_told_when_it_serves_and_when_it_stops() {
+async fn systemd_receives_ready_and_stopping() {
     let (database, folder) = (Database::fresh().await, Folder::new("notify"));
     let path = folder.0.join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();

@@ -25,8 +25,8 @@ use uuid::Uuid;
 
 use crate::harness::*;
 
-mod many;
-mod silence;
+mod bulk;
+mod lost_ems;
 
 /// Longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -124,7 +124,7 @@ async fn recorded(database: &Database, ticket_id: Option<Uuid>, action: &str) ->
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_used_ticket_is_lost_after_three_reports_without_it_and_not_before() {
+async fn ticket_missing_in_three_reports_is_lost() {
     let (database, rm) = start().await;
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     let (kept, gone, wavering, locked) = (ecm.used().await, ecm.used().await, ecm.used().await, ecm.locked().await);
@@ -156,7 +156,7 @@ async fn a_used_ticket_is_lost_after_three_reports_without_it_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_reports_in_between_two_reports_is_not_lost() {
+async fn ticket_confirmed_between_reports_is_not_lost() {
     let (database, rm) = start_with(patience(NEVER, NEVER, 1)).await;
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     let before = ecm.used().await;
@@ -172,7 +172,7 @@ async fn an_engine_that_reports_in_between_two_reports_is_not_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_tickets_are_named_with_what_became_of_them() {
+async fn unknown_tickets_return_their_end() {
     let (_database, rm) = start().await;
     let (ecm, other) = (Ecm::register(&rm.client, "host1", 10).await, Ecm::register(&rm.client, "host2", 10).await);
     let (used, locked, released, elsewhere) =
@@ -192,7 +192,7 @@ async fn unknown_tickets_are_named_with_what_became_of_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_repeated_report_counts_once_and_is_answered_alike() {
+async fn repeated_report_counts_once() {
     let (_database, rm) = start_with(patience(NEVER, NEVER, 2)).await;
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     let (used, nobody) = (ecm.used().await, Grant { ticket_id: Uuid::new_v4(), ..ecm.locked().await });
@@ -211,7 +211,7 @@ async fn a_repeated_report_counts_once_and_is_answered_alike() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_reports_are_refused_and_change_nothing() {
+async fn stale_reports_are_refused_without_change() {
     let (database, rm) = start_with(patience(NEVER, NEVER, 2)).await;
     let old = Ecm::register(&rm.client, "host1", 10).await;
     let used = old.used().await;

@@ -51,7 +51,7 @@ async fn locks(database: &Database) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_em_is_held_until_it_is_let_go_or_its_time_is_over() {
+async fn hold_blocks_em_until_release_or_deadline() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     for host in ["held", "free"] {
@@ -114,7 +114,7 @@ async fn an_em_is_held_until_it_is_let_go_or_its_time_is_over() {
 
 /// The deadline is kept where all can read it: no instance has to live for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_ends_although_everybody_who_knew_of_it_is_dead() {
+async fn hold_after_instance_kill_ends_at_deadline() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
     process.client.register(registration(em("held"), load(10, 10, 10))).await.unwrap();
@@ -130,7 +130,7 @@ async fn a_hold_ends_although_everybody_who_knew_of_it_is_dead() {
 
 /// Nobody needs the key afterwards: still nothing of the hold stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_runs_into_is_removed() {
+async fn hold_without_waiting_calls_is_deleted() {
     let (database, rm) = start().await;
     rm.client.hold(&new(of_em("nowhere"), Duration::from_millis(100))).await.unwrap();
     rm.client.hold(&new(of_user("nobody"), Duration::from_millis(100))).await.unwrap();
@@ -146,7 +146,7 @@ async fn what_nobody_runs_into_is_removed() {
 /// When a hold is answered, nothing that began before it is under way: neither on an EM, nor for a user, although no rule has users
 /// locked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_committed_between_a_hold_and_its_end() {
+async fn hold_on_two_instances_stops_all_commits() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     for host in ["a", "b"] {
@@ -199,7 +199,7 @@ async fn nothing_is_committed_between_a_hold_and_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_held_is_told() {
+async fn hold_refusal_returns_its_reason() {
     let (database, rm) = start().await;
     let field = async |new: &NewHold| rm.client.hold(new).await.unwrap_err().field().unwrap();
     assert_eq!(field(&new(of_em("a"), Duration::from_secs(601))).await, "duration");
@@ -243,7 +243,7 @@ async fn what_cannot_be_held_is_told() {
 
 /// Whose key is free again does not wait for connections that all readers share.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_that_reads_keeps_nobody_waiting_whose_key_is_free_again() {
+async fn contended_key_after_release_needs_no_read_connection() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(64, 64, 64))).await.unwrap();

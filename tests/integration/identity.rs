@@ -25,7 +25,7 @@ use tonic_types::StatusExt as _;
 
 use crate::harness::*;
 
-mod bound;
+mod user_scope;
 
 /// How long a token that was made or revoked may be unknown, and a stream go on.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
@@ -169,7 +169,7 @@ const MATRIX: &str = "
     ServerReflectionInfo emvoa     Check              *emvoa     Watch               *emvoa";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_role_makes_its_calls_and_no_others() {
+async fn role_matrix_allows_exactly_its_calls() {
     let database = Database::fresh().await;
     let bound = ["--user", "alice"];
     let roles: [(char, String); 6] = [
@@ -222,7 +222,7 @@ async fn each_role_makes_its_calls_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everybody_may_do_everything_until_there_is_a_token_and_only_where_that_is_allowed() {
+async fn first_token_requires_authentication_of_every_caller() {
     let database = Database::fresh().await;
     let open = Instance::start(&database).await;
     let closed = closed(&database).await;
@@ -264,7 +264,7 @@ async fn closed(database: &Database) -> Instance {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_is_no_good_is_refused_with_its_reason_and_does_nothing() {
+async fn invalid_token_is_rejected_with_reason() {
     let database = Database::fresh().await;
     let good = token(&database, "good", &["--role", "admin"]);
     let expired = token(&database, "expired", &["--role", "admin", "--lifetime", "1s"]);
@@ -312,7 +312,7 @@ async fn a_token_that_is_no_good_is_refused_with_its_reason_and_does_nothing() {
 
 /// However many come with whatever they hold for tokens, the database is not asked: it cannot even answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_tokens_cost_the_database_nothing() {
+async fn unknown_tokens_cause_no_database_query() {
     let database = Database::fresh().await;
     let good = token(&database, "good", &["--role", "viewer"]);
     let unknown = token(&Database::fresh().await, "elsewhere", &["--role", "admin"]);
@@ -332,7 +332,7 @@ async fn unknown_tokens_cost_the_database_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revocation_ends_streams_and_waiting_calls_on_every_instance() {
+async fn token_revocation_ends_streams_and_waiting_calls() {
     use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_client::ServerReflectionClient};
 
     let database = Database::fresh().await;
@@ -381,7 +381,7 @@ async fn a_revocation_ends_streams_and_waiting_calls_on_every_instance() {
 
 /// Whoever reads the tokens notices that nothing will ever be answered on its connection, and opens another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revocation_is_heard_of_although_a_connection_was_lost_without_a_word() {
+async fn token_revocation_over_silent_connection_is_noticed() {
     let database = Database::fresh().await;
     let gone = token(&database, "gone", &["--role", "viewer"]);
     let (proxy, behind) = database.behind_proxy("forgotten");
@@ -405,7 +405,7 @@ async fn a_revocation_is_heard_of_although_a_connection_was_lost_without_a_word(
 }
 
 #[test]
-fn tokens_are_made_for_somebody_and_never_for_ever() {
+fn tokens_command_with_invalid_arguments_is_refused() {
     for (words, told) in [
         (&["create", "--name", "a", "--owner", "o", "--role", "boss"][..], "\"boss\" is none of ecm, manager"),
         (&["create", "--name", "a", "--owner", "o", "--role", "ecm"], "needs the hosts"),

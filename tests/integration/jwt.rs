@@ -159,7 +159,7 @@ fn counted(rm: &Instance, name: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_jwt_is_for_what_its_claims_say_and_a_bad_one_for_nothing() {
+async fn jwt_claims_grant_roles_and_mistakes_are_rejected() {
     let (database, folder) = (Database::fresh().await, Folder::new("jwt"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let (ec, ed, stranger) = (Signer::ec("ec"), Signer::ed("ed"), Signer::ec("ec"));
@@ -245,7 +245,7 @@ async fn a_jwt_is_for_what_its_claims_say_and_a_bad_one_for_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_and_claims_change_while_calls_go_on_and_garbage_changes_nothing() {
+async fn jwt_key_change_applies_without_restart() {
     let (database, folder) = (Database::fresh().await, Folder::new("jwt-changes"));
     let (old, stays, new) = (Signer::ec("old"), Signer::ed("stays"), Signer::ec("new"));
     let rm = start_with_keys(&database, &folder, &[&old, &stays]).await;
@@ -304,7 +304,7 @@ async fn keys_and_claims_change_while_calls_go_on_and_garbage_changes_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_goes_on_under_a_jwt_ends_with_its_time() {
+async fn jwt_expiry_ends_streams_and_waiting_calls() {
     use tonic_reflection::pb::v1::{ServerReflectionRequest, server_reflection_client::ServerReflectionClient};
 
     let (database, folder, signer) = (Database::fresh().await, Folder::new("jwt-ends"), Signer::ec("k"));
@@ -399,7 +399,7 @@ impl Publisher {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_is_asked_for_keys_when_one_is_unknown_and_never_for_each_call() {
+async fn jwt_unknown_key_refetches_keys_at_bounded_rate() {
     let (database, folder) = (Database::fresh().await, Folder::new("jwt-address"));
     let (old, new) = (Signer::ec("old"), Signer::ec("new"));
     let publisher = Publisher::start(&key_set(&[&old]), None).await;
@@ -436,7 +436,7 @@ async fn an_address_is_asked_for_keys_when_one_is_unknown_and_never_for_each_cal
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_is_believed_by_its_certificate_and_shown_a_token() {
+async fn jwt_key_address_requires_trusted_certificate() {
     let (database, folder, signer) = (Database::fresh().await, Folder::new("jwt-https"), Signer::ec("k"));
     let ca = authority("ca");
     let publisher = Publisher::start(&key_set(&[&signer]), Some(&certify(&ca, &["127.0.0.1"], &[], FAR))).await;
@@ -457,7 +457,7 @@ async fn an_address_is_believed_by_its_certificate_and_shown_a_token() {
 
 /// However many come with JWTs that are not to be believed, nothing is kept of them, and the database is not asked: it cannot even answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_of_bad_jwts_takes_nothing_from_others() {
+async fn invalid_jwt_crowd_delays_no_valid_caller() {
     let all = crowd_of(2000);
     let (database, folder) = (Database::fresh().await, Folder::new("jwt-crowd"));
     let (signer, stranger) = (Signer::ec("k"), Signer::ec("k"));
@@ -494,7 +494,7 @@ async fn a_crowd_of_bad_jwts_takes_nothing_from_others() {
 }
 
 #[test]
-fn what_is_wrong_with_a_configuration_is_told_at_the_start() {
+fn jwt_configuration_mistake_ends_the_start() {
     let folder = Folder::new("jwt-wrong");
     folder.write("keys", "{}");
     folder.write("sound", &key_set(&[&Signer::ec("k")]));

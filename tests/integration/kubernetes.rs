@@ -163,7 +163,7 @@ fn shown() -> Shown {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_burst_in_a_namespace_as_many_are_granted_as_its_quotas_leave() {
+async fn kubernetes_burst_is_granted_within_quotas_and_nodes() {
     let (database, cluster, one, two, _client) = judged(shown()).await;
     let burst = async |ask: &ResourceRequest, requests: usize| {
         let mut calls = tokio::task::JoinSet::new();
@@ -214,7 +214,7 @@ async fn of_a_burst_in_a_namespace_as_many_are_granted_as_its_quotas_leave() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn namespaces_are_told_with_what_their_quotas_or_the_nodes_leave() {
+async fn kubernetes_namespaces_return_capacity_of_quotas_or_nodes() {
     let (_database, _cluster, one, _two, client) = judged(shown()).await;
     let selector = || Some(proto::ProviderSelector { resource_type: "Kubernetes".into(), ..Default::default() });
     let get = async |name: &str| {
@@ -253,7 +253,7 @@ async fn namespaces_are_told_with_what_their_quotas_or_the_nodes_leave() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_is_put_and_what_is_wrong_with_it_told() {
+async fn kubernetes_provider_with_mistake_returns_field() {
     let (_database, rm) = start().await;
     let client = Client::connect(rm.address.clone()).await.unwrap();
     for (config, at) in [
@@ -284,7 +284,7 @@ async fn a_cluster_is_put_and_what_is_wrong_with_it_told() {
 /// The life of a request in a namespace, asked for with a certificate, and of one in a queue, with a password: the log at its most
 /// talkative has neither, nor what a cluster answers to those whom it does not know.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_its_most_talkative_the_log_of_a_request_in_a_queue_tells_no_secret() {
+async fn trace_log_of_queue_requests_shows_no_secret() {
     const SECRET: &str = "gr8-s3cret";
     let (database, cluster, yarn) = (
         Database::fresh().await,

@@ -167,7 +167,7 @@ fn ours(what: &str, linkis: Vec<String>, differing: &[(&str, &[&str], &str)]) ->
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_same_hosts_are_chosen_as_linkis_s_manager_selects() {
+async fn label_features_select_same_ems_as_linkis() {
     let (_database, rm) = start().await;
     let table = Table::read();
     for (number, row) in table.selection.iter().enumerate() {
@@ -179,7 +179,7 @@ async fn the_same_hosts_are_chosen_as_linkis_s_manager_selects() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hosts_are_preferred_as_linkis_s_scorer_ranks_them() {
+async fn label_features_rank_ems_as_linkis_scorer() {
     let (_database, rm) = start().await;
     let table = Table::read();
     for (number, row) in table.scores.iter().enumerate() {

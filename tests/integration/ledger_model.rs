@@ -1,11 +1,11 @@
 //! The ledger against a plain reference model: random operations, in batches of random size, through a store of maps.
 
-mod judging;
-mod named;
+mod assessment;
+mod database;
+mod model;
 mod operations;
-mod state;
 mod steps;
-mod tables;
+mod ticket_references;
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -22,7 +22,7 @@ use linkis_rm::domain::{
 use proptest::prelude::*;
 use uuid::Uuid;
 
-use self::{judging::*, named::*, operations::rules, state::*, steps::*, tables::*};
+use self::{assessment::*, database::*, model::*, operations::rules, steps::*, ticket_references::*};
 
 /// Who can be served after the batches, and could not before, is told of it where it is short.
 fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedSpots]) {
@@ -181,7 +181,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_ledger_answers_and_counts_as_the_model_does(steps in prop::collection::vec(step(), 1..80)) {
+    fn ledger_replies_and_counters_match_model(steps in prop::collection::vec(step(), 1..80)) {
         run(steps, 1);
     }
 }
@@ -190,14 +190,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases() / 4, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn ledgers_of_several_committers_together_do_too(steps in prop::collection::vec(step(), 1..80), committers in 2..=3usize) {
+    fn concurrent_ledgers_match_model(steps in prop::collection::vec(step(), 1..80), committers in 2..=3usize) {
         run(steps, committers);
     }
 }
 
 /// A release is told where somebody waits for a cap of his own, also if no limit decides there.
 #[test]
-fn who_waits_for_a_cap_is_woken_where_no_limit_decides() {
+fn cap_release_wakes_waiter_without_deciding_limit() {
     let request = |wait, cap| {
         let (who, requires, request_id) = (NEW.who, None, None);
         Step::Request { em: 0, who, requires, amount: 5, ttl: 9, request_id, wait, cap }

@@ -319,7 +319,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_goes_in_steps_is_right_at_every_commit_and_ends(steps in prop::collection::vec(step(), 1..100)) {
+    fn ledger_steps_keep_counters_and_end(steps in prop::collection::vec(step(), 1..100)) {
         run(steps);
     }
 }

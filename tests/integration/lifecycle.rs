@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ticket_is_locked_then_used_then_gone() {
+async fn ticket_is_locked_used_and_released() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
@@ -66,7 +66,7 @@ async fn repeating_inited_and_released_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reporting_in_again_with_another_body_is_an_error_that_says_so() {
+async fn confirmation_repeated_with_other_content_is_refused() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
@@ -98,7 +98,7 @@ async fn releasing_a_locked_ticket_cancels_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_may_use_more_than_was_locked_only_if_the_extra_fits() {
+async fn confirmation_above_grant_requires_free_capacity() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
@@ -121,7 +121,7 @@ async fn an_engine_may_use_more_than_was_locked_only_if_the_extra_fits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_tells_everything_that_is_short() {
+async fn refusal_lists_every_shortfall() {
     let (_database, rm) = start().await;
     let host = em("host-1");
     let mut capacity = registration(host.clone(), load(10, 8, 2));
@@ -153,7 +153,7 @@ async fn a_refusal_tells_everything_that_is_short() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dry_run_answers_the_same_and_grants_nothing() {
+async fn dry_run_returns_reply_of_request_without_grant() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
@@ -167,7 +167,7 @@ async fn a_dry_run_answers_the_same_and_grants_nothing() {
 
 /// In Linkis a request with a zero in some dimension is locked, and can then neither be used nor given back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_zero_dimension_lives_and_is_given_back() {
+async fn request_with_zero_dimension_is_released() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
@@ -183,7 +183,7 @@ async fn a_zero_dimension_lives_and_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_em_answers_for_the_driver_of_a_driver_and_yarn() {
+async fn em_provides_driver_part_of_yarn_request() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
@@ -215,7 +215,7 @@ async fn an_em_answers_for_the_driver_of_a_driver_and_yarn() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn registering_again_keeps_live_tickets_and_resizes() {
+async fn registration_repeated_keeps_tickets_and_resizes() {
     let (database, rm) = start().await;
     let host = em("host1");
     let first = rm.client.register(registration(host.clone(), load(10, 8, 4))).await.unwrap();
@@ -241,7 +241,7 @@ async fn registering_again_keeps_live_tickets_and_resizes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unregistering_takes_the_tickets_along() {
+async fn unregister_ends_tickets_of_its_em() {
     let (database, rm) = start().await;
     let (host, other) = (em("host1"), em("host2"));
     let first = rm.client.register(registration(host.clone(), load(10, 8, 4))).await.unwrap();
@@ -273,7 +273,7 @@ async fn unregistering_takes_the_tickets_along() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_id_is_granted_once_and_answered_the_same_until_its_ticket_is_over() {
+async fn request_id_repeated_returns_same_ticket_until_end() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -304,7 +304,7 @@ async fn a_request_id_is_granted_once_and_answered_the_same_until_its_ticket_is_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_request_id_on_two_ems_at_once_is_granted_once() {
+async fn request_id_on_two_ems_grants_once() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     for host in ["a", "b"] {
@@ -329,7 +329,7 @@ async fn one_request_id_on_two_ems_at_once_is_granted_once() {
 
 /// Nothing is granted to a caller that is gone: a grant that cannot be delivered is taken back, not left to expire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_is_gone_keeps_nothing() {
+async fn grant_with_cancelled_call_is_undone() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
@@ -361,7 +361,7 @@ async fn a_caller_that_is_gone_keeps_nothing() {
 
 /// A ticket that holds nothing on its EM may hold something once the EM counts other things.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_em_with_tickets_keeps_its_kind_even_if_they_hold_nothing_there() {
+async fn em_with_tickets_keeps_its_resource_type() {
     let (database, rm) = start().await;
     let host = em("host1");
     let queue =

@@ -21,7 +21,7 @@ use tonic_types::StatusExt as _;
 
 use crate::harness::*;
 
-mod followed;
+mod history;
 
 type Limits = LimitServiceClient<Channel>;
 
@@ -74,7 +74,7 @@ async fn delete(limits: &Limits, limit: proto::Limit, expected_etag: Option<&str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_come_in_pages_and_tell_who_set_them_and_when() {
+async fn limits_are_listed_with_author_and_time() {
     let (database, rm) = start().await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     let users = ["a", "b", "c", "d", "e"];
@@ -120,7 +120,7 @@ async fn limits_come_in_pages_and_tell_who_set_them_and_when() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_is_only_changed_from_what_its_caller_knows() {
+async fn limit_change_requires_current_etag() {
     let (_database, rm) = start().await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     let etag = async || all(&limits, 10).await[0].etag.clone();
@@ -158,7 +158,7 @@ async fn a_limit_is_only_changed_from_what_its_caller_knows() {
 
 /// As clients do whose answer was lost: the first try has been carried out, and the second finds what that has changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_that_is_set_again_because_its_answer_was_lost_is_no_change() {
+async fn limit_change_repeated_after_lost_reply_is_unchanged() {
     let (database, rm) = start().await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     let hadoop = |instances| limit(Some("hadoop"), instances);
@@ -185,7 +185,7 @@ async fn replace(limits: &Limits, all: &[proto::Limit], dry_run: bool) -> proto:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_limits_are_replaced_at_once_and_a_dry_run_tells_the_same() {
+async fn limit_replacement_equals_its_dry_run() {
     let (database, rm) = start().await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     let host = em("host1");
@@ -250,7 +250,7 @@ async fn all_limits_are_replaced_at_once_and_a_dry_run_tells_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_limits_are_replaced_in_one_call_and_no_more() {
+async fn limit_replacement_accepts_at_most_10000_limits() {
     let (_database, rm) = start().await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     let many = |count: usize, instances| -> Vec<_> {
@@ -281,7 +281,7 @@ async fn ten_thousand_limits_are_replaced_in_one_call_and_no_more() {
 
 /// Somebody deletes what is still being counted: whoever waits for it is told, and meanwhile keeps nobody else from being told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_limit_that_is_deleted_again_waits_no_more() {
+async fn limit_deleted_while_counting_ends_its_call() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
     rm.client.request_resource(&request(&em("host"), "hadoop", load(1, 1, 1))).await.granted();

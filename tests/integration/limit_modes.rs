@@ -27,7 +27,7 @@ fn ask(user: &str) -> ResourceRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_goes_beyond_a_watched_limit_is_granted_told_and_counted() {
+async fn advisory_limit_grants_and_counts_violations() {
     let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&rule(&[("user", None)], LimitMode::Watched, Some(1))).await.unwrap();
     let within = rm.client.request_resource(&ask("hadoop")).await.granted();
@@ -67,7 +67,7 @@ async fn what_goes_beyond_a_watched_limit_is_granted_told_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_that_is_off_has_use_counted_and_refuses_nothing() {
+async fn limit_off_counts_use_without_refusal() {
     let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&rule(&[("user", None), ("creator", None)], LimitMode::Off, None)).await.unwrap();
     for user in ["hadoop", "hadoop", "alice"] {
@@ -89,7 +89,7 @@ async fn a_limit_that_is_off_has_use_counted_and_refuses_nothing() {
 
 /// In each dimension the most specific limit decides, whatever it does there; what it does not name falls to the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_mode_of_the_most_specific_limit_decides_its_dimensions_on_every_instance() {
+async fn limit_mode_of_most_specific_limit_decides() {
     let (database, first) = start_with_host1().await;
     let second = Instance::start(&database).await;
     let each = Rule {
@@ -120,7 +120,7 @@ async fn the_mode_of_the_most_specific_limit_decides_its_dimensions_on_every_ins
 
 /// A limit that only watches from now on serves those who waited for it; and is told as changed, in the history, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_limit_that_only_watches_from_now_on_is_served() {
+async fn limit_turned_advisory_grants_waiting_request() {
     let (database, rm) = start_with_host1().await;
     rm.client.set_limit(&rule(&[("user", None)], LimitMode::Enforced, Some(1))).await.unwrap();
     rm.client.request_resource(&ask("hadoop")).await.granted();

@@ -44,7 +44,7 @@ async fn register(rm: &Instance, hosts: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_s_limit_spans_ems_and_instances() {
+async fn user_limit_on_two_instances_counts_exactly() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     register(&first, 5).await;
@@ -65,7 +65,7 @@ async fn a_user_s_limit_spans_ems_and_instances() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_names_the_scope_the_rule_and_linkis_s_words() {
+async fn limit_refusal_returns_scope_rule_and_linkis_text() {
     let (database, rm) = start().await;
     register(&rm, 1).await;
     let rules = [
@@ -112,7 +112,7 @@ async fn a_refusal_names_the_scope_the_rule_and_linkis_s_words() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rule_over_live_tickets_starts_from_their_true_sum() {
+async fn limit_over_live_tickets_counts_their_sum() {
     let (database, rm) = start().await;
     register(&rm, 2).await;
     let mut grants = Vec::new();
@@ -153,7 +153,7 @@ async fn a_rule_over_live_tickets_starts_from_their_true_sum() {
 
 /// Rules come and go while tickets live and die, through two instances: no counter is ever off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rules_change_under_load() {
+async fn limit_changes_under_load_keep_counters() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     register(&first, 4).await;
@@ -201,7 +201,7 @@ async fn rules_change_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_label_can_be_limited_in_any_dimension() {
+async fn limit_by_any_label_counts_custom_dimension() {
     let (database, rm) = start().await;
     let host = em("gpu-host");
     let gpus = |milli: i64| Resource::special(BTreeMap::from([("gpu_milli".into(), milli)])).unwrap();
@@ -223,7 +223,7 @@ async fn any_label_can_be_limited_in_any_dimension() {
 
 /// Beside what programs count, in the same limit or alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_person_writes_sizes_as_text() {
+async fn limit_with_size_text_stores_bytes() {
     let (_database, rm) = start().await;
     let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
     let text = |pairs: &[(&str, &str)]| pairs.iter().map(|(key, max)| ((*key).into(), (*max).into())).collect();
@@ -253,7 +253,7 @@ async fn a_person_writes_sizes_as_text() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_limits_are_refused_by_field() {
+async fn invalid_limit_returns_field() {
     let (_database, rm) = start().await;
     let mut limits = LimitServiceClient::connect(rm.address.clone()).await.unwrap();
     let good = proto::Limit {
@@ -309,7 +309,7 @@ async fn bad_limits_are_refused_by_field() {
 
 /// The file's limits are all there are: what it does not name goes. With mistakes, nothing is changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_holds_all_limits() {
+async fn limits_file_replaces_all_limits() {
     let (database, rm) = start().await;
     rm.client.set_limit(&rule(&[("tenant", None)], &[(Dimension::Cores, 1)])).await.unwrap();
     let folder = scratch("limits");
@@ -345,7 +345,7 @@ async fn a_file_holds_all_limits() {
 
 /// While limits are being changed, calls of every kind wait, and are then served: none fails, and none is set aside for long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_wait_while_limits_are_being_changed() {
+async fn limit_change_delays_calls_without_failure() {
     let (database, rm) = start().await;
     register(&rm, 2).await;
     let seen = rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
@@ -377,7 +377,7 @@ async fn calls_wait_while_limits_are_being_changed() {
 
 /// Whoever lowers a limit while a grant by the old one is under way hears of what that grant holds: the limit decides only behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_under_way_comes_before_the_limit_that_is_set_meanwhile() {
+async fn limit_change_follows_running_grant() {
     let (database, rm) = start().await;
     let granter = Process::start(&["--database-url", &database.url()]);
     register(&rm, 1).await;
@@ -415,7 +415,7 @@ async fn a_grant_under_way_comes_before_the_limit_that_is_set_meanwhile() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_policy_decides_which_limits_are_for_a_kind_of_em() {
+async fn policy_selects_limits_by_em_application() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     let session = EmInstance::parse("em", "session-manager", "host1:1").unwrap();
@@ -479,7 +479,7 @@ async fn a_policy_decides_which_limits_are_for_a_kind_of_em() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_history_tells_when_limits_come_into_force() {
+async fn history_shows_limits_in_force() {
     let (_database, rm) = start().await;
     let each_user = rule(&[("user", None)], &[(Dimension::Instances, 3)]);
     // Without any ticket at once, and then again when those there are have been counted.
@@ -502,7 +502,7 @@ async fn the_history_tells_when_limits_come_into_force() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_escapes_a_limit_by_saying_less() {
+async fn limit_counts_request_without_labels() {
     let (database, rm) = start().await;
     register(&rm, 1).await;
     let labels = [("user", None), ("creator", None), ("engine_type", None), ("tenant", None)];
@@ -546,7 +546,7 @@ async fn what_a_limit_does_not_name_falls_to_the_next_one_that_matches() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_are_for_what_is_derived_from_a_request_and_its_em() {
+async fn limit_by_derived_labels_counts_em_and_family() {
     let (database, rm) = start().await;
     register(&rm, 3).await;
     rm.client.set_limit(&rule(&[("engine_family", None)], &[(Dimension::Instances, 2)])).await.unwrap();
@@ -589,7 +589,7 @@ async fn engine_family_without_engine_type_is_empty() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_are_for_no_more_than_32_sets_of_labels() {
+async fn label_sets_above_32_are_refused() {
     let (_database, rm) = start().await;
     let of = |n: usize, value| rule(&[(format!("label{n}").as_str(), value)], &[(Dimension::Instances, 1)]);
     for n in 0..32 {

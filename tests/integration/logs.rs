@@ -131,7 +131,7 @@ fn log_of_failed_start_ends_with_the_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_decision_is_a_line_at_debug_with_the_trace_of_its_call() {
+async fn debug_log_shows_each_decision_with_trace() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     let (database, folder) = (Database::fresh().await, Folder::new("decisions"));
     let process = Logging::start(&database, &folder, &["--log-level", "debug", "--log-format", "json"]).await;
@@ -170,7 +170,7 @@ async fn every_decision_is_a_line_at_debug_with_the_trace_of_its_call() {
 
 /// For people, and without the colours of a terminal where there is none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_of_text_has_the_same_lines_for_people() {
+async fn text_log_has_no_colours_outside_terminal() {
     let (database, folder) = (Database::fresh().await, Folder::new("text"));
     let process = Logging::spawn(&database, &folder, &["--log-format", "text"]);
     eventually("it serves", LONG, || async { process.text().contains(" serving ") }).await;

@@ -21,7 +21,7 @@ use tonic::{Code, transport::Endpoint};
 use crate::{
     certificates::{Folder, authority, certify},
     harness::*,
-    proxy::Weather,
+    proxy::FaultPlan,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -72,7 +72,7 @@ fn of_method(family: &str, method: &str, more: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_and_operations_are_counted() {
+async fn call_and_operation_metrics_count_each_end() {
     let (_database, instance) = start().await;
     let (client, host) = (&instance.client, em("host1"));
     client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
@@ -113,7 +113,7 @@ fn requests(outcome: &str, scope: &str, dimension: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_are_counted_by_how_they_ended_and_tickets_too() {
+async fn request_metrics_count_each_outcome() {
     let (_database, instance) = start().await;
     let (client, host, going) = (&instance.client, em("host1"), em("host2"));
     for em in [&host, &going] {
@@ -178,7 +178,7 @@ async fn requests_are_counted_by_how_they_ended_and_tickets_too() {
 
 /// What cannot be rolled back is told by its age.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_that_has_passed_and_is_not_rolled_back_is_told() {
+async fn expiry_lag_metric_shows_overdue_ticket() {
     let (database, instance) = start().await;
     let host = em("held");
     instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
@@ -195,7 +195,7 @@ async fn a_deadline_that_has_passed_and_is_not_rolled_back_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_is_not_let_in_is_counted() {
+async fn auth_failure_metric_counts_by_reason() {
     let database = Database::fresh().await;
     let viewer = crate::identity::token(&database, "viewer", &["--role", "viewer", "--user", "alice"]);
     let ecm = crate::identity::token(&database, "ecm", &["--role", "ecm", "--em", "host1"]);
@@ -219,7 +219,7 @@ async fn whoever_is_not_let_in_is_counted() {
 
 /// Of the certificates that are in force, also after a renewal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_end_of_certificates_is_told() {
+async fn certificate_expiry_metric_follows_renewal() {
     let (database, folder) = (Database::fresh().await, Folder::new("expiry"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], 2040), &ca);
@@ -255,7 +255,7 @@ async fn what_the_database_fails_is_counted_by_its_kind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_set_aside_is_told_while_it_waits() {
+async fn contended_operations_metric_shows_waiting_calls() {
     let (database, instance) = start().await;
     let host = em("held");
     instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
@@ -310,7 +310,7 @@ async fn who_waits_in_line_is_counted_and_keeps_out_of_the_times_of_the_others()
 
 /// Wherever something may pile up or stand still, an idle instance tells of it already, and the documentation does, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_may_pile_up_is_told() {
+async fn metric_families_are_exported_when_idle_and_documented() {
     const DOCUMENTED: &str = include_str!("../../docs/METRICS.md");
     const FAMILIES: [&str; 15] = [
         "linkis_rm_committer_queue_operations",
@@ -362,7 +362,7 @@ async fn whatever_may_pile_up_is_told() {
 
 /// Names that callers choose, be it of methods, users, hosts or limits, are no labels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_and_crowds_make_no_series() {
+async fn metric_series_are_independent_of_callers() {
     let (_database, instance) = start().await;
     let client = &instance.client;
     let channel = Endpoint::new(instance.address.clone()).unwrap().connect().await.unwrap();
@@ -405,13 +405,13 @@ async fn servers_of_one_process_count_apart() {
 
 /// And nothing that is asked over HTTP waits for the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_is_not_ready_while_its_database_is_away() {
+async fn readyz_during_database_outage_returns_503() {
     let database = Database::fresh().await;
     let (proxy, behind) = database.behind_proxy("metrics");
     let instance = Instance::start(&behind).await;
     eventually_told(instance.http, "/readyz", 200, "ready\n").await;
     // Its connections are lost, and new ones are not answered.
-    proxy.set_weather(Weather::Hole);
+    proxy.set_fault_plan(FaultPlan::Hole);
     proxy.cut_all();
     eventually_told(instance.http, "/readyz", 503, "not ready: the database does not answer\n").await;
     let why = "[+]started ok\n[-]database does not answer\n[+]serving ok\nnot ready: the database does not answer\n";
@@ -423,7 +423,7 @@ async fn an_instance_is_not_ready_while_its_database_is_away() {
     assert!(start.elapsed() < Duration::from_secs(2), "20 scrapes took {:?}", start.elapsed());
     assert_eq!(get(instance.http, "/livez").await, (200, "alive\n".to_owned()));
     assert_eq!(get(instance.http, "/livez?verbose").await, (200, "[+]process ok\nalive\n".to_owned()));
-    proxy.set_weather(Weather::Fair);
+    proxy.set_fault_plan(FaultPlan::Fair);
     eventually_told(instance.http, "/readyz", 200, "ready\n").await;
     eventually_is(instance.http, "linkis_rm_database_up", 1.0).await;
     for query in ["verbose", "verbose=true", "x=1&verbose"] {
@@ -435,7 +435,7 @@ async fn an_instance_is_not_ready_while_its_database_is_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_that_stops_says_so_until_it_has_finished() {
+async fn readyz_during_shutdown_returns_503() {
     let (database, instance) = start().await;
     let (client, http, host) = (instance.client.clone(), instance.http, em("held"));
     client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
@@ -455,7 +455,7 @@ async fn an_instance_that_stops_says_so_until_it_has_finished() {
 
 /// More than are served at once connect and say nothing: the oldest of them gives way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_connects_and_says_nothing_keeps_nobody_waiting() {
+async fn silent_http_connections_yield_to_new_ones() {
     let (_database, instance) = start().await;
     let mut silent = Vec::new();
     for _ in 0..200 {
@@ -488,7 +488,7 @@ pub async fn promtool(http: SocketAddr) {
 
 /// Of a server that is busy, with something in every family.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prometheus_own_check_is_content() {
+async fn metrics_of_busy_instance_pass_promtool() {
     let (_database, instance) = start().await;
     let (client, host) = (instance.client.clone(), em("host1"));
     client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();

@@ -35,7 +35,7 @@ const LATER: &str = "
     VALUES (9999, 'later', true, '', 0)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_earlier_release_starts_on_a_later_schema_and_works() {
+async fn later_schema_serves_earlier_release() {
     let database = Database::fresh().await;
     Instance::start(&database).await.stop().await;
     sqlx::raw_sql(LATER).execute(&database.pool).await.unwrap();
@@ -47,7 +47,7 @@ async fn an_earlier_release_starts_on_a_later_schema_and_works() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_would_count_wrongly_reads_and_refuses_to_write() {
+async fn outdated_release_reads_and_is_refused_writes() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
@@ -79,7 +79,7 @@ async fn many_instances_start_at_once_on_a_new_database() {
 
 /// Parts are made ahead, and dropped as a whole when nothing in them is to be remembered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_history_is_dropped_by_parts() {
+async fn history_partition_after_retention_is_dropped() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let mut connection = database.connect().await;
@@ -104,7 +104,7 @@ async fn the_history_is_dropped_by_parts() {
 
 /// A part that somebody reads all the while cannot be dropped, and keeps nothing else from being forgotten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_old_is_forgotten_beside_a_part_that_cannot_be_dropped() {
+async fn retention_beside_locked_partition_continues() {
     let (database, rm) = start().await;
     rm.stop().await;
     sqlx::raw_sql(
@@ -230,7 +230,7 @@ async fn engine_families_of_earlier_release_are_recounted() {
 
 /// To shorten a table, a vacuum locks everybody out: where very much comes and goes, that would be all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_vacuum_locks_out_who_writes() {
+async fn tables_with_autovacuum_settings_never_truncate() {
     let (database, _rm) = start().await;
     let shortened: Vec<String> = sqlx::query_scalar(
         "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relname LIKE 'linkis%' AND reloptions::text LIKE '%autovacuum%'
@@ -264,7 +264,7 @@ async fn schema(database: &Database) -> Vec<String> {
 
 /// Each migration is whole or undone, whenever whoever makes it dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn migrations_that_are_cut_off_or_made_at_once_are_made_once_and_whole() {
+async fn migrations_interrupted_or_concurrent_apply_once() {
     let (cut_off, at_once) = (Database::fresh().await, Database::fresh().await);
     for milliseconds in [15, 25, 40, 60, 90, 130, 200] {
         let mut migrating = begin_to_migrate(&cut_off);

@@ -123,7 +123,7 @@ const EARLIER: &str = r#"
         pattern_hash = sha256('{"creator":"bob "}')"#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn name_with_invisible_character_that_exists_is_listed_and_ended() {
+async fn existing_name_with_invisible_character_stays_usable() {
     let (database, rm) = start_with_host1().await;
     let mut grants = Vec::new();
     for _ in 0..3 {

@@ -53,7 +53,7 @@ async fn report(rm: &Instance, em: &EmInstance, epoch: i64, sequence: i64, healt
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_overview_is_what_the_books_say() {
+async fn overview_equals_stored_counters() {
     let (database, rm) = start().await;
     let empty = rm.client.overview().await.unwrap();
     let tickets = empty.tickets.unwrap();
@@ -121,7 +121,7 @@ async fn an_overview_is_what_the_books_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watchers_share_what_is_seen_and_nobody_looks_for_nobody() {
+async fn watchers_share_one_overview_per_second() {
     let (_database, rm) = start().await;
     let host = em("host1");
     let epoch = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap().epoch;
@@ -173,7 +173,7 @@ async fn watchers_share_what_is_seen_and_nobody_looks_for_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_many_watch_and_no_more_and_the_stop_ends_them() {
+async fn watchers_are_bounded_and_end_at_shutdown() {
     let (_database, rm) = start().await;
     let mut usage = usage(&rm).await;
     let mut streams = Vec::new();
@@ -228,7 +228,7 @@ async fn a_revoked_token_ends_watching() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn instances_are_told_while_they_live() {
+async fn instances_are_listed_while_alive() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let dead =
@@ -265,7 +265,7 @@ async fn who_holds_the_lease_is_an_instance_that_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_tell_how_they_fare_and_what_is_left() {
+async fn tasks_return_progress_errors_and_jobs() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -336,7 +336,7 @@ fn median(mut took: Vec<Duration>) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_overview_of_many_ems_is_soon_there_and_so_is_a_scrape() {
+async fn overview_of_many_ems_meets_its_bound() {
     let most = std::env::var("LINKIS_RM_OVERVIEW").ok().map(|text| Duration::from_millis(text.parse().unwrap()));
     let most_of_scrape = most.map_or(LOOSE, |_| SCRAPE_MAX);
     let (database, rm) = start().await;

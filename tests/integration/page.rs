@@ -171,7 +171,7 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_look_is_who_may_over_grpc() {
+async fn page_access_equals_grpc_access() {
     let (database, rm) = start_page().await;
     furnish(&rm).await.abort();
     let viewer = token(&database, "olga", &["--role", "viewer"]);
@@ -224,7 +224,7 @@ async fn who_may_look_is_who_may_over_grpc() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cookie_is_for_this_page_alone() {
+async fn page_cookie_authenticates_same_origin_only() {
     let (database, rm) = start_page().await;
     let viewer = token(&database, "olga", &["--role", "viewer"]);
     let ecm = token(&database, "host1", &["--role", "ecm", "--em", "host1"]);
@@ -261,7 +261,7 @@ async fn a_cookie_is_for_this_page_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_answer_forbids_what_is_not_from_here() {
+async fn page_replies_forbid_foreign_content() {
     let (_database, rm) = start_page().await;
     let page = get(rm.http, "/", "").await;
     assert_eq!((page.status, page.headers["content-type"].as_str()), (200, "text/html; charset=utf-8"));
@@ -297,7 +297,7 @@ async fn every_answer_forbids_what_is_not_from_here() {
 
 /// Many have the same page open: what they ask for at the same time is worked out once for all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_that_many_ask_for_at_once_is_worked_out_for_all_of_them() {
+async fn page_lists_are_shared_by_concurrent_viewers() {
     const MANY: usize = 30;
     let (_database, rm) = start_page().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
@@ -319,7 +319,7 @@ async fn a_list_that_many_ask_for_at_once_is_worked_out_for_all_of_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_have_bounds_and_leave_room_for_others() {
+async fn page_streams_are_bounded_and_end_at_shutdown() {
     let (_database, rm) = start_page().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let mut streams = Vec::new();
@@ -357,7 +357,7 @@ async fn streams_have_bounds_and_leave_room_for_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_hosts_are_soon_there_and_cost_little_after() {
+async fn page_with_10000_ems_sends_bounded_changes() {
     let (database, rm) = start_page().await;
     let ems = "INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
@@ -422,7 +422,7 @@ async fn ten_thousand_hosts_are_soon_there_and_cost_little_after() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_minutes_are_there_when_it_is_opened() {
+async fn page_opens_with_points_of_last_minutes() {
     let (_database, rm) = start_page().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let noted = || async {
@@ -434,7 +434,7 @@ async fn the_last_minutes_are_there_when_it_is_opened() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_tls_the_cookie_goes_nowhere_without_it() {
+async fn page_cookie_under_tls_is_secure() {
     let (database, folder) = (Database::fresh().await, Folder::new("page"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);

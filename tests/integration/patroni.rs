@@ -297,7 +297,7 @@ async fn timeline(of: &PgConnectOptions) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_acknowledged_grant_is_lost_however_the_primary_goes() {
+async fn patroni_primary_loss_keeps_acknowledged_grants() {
     if std::env::var_os("LINKIS_RM_PATRONI").is_none() {
         eprintln!("skipped: no LINKIS_RM_PATRONI; tests/patroni/cluster install gets what it needs");
         return;

@@ -116,7 +116,7 @@ fn write_settings(folder: &std::path::Path, database: &Database, port: u16, mode
 
 /// The start-up parameters are dropped, or refused, and sessions that end are reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pooler_with_session_pooling_serves_with_bounds_in_force() {
+async fn pooler_with_session_pooling_keeps_lock_timeouts() {
     for (name, more) in [
         ("plain", ""),
         ("drops", "ignore_startup_parameters = extra_float_digits, options, application_name"),

@@ -15,7 +15,7 @@ use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_keeps_its_data_stops_cleanly_and_recovers_from_kill_nine() {
+async fn private_database_survives_stop_and_kill() {
     let data_dir = scratch("private");
     let arguments = ["--data-dir", data_dir.to_str().unwrap()];
     let host = em("host1");
@@ -41,7 +41,7 @@ async fn it_keeps_its_data_stops_cleanly_and_recovers_from_kill_nine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_instance_on_the_same_folder_is_told_so() {
+async fn data_dir_of_running_instance_is_refused() {
     let data_dir = scratch("shared-private");
     let arguments = ["--data-dir", data_dir.to_str().unwrap()];
     let process = Process::start(&arguments);
@@ -84,7 +84,7 @@ fn connect_as(uid: u32, socket_dir: &Path) -> Result<(), sqlx::Error> {
 /// Not even where the folder of the socket is open, nor if the data was made by a release that trusted its folder, and ran as
 /// `nobody`; that data is taken over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_other_account_can_connect() {
+async fn private_database_refuses_other_accounts() {
     const NOBODY: u32 = 65534;
     let is_root = rustix::process::geteuid().is_root();
     let data_dir = scratch("private-access");
@@ -153,7 +153,7 @@ async fn command_without_database_makes_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn command_names_its_database_and_the_instances_on_it() {
+async fn command_names_its_database_and_instances() {
     let data_dir = scratch("named-database");
     let folder = data_dir.to_str().unwrap();
     let create = |user| ["tokens", "create", "--name", user, "--owner", "o", "--role", "admin", "--data-dir", folder];

@@ -32,13 +32,13 @@ pub enum Cut {
     BeforeCommit,
     /// The database commits, and nobody hears of it.
     AfterCommit,
-    /// The same, but the connection stays; nothing passes any more, on any, as in [`Weather::Hole`].
+    /// The same, but the connection stays; nothing passes any more, on any, as in [`FaultPlan::Hole`].
     Silence,
 }
 
 /// What happens to bytes on their way.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Weather {
+pub enum FaultPlan {
     /// They pass.
     Fair,
     /// They pass late.
@@ -68,7 +68,7 @@ pub struct Proxy {
 /// What all connections of a proxy share.
 struct Way {
     target: PathBuf,
-    weather: watch::Sender<Weather>,
+    weather: watch::Sender<FaultPlan>,
     generations: watch::Sender<Generations>,
     cuts: Mutex<Option<(Cut, u32)>>,
 }
@@ -81,7 +81,7 @@ impl Proxy {
         let listener = UnixListener::bind(folder.join(SOCKET)).unwrap();
         let way = Arc::new(Way {
             target: target.join(SOCKET),
-            weather: watch::Sender::new(Weather::Fair),
+            weather: watch::Sender::new(FaultPlan::Fair),
             generations: watch::Sender::default(),
             cuts: Mutex::default(),
         });
@@ -131,7 +131,7 @@ impl Proxy {
     }
 
     /// Decides what happens to bytes from now on.
-    pub fn set_weather(&self, weather: Weather) {
+    pub fn set_fault_plan(&self, weather: FaultPlan) {
         self.way.weather.send_replace(weather);
     }
 }
@@ -205,7 +205,7 @@ async fn forward(
                 return Ok(());
             }
             Some(Cut::Silence) => {
-                way.weather.send_replace(Weather::Hole);
+                way.weather.send_replace(FaultPlan::Hole);
                 to.write_all(said).await?;
             }
         }
@@ -220,11 +220,11 @@ impl Way {
         }
         let weather = *self.weather.borrow();
         match weather {
-            Weather::Fair => {}
-            Weather::Slow(late) => tokio::time::sleep(late).await,
-            Weather::Hole => {
+            FaultPlan::Fair => {}
+            FaultPlan::Slow(late) => tokio::time::sleep(late).await,
+            FaultPlan::Hole => {
                 // The sender lives as long as `self`.
-                let _ = self.weather.subscribe().wait_for(|weather| *weather != Weather::Hole).await;
+                let _ = self.weather.subscribe().wait_for(|weather| *weather != FaultPlan::Hole).await;
             }
         }
     }

@@ -54,7 +54,7 @@ const ELSEWHERE: [Case<&str, &str>; 5] = [
         "transact-rs/sqlx pool exhaustion, managed PostgreSQL with 25 connections",
         "an instance without a connection for its committer serves",
         include_str!("database_wanting.rs"),
-        "database_with_too_few_connections_makes_instance_unready_until_raised",
+        "database_with_few_connections_keeps_instance_unready",
     ),
     case(
         "pgbouncer/pgbouncer pool_mode",

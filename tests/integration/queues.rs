@@ -64,7 +64,7 @@ async fn usage(client: &RmClient, scope: &str) -> Usage {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_queue_has_a_maximum_of_its_own_and_so_has_each_user_in_it() {
+async fn queue_limit_counts_each_queue_and_user() {
     let (database, rm) = with_limits(&[
         rule(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
         rule(&[("queue", Some("small"))], &[(Dimension::QueueCores, 3)]),
@@ -93,7 +93,7 @@ async fn each_queue_has_a_maximum_of_its_own_and_so_has_each_user_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_namespace_has_a_maximum_of_its_own() {
+async fn namespace_limit_counts_each_namespace() {
     let (database, rm) = with_limits(&[
         rule(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)]),
         rule(&[("namespace", Some("big"))], &[(Dimension::KubernetesMillicores, 8000)]),
@@ -135,7 +135,7 @@ async fn limits_and_counters_that_an_earlier_build_stored_are_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_on_what_queues_have_needs_the_label() {
+async fn queue_dimension_limit_requires_queue_label() {
     let (_database, rm) = with_limits(&[]).await;
     for (dimension, label) in [
         (Dimension::QueueMemory, "queue"),
@@ -169,7 +169,7 @@ async fn no_request_says_its_queue_as_a_label() {
 
 /// What two queues hold is nowhere one sum: label sets without the queue leave it out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_queues_are_never_one_sum() {
+async fn user_counter_excludes_queue_amounts() {
     let (database, rm) = with_limits(&[rule(&[("user", None)], &[(Dimension::Cores, 50)])]).await;
     grant(&rm.client, "hadoop", in_queue("a", 6)).await;
     grant(&rm.client, "hadoop", in_queue("b", 6)).await;
@@ -182,7 +182,7 @@ async fn two_queues_are_never_one_sum() {
 
 /// However a ticket ends, and whatever was reported before: its queue's counter gets back what it was given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_becomes_of_a_ticket_its_queue_gets_back_what_it_held() {
+async fn queue_counter_returns_to_zero_after_any_end() {
     let (database, rm) = with_limits(&[
         rule(&[("queue", None)], &[(Dimension::QueueCores, 1000)]),
         rule(&[("queue", None), ("em", None)], &[(Dimension::QueueCores, 1000), (Dimension::Instances, 1000)]),
@@ -238,7 +238,7 @@ async fn whatever_becomes_of_a_ticket_its_queue_gets_back_what_it_held() {
 
 /// In one label set each dimension falls to the next rule that names it, always on the request's own counter, queue by queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_rule_for_a_queue_does_not_name_falls_to_the_next() {
+async fn queue_limit_without_dimension_falls_to_next_match() {
     let of = |user, queue, max: &[(Dimension, i64)]| rule(&[("user", user), ("queue", queue)], max);
     let (database, rm) = with_limits(&[
         of(None, None, &[(Dimension::QueueCores, 9), (Dimension::Instances, 4)]),
@@ -263,7 +263,7 @@ async fn what_a_rule_for_a_queue_does_not_name_falls_to_the_next() {
 
 /// Whoever waits for a queue is served when something is given back there, on whatever EM, and not by what another queue gets back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_a_queue_is_served_by_what_is_given_back_there() {
+async fn queue_release_grants_waiting_request() {
     let (database, rm) = with_limits(&[rule(&[("queue", None)], &[(Dimension::QueueCores, 10)])]).await;
     let in_a = grant(&rm.client, "hadoop", in_queue("a", 8)).await;
     let in_b = grant(&rm.client, "hadoop", in_queue("b", 8)).await;

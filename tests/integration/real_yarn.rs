@@ -25,7 +25,7 @@ use tokio::{
 use tokio_rustls::rustls;
 use tonic::transport::Channel;
 
-use crate::{harness::*, queue_check::in_queue};
+use crate::{external_queues::in_queue, harness::*};
 
 const RESOURCE_MANAGER: &str = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager";
 const NODE_MANAGER: &str = "org.apache.hadoop.yarn.server.nodemanager.NodeManager";
@@ -342,7 +342,7 @@ fn fair_queues(etl: &str, more: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_fair_scheduler_s_queues_are_told_as_they_are() {
+async fn fair_scheduler_queues_match_yarn() {
     let Some(lib) = jars() else { return };
     let yarn = Yarn::configure(lib, "yarn-fair", "fair.FairScheduler", 1);
     yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores", ""));
@@ -369,7 +369,7 @@ fn capacity_queues(more: &[(&str, &str)]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_capacity_scheduler_s_queues_are_told_as_they_are() {
+async fn capacity_scheduler_queues_match_yarn() {
     let Some(lib) = jars() else { return };
     let yarn = Yarn::configure(lib, "yarn-capacity", "capacity.CapacityScheduler", 1);
     yarn.write("capacity-scheduler.xml", &capacity_queues(&[("root.eng.queues", "etl,adhoc")]));
@@ -415,7 +415,7 @@ async fn ask_and_ask(rm: RmClient, queue: &str, granted: Arc<AtomicUsize>, stop:
 
 /// Those who ask for its queue notice little of it: whoever asks while no ResourceManager has a node waits, and nobody else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_is_followed() {
+async fn resource_manager_failover_delays_one_request() {
     let Some(lib) = jars() else { return };
     let mut yarn = Yarn::configure(lib, "yarn-ha", "fair.FairScheduler", 2);
     yarn.write("fair-scheduler.xml", &fair_queues("40960 mb,40 vcores", ""));

@@ -63,7 +63,7 @@ fn expected(lines: &[(&str, &str, &str, i64)]) -> Told {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_refused_by_what_is_told_for_all_instances_together() {
+async fn refusals_of_all_instances_are_summed() {
     let (database, first) = start().await;
     let second = Instance::start(&database).await;
     let host = em("host1");
@@ -155,7 +155,7 @@ async fn one_who_is_bound_to_users_hears_of_their_refusals_alone() {
 
 /// A refusal waits for no row of theirs; what could not be written is written later, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_nothing_can_be_written_refusals_are_answered_and_none_is_lost() {
+async fn refusals_during_locked_table_are_written_later() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
@@ -187,7 +187,7 @@ async fn while_nothing_can_be_written_refusals_are_answered_and_none_is_lost() {
 
 /// Of too many kinds the rest is told together, and none is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_crowd_of_users_the_rest_is_told_as_others() {
+async fn refusals_above_bound_are_summed_as_others() {
     // However a period that ends meanwhile parts them, one has more than an instance tells apart.
     const USERS: usize = 2150;
     let (_database, rm) = start().await;
@@ -220,7 +220,7 @@ async fn of_a_crowd_of_users_the_rest_is_told_as_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kill_nine_loses_no_more_than_the_last_seconds() {
+async fn refusals_after_instance_kill_lose_last_seconds() {
     let database = Database::fresh().await;
     let url = database.url();
     let process = Process::start(&["--database-url", &url]);
@@ -248,7 +248,7 @@ async fn kill_nine_loses_no_more_than_the_last_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_older_than_the_history_is_forgotten() {
+async fn refusals_older_than_history_are_deleted() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
@@ -267,7 +267,7 @@ async fn what_is_older_than_the_history_is_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_asked_is_refused_by_field() {
+async fn invalid_refusal_and_usage_calls_return_field() {
     let (_database, rm) = start().await;
     let mut usage = connect(&rm).await;
     let time = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });

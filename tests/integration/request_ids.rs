@@ -22,7 +22,7 @@ pub fn assert_reused(error: ClientError) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_id_of_another_user_gets_a_ticket_of_its_own() {
+async fn request_id_is_separate_for_each_user() {
     let (database, rm) = start_with_host1().await;
     let client = &rm.client;
     let users = ["hadoop", "alice", "hado"];
@@ -46,7 +46,7 @@ async fn request_id_of_another_user_gets_a_ticket_of_its_own() {
 
 /// All at once, by two instances, each twice: of each user one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_id_of_many_users_at_once_grants_one_each() {
+async fn request_id_of_concurrent_users_grants_one_each() {
     let (database, rm) = start().await;
     let second = Instance::start(&database).await;
     for host in ["a", "b"] {
@@ -70,7 +70,7 @@ async fn request_id_of_many_users_at_once_grants_one_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_id_of_two_waiting_users_serves_both() {
+async fn request_id_of_two_waiting_users_grants_both() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
     let first = rm.client.request_resource(&named("host1", "first", "job-1")).await.granted();

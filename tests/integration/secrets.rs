@@ -27,7 +27,7 @@ impl Drop for Ended {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_most_talkative_log_tells_no_secret() {
+async fn trace_log_of_all_credentials_shows_no_secret() {
     let (database, folder) = (Database::fresh().await, Folder::new("secrets"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let refused = token(&Database::fresh().await, "elsewhere", &["--role", "admin"]);

@@ -11,7 +11,7 @@ use tonic_types::StatusExt as _;
 use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_tells_what_it_is_and_what_it_takes() {
+async fn server_info_returns_bounds_in_force() {
     let database = Database::fresh().await;
     let mut told = options();
     told.times.max_wait = Duration::from_secs(77);

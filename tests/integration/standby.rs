@@ -16,7 +16,7 @@ use tonic::Code;
 
 use crate::{
     harness::*,
-    pair::{LONG, Pair},
+    replication_pair::{LONG, Pair},
 };
 
 /// An instance that writes at the first of two nodes, or at whichever takes writes, and reads at the other.
@@ -190,7 +190,7 @@ async fn the_hourly_audit_is_of_the_standby() {
 
 /// A commit waits for the standby for as long as it takes; its caller does not, and has nothing then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_waits_for_a_synchronous_standby_beyond_his_deadline() {
+async fn commit_on_silent_sync_standby_ends_by_deadline() {
     let pair = Pair::start("waits-for", true).await;
     let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
     let target = Target::parse(&pair.primary.url()).unwrap();

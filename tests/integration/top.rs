@@ -196,7 +196,7 @@ fn assert_fits(lines: &[String], (columns, rows): (u16, u16)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn top_shows_what_the_overview_tells_and_gives_the_terminal_back() {
+async fn top_shows_overview_and_restores_terminal() {
     let (_database, rm) = start().await;
     for (host, gb) in [("host1", 64), ("host2", 8)] {
         rm.client.register(registration(em(host), load(gb, 16, 20))).await.unwrap();

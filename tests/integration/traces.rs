@@ -104,7 +104,7 @@ fn attribute(attributes: &[KeyValue], key: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_waited_is_seen_from_its_call_through_the_line_and_the_batch_to_the_commit() {
+async fn trace_links_call_wait_queue_and_batch() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     const CALLER: &str = "00f067aa0ba902b7";
     const UNSEEN: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -192,7 +192,7 @@ async fn a_request_that_waited_is_seen_from_its_call_through_the_line_and_the_ba
 
 /// What ended before the process does is sent before it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_last_spans_are_sent_when_it_stops() {
+async fn trace_spans_are_sent_at_shutdown() {
     let (database, collector) = (Database::fresh().await, Collector::start().await);
     let process = traced(&database, &collector.endpoint, &[("OTEL_BSP_SCHEDULE_DELAY", "600000")]);
     connect(&process).await.register(register("host1")).await.unwrap();
@@ -206,7 +206,7 @@ async fn the_last_spans_are_sent_when_it_stops() {
 
 /// One that answers nothing; spans are dropped, and counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_does_not_answer_costs_nobody_anything() {
+async fn silent_collector_drops_spans_without_delay() {
     let (database, silent) = (Database::fresh().await, TcpListener::bind("127.0.0.1:0").unwrap());
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let few = [("OTEL_BSP_MAX_QUEUE_SIZE", "16"), ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")];
@@ -226,7 +226,7 @@ async fn a_collector_that_does_not_answer_costs_nobody_anything() {
 
 /// One that is not there: what is lost is told once, and again when it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_comes_back_is_told_again() {
+async fn collector_outage_is_logged_at_each_change() {
     let database = Database::fresh().await;
     let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let lines = Arc::new(Mutex::new(Vec::new()));

@@ -291,7 +291,7 @@ async fn every_command_tells_people_what_the_service_knows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_command_tells_programs_what_the_schema_says() {
+async fn commands_print_json_of_the_schema() {
     let world = world().await;
     for sums in ["refusals", "usage"] {
         let known = || async { !text(&world.run(&[sums, "--no-headers"]).stdout).is_empty() };
@@ -350,7 +350,7 @@ async fn every_act_tells_programs_what_the_schema_says() {
 
 /// The disk on which it should stand is full: it is told which one lets in whoever finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_cannot_be_written_is_named_to_be_revoked() {
+async fn token_unwritten_is_named_for_revocation() {
     let database = Database::fresh().await;
     let words = ["create", "--name", "ada", "--owner", "the tests", "--role", "viewer"];
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
@@ -365,7 +365,7 @@ async fn a_token_that_cannot_be_written_is_named_to_be_revoked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_are_listed_for_programs_and_without_what_lets_anybody_in() {
+async fn tokens_list_prints_no_secret() {
     let database = Database::fresh().await;
     let secrets = ["ada", "bob"].map(|name| token(&database, name, &["--role", "viewer", "--user", name]));
     let list = |format: &str| {

@@ -93,7 +93,7 @@ fn typed_at(address: &str, words: &[&str], types: &str) -> (Option<i32>, String)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_terminal_what_destroys_asks_and_no_table_is_too_wide() {
+async fn terminal_commands_confirm_and_fit_width() {
     let world = world().await;
     let (id, address) = (world.grants[0].ticket_id.to_string(), &world.rm.address);
     let lives = async || lives(&world.rm.client, world.grants[0].ticket_id).await;
@@ -113,7 +113,7 @@ async fn on_a_terminal_what_destroys_asks_and_no_table_is_too_wide() {
 
 /// What another administrator does while the question stands is not undone by a yes to what was before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_that_others_change_while_somebody_is_asked_stay_as_they_are() {
+async fn terminal_limits_change_detects_concurrent_change() {
     let (_database, rm) = start().await;
     rm.client.set_limit(&each_user(2)).await.unwrap();
     let folder = Folder::new("command-line-meanwhile");
@@ -154,7 +154,7 @@ async fn an_audit_that_takes_long_says_so_on_a_terminal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_migration_that_takes_long_says_so_on_a_terminal() {
+async fn terminal_migration_shows_progress() {
     let database = Database::fresh().await;
     // Somebody else makes a table of that name, and has not made up their mind.
     let mut holder = database.connect().await;
@@ -171,7 +171,7 @@ async fn a_migration_that_takes_long_says_so_on_a_terminal() {
 
 /// The service answers before all is counted: who sits at a terminal is told how much is left, until the limits decide.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_that_are_being_counted_are_followed_on_a_terminal_until_they_decide() {
+async fn terminal_limits_apply_waits_for_counting() {
     let database = Database::fresh().await;
     let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
     let rm = Instance::start_with(&database, Options { times, ..options() }).await;

@@ -5,7 +5,7 @@ use super::*;
 /// 2,000 requests without waiting and 200 releases at once, of which 500 are let in: the rest is turned away before it takes memory, and
 /// nothing that gives something back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_of_requests_is_turned_away_and_no_release() {
+async fn call_limit_rejects_requests_and_admits_releases() {
     const REQUESTS: usize = 2000;
     const RELEASES: usize = 200;
     let database = Database::fresh().await;
@@ -71,7 +71,7 @@ async fn a_crowd_of_requests_is_turned_away_and_no_release() {
 
 /// Who waits in line takes no place from those who do not wait, and has a bound of his own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_in_line_is_not_under_way() {
+async fn waiting_requests_use_no_call_permit() {
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[("MAX_CONCURRENT_CALLS", "4"), ("MAX_WAITING", "12")]);
     let (full, free) = (em("full"), em("free"));
@@ -107,7 +107,7 @@ async fn who_waits_in_line_is_not_under_way() {
 
 /// Of those who ask for an EM that is held, not so many wait that others find no room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_what_is_held_leaves_room_for_others() {
+async fn contended_key_queue_leaves_permits_for_others() {
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[("MAX_CONCURRENT_CALLS", "1400")]);
     let (held, free) = (em("host1"), em("host2"));
@@ -138,7 +138,7 @@ async fn who_waits_for_what_is_held_leaves_room_for_others() {
 
 /// Whoever asks for an EM that stays held is told so in time, or turned away; nobody is cut off, and little memory is taken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everybody_who_asks_for_what_stays_held_is_answered() {
+async fn calls_on_held_em_end_by_timeout() {
     const CALLS: usize = 3000;
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[("REQUEST_TIMEOUT", "8s")]);

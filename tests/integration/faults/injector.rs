@@ -16,7 +16,7 @@ use super::{
     random::Random,
     workload::Shared,
 };
-use crate::proxy::{Cut, Weather};
+use crate::proxy::{Cut, FaultPlan};
 
 /// How long after the end of a fault every instance has to serve again.
 pub const RECOVERY_MAX: Duration = Duration::from_secs(30);
@@ -261,8 +261,8 @@ async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Rando
         Fault::CutBeforeCommit => cut_commits(cluster, Cut::BeforeCommit, random).await,
         Fault::CutAll => node.proxy.cut_all(),
         Fault::Forgotten => node.proxy.forget_all(),
-        Fault::Slow => bad_weather(cluster, Weather::Slow(random.millis(10, 150)), random).await,
-        Fault::Hole => bad_weather(cluster, Weather::Hole, random).await,
+        Fault::Slow => bad_weather(cluster, FaultPlan::Slow(random.millis(10, 150)), random).await,
+        Fault::Hole => bad_weather(cluster, FaultPlan::Hole, random).await,
         Fault::Exhaust => exhaust(cluster, random.millis(1000, 2500)).await,
         Fault::Clock => jump(node, random).await,
         // Each of the two comes here by itself; the others do not.
@@ -299,14 +299,14 @@ async fn cut_commits(cluster: &Cluster, cut: Cut, random: &mut Random) {
 }
 
 /// On the way of one instance, or of all.
-async fn bad_weather(cluster: &Cluster, weather: Weather, random: &mut Random) {
+async fn bad_weather(cluster: &Cluster, weather: FaultPlan, random: &mut Random) {
     let struck = match random.percent(30) {
         true => &cluster.nodes[..],
         false => std::slice::from_ref(&cluster.nodes[random.index(cluster.nodes.len())]),
     };
-    struck.iter().for_each(|node| node.proxy.set_weather(weather));
+    struck.iter().for_each(|node| node.proxy.set_fault_plan(weather));
     tokio::time::sleep(random.millis(500, 2500)).await;
-    struck.iter().for_each(|node| node.proxy.set_weather(Weather::Fair));
+    struck.iter().for_each(|node| node.proxy.set_fault_plan(FaultPlan::Fair));
 }
 
 /// Ends some of the service's connections, by chance of `percent`.

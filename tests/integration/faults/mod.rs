@@ -71,7 +71,7 @@ const CROWD: usize = 6000;
 const CROWD_SHORT: usize = 240;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_breaks_what_was_told_holds() {
+async fn faults_under_load_break_no_promise() {
     let budget = env::var("LINKIS_RM_FAULTS").map_or(DEFAULT, |text| humantime::parse_duration(&text).unwrap());
     let seed = env::var("LINKIS_RM_FAULTS_SEED").map_or_else(|_| any_seed(), |text| text.parse().unwrap());
     println!("LINKIS_RM_FAULTS_SEED={seed}");

@@ -27,7 +27,7 @@ use uuid::Uuid;
 
 use crate::harness::{engine, name, registration};
 
-use super::{named::*, state::*, steps::*};
+use super::{model::*, steps::*, ticket_references::*};
 
 impl Model {
     /// The ticket that a step adopts.

@@ -3,7 +3,7 @@
 use linkis_rm::domain::limit_mode::LimitMode;
 use proptest::prelude::*;
 
-use super::{named::*, state::*};
+use super::{model::*, ticket_references::*};
 
 /// For which registration of an EM a caller says that it acts.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use super::*;
 
 /// A migration that somebody is in the way of gives up after a moment, lets those go on who came behind it, and tries again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_migration_that_cannot_get_its_lock_stops_nobody_for_long() {
+async fn migration_without_its_lock_delays_no_call() {
     let (database, rm) = start().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
@@ -81,7 +81,7 @@ async fn keys_across(connection: &mut PgConnection) -> Vec<String> {
 
 /// A cell may be a database of its own: nothing of it refers to home's tables, nor these to its.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_foreign_key_leads_from_a_cell_home_or_back() {
+async fn cell_and_home_tables_share_no_foreign_key() {
     let (database, _rm) = start().await;
     let mut connection = database.connect().await;
     // All tables that there are belong to one of the two, but those that remember migrations and parts of a table.

@@ -179,7 +179,7 @@ async fn postgres() -> (Folder, Embedded, u16) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn databases_with_odd_settings_serve_or_name_the_reason() {
+async fn database_with_odd_settings_serves_or_names_reason() {
     let (folder, postgres, port) = postgres().await;
     let admin = postgres.connect_options().port(port);
     for (number, case) in SETUPS.iter().enumerate() {

@@ -1,0 +1,115 @@
+//! Batches that the database fails: what is tried again, how often, and what callers are told.
+
+use std::time::Duration;
+
+use linkis_rm::client::ResultResource;
+use tokio::task::JoinSet;
+
+use crate::{
+    harness::*,
+    proxy::{Cut, FaultPlan},
+};
+
+/// How many ask at once: in one batch, because they have waited for the same EM.
+const TOGETHER: usize = 64;
+
+const TICKETS: &str = "SELECT count(*) FROM linkis_user_resource_meta_data";
+
+/// Has the database give up each statement that writes more tickets than that, as it does with one that takes too long; how often it did is
+/// what was tried.
+async fn gives_up(database: &Database, tickets_max: usize) {
+    let sql = format!(
+        "CREATE SEQUENCE given_up;
+        CREATE FUNCTION give_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF (SELECT count(*) FROM fresh) > {tickets_max} THEN
+                PERFORM nextval('given_up');
+                RAISE EXCEPTION USING ERRCODE = '57014', MESSAGE = 'canceling statement due to statement timeout';
+            END IF;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER give_up AFTER INSERT ON linkis_user_resource_meta_data REFERENCING NEW TABLE AS fresh
+            FOR EACH STATEMENT EXECUTE FUNCTION give_up()"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&database.pool).await.unwrap();
+}
+
+/// How often it did.
+async fn given_up(database: &Database) -> i64 {
+    database.count("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM given_up").await
+}
+
+/// Asks so often at once that all are in one batch; answers what each was told.
+async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>> {
+    let host = em("host1");
+    let mut holder = database.transaction_that_holds(&host).await;
+    let mut calls = JoinSet::new();
+    for _ in 0..TOGETHER {
+        let (client, ask) = (rm.client.clone(), request(&host, "hadoop", load(1, 1, 1)));
+        calls.spawn(async move {
+            match client.request_resource(&ask).await {
+                Ok(ResultResource::Available(_)) => Ok(()),
+                Ok(refused) => Err(format!("{refused:?}")),
+                Err(error) => Err(error.reason().unwrap_or_else(|| error.to_string())),
+            }
+        });
+    }
+    let all = format!("linkis_rm_set_aside_operations {TOGETHER}");
+    let set_aside = async || rm.metrics.text().unwrap().lines().any(|line| line == all);
+    eventually("all wait", Duration::from_secs(20), set_aside).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    calls.join_all().await
+}
+
+async fn with_em() -> (Database, Instance) {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    (database, rm)
+}
+
+/// Two halves that fail alike say that the database is too slow for any: nothing is tried one by one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batch_cancelled_by_database_is_halved_once() {
+    let (database, rm) = with_em().await;
+    gives_up(&database, 0).await;
+    for told in together(&database, &rm).await {
+        assert_eq!(told.unwrap_err(), "DATABASE_UNAVAILABLE");
+    }
+    let tries = given_up(&database).await;
+    assert!((3..=9).contains(&tries), "{tries} tries for {TOGETHER} requests");
+    assert_eq!(database.count(TICKETS).await, 0);
+    let text = rm.metrics.text().unwrap();
+    let cancelled = format!("linkis_rm_database_errors_total{{class=\"cancelled\"}} {tries}");
+    assert!(text.lines().any(|line| line == cancelled), "{text}");
+    sqlx::raw_sql("DROP TRIGGER give_up ON linkis_user_resource_meta_data").execute(&database.pool).await.unwrap();
+    rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batch_above_statement_limit_is_granted_in_halves() {
+    let (database, rm) = with_em().await;
+    gives_up(&database, TOGETHER / 2).await;
+    for told in together(&database, &rm).await {
+        told.unwrap();
+    }
+    assert_eq!(given_up(&database).await, 1);
+    assert_eq!(assert_invariants(&database, &rm.client).await, TOGETHER);
+}
+
+/// Of a transaction of which it is known that it was not committed, however often, nobody is told that it may have been.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commit_never_arrived_returns_database_unavailable() {
+    let (database, direct) = with_em().await;
+    let (proxy, proxied) = database.behind_proxy("never");
+    let rm = Instance::start(&proxied).await;
+    let ask = request(&em("host1"), "hadoop", load(1, 1, 1));
+    proxy.cut_commits(Cut::BeforeCommit, 1_000_000);
+    let error = rm.client.request_resource(&ask).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("DATABASE_UNAVAILABLE"), "{error}");
+    assert_eq!(database.count(TICKETS).await, 0);
+    proxy.cut_commits(Cut::BeforeCommit, 0);
+    proxy.set_fault_plan(FaultPlan::Fair);
+    let granted = async || matches!(rm.client.request_resource(&ask).await, Ok(ResultResource::Available(_)));
+    eventually("it is granted", Duration::from_secs(20), granted).await;
+    assert_eq!(assert_invariants(&database, &direct.client).await, 1);
+}

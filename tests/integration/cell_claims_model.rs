@@ -1,0 +1,169 @@
+//! Which cell a host is in, by claims: the rules of `docs/CELLS.md`, gone through state by state, whatever dies when, and whatever comes
+//! late, twice or never.
+
+use std::collections::{BTreeSet, HashSet};
+
+const CELLS: usize = 2;
+
+/// How many claims home makes.
+const CLAIMS: u8 = 5;
+
+/// A claim, by its number, of the host to be in a cell.
+type Claim = (usize, u8);
+
+/// What one step leaves for the next, which may come late, twice or never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Message {
+    /// To the cell: the host is to register by the claim.
+    Register(Claim),
+    /// To home: the claim is over.
+    Over(Claim),
+}
+
+/// What is done wrong on purpose, to see that it is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mistake {
+    /// Home is told to forget the host before the cell has.
+    UnregistersAtHomeFirst,
+    /// A cell takes a host by a claim that is over.
+    TakesWhatIsOver,
+    /// Home forgets the host whatever claim is over.
+    ForgetsAnyClaim,
+}
+
+/// The rows that concern a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct World {
+    home: Option<Claim>,
+    /// By which claim each cell has it.
+    cells: [Option<u8>; CELLS],
+    /// The claims that are over, in the cells.
+    over: BTreeSet<Claim>,
+    /// How many claims there were.
+    made: u8,
+    sent: BTreeSet<Message>,
+}
+
+impl World {
+    /// In one cell at most, and where home says.
+    fn is_well(&self) -> bool {
+        (0..CELLS).all(|cell| self.cells[cell].is_none_or(|claim| self.home == Some((cell, claim))))
+    }
+
+    /// At home: the claim that there is, or a new one.
+    fn claim(&mut self, cell: usize) -> Claim {
+        let claim = *self.home.get_or_insert_with(|| {
+            self.made += 1;
+            (cell, self.made)
+        });
+        self.sent.insert(Message::Register(claim));
+        claim
+    }
+
+    /// In the cell.
+    fn register(&mut self, (cell, claim): Claim, mistake: Option<Mistake>) {
+        if self.over.contains(&(cell, claim)) && mistake != Some(Mistake::TakesWhatIsOver) {
+            self.sent.insert(Message::Over((cell, claim)));
+        } else {
+            self.cells[cell] = Some(claim);
+        }
+    }
+
+    /// In the cell, whether or not the host ever came by the claim.
+    fn end(&mut self, (cell, claim): Claim) {
+        if self.cells[cell].is_none_or(|there| there == claim) {
+            self.cells[cell] = None;
+            self.over.insert((cell, claim));
+            self.sent.insert(Message::Over((cell, claim)));
+        }
+    }
+
+    /// At home.
+    fn forget(&mut self, claim: Claim, mistake: Option<Mistake>) {
+        if self.home == Some(claim) || mistake == Some(Mistake::ForgetsAnyClaim) {
+            self.home = None;
+        }
+    }
+
+    fn next(&self, mistake: Option<Mistake>) -> Vec<Self> {
+        let after = |step: &dyn Fn(&mut Self)| {
+            let mut world = self.clone();
+            step(&mut world);
+            world
+        };
+        let mut next = vec![];
+        if self.home.is_some() || self.made < CLAIMS {
+            let claimed = |world: &mut Self, cell| {
+                world.claim(cell);
+            };
+            next.extend((0..CELLS).map(|cell| after(&|world| claimed(world, cell))));
+        }
+        next.extend(self.sent.iter().map(|message| match *message {
+            Message::Register(claim) => after(&|world| world.register(claim, mistake)),
+            Message::Over(claim) => after(&|world| world.forget(claim, mistake)),
+        }));
+        // Whoever unregisters it, or finds that it never came, has seen the claim at some time.
+        for claim in self.sent.iter().filter_map(|message| match message {
+            Message::Register(claim) => Some(*claim),
+            Message::Over(_) => None,
+        }) {
+            next.push(after(&|world| world.end(claim)));
+            if mistake == Some(Mistake::UnregistersAtHomeFirst) {
+                next.push(after(&|world| world.forget(claim, mistake)));
+            }
+        }
+        next
+    }
+}
+
+/// Every state that can be reached, or the first that must not be.
+fn reached(mistake: Option<Mistake>) -> Result<HashSet<World>, World> {
+    let mut seen = HashSet::from([World::default()]);
+    let mut open = vec![World::default()];
+    while let Some(world) = open.pop() {
+        for next in world.next(mistake) {
+            if !next.is_well() {
+                return Err(next);
+            }
+            if seen.insert(next.clone()) {
+                open.push(next);
+            }
+        }
+    }
+    Ok(seen)
+}
+
+#[test]
+fn claims_keep_em_in_one_cell() {
+    let seen = reached(None).unwrap();
+    eprintln!("{} states", seen.len());
+    assert!((0..CELLS).all(|cell| seen.iter().any(|world| world.cells[cell] == Some(CLAIMS))));
+}
+
+#[test]
+fn claims_without_any_rule_lose_em() {
+    for mistake in [Mistake::UnregistersAtHomeFirst, Mistake::TakesWhatIsOver, Mistake::ForgetsAnyClaim] {
+        assert!(reached(Some(mistake)).is_err(), "{mistake:?}");
+    }
+}
+
+/// By the rows alone, all that was sent being lost.
+#[test]
+fn claims_after_any_crash_allow_registration() {
+    for mut world in reached(None).unwrap() {
+        let found = world.claim(0);
+        world.register(found, None);
+        if world.cells[found.0].is_none() {
+            // It was over, which is told: the second time, home makes a new one.
+            world.forget(found, None);
+            let claim = world.claim(0);
+            world.register(claim, None);
+        }
+        assert!(world.is_well() && world.cells.iter().flatten().count() == 1, "{world:?}");
+
+        let there = world.claim(0);
+        world.end(there);
+        world.forget(there, None);
+        assert!(world.home.is_none() && world.cells == [None; CELLS], "{world:?}");
+    }
+}

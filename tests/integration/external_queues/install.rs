@@ -1,0 +1,106 @@
+//! How a snapshot comes into force: what changed while it was prepared is caught up with before anybody waits for it.
+
+use linkis_rm::{
+    domain::{
+        external::Snapshot,
+        queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
+    },
+    store::external_snapshot::{self, Installed},
+};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::*;
+
+const QUEUES: i64 = 1000;
+const LEASE: Uuid = Uuid::from_u128(7);
+
+/// A cluster that nobody but the test asks.
+async fn cluster(connection: &mut PgConnection) -> i64 {
+    sqlx::query_scalar(
+        "WITH put AS (
+            INSERT INTO linkis_external_cluster (resource_type, name, labels, etag, when_away, max_age, last_known_for,
+                refresh_interval)
+            VALUES ('Yarn', 'default', '{}', gen_random_uuid(), 'refuse', 30000, 0, 1000) RETURNING cluster_id),
+        leased AS (
+            INSERT INTO linkis_external_refresh (cluster_id, lease, leased_until, next_refresh)
+            SELECT cluster_id, $1, clock_timestamp() + interval '1 hour', clock_timestamp() FROM put)
+        SELECT cluster_id FROM put",
+    )
+    .bind(LEASE)
+    .fetch_one(connection)
+    .await
+    .unwrap()
+}
+
+/// Tickets with these numbers are granted, each a little of a queue.
+async fn grant(connection: &mut PgConnection, numbers: std::ops::RangeInclusive<i64>) {
+    let (first, last) = (numbers.start(), numbers.end());
+    let granted = format!(
+        "BEGIN;
+        INSERT INTO linkis_external_ticket (ticket_id, cluster_id, path, memory, cores, change, ended)
+        SELECT gen_random_uuid(), cluster_id, 'root.q' || n % {QUEUES}, 1, 1, n, false
+        FROM linkis_external_cluster, generate_series({first}, {last}) n;
+        INSERT INTO linkis_external_queue AS q (cluster_id, path, unseen_memory, unseen_cores)
+        SELECT cluster_id, p.path, sum(memory), sum(cores)
+        FROM linkis_external_ticket t CROSS JOIN LATERAL (VALUES (t.path), ('root')) p (path)
+        WHERE change BETWEEN {first} AND {last} GROUP BY 1, 2
+        ON CONFLICT (cluster_id, path) DO UPDATE
+            SET unseen_memory = q.unseen_memory + excluded.unseen_memory, unseen_cores = q.unseen_cores + excluded.unseen_cores;
+        UPDATE linkis_external_cluster SET changes = {last};
+        COMMIT"
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(granted)).execute(connection).await.unwrap();
+}
+
+/// Whoever asks for a queue of a cluster waits while a snapshot comes into force: for what has changed in the last moment, and for nothing that
+/// has changed while it was prepared.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshot_install_writes_only_last_changes() {
+    let (database, rm) = start().await;
+    rm.stop().await;
+    let (mut connection, mut other) = (database.connect().await, database.connect().await);
+    let cluster_id = cluster(&mut other).await;
+    let amounts = |n: i64| QueueAmounts { memory: n, cores: n };
+    let queue = |path: String| Queue {
+        path,
+        max: amounts(1_000_000),
+        used: amounts(0),
+        state: QueueState::Running,
+        running_applications: None,
+        pending_applications: None,
+        custom: Default::default(),
+    };
+    let paths = (0..QUEUES).map(|n| format!("root.q{n}")).chain(["root".to_owned()]);
+    let queues = Queues::new(Naming::Fair, paths.map(queue)).unwrap();
+    let snapshot = Arc::new(Snapshot::new(OffsetDateTime::UNIX_EPOCH, &[], queues, &[]));
+    grant(&mut other, 1..=500).await;
+    let generation = external_snapshot::write(&mut connection, cluster_id, &snapshot).await.unwrap();
+    let mut prepared = external_snapshot::prepare(&mut connection, cluster_id, snapshot).await.unwrap().unwrap();
+    grant(&mut other, 501..=3500).await;
+    let installed =
+        external_snapshot::install(&mut connection, cluster_id, (LEASE, true), generation, &mut prepared).await;
+    assert_eq!(installed.unwrap(), Installed::Outrun, "that would be too much while others wait");
+    let (mut caught_up, mut looks) = (0, 0);
+    loop {
+        let changed = external_snapshot::catch_up(&mut connection, cluster_id, &mut prepared).await.unwrap().unwrap();
+        (caught_up, looks) = (caught_up + changed, looks + 1);
+        if changed == 0 {
+            break;
+        }
+    }
+    assert_eq!((caught_up, looks), (3000, 3), "page by page");
+    grant(&mut other, 3501..=3501).await;
+    let installed =
+        external_snapshot::install(&mut connection, cluster_id, (LEASE, true), generation, &mut prepared).await;
+    assert_eq!(installed.unwrap(), Installed::InForce(1));
+    let written = "SELECT count(*) FROM linkis_external_queue q JOIN linkis_external_cluster c USING (cluster_id) WHERE q.xmin = c.xmin";
+    assert_eq!(database.count(written).await, 2, "the queue of the last ticket, and the root");
+    assert_eq!(database.count("SELECT unseen_memory FROM linkis_external_queue WHERE path = 'root'").await, 3501);
+    assert_eq!(prepared.preparation.tickets(), 3501);
+    assert!(
+        prepared.preparation.differing(&external_snapshot::stored(&mut connection, cluster_id).await.unwrap()).len()
+            <= 2
+    );
+}

@@ -1,0 +1,317 @@
+//! A copy of all tickets and EMs that is kept with the feed alone, beside a crowd that does whatever it likes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ClientError, ClientSettings, Follower, ResourceRequest, ResultResource, RmClient},
+    domain::{
+        adopt::Adopt,
+        em::{Em, EmInstance},
+        operation::Grant,
+        report::{Health, Report},
+        resource::Resource,
+        ticket::Ticket,
+    },
+    server::Options,
+    service::heartbeat::LivenessTimeouts,
+    transport::{
+        convert::answer,
+        proto::{self, FollowActionsResponse},
+    },
+};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::{faults::random::Random, harness::*};
+
+/// What somebody knows who has only the feed, and asks for the EMs that it names.
+#[derive(Default)]
+struct Mirror {
+    tickets: BTreeMap<Uuid, Held>,
+    ems: BTreeMap<String, (EmInstance, Counters)>,
+    lines: usize,
+    seen: BTreeMap<String, usize>,
+}
+
+/// A ticket, as far as the history tells of it.
+#[derive(Debug, PartialEq)]
+struct Held {
+    whose: [String; 3],
+    em: Option<proto::EmInstance>,
+    engine: Option<String>,
+    labels: BTreeMap<String, String>,
+    resource: Option<proto::Resource>,
+}
+
+/// The epoch and the version of an EM, and what it has: total, used, locked.
+type Counters = ((i64, i64), [Resource; 3]);
+
+impl Mirror {
+    /// Takes in what a message says.
+    async fn take(&mut self, client: &RmClient, told: FollowActionsResponse) {
+        let mut touched = BTreeMap::new();
+        for line in told.actions {
+            self.lines += 1;
+            *self.seen.entry(line.action.clone()).or_default() += 1;
+            if let Some(em) = line.em.as_ref().filter(|em| !em.instance.is_empty()) {
+                touched.insert(em.instance.clone(), em.clone());
+            }
+            let Ok(ticket_id) = line.ticket_id.parse::<Uuid>() else { continue };
+            match line.action.as_str() {
+                "released" | "forced" | "expired" | "unregistered" | "lost" => drop(self.tickets.remove(&ticket_id)),
+                _ => drop(self.tickets.insert(ticket_id, Held::of_line(line))),
+            }
+        }
+        let names: Vec<_> =
+            touched.values().map(|em| EmInstance::parse("em", &em.application_name, &em.instance).unwrap()).collect();
+        for chunk in names.chunks(1000) {
+            let found = retried(|| client.ems_by_name(chunk)).await;
+            for em in chunk {
+                let key = em.instance.to_string();
+                match found.iter().find(|found| found.instance == *em && found.is_registered()) {
+                    Some(found) => self.see(key, found),
+                    None => drop(self.ems.remove(&key)),
+                }
+            }
+        }
+    }
+
+    fn see(&mut self, key: String, em: &Em) {
+        let known = self.ems.get(&key).map(|(_, (version, _))| *version);
+        if known.is_none_or(|known| known <= (em.epoch, em.version)) {
+            let amounts = [em.total.clone(), em.used.clone(), em.locked.clone()];
+            self.ems.insert(key, (em.instance.clone(), ((em.epoch, em.version), amounts)));
+        }
+    }
+
+    /// Begins with what there is: all that is listed after a position was told is at least as new.
+    async fn begin(client: &RmClient) -> (Self, Follower) {
+        let mut follower = client.follow_actions("");
+        let first = follower.next().await.unwrap();
+        let mut copy = Self::default();
+        for ticket in client.tickets(None).await.unwrap() {
+            copy.tickets.insert(ticket.id, Held::of_ticket(&ticket));
+        }
+        for em in client.ems().await.unwrap().iter().filter(|em| em.is_registered()) {
+            copy.see(em.instance.instance.to_string(), em);
+        }
+        copy.take(client, first).await;
+        (copy, follower)
+    }
+}
+
+impl Held {
+    fn of_line(line: proto::Action) -> Self {
+        Self {
+            whose: [line.user, line.creator, line.engine_type],
+            em: line.em,
+            engine: line.engine.map(|engine| engine.instance),
+            labels: line.labels,
+            resource: line.resource,
+        }
+    }
+
+    fn of_ticket(ticket: &Ticket) -> Self {
+        let message = answer::ticket(ticket);
+        Self {
+            whose: [message.user, message.creator, message.engine_type],
+            em: message.em,
+            engine: message.engine.map(|engine| engine.instance),
+            labels: message.labels,
+            resource: message.used.or(message.locked),
+        }
+    }
+}
+
+/// Asks again while nobody answers.
+async fn retried<T, F: Future<Output = Result<T, ClientError>>>(mut ask: impl FnMut() -> F) -> T {
+    let start = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(start.elapsed() < Duration::from_secs(60), "{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// One of those who use the service: whatever comes to mind, on whatever host, until so much was done.
+async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Arc<AtomicBool>) {
+    let mut random = Random::new(number);
+    let mut held: Vec<(Grant, String)> = Vec::new();
+    while !is_over.load(Ordering::Relaxed) {
+        if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+            return;
+        }
+        let host = em(&format!("host{}", random.index(6)));
+        let mine = (!held.is_empty()).then(|| random.index(held.len()));
+        let is_done = match (random.between(0, 99), mine) {
+            (0, _) => client.unregister(&host).await.is_ok(),
+            (1..4, _) => {
+                let total = load(400, 400 + random.between(0, 2), 400);
+                client.register(registration(host, total)).await.is_ok()
+            }
+            (4, _) => client.drain(&host, "a disk").await.is_ok(),
+            (5..7, _) => client.resume(&host, "").await.is_ok(),
+            (7..10, _) => {
+                let adopt = Adopt { em: host, ..adoption("adopted", "adopted", load(1, 1, 1)) };
+                client.adopt_ticket(&adopt).await.is_ok()
+            }
+            (10..40, Some(mine)) => {
+                let (grant, user) = &held[mine];
+                client.resource_inited(&inited(grant, user, Some(load(1, 1, 1)))).await.is_ok()
+            }
+            (40..48, Some(mine)) => {
+                let (grant, user) = &held[mine];
+                client.resource_reported(&grant.reported(name(user), load(1, 2, 1))).await.is_ok()
+            }
+            (48..50, Some(mine)) => client.force_release(held.swap_remove(mine).0.ticket_id, "it hangs").await.is_ok(),
+            (50..70, Some(mine)) => {
+                let (grant, user) = held.swap_remove(mine);
+                client.resource_released(&release(&grant, &user)).await.is_ok()
+            }
+            _ => {
+                let user = format!("user{}", random.index(9));
+                let ttl = Duration::from_millis(if random.percent(20) { 300 } else { 600_000 });
+                let asked = ResourceRequest { lock_ttl: Some(ttl), ..request(&host, &user, load(2, 2, 1)) };
+                match client.request_resource(&asked).await {
+                    Ok(ResultResource::Available(grant)) => {
+                        held.push((grant, user));
+                        true
+                    }
+                    Ok(ResultResource::NotEnough(_)) => true,
+                    Err(_) => false,
+                }
+            }
+        };
+        if !is_done {
+            // The service is away, or the host is.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+/// Two managers do whatever they like, on two instances; grants expire, EMs go, fall silent and come again, engines are lost; one instance is
+/// killed in the middle, and both followers lose their connections with it. In the end, what they know is what there is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replica_by_feed_equals_service() {
+    let operations = crowd_of(1500);
+    let database = Database::fresh().await;
+    let url = database.url();
+    let silence = ["--em-silent-after", "1s", "--em-lost-after", "3s", "--lost-after-reports", "2"];
+    let arguments = [&["--database-url", &url][..], &silence].concat();
+    let first = Process::start(&arguments);
+    let liveness = LivenessTimeouts {
+        silent_after: Duration::from_secs(1),
+        lost_after: Duration::from_secs(3),
+        lost_after_reports: 2,
+    };
+    let second = Instance::start_with(&database, Options { liveness, ..options() }).await;
+    for n in 0..6 {
+        second.client.register(registration(em(&format!("host{n}")), load(400, 400, 400))).await.unwrap();
+    }
+    // One that reports once, with engines that it then does not name, and falls silent.
+    let fickle = em("fickle");
+    let epoch = second.client.register(registration(fickle.clone(), load(40, 40, 40))).await.unwrap().epoch;
+    let many_tries = ClientSettings { attempts: 60, ..ClientSettings::new(Duration::from_secs(60)) };
+    let of_both = RmClient::with(&format!("{},{}", first.address, second.address), &many_tries).unwrap();
+    let (left, is_over) = (Arc::new(AtomicUsize::new(operations)), Arc::new(AtomicBool::new(false)));
+    let mut users = JoinSet::new();
+    for number in 0..24 {
+        let client = if number % 2 == 0 { first.client.clone() } else { second.client.clone() };
+        users.spawn(user(client, number, left.clone(), is_over.clone()));
+    }
+    for n in 0..4 {
+        let grant = second.client.request_resource(&request(&fickle, "alice", load(1, 1, 1))).await.granted();
+        second.client.resource_inited(&grant.inited(name("alice"), engine(&format!("fickle{n}")))).await.unwrap();
+    }
+    // They begin in the middle of it.
+    let begun = || async { left.load(Ordering::Relaxed) < operations * 4 / 5 };
+    eventually("it is busy", Duration::from_secs(60), begun).await;
+    let mut copies = JoinSet::new();
+    let end = Arc::new(Mutex::new(None::<String>));
+    for _ in 0..2 {
+        let (client, end) = (of_both.clone(), end.clone());
+        copies.spawn(async move {
+            let (mut copy, mut follower) = Mirror::begin(&client).await;
+            loop {
+                let told = follower.next().await.unwrap();
+                let is_last = told
+                    .actions
+                    .iter()
+                    .any(|line| line.em.as_ref().is_some_and(|em| end.lock().unwrap().as_ref() == Some(&em.instance)));
+                copy.take(&client, told).await;
+                if is_last {
+                    return copy;
+                }
+            }
+        });
+    }
+    for sequence in 1..=3 {
+        let report = Report {
+            em: fickle.clone(),
+            epoch,
+            sequence,
+            health: Health::Healthy,
+            load: None,
+            tickets: vec![],
+            observed: None,
+        };
+        drop(second.client.heartbeat(&report).await);
+    }
+    let half = || async { left.load(Ordering::Relaxed) < operations / 2 };
+    eventually("half is done", Duration::from_secs(120), half).await;
+    let address = first.address.trim_start_matches("http://").to_owned();
+    first.kill();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let first = Process::start_at(&address, &arguments);
+    users.join_all().await;
+    is_over.store(true, Ordering::Relaxed);
+    let gone = || async { second.client.em(&fickle).await.is_err() };
+    eventually("the silent one is given up", Duration::from_secs(60), gone).await;
+    let due = || async {
+        database
+            .count("SELECT count(*) FROM linkis_user_resource_meta_data WHERE expires_at < now() + interval '1 minute'")
+            .await
+            == 0
+    };
+    eventually("what was to expire has", Duration::from_secs(60), due).await;
+    let going = || async {
+        database.count("SELECT count(*) FROM linkis_em_resource_meta_data WHERE going_epoch IS NOT NULL").await == 0
+    };
+    eventually("what goes has gone", Duration::from_secs(60), going).await;
+    *end.lock().unwrap() = Some("the-end:9102".into());
+    second.client.register(registration(em("the-end"), load(1, 1, 1))).await.unwrap();
+    let copies = tokio::time::timeout(Duration::from_secs(120), copies.join_all()).await.expect("they hear of the end");
+
+    let tickets: BTreeMap<Uuid, Held> =
+        second.client.tickets(None).await.unwrap().iter().map(|ticket| (ticket.id, Held::of_ticket(ticket))).collect();
+    let ems = second.client.ems().await.unwrap();
+    for copy in copies {
+        println!("{} lines: {:?}; {} tickets, {} EMs", copy.lines, copy.seen, tickets.len(), ems.len());
+        assert_eq!(copy.tickets.len(), tickets.len(), "as many tickets");
+        for (id, held) in &tickets {
+            assert_eq!(copy.tickets.get(id), Some(held), "{id}");
+        }
+        assert_eq!(copy.ems.len(), ems.len());
+        for em in &ems {
+            let (_, (version, amounts)) = &copy.ems[em.instance.instance.as_str()];
+            assert_eq!(*version, (em.epoch, em.version), "{}", em.instance);
+            assert_eq!(*amounts, [em.total.clone(), em.used.clone(), em.locked.clone()], "{}", em.instance);
+        }
+        for action in
+            ["granted", "adopted", "inited", "reported", "released", "forced", "expired", "unregistered", "lost"]
+        {
+            assert!(copy.seen.contains_key(action), "{action} was never told: {:?}", copy.seen);
+        }
+    }
+    assert_books(&database, &second.client).await;
+    assert_eq!(first.terminate(), Some(0));
+}

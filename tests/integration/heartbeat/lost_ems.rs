@@ -1,0 +1,199 @@
+//! EMs that fall silent: not chosen, then given up; and what is not taken for silence.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_em_is_not_placed_until_next_report() {
+    let (_database, rm) = start_with(patience(Duration::from_millis(300), NEVER, 3)).await;
+    let ecm = Ecm::register(&rm.client, "host1", 1000).await;
+    ecm.beat(&[]).await;
+    eventually("it is silent", LONGEST, || ecm.is_silent()).await;
+    let error = rm.client.request_resource(&anywhere()).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(tonic::Code::NotFound), Some("NO_EM_AVAILABLE")));
+    assert!(
+        error.to_string().contains("1 match the request, but all of them are silent, unhealthy or drained"),
+        "{error}"
+    );
+    let error = rm.client.dry_run(&anywhere()).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("NO_EM_AVAILABLE"));
+    assert_eq!(ecm.locked().await.em, ecm.em, "one that is named is served");
+
+    let by_hand = Ecm::register(&rm.client, "host2", 10).await;
+    for _ in 0..9 {
+        assert_eq!(rm.client.request_resource(&anywhere()).await.granted().em, by_hand.em);
+    }
+    eventually("it is chosen again", LONGEST, || async {
+        ecm.beat(&[]).await;
+        matches!(rm.client.dry_run(&anywhere()).await, Ok(ResultResource::Available(grant)) if grant.em == ecm.em)
+    })
+    .await;
+    eventually("it is silent again", LONGEST, || ecm.is_silent()).await;
+    Ecm::register(&rm.client, "host1", 1000).await;
+    assert!(!rm.client.em_status(&ecm.em).await.unwrap().unwrap().silent, "a registration is a sign of life");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_skips_unhealthy_and_prefers_idle_em() {
+    let (_database, rm) = start().await;
+    let hosts = ["sick", "busy", "idle"];
+    let mut ecms = vec![];
+    for host in hosts {
+        ecms.push(Ecm::register(&rm.client, host, 10).await);
+    }
+    let told = |used, permille| Load::parse("load", used, 100, permille).ok();
+    let reports = [
+        Report { health: Health::Unhealthy, ..ecms[0].report(&[]) },
+        Report { load: told(95, 0), health: Health::Warn, ..ecms[1].report(&[]) },
+        Report { load: told(5, 300), ..ecms[2].report(&[]) },
+    ];
+    for report in &reports {
+        rm.client.heartbeat(report).await.unwrap();
+    }
+    assert_eq!(rm.client.request_resource(&anywhere()).await.granted().em, em("idle"));
+    assert_eq!(rm.client.request_resource(&anywhere()).await.granted().em, em("busy"), "it has more room now");
+    for _ in 0..18 {
+        assert_ne!(rm.client.request_resource(&anywhere()).await.granted().em, em("sick"));
+    }
+    let full = rm.client.request_resource(&anywhere()).await.refused();
+    assert_eq!(full.shortfalls[0].available, 0, "by one that could be chosen: {full:?}");
+    assert_eq!(ecms[0].locked().await.em, em("sick"), "one that is named is served");
+
+    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
+    let ems = usage.list_ems(proto::ListEmsRequest::default()).await.unwrap().into_inner().ems;
+    let shown: Vec<_> = ems.iter().map(|em| (em.health(), em.load.map(|load| load.memory_used), em.silent)).collect();
+    let expected = [
+        (proto::Health::Warn, Some(95), false),
+        (proto::Health::Healthy, Some(5), false),
+        (proto::Health::Unhealthy, None, false),
+    ];
+    assert_eq!(shown, expected, "by name");
+    assert!(ems.iter().all(|em| em.last_report_time.unwrap().seconds >= em.register_time.unwrap().seconds));
+    let idle = usage.get_em(proto::GetEmRequest { em: ems[1].em.clone() }).await.unwrap().into_inner();
+    assert_eq!(idle.em.as_ref(), Some(&ems[1]));
+    assert_eq!(ems[1].load.unwrap(), proto::Load { memory_used: 5, memory_max: 100, cpu_permille: 300 });
+    Ecm::register(&rm.client, "by-hand", 1).await;
+    assert_eq!(rm.client.em_status(&em("by-hand")).await.unwrap(), None);
+}
+
+/// Two instances look, and both give up what they see; those that report or never did stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_em_ends_with_its_tickets() {
+    let short = patience(Duration::from_secs(1), Duration::from_secs(2), 3);
+    let (database, rm) = start_with(short.clone()).await;
+    let second = Instance::start_with(&database, short).await;
+    let silent = Ecm::register(&rm.client, "silent", 10).await;
+    let by_hand = Ecm::register(&rm.client, "by-hand", 10).await;
+    let alive = Ecm::register(&second.client, "alive", 10).await;
+    let lost = [silent.used().await, silent.used().await, silent.locked().await];
+    let (kept, held) = (alive.used().await, by_hand.used().await);
+    let _beating = alive.beating(vec![kept.clone()]);
+    silent.beat(&[&lost[0], &lost[1]]).await;
+    eventually("it is given up", LONGEST, || async { !silent.is_registered().await }).await;
+
+    for grant in &lost {
+        assert!(!lives(&rm.client, grant.ticket_id).await);
+        assert_eq!(recorded(&database, Some(grant.ticket_id), "lost").await, 1);
+    }
+    assert_eq!(recorded(&database, None, "lost").await, 1);
+    assert_eq!(database.count("SELECT count(*) FROM linkis_em_report").await, 1, "of the one that is alive");
+    assert!(lives(&rm.client, kept.ticket_id).await && lives(&rm.client, held.ticket_id).await);
+    assert!(by_hand.is_registered().await, "one that never reported is never judged by it");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+
+    let error = rm.client.heartbeat(&silent.report(&[])).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"));
+    assert_eq!(database.count("SELECT count(*) FROM linkis_em_report").await, 1, "it is not revived");
+    let back = Ecm::register(&rm.client, "silent", 10).await;
+    assert_eq!(back.beat(&[&lost[0]]).await.unknown_tickets.len(), 1);
+}
+
+/// What is tried with the one for as long as it may be tried leaves no gap in the watch over the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_silent_em_delays_no_other_loss() {
+    let (silent_after, watched) = (Duration::from_secs(1), Duration::from_secs(8));
+    let (database, rm) = start_with(patience(silent_after, silent_after + watched, 3)).await;
+    let (held, dies) = (Ecm::register(&rm.client, "held", 10).await, Ecm::register(&rm.client, "dies", 10).await);
+    database.hold_by_hand(&held.em).await;
+    let beating = dies.beating(vec![]);
+    held.beat(&[]).await;
+    eventually("it is silent", LONGEST, || held.is_silent()).await;
+    // It is to be given up, and cannot be, in the middle of the watch over the other.
+    tokio::time::sleep(watched / 2).await;
+    drop(beating);
+    eventually("the other is silent", LONGEST, || dies.is_silent()).await;
+    let silent = Instant::now();
+    eventually("the other is given up", LONGEST, async || !dies.is_registered().await).await;
+    let took = silent.elapsed();
+    assert!(took < watched + Duration::from_secs(4), "{took:?}: its watch began anew");
+    assert!(held.is_registered().await, "nobody can give it up");
+    database.release_holds().await;
+    eventually("it is given up, too", LONGEST, async || !held.is_registered().await).await;
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// By the database's clock everyone is silent for an hour: because the service was away, or because the clock jumped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn service_outage_loses_no_em() {
+    let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(3));
+    let (database, rm) = start_with(patience(silent_after, lost_after, 3)).await;
+    let (alive, dead) = (Ecm::register(&rm.client, "alive", 10).await, Ecm::register(&rm.client, "dead", 10).await);
+    let grant = alive.used().await;
+    alive.beat(&[&grant]).await;
+    dead.beat(&[]).await;
+    rm.stop().await;
+    sqlx::raw_sql(
+        "UPDATE linkis_em_report SET report_time = report_time - interval '1 hour';
+         UPDATE linkis_em_resource_meta_data SET register_time = register_time - interval '1 hour'",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    let started = Instant::now();
+    let rm = Instance::start_with(&database, patience(silent_after, lost_after, 3)).await;
+    let alive = Ecm { client: rm.client.clone(), ..alive };
+    let dead = Ecm { client: rm.client.clone(), ..dead };
+    assert!(alive.is_silent().await && dead.is_silent().await);
+    let _beating = alive.beating(vec![grant.clone()]);
+    eventually("the other is given up", LONGEST, || async { !dead.is_registered().await }).await;
+    assert!(started.elapsed() >= lost_after - silent_after, "it had the time to report");
+    assert!(alive.is_registered().await && lives(&rm.client, grant.ticket_id).await);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn database_outages_lose_no_em() {
+    let (silent_after, lost_after) = (Duration::from_millis(300), Duration::from_millis(1500));
+    let (database, rm) = start_with(patience(silent_after, lost_after, 3)).await;
+    let ecm = Ecm::register(&rm.client, "host1", 10).await;
+    ecm.beat(&[]).await;
+    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'linkis-rm'";
+    for _ in 0..25 {
+        database.count(cut).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await, 1);
+    }
+    eventually("it is given up when the database stays", LONGEST, || async {
+        database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await == 0
+    })
+    .await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+/// Reports race with unregistrations and registrations: none is left of an EM that is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn report_row_ends_with_its_em() {
+    let (database, rm) = start_with(patience(NEVER, NEVER, 1)).await;
+    for _ in 0..40 {
+        let ecm = Ecm::register(&rm.client, "host1", 10).await;
+        let mut calls = JoinSet::new();
+        for _ in 0..8 {
+            let (client, report) = (rm.client.clone(), ecm.report(&[]));
+            calls.spawn(async move { drop(client.heartbeat(&report).await) });
+        }
+        rm.client.unregister(&ecm.em).await.unwrap();
+        calls.join_all().await;
+        assert_eq!(database.count("SELECT count(*) FROM linkis_em_report").await, 0);
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}

@@ -1,0 +1,332 @@
+//! What the reference makes of a step, and answers.
+
+use linkis_rm::domain::operation::{Outcome, Rejection};
+use uuid::Uuid;
+
+use super::{model::*, operations::*, steps::*};
+
+/// What a step should be answered: just enough to compare.
+#[derive(Debug, PartialEq)]
+pub(super) enum Answer {
+    Done,
+    /// And how much a limit that only watches would have let through, if that was less.
+    Granted(Uuid, Option<i64>),
+    Refused {
+        available: i64,
+    },
+    Waiting {
+        available: i64,
+    },
+    Removed,
+    Rolled(bool),
+    No(&'static str),
+}
+
+pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
+    match outcome {
+        Ok(
+            Outcome::Registered(_)
+            | Outcome::Adopted(_)
+            | Outcome::Inited(_)
+            | Outcome::Reported(_)
+            | Outcome::Released
+            | Outcome::Forced(_)
+            | Outcome::Drained(_),
+        ) => Answer::Done,
+        Ok(Outcome::Resumed(was_drained)) => Answer::Rolled(was_drained),
+        Ok(Outcome::Granted(grant)) => {
+            Answer::Granted(grant.ticket_id, grant.over_watched.first().map(|over| over.available))
+        }
+        Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
+        Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
+        Ok(Outcome::Unregistered { .. }) => Answer::Removed,
+        Ok(Outcome::Reaped(Some(_))) => Answer::Removed,
+        Ok(Outcome::Reaped(None)) => Answer::Rolled(false),
+        Ok(Outcome::Expired(rolled) | Outcome::Lost(rolled)) => Answer::Rolled(rolled),
+        Err(Rejection::EmNotRegistered(_)) => Answer::No("em"),
+        Err(Rejection::EmDraining { .. }) => Answer::No("draining"),
+        Err(Rejection::LabelMissing { .. }) => Answer::No("label missing"),
+        Err(Rejection::LabelRequired { .. }) => Answer::No("label required"),
+        Err(Rejection::EmReserved { .. }) => Answer::No("reserved"),
+        Err(Rejection::CapNotCounted { .. }) => Answer::No("cap"),
+        Err(Rejection::PlaceLost) => Answer::No("place"),
+        Err(Rejection::TicketNotFound { .. }) => Answer::No("ticket"),
+        Err(Rejection::RequestIdReused(_)) => Answer::No("request id"),
+        Err(Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_)) => Answer::No("ended"),
+        Err(Rejection::TicketExists { .. }) => Answer::No("exists"),
+        Err(Rejection::InitedOtherwise { .. }) => Answer::No("other use"),
+        Err(Rejection::StaleEpoch { .. }) => Answer::No("older epoch"),
+        Err(Rejection::EpochAhead { .. }) => Answer::No("newer epoch"),
+        Err(Rejection::NotInited { .. }) => Answer::No("not in use"),
+        Err(Rejection::NotEnough(refusal) | Rejection::NoMore(refusal)) => {
+            Answer::Refused { available: refusal.shortfalls[0].available }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+impl Model {
+    /// Judges a request; `number` is its position among those who wait, if it has one.
+    pub(super) fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
+        if let Some((body, id)) = ask.request_id.and_then(|id| self.request_ids.get(&(ask.who.user, id))).copied() {
+            if body != ask.body() {
+                return Answer::No("request id");
+            }
+            if !self.tickets.iter().any(|t| t.id == id && t.alive) {
+                return Answer::No("ended");
+            }
+            self.leave(number);
+            return Answer::Granted(id, None);
+        }
+        if number.is_some_and(|number| !self.waiting[number].in_line) {
+            return Answer::No("place");
+        }
+        let ahead = number.unwrap_or(self.waiting.len());
+        let Some(rooms) = self.rooms(ask, ahead) else { return Answer::No("em") };
+        if let Some(reason) = self.turned_away(ask) {
+            return Answer::No(reason);
+        }
+        let Some(available) = rooms.iter().find_map(Room::short) else {
+            self.leave(number);
+            let watched = self.over_watched(ask);
+            self.grant(ask);
+            return Answer::Granted(ask.id, watched);
+        };
+        if !may_wait || rooms.iter().any(Room::never_fits) {
+            self.leave(number);
+            return Answer::Refused { available };
+        }
+        let others = || self.waiting[..ahead].iter().filter(|w| w.in_line);
+        let is_first = |place: &Place| !others().any(|w| w.at.get(place) == Some(&true));
+        let keeps_all = rooms.iter().any(|room| room.short().is_some() && is_first(&room.place));
+        let at = rooms.iter().map(|room| (room.place, room.short().is_some()));
+        let at = at.filter(|(_, is_short)| *is_short || keeps_all).collect();
+        let standing = ModelWaiting { in_line: true, at, ..ask.clone() };
+        match number {
+            Some(number) => self.waiting[number] = standing,
+            None => self.waiting.push(ModelWaiting { since: self.now, ..standing }),
+        }
+        Answer::Waiting { available }
+    }
+
+    /// Those in line who need not try again: they would only stand where they do.
+    pub(super) fn settled(&self) -> Vec<usize> {
+        let is_settled = |number: &usize| {
+            let w = &self.waiting[*number];
+            let mut later = self.clone();
+            w.in_line
+                && matches!(later.request(w, Some(*number), true), Answer::Waiting { .. })
+                && later.waiting[*number].stands() == w.stands()
+        };
+        (0..self.waiting.len()).filter(is_settled).collect()
+    }
+
+    pub(super) fn is_servable(&self, number: usize) -> bool {
+        let w = &self.waiting[number];
+        let fits = || self.rooms(w, number).is_some_and(|rooms| rooms.iter().all(|room| room.short().is_none()));
+        w.in_line && self.turned_away(w).is_none() && fits()
+    }
+
+    pub(super) fn leave(&mut self, number: Option<usize>) {
+        if let Some(number) = number {
+            self.waiting[number].in_line = false;
+        }
+    }
+
+    pub(super) fn grant(&mut self, ask: &ModelWaiting) {
+        let deadline = self.now + ask.ttl;
+        let counted = ask.who.queue.is_some() && self.cluster.is_some();
+        let new = ModelTicket { id: ask.id, em: ask.em, who: ask.who, held: ask.amount, deadline, counted, ..NEW };
+        self.tickets.push(new);
+        if let Some(request_id) = ask.request_id {
+            self.request_ids.insert((ask.who.user, request_id), (ask.body(), ask.id));
+        }
+    }
+
+    /// An engine uses so much, instead of what its ticket holds until now, perhaps as an application.
+    pub(super) fn use_instead(&mut self, number: usize, wanted: i64, application: Option<usize>) -> Answer {
+        let ticket = &self.tickets[number];
+        if wanted > ticket.held {
+            if self.drained.contains_key(&ticket.em) {
+                return Answer::No("draining");
+            }
+            if let Some(available) = self.left_for_growth(ticket).into_iter().find(|available| wanted > *available) {
+                return Answer::Refused { available };
+            }
+        }
+        let now = self.now;
+        let ticket = &mut self.tickets[number];
+        ticket.since = if ticket.used { ticket.since } else { now };
+        (ticket.held, ticket.used, ticket.application) = (wanted, true, application.or(ticket.application));
+        Answer::Done
+    }
+
+    /// An engine is put into the books, whether or not there is room for it.
+    pub(super) fn adopt(&mut self, adopted: ModelTicket) -> Answer {
+        if let Some(known) = self.tickets.iter().find(|t| t.id == adopted.id) {
+            let is_same = known.used
+                && (known.em, known.who) == (adopted.em, adopted.who)
+                && known.adopted.unwrap_or(known.held) == adopted.held;
+            return match known.alive {
+                false => Answer::No("ended"),
+                true if is_same => Answer::Done,
+                true => Answer::No("exists"),
+            };
+        }
+        if !self.ems.contains_key(&adopted.em) {
+            return Answer::No("em");
+        }
+        let counted = adopted.who.queue.is_some() && self.cluster.is_some();
+        self.tickets.push(ModelTicket { counted, ..adopted });
+        Answer::Done
+    }
+
+    pub(super) fn remove(&mut self, em: usize) -> Answer {
+        self.ems.remove(&em);
+        self.reported.remove(&em);
+        self.tickets.iter_mut().filter(|t| t.em == em).for_each(|t| t.alive = false);
+        Answer::Removed
+    }
+
+    pub(super) fn step(&mut self, step: &Step, new_id: Uuid) -> Answer {
+        match *step {
+            Step::Register { em, total, protected, reserved, zone } => {
+                self.ems.insert(em, ModelEm { total, protected, reserved, zone });
+                self.registered.insert(em);
+                Answer::Done
+            }
+            Step::Unregister { em, epoch } => {
+                if !self.ems.contains_key(&em) {
+                    return Answer::No("em");
+                }
+                fenced(epoch).unwrap_or_else(|| self.remove(em))
+            }
+            Step::Reap { em, known } => {
+                let silent = known && self.reported.contains(&em) && !self.registered.contains(&em);
+                if silent { self.remove(em) } else { Answer::Rolled(false) }
+            }
+            Step::Report { em } => {
+                if self.ems.contains_key(&em) {
+                    self.reported.insert(em);
+                }
+                Answer::Done
+            }
+            Step::Request { wait, .. } => self.request(&asked(step, new_id), None, wait),
+            Step::Retry { ago, em } => {
+                let Some(number) = self.waiter(ago) else { return Answer::No("place") };
+                let before = self.waiting[number].clone();
+                self.request(&ModelWaiting { em: em.unwrap_or(before.em), ..before }, Some(number), true)
+            }
+            Step::Leave { ago } => {
+                self.leave(self.waiter(ago));
+                Answer::Done
+            }
+            Step::Adopt { .. } => self.adopt(self.adopted(step, new_id)),
+            Step::Inited { ago, used, application, user, epoch } => {
+                let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
+                let ticket = &self.tickets[number];
+                if !ticket.alive {
+                    return Answer::No("ticket");
+                }
+                if ticket.who.user != user {
+                    return Answer::No("ticket");
+                }
+                // Only what is in a queue is an application.
+                let application = application.filter(|_| used.is_some() && ticket.who.queue.is_some());
+                if let Some(no) = fenced(epoch) {
+                    return no;
+                }
+                if ticket.used {
+                    let is_known = used.is_none_or(|used| used == ticket.held);
+                    let is_known = is_known && (application.is_none() || application == ticket.application);
+                    return if is_known { Answer::Done } else { Answer::No("other use") };
+                }
+                self.use_instead(number, used.unwrap_or(ticket.held), application)
+            }
+            Step::Reported { ago, in_use, used, application, stolen, epoch } => {
+                let Some(number) = self.reporting(ago, in_use) else { return Answer::No("ticket") };
+                let ticket = &self.tickets[number];
+                if !ticket.alive {
+                    return Answer::No("ticket");
+                }
+                if stolen {
+                    return Answer::No("ticket");
+                }
+                let application = application.filter(|_| ticket.who.queue.is_some());
+                match fenced(epoch) {
+                    Some(no) => no,
+                    None if ticket.used => self.use_instead(number, used, application),
+                    None => Answer::No("not in use"),
+                }
+            }
+            Step::Released { ago, user } => {
+                let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
+                let ticket = &mut self.tickets[number];
+                if ticket.who.user != user {
+                    return Answer::No("ticket");
+                }
+                ticket.alive = false;
+                Answer::Done
+            }
+            Step::Force { ago } => {
+                let Some(number) = self.ticket(ago) else { return Answer::No("ticket") };
+                self.tickets[number].alive = false;
+                Answer::Done
+            }
+            Step::Drain { em, reason } => {
+                if !self.ems.contains_key(&em) && !self.drained.contains_key(&em) {
+                    return Answer::No("em");
+                }
+                self.drained.insert(em, reason);
+                Answer::Done
+            }
+            Step::Resume { em } => match self.drained.remove(&em) {
+                None if !self.ems.contains_key(&em) => Answer::No("em"),
+                before => Answer::Rolled(before.is_some()),
+            },
+            Step::Expire { ago } => {
+                let Some(number) = self.ticket(ago) else { return Answer::Rolled(false) };
+                let now = self.now;
+                let ticket = &mut self.tickets[number];
+                let due = ticket.alive && !ticket.used && ticket.deadline <= now;
+                ticket.alive &= !due;
+                Answer::Rolled(due)
+            }
+            Step::Lost { ago } => {
+                let Some(number) = self.ticket(ago) else { return Answer::Rolled(false) };
+                let ticket = &mut self.tickets[number];
+                let lost = ticket.alive && ticket.used;
+                ticket.alive &= !lost;
+                Answer::Rolled(lost)
+            }
+            Step::Commit { seconds } => {
+                self.now += seconds;
+                Answer::Done
+            }
+            Step::Limit { set, values, rule } => {
+                match rule {
+                    Some(rule) => drop(self.limits.insert((set, values), rule)),
+                    None => drop(self.limits.remove(&(set, values))),
+                }
+                Answer::Done
+            }
+            Step::Policy { engine_type } => {
+                self.needs_engine_type = engine_type;
+                Answer::Done
+            }
+            Step::Cluster { max, used, shown } => {
+                self.cluster = Some(ModelCluster { begun: self.now, max, used, shown });
+                Answer::Done
+            }
+        }
+    }
+}
+
+/// How the word of another registration than the EM's is answered.
+fn fenced(said: Said) -> Option<Answer> {
+    match said {
+        Said::Nothing | Said::Current => None,
+        Said::Older => Some(Answer::No("older epoch")),
+        Said::Newer => Some(Answer::No("newer epoch")),
+    }
+}

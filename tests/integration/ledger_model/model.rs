@@ -1,0 +1,364 @@
+//! The reference: no counters, only tickets; every sum is made anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use linkis_rm::domain::{
+    limit_mode::LimitMode,
+    line::{Spot, Spots},
+    report::LastSign,
+};
+use uuid::Uuid;
+
+use super::ticket_references::*;
+
+/// What there is.
+#[derive(Clone, Default)]
+pub(super) struct Model {
+    pub(super) now: u64,
+    pub(super) ems: BTreeMap<usize, ModelEm>,
+    /// EMs that are drained, registered or not, and for which reason.
+    pub(super) drained: BTreeMap<usize, bool>,
+    pub(super) tickets: Vec<ModelTicket>,
+    /// By user and id.
+    pub(super) request_ids: BTreeMap<(usize, u8), (ModelBody, Uuid)>,
+    /// By label set, and the values that they are for; `None` for each.
+    pub(super) limits: BTreeMap<(usize, Values), ModelRule>,
+    /// Whether requests have to say their engine's type.
+    pub(super) needs_engine_type: bool,
+    /// All that ever waited, the first in line first.
+    pub(super) waiting: Vec<ModelWaiting>,
+    /// EMs that have reported.
+    pub(super) reported: BTreeSet<usize>,
+    /// EMs that registered since the batch began.
+    pub(super) registered: BTreeSet<usize>,
+    /// The last signs of life when the batch began.
+    pub(super) signs: BTreeMap<usize, LastSign>,
+    /// The epochs that registrations were answered with last.
+    pub(super) epochs: BTreeMap<usize, i64>,
+    /// What the cluster of the queues showed last.
+    pub(super) cluster: Option<ModelCluster>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModelEm {
+    pub(super) total: i64,
+    pub(super) protected: i64,
+    /// For the first tenant.
+    pub(super) reserved: bool,
+    pub(super) zone: bool,
+}
+
+/// What a cluster showed, and when: of the root, and of each queue; and of applications.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModelCluster {
+    pub(super) begun: u64,
+    pub(super) max: [i64; PLACES],
+    pub(super) used: [i64; PLACES],
+    pub(super) shown: [i64; APPLICATIONS],
+}
+
+/// For whom something is asked, and what is said of it besides: all that limits count by, but for the EM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Who {
+    pub(super) user: usize,
+    pub(super) tenant: Option<usize>,
+    pub(super) zone: bool,
+    pub(super) engine_type: Option<usize>,
+    pub(super) queue: Option<usize>,
+}
+
+impl Who {
+    /// Where it counts in a label set, on an EM. A label that is left out counts as one that is empty; without a queue it counts in
+    /// none.
+    pub(super) fn values(&self, set: usize, em: usize) -> Option<Values> {
+        match set {
+            USER_SET => Some([Some(self.user), None]),
+            QUEUE_SET => self.queue.map(|queue| [Some(queue), None]),
+            FAMILY_SET => Some([Some(em), self.engine_type.map(|engine_type| ENGINE_TYPES[engine_type].1)]),
+            TENANT_SET => Some([Some(self.user), self.tenant]),
+            other => unreachable!("{other}"),
+        }
+    }
+}
+
+/// What a request requires of an EM: that it is in the zone, or that it has the label of the request's tenant, if that has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Required {
+    Zone,
+    Tenant,
+}
+
+/// A limit, in one or both of what can be short: cores (of an EM, or of a queue), and instances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ModelRule {
+    pub(super) scarce: Option<i64>,
+    pub(super) instances: Option<i64>,
+    pub(super) mode: LimitMode,
+}
+
+/// What can be short in a scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Scarce,
+    Instances,
+}
+
+impl What {
+    /// In the order in which they are told of a label set.
+    fn of(set: usize) -> [Self; 2] {
+        if set == QUEUE_SET { [Self::Instances, Self::Scarce] } else { [Self::Scarce, Self::Instances] }
+    }
+
+    /// How much of it an engine with so many cores has.
+    fn held(self, cores: i64) -> i64 {
+        if self == Self::Scarce { cores } else { 1 }
+    }
+}
+
+/// Where a request may be short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    Em(usize),
+    Scope(usize, Values),
+    /// The root of the cluster, or one of its queues.
+    Queue(usize),
+}
+
+impl Place {
+    fn spot(self) -> Spot {
+        match self {
+            Self::Em(em) => Spot::Em(instance(em)),
+            Self::Scope(set, values) => Spot::Scope(scope_of(set, values)),
+            Self::Queue(place) => Spot::Queue { provider: provider().name, path: path_of(place) },
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct ModelWaiting {
+    pub(super) id: Uuid,
+    pub(super) since: u64,
+    pub(super) em: usize,
+    pub(super) who: Who,
+    pub(super) requires: Option<Required>,
+    pub(super) amount: i64,
+    pub(super) ttl: u64,
+    pub(super) request_id: Option<u8>,
+    /// Of what its user holds.
+    pub(super) cap: Option<i64>,
+    pub(super) in_line: bool,
+    /// Where it stands, and whether it is short there.
+    pub(super) at: BTreeMap<Place, bool>,
+}
+
+/// What a request id stands for: EM, for whom, what of the EM, amount, for how long, and cap.
+pub(super) type ModelBody = (usize, Who, Option<Required>, i64, u64, Option<i64>);
+
+impl ModelWaiting {
+    pub(super) fn body(&self) -> ModelBody {
+        (self.em, self.who, self.requires, self.amount, self.ttl, self.cap)
+    }
+
+    /// Where it stands, and whether it is short there.
+    pub(super) fn stands(&self) -> Spots {
+        self.at.iter().map(|(place, is_short)| (place.spot(), *is_short)).collect()
+    }
+}
+
+/// How much there is somewhere: of each thing, what is needed, what is available, and what there is in all.
+#[derive(Debug)]
+pub(super) struct Room {
+    pub(super) place: Place,
+    pub(super) of: Vec<[i64; 3]>,
+}
+
+impl Room {
+    /// What is available of the first thing that is short.
+    pub(super) fn short(&self) -> Option<i64> {
+        self.of.iter().find_map(|[need, available, _]| (need > available).then_some(*available))
+    }
+
+    pub(super) fn never_fits(&self) -> bool {
+        self.of.iter().any(|[need, _, max]| need > max)
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct ModelTicket {
+    pub(super) id: Uuid,
+    pub(super) em: usize,
+    pub(super) who: Who,
+    pub(super) held: i64,
+    pub(super) used: bool,
+    pub(super) deadline: u64,
+    pub(super) alive: bool,
+    /// What it used when it was adopted.
+    pub(super) adopted: Option<i64>,
+    /// Whether it is counted in the cluster, since when it is in use, and as which application.
+    pub(super) counted: bool,
+    pub(super) since: u64,
+    pub(super) application: Option<usize>,
+}
+
+/// A ticket that is granted, and nothing more.
+pub(super) const NEW: ModelTicket = ModelTicket {
+    id: Uuid::nil(),
+    em: 0,
+    who: Who { user: 0, tenant: None, zone: false, engine_type: None, queue: None },
+    held: 0,
+    used: false,
+    deadline: 0,
+    alive: true,
+    adopted: None,
+    counted: false,
+    since: 0,
+    application: None,
+};
+
+/// How long a cluster may take to show an engine without an application, in seconds.
+const SETTLE: u64 = 60;
+
+/// What is left for one behind others.
+fn behind(left: i64, ahead: i64) -> i64 {
+    if left < 0 { left } else { (left - ahead).max(0) }
+}
+
+impl Model {
+    pub(super) fn on_em(&self, em: usize, used: bool) -> impl Iterator<Item = &ModelTicket> {
+        self.tickets.iter().filter(move |t| t.alive && t.em == em && t.used == used)
+    }
+
+    pub(super) fn left(&self, em: usize) -> Option<i64> {
+        let ModelEm { total, protected, .. } = self.ems.get(&em)?;
+        let held: i64 = self.tickets.iter().filter(|t| t.alive && t.em == em).map(|t| t.held).sum();
+        Some(total - protected - held)
+    }
+
+    fn held(&self, set: usize, values: Values, what: What) -> i64 {
+        let there = self.tickets.iter().filter(|t| t.alive && t.who.values(set, t.em) == Some(values));
+        there.map(|t| what.held(t.held)).sum()
+    }
+
+    /// The maximum of a scope, if the limit that decides there is of this mode: of those that match, the first that names it, where one
+    /// with a weightier label comes before one without.
+    fn max_in(&self, mode: LimitMode, set: usize, values: Values, what: What) -> Option<i64> {
+        let shapes = [[true, true], [true, false], [false, true], [false, false]];
+        let decides = shapes.into_iter().find_map(|shape| {
+            let pattern = [0, 1].map(|place| values[place].filter(|_| shape[place]));
+            // What is not there has no value that a limit could be for.
+            let is_shape = [0, 1].into_iter().all(|place| shape[place] == pattern[place].is_some());
+            let rule = self.limits.get(&(set, pattern)).filter(|_| is_shape)?;
+            let max = if what == What::Scarce { rule.scarce } else { rule.instances };
+            Some((max?, rule.mode))
+        });
+        decides.filter(|(_, decided)| *decided == mode).map(|(max, _)| max)
+    }
+
+    /// How much there is for a request where limits of this mode decide, with the cap of its user; `ahead` tells what others keep.
+    fn in_scopes(
+        &self,
+        mode: LimitMode,
+        (em, who, cores): (usize, Who, i64),
+        cap: Option<i64>,
+        ahead: impl Fn(Place, What) -> i64,
+    ) -> Vec<Room> {
+        let in_set = |set: usize| {
+            let values = who.values(set, em)?;
+            let place = Place::Scope(set, values);
+            let of = |what: What| {
+                let cap = cap.filter(|_| set == USER_SET && what == What::Scarce);
+                let max = self.max_in(mode, set, values, what).into_iter().chain(cap).min()?;
+                Some([what.held(cores), behind(max - self.held(set, values, what), ahead(place, what)), max])
+            };
+            let of: Vec<_> = What::of(set).into_iter().filter_map(of).collect();
+            (!of.is_empty()).then_some(Room { place, of })
+        };
+        (0..SETS.len()).filter_map(in_set).collect()
+    }
+
+    /// Where one who asks would go beyond limits that only watch: how much would have been left.
+    pub(super) fn over_watched(&self, ask: &ModelWaiting) -> Option<i64> {
+        let watched = self.in_scopes(LimitMode::Watched, (ask.em, ask.who, ask.amount), None, |_, _| 0);
+        watched.iter().find_map(Room::short)
+    }
+
+    /// What an engine that runs may use instead of what it holds: on its EM, in its scopes, and in its queue.
+    pub(super) fn left_for_growth(&self, ticket: &ModelTicket) -> Vec<i64> {
+        let scopes = (0..SETS.len()).filter_map(|set| {
+            let values = ticket.who.values(set, ticket.em)?;
+            let max = self.max_in(LimitMode::Enforced, set, values, What::Scarce)?;
+            Some(max - self.held(set, values, What::Scarce))
+        });
+        let cluster = self.left_of_cluster(ticket.who.queue).filter(|_| ticket.counted);
+        let cluster = cluster.into_iter().flatten().map(|(_, left, _)| left);
+        let left = self.left(ticket.em).into_iter().chain(scopes).chain(cluster);
+        left.map(|left| left + ticket.held).collect()
+    }
+
+    /// What the cluster does not show of the tickets in a place of it: that of a queue, or the root's.
+    pub(super) fn unseen(&self, place: usize) -> i64 {
+        let Some(cluster) = self.cluster else { return 0 };
+        let is_there = |t: &&ModelTicket| t.alive && t.counted && (place == 0 || t.who.queue == Some(place - 1));
+        let unseen = |t: &ModelTicket| match (t.used, t.application) {
+            (false, _) => t.held,
+            (true, Some(application)) => (t.held - cluster.shown[application]).max(0),
+            (true, None) if cluster.begun < t.since + SETTLE => t.held,
+            (true, None) => 0,
+        };
+        self.tickets.iter().filter(is_there).map(unseen).sum()
+    }
+
+    /// What is left of a queue of the cluster, and of the root; and how much there is in all.
+    fn left_of_cluster(&self, queue: Option<usize>) -> Option<[(usize, i64, i64); 2]> {
+        let (cluster, queue) = (self.cluster?, queue?);
+        let left = |place: usize| cluster.max[place] - cluster.used[place] - self.unseen(place);
+        Some([queue + 1, 0].map(|place| (place, left(place), cluster.max[place])))
+    }
+
+    /// What a request can get on an EM behind the first `ahead` of those who wait, wherever it is judged.
+    pub(super) fn rooms(&self, ask: &ModelWaiting, ahead: usize) -> Option<Vec<Room>> {
+        let em = self.ems.get(&ask.em)?;
+        let kept = |place: Place, what: What| {
+            let before = self.waiting[..ahead].iter().filter(|w| w.in_line && w.at.contains_key(&place));
+            before.map(|w| what.held(w.amount)).sum::<i64>()
+        };
+        let on_em = Place::Em(ask.em);
+        let left = behind(self.left(ask.em)?, kept(on_em, What::Scarce));
+        let mut rooms = vec![Room { place: on_em, of: vec![[ask.amount, left, em.total - em.protected]] }];
+        rooms.extend(self.in_scopes(LimitMode::Enforced, (ask.em, ask.who, ask.amount), ask.cap, kept));
+        for (place, left, max) in self.left_of_cluster(ask.who.queue).into_iter().flatten() {
+            let place = Place::Queue(place);
+            rooms.push(Room { place, of: vec![[ask.amount, left - kept(place, What::Scarce), max]] });
+        }
+        Some(rooms)
+    }
+
+    /// Why a request may not go to its EM at all.
+    pub(super) fn turned_away(&self, ask: &ModelWaiting) -> Option<&'static str> {
+        let em = self.ems.get(&ask.em)?;
+        let is_first_tenant = ask.who.tenant == Some(0);
+        let lacks = match ask.requires {
+            Some(Required::Zone) => !em.zone,
+            Some(Required::Tenant) => ask.who.tenant.is_some() && !(em.reserved && is_first_tenant),
+            None => false,
+        };
+        let reasons = [
+            (self.drained.contains_key(&ask.em), "draining"),
+            (self.needs_engine_type && ask.who.engine_type.is_none(), "label missing"),
+            (lacks, "label required"),
+            (em.reserved && !is_first_tenant, "reserved"),
+            (ask.cap.is_some() && self.limits.is_empty(), "cap"),
+        ];
+        reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, reason)| reason)
+    }
+
+    /// The number of the request that began to wait so long ago.
+    pub(super) fn waiter(&self, ago: usize) -> Option<usize> {
+        self.waiting.len().checked_sub(ago + 1)
+    }
+
+    /// The number of the ticket that was asked for so long ago.
+    pub(super) fn ticket(&self, ago: usize) -> Option<usize> {
+        self.tickets.len().checked_sub(ago + 1)
+    }
+}

@@ -1,0 +1,241 @@
+//! How changed rules come to decide: on every instance, whatever breaks, and at the cost of what has changed alone.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use linkis_rm::{
+    client::ResultResource,
+    domain::{
+        limit::{Pattern, Rule},
+        resource::Dimension,
+    },
+    transport::proto,
+};
+use tokio::task::JoinSet;
+
+use super::{Limits, limit, replace, set};
+use crate::harness::*;
+
+/// At most so many instances for one of many users.
+fn of_user(number: usize, instances: i64) -> Rule {
+    Rule {
+        pattern: Pattern::new([("user".to_owned(), Some(format!("user{number}")))].into()),
+        mode: Default::default(),
+        max: [(Dimension::Instances, instances)].into(),
+    }
+}
+
+/// Others follow what has changed; and read all where somebody changed rules without telling, as an earlier release does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_change_applies_on_every_instance() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    first.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
+    for n in 0..30 {
+        first.client.set_limit(&of_user(n, 0)).await.unwrap();
+    }
+    let may = async |user: &str| {
+        let mut answers = Vec::new();
+        for rm in [&second, &first] {
+            let answer = rm.client.request_resource(&request(&em("host"), user, load(1, 1, 1))).await.unwrap();
+            answers.push(matches!(answer, ResultResource::Available(_)));
+        }
+        answers
+    };
+    assert_eq!(may("user7").await, [false, false]);
+    first.client.set_limit(&of_user(7, 1)).await.unwrap();
+    assert_eq!(may("user7").await, [true, false]);
+    second.client.delete_limit(&of_user(8, 0).pattern).await.unwrap();
+    assert_eq!((may("user8").await, may("user9").await), (vec![true, true], vec![false, false]));
+    sqlx::raw_sql(
+        r#"UPDATE linkis_resource_limit SET max_resource = '{"instances": 2}' WHERE pattern @> '{"user": "user9"}';
+        UPDATE linkis_resource_limit_version SET version = gen_random_uuid()"#,
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+    first.client.set_limit(&of_user(10, 1)).await.unwrap();
+    assert_eq!((may("user9").await, may("user10").await), (vec![true, true], vec![true, false]));
+    assert_eq!(assert_invariants(&database, &first.client).await, 6);
+}
+
+/// How many rows of rules, and of what has changed of them, were read. What a connection has read is told for certain once it is closed.
+async fn rules_read(database: &Database) -> i64 {
+    eventually("all connections are closed", Duration::from_secs(20), || async {
+        let open = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'linkis-rm'";
+        database.count(open).await == 0
+    })
+    .await;
+    let read = "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables
+        WHERE relname IN ('linkis_resource_limit', 'linkis_resource_limit_change')";
+    database.count(read).await
+}
+
+/// Through the one that changes it and through another that follows: they read what has changed, and not the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_change_reads_only_changed_limits() {
+    const RULES: i64 = 10_000;
+    const CHANGES: i64 = 20;
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).collect();
+    replace(&limits, &all, false).await;
+    rm.stop().await;
+    // Without changes and with them: as they start, instances read all rules, and now and then for those who look.
+    let mut read = Vec::new();
+    for changes in [0, CHANGES] {
+        sqlx::raw_sql("ANALYZE linkis_resource_limit, linkis_resource_limit_change")
+            .execute(&database.pool)
+            .await
+            .unwrap();
+        let before = rules_read(&database).await;
+        let (first, second) = (Instance::start(&database).await, Instance::start(&database).await);
+        for rm in [&first, &second] {
+            rm.client.request_resource(&request(&em("host"), "user1", load(1, 1, 1))).await.refused();
+        }
+        let limits = Limits::connect(first.address.clone()).await.unwrap();
+        for n in 0..changes {
+            let user = format!("user{}", n * 100);
+            set(&limits, limit(Some(&user), 1), None).await.unwrap();
+            second.client.request_resource(&request(&em("host"), &user, load(1, 1, 1))).await.granted();
+            first.client.request_resource(&request(&em("host"), &user, load(1, 1, 1))).await.refused();
+        }
+        first.stop().await;
+        second.stop().await;
+        read.push(rules_read(&database).await - before);
+    }
+    let of_changes = read[1] - read[0];
+    assert!(of_changes < CHANGES * RULES / 4, "{of_changes} rows for {CHANGES} changes; {} without any", read[0]);
+}
+
+/// An instance is killed again and again while rules change through it: what it had not committed is nowhere, and the others follow
+/// what it had, also if it died before it could tell them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_changes_after_instance_kill_are_equal_everywhere() {
+    let (database, rm) = start().await;
+    rm.client.register(registration(em("host"), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
+    rm.client.set_limit(&of_user(0, 0)).await.unwrap();
+    let url = database.url();
+    let mut last = 0;
+    for round in 1..=4_i64 {
+        let process = Process::start(&["--database-url", &url]);
+        let mut changes = JoinSet::new();
+        for user in 0..40 {
+            let (client, rule) = (process.client.clone(), of_user(user, round));
+            changes.spawn(async move { client.set_limit(&rule).await.is_ok() });
+        }
+        // In the middle: some are told, some are not.
+        while last < 5 * round && changes.join_next().await.is_some_and(|changed| changed.unwrap()) {
+            last += 1;
+        }
+        process.kill();
+        changes.shutdown().await;
+    }
+    let stored: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT pattern ->> 'user', (max_resource ->> 'instances')::bigint FROM linkis_resource_limit ORDER BY 1",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert!(stored.len() > 1 && stored.iter().any(|(_, most)| *most > 1), "{stored:?}");
+    let reader = Instance::start(&database).await;
+    for rm in [&rm, &reader] {
+        for (user, most) in &stored {
+            let refusal = rm.client.dry_run(&request(&em("host"), user, load(1, 1, most + 1))).await.refused();
+            assert_eq!(refusal.shortfalls[0].max, *most, "{user}");
+        }
+    }
+    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+}
+
+/// Notes how many lines of the history each statement writes, and whether nobody grants or gives back meanwhile.
+async fn note_lines(database: &Database) {
+    let notes = "CREATE TABLE noted (is_fenced boolean NOT NULL, lines bigint NOT NULL);
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            INSERT INTO noted SELECT EXISTS (
+                SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock' AND granted
+                    AND relation = 'linkis_resource_limit_version'::regclass), (SELECT count(*) FROM written);
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER note AFTER INSERT ON linkis_resource_action_record REFERENCING NEW TABLE AS written
+            FOR EACH STATEMENT EXECUTE FUNCTION note()";
+    sqlx::raw_sql(notes).execute(&database.pool).await.unwrap();
+}
+
+/// Of how many limits a call changes, what is written while nobody grants or gives back does not depend; and the history tells all the same
+/// who was judged by them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_replacement_writes_history_outside_the_fence() {
+    // One more is for each user.
+    const RULES: i64 = 9_999;
+    let (database, rm) = start().await;
+    let host = em("host");
+    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let limits = Limits::connect(rm.address.clone()).await.unwrap();
+    set(&limits, limit(None, 9), None).await.unwrap();
+    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
+    note_lines(&database).await;
+    let noted = async || {
+        let inside_and_before: (i64, i64) = sqlx::query_as(
+            "SELECT coalesce(sum(lines) FILTER (WHERE is_fenced), 0)::bigint,
+                coalesce(sum(lines) FILTER (WHERE NOT is_fenced), 0)::bigint FROM noted",
+        )
+        .fetch_one(&database.pool)
+        .await
+        .unwrap();
+        sqlx::raw_sql("TRUNCATE noted").execute(&database.pool).await.unwrap();
+        inside_and_before
+    };
+    set(&limits, limit(None, 8), None).await.unwrap();
+    assert_eq!(noted().await, (1, 0));
+
+    // Somebody counts by the limits for a while; who comes meanwhile is judged by those that there were.
+    let mut counting = database.connect().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS SHARE MODE")
+        .execute(&mut counting)
+        .await
+        .unwrap();
+    let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).chain([limit(None, 7)]).collect();
+    let replacing = tokio::spawn({
+        let limits = limits.clone();
+        async move { replace(&limits, &all, false).await.changed_count }
+    });
+    eventually("the fence is waited for", Duration::from_secs(20), || is_waiting(&database)).await;
+    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
+    sqlx::raw_sql("ROLLBACK").execute(&mut counting).await.unwrap();
+    assert_eq!(replacing.await.unwrap(), 1);
+    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.refused();
+    rm.client.request_resource(&request(&host, "other", load(1, 1, 1))).await.granted();
+    assert_eq!(noted().await, (1, RULES + 1 + 2), "with two grants");
+    let told: Vec<(String, String)> = sqlx::query_as(
+        r#"SELECT action, coalesce("user", scope::text) FROM linkis_resource_action_record
+        WHERE action IN ('granted', 'limits_in_force') ORDER BY id"#,
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    let told: Vec<_> = told.iter().map(|(action, of)| (action.as_str(), of.as_str())).collect();
+    let (in_force, granted) = (("limits_in_force", r#"{"user": null}"#), ("granted", "user1"));
+    assert_eq!(told, [in_force, granted, granted, in_force, ("granted", "other")]);
+    let first = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'limit_set'
+        AND id < (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'limits_in_force')";
+    assert_eq!(database.count(first).await, RULES + 3, "all of them are told before they hold");
+
+    // The same for those that go; of a set of labels that is new, nothing decides before all is counted.
+    let of_creator: Vec<_> = (0..RULES / 10)
+        .map(|n| proto::Limit {
+            labels: BTreeMap::from([("creator".to_owned(), format!("c{n}"))]),
+            ..limit(Some(""), 9)
+        })
+        .collect();
+    replace(&limits, &of_creator, false).await;
+    eventually("they decide", Duration::from_secs(20), async || {
+        let counting = "SELECT count(*) FROM linkis_label_set WHERE state = 'counting'";
+        database.count(counting).await == 0
+    })
+    .await;
+    assert_eq!(noted().await, (2, RULES + 1 + RULES / 10), "those of users end, and those of creators decide");
+    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
+}

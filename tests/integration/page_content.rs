@@ -1,0 +1,213 @@
+//! The page as a browser shows it: it says what the service says, soon, and nothing that it should not.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    browser::{Browser, SHOWN_WITHIN, within},
+    harness::*,
+    identity::{token, tokens},
+    page::{HOSTILE, LONG, furnish, get, start_page},
+};
+
+/// How long it may take until a page that is opened is live, until a grant is seen, and until one whose token is revoked sees nothing.
+const LIVE_WITHIN: Duration = Duration::from_secs(5);
+const GRANT_WITHIN: Duration = Duration::from_secs(3);
+const LOGIN_WITHIN: Duration = Duration::from_secs(5);
+
+async fn overview(rm: &Instance) -> Value {
+    get(rm.http, "/api/v1/GetOverview", "").await.json()["overview"].take()
+}
+
+/// What the tile of a dimension says, by an overview: how full, and of what.
+fn tile(overview: &Value, dimension: &str) -> (String, String) {
+    let sum = |field: &str, is_counted: &dyn Fn(&str) -> bool| -> i64 {
+        let groups = overview["ems"].as_array().unwrap().iter();
+        let counted = groups.filter(|group| is_counted(group["state"].as_str().unwrap()));
+        counted.map(|group| group["dimensions"][dimension][field].as_str().unwrap().parse::<i64>().unwrap()).sum()
+    };
+    let all = |field: &str| sum(field, &|_| true);
+    // Of what is left, that on the hosts that are chosen is free.
+    let is_chosen = |state: &str| ["EM_STATE_HEALTHY", "EM_STATE_UNREPORTED", "EM_STATE_WARN"].contains(&state);
+    let (free, out) = (sum("left", &is_chosen), sum("left", &|state| !is_chosen(state)));
+    let (used, locked, kept) = (all("used"), all("locked"), all("protected_amount"));
+    let shown = |amount: i64| match dimension {
+        "memory" if amount < 1024 => format!("{amount} B"),
+        "memory" => format!("{:.1} GB", amount as f64 / GB as f64),
+        _ => amount.to_string(),
+    };
+    let protected = if kept > 0 { format!(", {} protected", shown(kept)) } else { String::new() };
+    let more = format!(
+        "{} used, {} locked{protected}, {} free, {} on hosts that take nothing",
+        shown(used),
+        shown(locked),
+        shown(free),
+        shown(out)
+    );
+    (format!("{}%", (used + locked) * 100 / (all("total") - kept)), more)
+}
+
+/// A rate as the page writes it: with a digit behind the point, unless that is nought.
+fn rate(of: &Value) -> String {
+    let text = format!("{:.1}", of.as_f64().unwrap_or_default());
+    text.strip_suffix(".0").unwrap_or(&text).to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_content_equals_service_state() {
+    let Some(browser) = Browser::start().await else { return };
+    let (database, rm) = start_page().await;
+    let waiting = furnish(&rm).await;
+    let started = Instant::now();
+    browser.go(&format!("http://{}/", rm.http)).await;
+    browser.shows("#live", "live").await;
+    let live = started.elapsed();
+    println!("live after {live:?}");
+    assert!(live <= LIVE_WITHIN, "{live:?}");
+
+    let told = overview(&rm).await;
+    for dimension in ["memory", "cores", "instances"] {
+        let (full, more) = tile(&told, dimension);
+        browser.shows(&format!("#tile-{dimension} b"), &full).await;
+        browser.shows(&format!("#tile-{dimension} .more"), &more).await;
+    }
+    assert_eq!(tile(&told, "cores").1, "5 used, 10 locked, 4 protected, 5 free, 20 on hosts that take nothing");
+    browser.shows("#tile-hosts b", "4").await;
+    browser.shows("#tile-hosts .more", "1 draining").await;
+    browser.shows("#tile-tickets .more", "2 locked").await;
+    browser.shows("#tile-waiting b", "1").await;
+    browser.shows("#waiting", HOSTILE).await;
+    browser.shows("#waiting", "host1:9102").await;
+    browser.shows("#locked", HOSTILE).await;
+    browser.shows("#actions", "drained").await;
+    assert_eq!(browser.text("#empty").await, "(unseen)");
+    browser.shows("#fullest", "user=bob").await;
+    assert_eq!(browser.text("#fullest tbody tr td:nth-child(3)").await, "1", "held of it");
+    for refused in ["carol", "host1:9102", "cores", "bob", "user=bob", "instances"] {
+        browser.shows("#refused", refused).await;
+    }
+    for why in ["host full", "user's limit"] {
+        browser.shows("#charts", why).await;
+    }
+    let rates = || async {
+        rm.client.request_resource(&request(&em("host1"), "carol", load(1, 100, 1))).await.refused();
+        let told = overview(&rm).await["throughput"].take();
+        let refusals = rate(&told["refusals_per_second"]);
+        refusals != "0"
+            && browser.text("#tile-grants b").await == rate(&told["grants_per_second"])
+            && browser.text("#tile-grants .more").await == format!("{refusals} refusals a second")
+    };
+    eventually("its rates are those of the overview", SHOWN_WITHIN, rates).await;
+
+    // A grant is seen soon.
+    let mut before = None;
+    within("a grant is seen", GRANT_WITHIN, async || {
+        if let Some(grant) = before.take() {
+            rm.client.resource_released(&release(&grant, "carol")).await.unwrap();
+            browser.shows("#tile-cores .more", "10 locked").await;
+        }
+        let granted = Instant::now();
+        before = Some(rm.client.request_resource(&request(&em(HOSTILE), "carol", load(1, 1, 1))).await.granted());
+        browser.shows("#tile-cores .more", "11 locked").await;
+        browser.shows("#locked", "carol").await;
+        granted.elapsed()
+    })
+    .await;
+
+    // A host in full, found by what it is called; and a user whose name would be markup.
+    browser.run("document.getElementById('search').value = 'onerror'; document.getElementById('search-form').requestSubmit()").await;
+    browser.shows("#panel", &format!("{HOSTILE}:9102")).await;
+    browser.run("document.querySelector('#panel .link').click()").await;
+    browser.shows("#panel", "10 locked, 1 protected, 0 free of 11").await;
+    browser.shows("#panel", "bob").await;
+    browser.shows("#panel h3:last-of-type + table", "granted").await;
+    browser.shows("#panel h3:last-of-type + table", "registered").await;
+    for (width, name) in [(400, "panel-narrow"), (1400, "panel-wide")] {
+        browser.resize(width, 900).await;
+        browser.picture(name).await;
+        assert_eq!(browser.overflow().await, 0, "{width} pixels");
+    }
+    browser.run("[...document.querySelectorAll('#locked .link')].find((link) => link.textContent.startsWith('<img')).click()").await;
+    browser.shows("#panel h2", &format!("User {HOSTILE}")).await;
+    browser.shows("#panel", "9.0 GB, 9 cores, 9 instances").await;
+    assert_eq!(browser.run("return document.querySelectorAll('img').length").await, 0);
+    browser.run("document.getElementById('host-list').open = true").await;
+    browser.shows("#host-rows", "draining").await;
+    // What a host says of itself stands beside what is granted there.
+    browser.run("[...document.querySelectorAll('#host-rows .link')].find((link) => link.textContent === 'host2:9102').click()").await;
+    browser.shows("#panel", "health: unhealthy").await;
+    browser.shows("#panel", "its host reports: 6.0 GB of 8.0 GB memory, 42.5% of all cores busy").await;
+    browser.run("document.getElementById('panel-close').click()").await;
+    assert_eq!(browser.complaints().await, [""; 0]);
+
+    // It goes away, and comes again.
+    let (http, place) = (rm.http, rm.address.replace("http://", ""));
+    waiting.abort();
+    rm.stop().await;
+    let gone = browser.shows("#live", "no connection").await;
+    println!("that it is gone is said after {gone:?}");
+    let rm = Instance::start_with_http(database.target(), options(), place.parse::<SocketAddr>().unwrap().into(), http)
+        .await;
+    let back = browser.shows("#live", "live").await;
+    println!("it is live again after {back:?}");
+    browser.shows("#tile-waiting b", "0").await;
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_without_ems_shows_registration_command() {
+    let Some(browser) = Browser::start().await else { return };
+    let (_database, rm) = start_page().await;
+    browser.go(&format!("http://{}/", rm.http)).await;
+    let address = rm.address.replace("http://", "");
+    browser.shows("#empty-command", &format!("{address} linkis.rm.v1.ResourceManagerService/Register")).await;
+    assert_eq!(browser.text("#hosts").await, "(unseen)");
+    rm.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
+    browser.shows("#tile-hosts b", "1").await;
+    assert_eq!(browser.text("#empty").await, "(unseen)");
+    assert_eq!(browser.complaints().await, [""; 0]);
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_without_token_shows_only_login() {
+    let Some(browser) = Browser::start().await else { return };
+    let (database, rm) = start_page().await;
+    furnish(&rm).await.abort();
+    let mut viewer = token(&database, "olga", &["--role", "viewer"]);
+    let known = || async { get(rm.http, "/api/v1/GetOverview", "").await.status == 401 };
+    eventually("tokens are asked for", LONG, known).await;
+    browser.go(&format!("http://{}/", rm.http)).await;
+    browser.shows("#login", "Sign in").await;
+    assert_eq!(browser.text("#page").await, "(unseen)");
+    let fill = |token: &str| {
+        let fill = "document.getElementById('token').value";
+        format!("{fill} = '{token}'; document.getElementById('login-form').requestSubmit()")
+    };
+    assert_eq!(browser.complaints().await, [""; 0]);
+    browser.run(&fill("lrm_nothing")).await;
+    browser.shows("#login-error", "none that is known").await;
+    within("the login is back", LOGIN_WITHIN, async || {
+        browser.run(&fill(&viewer)).await;
+        browser.shows("#who", "olga (viewer)").await;
+        browser.shows("#tile-hosts b", "4").await;
+        assert_eq!(browser.run("return document.cookie").await, "", "no script reads the token");
+        browser.complaints().await;
+        tokens(&database, &["revoke", "--name", "olga"]);
+        let revoked = browser.shows("#login-error", "revoked").await;
+        viewer = token(&database, "olga", &["--role", "viewer"]);
+        revoked
+    })
+    .await;
+    assert_eq!(browser.text("#page").await, "(unseen)");
+    let left = browser
+        .run("return document.getElementById('tiles').textContent + document.getElementById('waiting').textContent")
+        .await;
+    assert_eq!(left, "", "nothing of what was shown is left");
+    assert!(browser.complaints().await.iter().all(|line| line.contains("401")), "of lists that were being asked for");
+    rm.stop().await;
+}

@@ -1,0 +1,97 @@
+//! How the page looks: both colour schemes can be read, and no window is too narrow for it.
+
+use linkis_rm::client::ResourceRequest;
+
+use crate::{
+    browser::{Browser, SHOWN_WITHIN},
+    harness::*,
+    identity::token,
+    page::{LONG, furnish, get, start_page},
+};
+
+/// The colour of the first host, as it is drawn.
+async fn first_host(browser: &Browser) -> String {
+    let pixel = "return [...document.getElementById('map').getContext('2d').getImageData(2, 2, 1, 1).data].join()";
+    browser.run(pixel).await.as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_layout_fits_colour_schemes_and_narrow_windows() {
+    let Some(browser) = Browser::start().await else { return };
+    let (database, rm) = start_page().await;
+    let url = format!("http://{}/", rm.http);
+    browser.go(&url).await;
+    browser.shows("#empty-command", "Register").await;
+    browser.looks_well("empty").await;
+
+    let waiting = furnish(&rm).await;
+    browser.go(&url).await;
+    for (place, shown) in [
+        ("#refused", "bob"),
+        ("#fullest", "user=bob"),
+        ("#waiting", "host1"),
+        ("#locked", "bob"),
+        ("#actions", "drained"),
+    ] {
+        browser.shows(place, shown).await;
+    }
+    browser.run("document.getElementById('host-list').open = true").await;
+    browser.looks_well("full").await;
+    browser.prefer("light").await;
+    let light = first_host(&browser).await;
+    browser.prefer("dark").await;
+    eventually("hosts have other colours", SHOWN_WITHIN, || async { first_host(&browser).await != light }).await;
+    browser.run("document.querySelector('#host-rows .link').click()").await;
+    browser.shows("#panel", "Last actions").await;
+    browser.looks_well("panel").await;
+    waiting.abort();
+
+    token(&database, "olga", &["--role", "viewer"]);
+    let asked_for = || async { get(rm.http, "/api/v1/GetOverview", "").await.status == 401 };
+    eventually("tokens are asked for", LONG, asked_for).await;
+    browser.go(&url).await;
+    browser.shows("#login", "Sign in").await;
+    browser.run("document.getElementById('token').value = 'lrm_nothing'; document.getElementById('login-form').requestSubmit()").await;
+    browser.shows("#login-error", "none that is known").await;
+    browser.looks_well("login").await;
+    rm.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_layout_with_unbroken_names_keeps_width() {
+    let Some(browser) = Browser::start().await else { return };
+    let (_database, rm) = start_page().await;
+    let (host, user) = (em(&"h".repeat(200)), "u".repeat(200));
+    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    rm.client.set_limit(&each_user(5)).await.unwrap();
+    rm.client.request_resource(&request(&host, &user, load(1, 6, 1))).await.granted();
+    rm.client.request_resource(&request(&host, &user, load(1, 100, 1))).await.refused();
+    let patient = ResourceRequest { wait_timeout: 30 * LONG, ..request(&host, &user, load(1, 9, 1)) };
+    let client = rm.client.clone();
+    let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
+    let told =
+        || async { !get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().is_empty() };
+    eventually("the refusal is told", LONG, told).await;
+    browser.go(&format!("http://{}/", rm.http)).await;
+    for place in ["#waiting", "#locked", "#fullest", "#refused", "#actions"] {
+        browser.shows(place, &user).await;
+    }
+    browser.run("document.getElementById('host-list').open = true").await;
+    browser.shows("#host-rows", host.instance.as_str()).await;
+    browser.looks_well("unbroken").await;
+    // The tip of a cell, and a host and a user in full.
+    let point = "const map = document.getElementById('map'), { x, y } = map.getBoundingClientRect();
+        map.dispatchEvent(new PointerEvent('pointermove', { clientX: x + 2, clientY: y + 2 }))";
+    browser.run(point).await;
+    browser.shows("#map-tip", host.instance.as_str()).await;
+    for (place, title) in
+        [("#host-rows .link", host.instance.as_str()), ("#locked td:nth-child(2) .link", user.as_str())]
+    {
+        browser.run(&format!("document.querySelector('{place}').click()")).await;
+        browser.shows("#panel h2", title).await;
+        browser.shows("#panel", "Tickets").await;
+        browser.looks_well("unbroken-panel").await;
+    }
+    waiting.abort();
+    rm.stop().await;
+}

@@ -1,0 +1,143 @@
+//! Pages of what is listed: their sizes, their tokens, and the live end of the history.
+
+use linkis_rm::transport::{
+    page::Page,
+    proto::{self, usage_service_client::UsageServiceClient},
+};
+use sqlx::{Acquire as _, Executor as _};
+use tonic::{Code, Status, transport::Channel};
+use tonic_types::StatusExt as _;
+
+use crate::harness::*;
+
+async fn usage(rm: &Instance) -> UsageServiceClient<Channel> {
+    UsageServiceClient::connect(rm.address.clone()).await.unwrap()
+}
+
+#[track_caller]
+fn names_the_token(status: &Status) {
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "page_token");
+}
+
+/// A token is of its call and its filters; how large a page is, is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_is_as_large_as_may_be_and_its_token_is_of_its_call_and_filters() {
+    let (_database, rm) = start().await;
+    for n in 0..3 {
+        let host = em(&format!("host{n}"));
+        rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    }
+    let mut usage = usage(&rm).await;
+    for page_size in [1001, i32::MAX] {
+        let page = usage.list_ems(proto::ListEmsRequest { page_size, ..Default::default() }).await.unwrap();
+        assert_eq!(page.into_inner().ems.len(), 3);
+    }
+    let ems = proto::ListEmsRequest { page_size: 1, ..Default::default() };
+    let of_ems = usage.list_ems(ems).await.unwrap().into_inner().next_page_token;
+    let of_user = |user: &str, page_token: &str| proto::ListTicketsRequest {
+        user: user.into(),
+        page_token: page_token.into(),
+        page_size: 1,
+        ..Default::default()
+    };
+    let of_hadoop = usage.list_tickets(of_user("hadoop", "")).await.unwrap().into_inner().next_page_token;
+    assert!(!of_ems.is_empty() && !of_hadoop.is_empty());
+    let next = proto::ListTicketsRequest { page_size: 5, ..of_user("hadoop", &of_hadoop) };
+    assert_eq!(usage.list_tickets(next).await.unwrap().into_inner().tickets.len(), 2);
+    names_the_token(&usage.list_tickets(of_user("alice", &of_hadoop)).await.unwrap_err());
+    names_the_token(&usage.list_tickets(of_user("hadoop", &of_ems)).await.unwrap_err());
+    let scopes = proto::ListScopesRequest { page_token: of_ems, ..Default::default() };
+    names_the_token(&usage.list_scopes(scopes).await.unwrap_err());
+}
+
+/// Reads the history to its end from behind `token`, a line a page: the EMs that are told, and where to go on.
+async fn follow(usage: &mut UsageServiceClient<Channel>, mut page_token: String) -> (Vec<String>, String) {
+    let mut told = Vec::new();
+    loop {
+        let call = proto::ListActionsRequest { page_size: 1, page_token, ..Default::default() };
+        let page = usage.list_actions(call).await.unwrap().into_inner();
+        told.extend(page.actions.into_iter().filter_map(|action| Some(action.em?.instance)));
+        if page.next_page_token.is_empty() {
+            return (told, page.follow_token);
+        }
+        page_token = page.next_page_token;
+    }
+}
+
+/// A line takes its number before it is committed: one with a larger number may be seen first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn history_follow_token_skips_no_late_commit() {
+    const LINE: &str = "INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource,
+            actor, action_time)
+        VALUES ('registered', 'linkis-cg-engineconnmanager', 'late', 'CPU', '{\"cores\":1}', 'somebody', clock_timestamp())";
+    let (database, rm) = start().await;
+    let register = async |host| {
+        rm.client.register(registration(em(host), load(10, 10, 10))).await.unwrap();
+    };
+    register("host1").await;
+    let mut by_hand = database.connect().await;
+    let mut open = by_hand.begin().await.unwrap();
+    open.execute(LINE).await.unwrap();
+    register("host2").await;
+    register("host3").await;
+    let mut usage = usage(&rm).await;
+    let (told, token) = follow(&mut usage, String::new()).await;
+    assert_eq!(told, ["host1:9102"], "what comes behind a line that may still come is not told yet");
+    open.commit().await.unwrap();
+    let (told, token) = follow(&mut usage, token).await;
+    assert_eq!(told, ["late", "host2:9102", "host3:9102"]);
+    let (told, token) = follow(&mut usage, token).await;
+    assert_eq!(told, [""; 0]);
+
+    // A number whose transaction was rolled back never comes: nobody waits for it, nor for who writes later.
+    let mut open = by_hand.begin().await.unwrap();
+    open.execute(LINE).await.unwrap();
+    open.rollback().await.unwrap();
+    register("host4").await;
+    let mut open = by_hand.begin().await.unwrap();
+    let (told, token) = follow(&mut usage, token).await;
+    assert_eq!(told, ["host4:9102"]);
+    open.execute(LINE).await.unwrap();
+    register("host5").await;
+    assert_eq!(follow(&mut usage, String::new()).await.0.len(), 5);
+    open.commit().await.unwrap();
+    assert_eq!(follow(&mut usage, token).await.0, ["late", "host5:9102"]);
+    rm.stop().await;
+}
+
+/// A token may be anybody's: years that no table knows are no tokens, or tell of nothing; they are never an error of the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn page_token_with_unknown_year_is_refused() {
+    let (_database, rm) = start().await;
+    let mut usage = usage(&rm).await;
+    let refusals = Page::new("ListRefusals", 1, &proto::ListRefusalsRequest::default()).unwrap();
+    let by = proto::UsageBy::User.into();
+    let asked = proto::GetUsageRequest { by, ..Default::default() };
+    let used = Page::new("GetUsage", 1, &asked).unwrap();
+    let waiting = Page::new("ListWaiting", 1, &proto::ListWaitingRequest::default()).unwrap();
+    // Years 1 and 9999, those before and after, and the bounds of the number.
+    let first = [-62_135_596_800_i64, -62_135_596_801, -377_705_116_800, -210_866_803_201, -1, i64::MIN];
+    let last = [253_402_300_799, 253_402_300_800, 9_224_318_016_000, i64::MAX];
+    for seconds in first.into_iter().chain(last) {
+        let page_token = refusals.token(&format!("{seconds}-{}", "ff".repeat(32)));
+        match usage.list_refusals(proto::ListRefusalsRequest { page_token, ..Default::default() }).await {
+            Ok(told) => assert!(seconds == last[0] && told.get_ref().refusals.is_empty(), "{seconds}"),
+            Err(status) => names_the_token(&status),
+        }
+        for key in [format!("[{seconds},null,null]"), format!(r#"[3600,["a",""],{seconds}]"#)] {
+            let call = proto::GetUsageRequest { page_token: used.token(&key), ..asked.clone() };
+            match usage.get_usage(call).await {
+                Ok(told) => assert!(seconds == last[0] && told.get_ref().sums.is_empty(), "{key}"),
+                Err(status) => names_the_token(&status),
+            }
+        }
+        // The time that somebody waits since is told in bytes, which are compared and never read.
+        let micros = seconds.saturating_mul(1_000_000).cast_unsigned().wrapping_add(1 << 63);
+        let page_token = waiting.token(&format!("7fff{micros:016x}{}", "ff".repeat(16)));
+        let call = proto::ListWaitingRequest { page_token, ..Default::default() };
+        assert!(usage.list_waiting(call).await.unwrap().into_inner().waiting.is_empty());
+    }
+}

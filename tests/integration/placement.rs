@@ -1,0 +1,557 @@
+//! Requests that name no EM: the service chooses one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    client::{ResourceRequest, ResultResource},
+    domain::{
+        em::{Em, EmInstance},
+        hold::NewHold,
+        limit::{Pattern, Rule},
+        name::{Labels, Name},
+        operation::{LockKey, Register},
+        policy::Policy,
+        report::{Health, Report},
+        resource::{Dimension, Resource},
+        selector::{Placement, Preference, Selector},
+    },
+    server::Options,
+    transport::resource_manager::RequestTimeouts,
+};
+use tokio::task::JoinSet;
+use tonic::Code;
+use uuid::Uuid;
+
+use crate::{harness::*, proxy::FaultPlan};
+
+mod contended_ems;
+
+fn anywhere(user: &str, resource: Resource) -> ResourceRequest {
+    ResourceRequest { em: None, ..request(&em("any"), user, resource) }
+}
+
+async fn register(rm: &Instance, hosts: usize, instances: i64) {
+    for n in 0..hosts {
+        rm.client.register(registration(em(&format!("host{n}")), load(1000, 1000, instances))).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_spreads_requests_until_ems_are_full() {
+    let (database, rm) = start().await;
+    register(&rm, 5, 10).await;
+    let mut on: HashMap<_, u32> = HashMap::new();
+    for n in 1..=50 {
+        let grant = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+        *on.entry(grant.em).or_default() += 1;
+        let (least, most) = (on.values().min().unwrap(), on.values().max().unwrap());
+        assert!(n < 10 || most - least <= 2, "the freest first: {on:?}");
+    }
+    assert!(on.len() == 5 && on.values().all(|count| *count == 10), "{on:?}");
+    let refusal = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.refused();
+    assert_eq!((refusal.code, refusal.shortfalls[0].available, refusal.never_fits), (11003, 0, false));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 50);
+}
+
+/// Two instances with views of their own: whoever finds his choice full tries the next in the same call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_on_two_instances_grants_all_capacity() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    register(&first, 5, 12).await;
+    let mut calls = JoinSet::new();
+    for n in 0..200 {
+        let client = [&first, &second][n % 2].client.clone();
+        calls.spawn(async move {
+            let answer = client.request_resource(&anywhere(&format!("user{}", n % 20), load(1, 1, 1))).await.unwrap();
+            matches!(answer, ResultResource::Available(_))
+        });
+    }
+    let granted = calls.join_all().await.into_iter().filter(|granted| *granted).count();
+    assert_eq!(granted, 60);
+    assert_eq!(assert_invariants(&database, &first.client).await, 60);
+}
+
+fn labels(pairs: &[(&str, &str)]) -> Labels {
+    let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
+}
+
+async fn register_labelled(rm: &Instance, host: &str, own: &[(&str, &str)], reserved: &[(&str, &str)]) {
+    let registration = registration(em(host), load(100, 100, 100));
+    let registered = Register { labels: labels(own), reserved: labels(reserved), ..registration };
+    let em = rm.client.register(registered).await.unwrap();
+    assert_eq!((em.labels, em.reserved), (labels(own), labels(reserved)));
+}
+
+fn requiring(required: &[(&str, &str)]) -> ResourceRequest {
+    let selector = Selector { required: labels(required), ..Selector::default() };
+    ResourceRequest { selector, ..anywhere("hadoop", load(1, 1, 1)) }
+}
+
+/// What a request is answered: the EM without its port, or the reason in capitals.
+async fn placed(rm: &Instance, request: &ResourceRequest) -> String {
+    match rm.client.request_resource(request).await {
+        Ok(ResultResource::Available(grant)) => grant.em.instance.as_str().trim_end_matches(":9102").to_owned(),
+        Ok(ResultResource::NotEnough(refusal)) => format!("not enough: {}", refusal.reason),
+        Err(error) => error.reason().unwrap_or_else(|| error.to_string()),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_required_labels_select_em() {
+    let (database, rm) = start().await;
+    register_labelled(&rm, "a", &[("tenant", "a"), ("zone", "x")], &[]).await;
+    register_labelled(&rm, "b", &[("tenant", "b"), ("rack", "r1")], &[]).await;
+    assert_eq!(placed(&rm, &requiring(&[("tenant", "a")])).await, "a");
+    assert_eq!(placed(&rm, &requiring(&[("rack", "r1")])).await, "b");
+    assert_eq!(placed(&rm, &requiring(&[("tenant", "c")])).await, "NO_EM_MATCHES");
+    let chosen = [placed(&rm, &requiring(&[])).await, placed(&rm, &requiring(&[])).await];
+    assert!(chosen.contains(&"a".to_owned()) && chosen.contains(&"b".to_owned()), "labels keep nobody out: {chosen:?}");
+    // It holds for an EM that is named, too.
+    let named = ResourceRequest { em: Some(em("b")), ..requiring(&[("tenant", "a")]) };
+    let error = rm.client.request_resource(&named).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::FailedPrecondition), Some("LABEL_REQUIRED")));
+    assert!(error.to_string().contains("tenant=a"), "{error}");
+    assert_eq!(rm.client.dry_run(&named).await.unwrap_err().reason().as_deref(), Some("LABEL_REQUIRED"));
+    // What is required is counted like any other label.
+    let of_a = Pattern::new(BTreeMap::from([("tenant".into(), Some("a".into()))]));
+    rm.client
+        .set_limit(&Rule { pattern: of_a, mode: Default::default(), max: [(Dimension::Instances, 1)].into() })
+        .await
+        .unwrap();
+    assert!(placed(&rm, &requiring(&[("tenant", "a")])).await.starts_with("not enough"));
+    assert_eq!(assert_invariants(&database, &rm.client).await, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_on_reserved_em_requires_its_label() {
+    let (_database, rm) = start().await;
+    register_labelled(&rm, "of-a", &[], &[("tenant", "a")]).await;
+    assert_eq!(placed(&rm, &requiring(&[])).await, "NO_EM_MATCHES");
+    let named =
+        |carried: &[(&str, &str)]| ResourceRequest { em: Some(em("of-a")), labels: labels(carried), ..requiring(&[]) };
+    let error = rm.client.request_resource(&named(&[("tenant", "b")])).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::FailedPrecondition), Some("EM_RESERVED")));
+    assert!(error.to_string().contains("tenant=a"), "{error}");
+    assert_eq!(placed(&rm, &named(&[("tenant", "a")])).await, "of-a");
+    register_labelled(&rm, "of-all", &[], &[]).await;
+    for request in [requiring(&[]), ResourceRequest { labels: labels(&[("tenant", "b")]), ..requiring(&[]) }] {
+        assert_eq!(placed(&rm, &request).await, "of-all");
+    }
+    assert_eq!(placed(&rm, &requiring(&[("tenant", "a")])).await, "of-a", "what it is reserved for is a label of it");
+    // Preferred, it ranks before what is freer.
+    let preference = Preference { key: "tenant".into(), value: "a".into(), weight: 1 };
+    let selector = Selector { preferred: vec![preference], ..Selector::default() };
+    let preferring = ResourceRequest { selector, ..requiring(&[]) };
+    for _ in 0..3 {
+        assert_eq!(placed(&rm, &preferring).await, "of-a");
+    }
+    // It is given up, and open to all from then on.
+    register_labelled(&rm, "of-a", &[], &[]).await;
+    assert_eq!(placed(&rm, &named(&[])).await, "of-a");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_policy_packs_or_spreads_application() {
+    let (_database, rm) = start().await;
+    let of = |application: &str, host: &str| EmInstance::parse("em", application, host).unwrap();
+    for host in ["s1", "s2"] {
+        rm.client.register(registration(of("spread", host), load(10, 10, 10))).await.unwrap();
+        rm.client.register(registration(of("pack", host), load(10, 10, 10))).await.unwrap();
+    }
+    let kind = |application: &str| Name::parse("em", application).unwrap();
+    let pack = Policy::default().with(BTreeSet::new(), Placement::Pack);
+    rm.client.set_policy(&kind("pack"), &pack).await.unwrap();
+    assert_eq!(rm.client.policies().await.unwrap()[&kind("pack")], pack);
+    let to = |application: &str, placement| ResourceRequest {
+        selector: Selector { application_name: Some(kind(application)), placement, ..Selector::default() },
+        ..anywhere("hadoop", load(1, 1, 1))
+    };
+    let fills = async |application: &str, placement| {
+        let mut on: BTreeMap<EmInstance, usize> = BTreeMap::new();
+        for _ in 0..4 {
+            let grant = rm.client.request_resource(&to(application, placement)).await.granted();
+            assert_eq!(grant.em.application_name, kind(application));
+            *on.entry(grant.em).or_default() += 1;
+        }
+        on.into_values().collect::<Vec<_>>()
+    };
+    // As the policy says, unless the request says otherwise.
+    assert_eq!(fills("pack", None).await, [4]);
+    assert_eq!(fills("spread", None).await, [2, 2]);
+    assert_eq!(fills("pack", Some(Placement::Spread)).await, [4]);
+    assert_eq!(fills("spread", Some(Placement::Pack)).await.iter().max(), Some(&4));
+    assert_eq!(placed(&rm, &to("neither", None)).await, "NO_EM_MATCHES");
+    let named = ResourceRequest { em: Some(of("pack", "s1")), ..to("pack", None) };
+    assert_eq!(rm.client.request_resource(&named).await.unwrap_err().field().as_deref(), Some("em_application_name"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn policy_required_labels_refuse_request() {
+    let (_database, rm) = start().await;
+    register(&rm, 2, 10).await;
+    let kind = em("any").application_name;
+    let strict =
+        Policy::default().with(BTreeSet::from(["engine_type".to_owned(), "tenant".to_owned()]), Placement::Spread);
+    rm.client.set_policy(&kind, &strict).await.unwrap();
+    let tenant = ResourceRequest {
+        engine_type: String::new(),
+        labels: labels(&[("tenant", "a")]),
+        ..request(&em("host1"), "hadoop", load(1, 1, 1))
+    };
+    let error = rm.client.request_resource(&tenant).await.unwrap_err();
+    let told = (error.code(), error.reason(), error.field());
+    assert_eq!(told, (Some(Code::InvalidArgument), Some("LABEL_MISSING".into()), Some("engine_type".into())));
+    assert_eq!(rm.client.dry_run(&tenant).await.unwrap_err().reason().as_deref(), Some("LABEL_MISSING"));
+    let spark = ResourceRequest { engine_type: "spark-3.2.1".into(), ..tenant };
+    assert_eq!(placed(&rm, &spark).await, "host1");
+    // Where no EM is named, these are no candidates.
+    let nowhere = ResourceRequest { em: None, labels: Labels::default(), ..spark.clone() };
+    assert_eq!(placed(&rm, &nowhere).await, "NO_EM_MATCHES");
+    assert!(placed(&rm, &ResourceRequest { em: None, ..spark.clone() }).await.starts_with("host"));
+    rm.client.set_policy(&kind, &Policy::default()).await.unwrap();
+    assert_eq!(placed(&rm, &ResourceRequest { em: Some(em("host0")), ..nowhere }).await, "host0");
+}
+
+/// Through this instance at once; through another by its next survey.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_says_that_it_is_unhealthy_is_chosen_no_more() {
+    let (database, rm) = start().await;
+    let other = Instance::start(&database).await;
+    register(&rm, 2, 1000).await;
+    let sick = rm.client.em(&em("host0")).await.unwrap();
+    for instance in [&rm, &other] {
+        instance.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+    }
+    for (sequence, health) in [(1, Health::Unhealthy), (2, Health::Healthy), (3, Health::Unhealthy)] {
+        let report = Report {
+            em: sick.instance.clone(),
+            epoch: sick.epoch,
+            sequence,
+            health,
+            load: None,
+            tickets: vec![],
+            observed: None,
+        };
+        rm.client.heartbeat(&report).await.unwrap();
+        for _ in 0..20 {
+            let chosen = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em;
+            assert!(chosen != sick.instance || health == Health::Healthy);
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for _ in 0..20 {
+        assert_ne!(other.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, sick.instance);
+    }
+}
+
+/// Through the instance that was told at once, through another two seconds later, however many ask meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_under_load_avoids_unhealthy_em() {
+    const ELSEWHERE: Duration = Duration::from_secs(2);
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    register(&first, 12, 100_000).await;
+    let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let mut callers = JoinSet::new();
+    for n in 0..12 {
+        let (is_told, stop, calls) = (n % 2 == 0, stop.clone(), calls.clone());
+        let client = if is_told { first.client.clone() } else { second.client.clone() };
+        callers.spawn(async move {
+            let mut chosen = Vec::new();
+            while !stop.load(Relaxed) {
+                let asked = Instant::now();
+                let grant = client.request_resource(&anywhere(&format!("user{n}"), load(1, 1, 1))).await.granted();
+                chosen.push((is_told, asked, grant.em));
+                calls.fetch_add(1, Relaxed);
+            }
+            chosen
+        });
+    }
+    let mut told = HashMap::new();
+    for n in 0..6 {
+        let sick = first.client.em(&em(&format!("host{n}"))).await.unwrap();
+        let report = Report {
+            em: sick.instance.clone(),
+            epoch: sick.epoch,
+            sequence: 1,
+            health: Health::Unhealthy,
+            load: None,
+            tickets: vec![],
+            observed: None,
+        };
+        first.client.heartbeat(&report).await.unwrap();
+        told.insert(sick.instance, Instant::now());
+    }
+    tokio::time::sleep(ELSEWHERE).await;
+    // From now on nobody may be given one of these.
+    let until_then = calls.load(Relaxed);
+    eventually("others ask", Duration::from_secs(60), async || calls.load(Relaxed) > until_then + 200).await;
+    stop.store(true, Relaxed);
+    let chosen = callers.join_all().await.concat();
+    for (is_told, asked, em) in &chosen {
+        let Some(told) = told.get(em) else { continue };
+        let late = *told + if *is_told { Duration::ZERO } else { ELSEWHERE };
+        assert!(*asked <= late, "{em}, {:?} after it had said so; told: {is_told}", asked.duration_since(*told));
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, chosen.len());
+}
+
+/// By what they hold, not by how often they are chosen: some ask for very much more than others, and some of it ends at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_balances_equal_ems() {
+    const HOSTS: usize = 20;
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    for n in 0..HOSTS {
+        first.client.register(registration(em(&format!("host{n}")), load(10_000, 10_000, 10_000))).await.unwrap();
+    }
+    let mut callers = JoinSet::new();
+    for n in 0..16_u64 {
+        let client = [&first, &second][usize::from(n % 2 == 0)].client.clone();
+        callers.spawn(async move {
+            let user = format!("user{n}");
+            for call in 0..200 {
+                let mixed = (n << 32 | call).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+                let size = if mixed % 10 == 0 { 60 } else { 1 };
+                let grant = client.request_resource(&anywhere(&user, load(size, size, 1))).await.granted();
+                if mixed / 10 % 3 == 0 {
+                    client.resource_released(&release(&grant, &user)).await.unwrap();
+                }
+            }
+        });
+    }
+    callers.join_all().await;
+    let cores = |em: &Em| em.used.get(&Dimension::Cores) + em.locked.get(&Dimension::Cores);
+    let held: Vec<i64> = first.client.ems().await.unwrap().iter().map(cores).collect();
+    assert_eq!(held.len(), HOSTS);
+    let (mean, fullest) = (held.iter().sum::<i64>() as f64 / HOSTS as f64, *held.iter().max().unwrap() as f64);
+    assert!(mean > 300.0 && fullest <= 1.2 * mean, "the fullest holds {:.2} times the mean: {held:?}", fullest / mean);
+    assert_invariants(&database, &first.client).await;
+}
+
+/// Held by an operator, or by somebody's transaction.
+async fn hold(rm: &Instance, database: &Database, host: &EmInstance, by_operator: bool) -> Option<sqlx::PgConnection> {
+    if by_operator {
+        let (key, duration) = (LockKey::Em(host.clone()), Duration::from_secs(600));
+        rm.client.hold(&NewHold { key, duration, reason: name("books are checked") }).await.unwrap();
+        return None;
+    }
+    Some(database.transaction_that_holds(host).await)
+}
+
+async fn a_held_em_is_passed_over(by_operator: bool) {
+    let (database, rm) = start().await;
+    register(&rm, 3, 16).await;
+    let held = em("host0");
+    // It is the emptiest of all.
+    for n in 0..6 {
+        rm.client.request_resource(&request(&em(["host1", "host2"][n % 2]), "hadoop", load(1, 1, 1))).await.granted();
+    }
+    assert_eq!(rm.client.dry_run(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, held);
+    let holder = hold(&rm, &database, &held, by_operator).await;
+    let ask = async |user: usize| {
+        let client = hurried(&rm.address, Duration::from_secs(8));
+        let asked = Instant::now();
+        let grant = client.request_resource(&anywhere(&format!("user{user}"), load(1, 1, 1))).await.granted();
+        assert_ne!(grant.em, held, "nobody passes the holder");
+        asked.elapsed()
+    };
+    // Some who find out, all at once, and some who come later.
+    let first = tokio::join!(ask(1), ask(2), ask(3), ask(4), ask(5), ask(6));
+    let set_aside = || {
+        let text = rm.metrics.text().unwrap();
+        let count = text.lines().find_map(|line| line.strip_prefix("linkis_rm_operations_set_aside_total "));
+        count.unwrap().parse::<u64>().unwrap()
+    };
+    let (before, mut later) = (set_aside(), Vec::new());
+    for user in 7..=26 {
+        later.push(ask(user).await);
+    }
+    println!("those who find out wait {first:?}, the others {:?} at most", later.iter().max());
+    assert!((1..=6).contains(&before), "{before} found out");
+    assert_eq!(set_aside(), before, "nobody else meets the holder");
+    assert_eq!(rm.client.tickets(None).await.unwrap().len(), 32, "and nothing was granted twice");
+
+    // Where nothing else is left, he waits for it: as long as he says, or until it is free.
+    let hasty = hurried(&rm.address, Duration::from_secs(1));
+    let error = hasty.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
+    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
+    let client = rm.client.clone();
+    let waits =
+        tokio::spawn(async move { client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted() });
+    let is_set_aside = || async { rm.metrics.text().unwrap().contains("linkis_rm_set_aside_operations 1\n") };
+    eventually("it waits for the holder", Duration::from_secs(10), is_set_aside).await;
+    match holder {
+        Some(mut holder) => drop(sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap()),
+        None => assert!(rm.client.release_hold(&LockKey::Em(held.clone())).await.unwrap()),
+    }
+    let freed = Instant::now();
+    assert_eq!(waits.await.unwrap().em, held);
+    assert!(freed.elapsed() < Duration::from_secs(2), "served after {:?}", freed.elapsed());
+    // From then on it is chosen like any other.
+    assert_eq!(rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em, held);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 34);
+    let stopping = Instant::now();
+    hold(&rm, &database, &held, true).await;
+    hasty.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
+    rm.stop().await;
+    assert!(stopping.elapsed() < Duration::from_secs(8), "who looks out for it keeps no server from stopping");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_skips_held_em() {
+    a_held_em_is_passed_over(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_skips_contended_em() {
+    a_held_em_is_passed_over(false).await;
+}
+
+/// How many rows of EMs were read. What a connection has read is told for certain once it is closed.
+async fn ems_read(database: &Database) -> i64 {
+    eventually("all connections are closed", Duration::from_secs(20), || async {
+        let open = "SELECT count(*) FROM pg_stat_activity
+            WHERE datname = current_database() AND application_name = 'linkis-rm'";
+        database.count(open).await == 0
+    })
+    .await;
+    let read = "SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables
+        WHERE relname = 'linkis_em_resource_meta_data'";
+    database.count(read).await
+}
+
+/// What the best few have is looked up, and nothing of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_refusal_returns_closest_em() {
+    const HOSTS: i64 = 300;
+    const REFUSED: i64 = 400;
+    let (database, rm) = start().await;
+    let other = Instance::start(&database).await;
+    let mut spare = None;
+    for n in 0..HOSTS {
+        let host = em(&format!("host{n}"));
+        rm.client.register(registration(host.clone(), load(100, 10, 100))).await.unwrap();
+        let held = if n == 7 { 3 } else { 8 };
+        rm.client.request_resource(&request(&host, "alice", load(1, held, 1))).await.granted();
+        if n == 7 {
+            spare = Some(rm.client.request_resource(&request(&host, "alice", load(1, 2, 1))).await.granted());
+        }
+    }
+    let six = anywhere("hadoop", load(1, 6, 1));
+    let refusal = rm.client.request_resource(&six).await.refused();
+    let closest = &refusal.shortfalls[0];
+    assert!(closest.scope.contains("host7") && closest.available == 5, "{refusal:?}");
+    // There is room now, of which only another instance knows: it is found where it was looked for, without a survey.
+    other.client.resource_released(&release(&spare.unwrap(), "alice")).await.unwrap();
+    let grant = rm.client.request_resource(&six).await.granted();
+    assert_eq!(grant.em, em("host7"));
+    assert_invariants(&database, &rm.client).await;
+
+    rm.stop().await;
+    other.stop().await;
+    sqlx::raw_sql("ANALYZE linkis_em_resource_meta_data").execute(&database.pool).await.unwrap();
+    let before = ems_read(&database).await;
+    let rm = Instance::start(&database).await;
+    for _ in 0..REFUSED {
+        rm.client.request_resource(&six).await.refused();
+    }
+    rm.stop().await;
+    let read = ems_read(&database).await - before;
+    assert!(read < REFUSED * HOSTS / 10, "{read} rows for {REFUSED} refusals among {HOSTS}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_keeps_limits_and_request_ids() {
+    let (database, rm) = start().await;
+    let nowhere = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
+    assert_eq!(nowhere.reason().as_deref(), Some("NO_EM_MATCHES"));
+    register(&rm, 3, 4).await;
+    let each_user = Pattern::new(BTreeMap::from([("user".into(), None)]));
+    let rule = Rule { pattern: each_user, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 2)]) };
+    rm.client.set_limit(&rule).await.unwrap();
+
+    let dry = rm.client.dry_run(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+    assert_eq!(dry.ticket_id, Uuid::nil());
+    let repeatable = ResourceRequest { request_id: Some("job".into()), ..anywhere("hadoop", load(1, 1, 1)) };
+    let grant = rm.client.request_resource(&repeatable).await.granted();
+    rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+    let refusal = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.refused();
+    assert_eq!((refusal.code, refusal.shortfalls[0].scope.as_str()), (12006, "user=hadoop"));
+    assert_eq!(rm.client.dry_run(&anywhere("hadoop", load(1, 1, 1))).await.refused(), refusal);
+    assert_eq!(rm.client.request_resource(&repeatable).await.granted(), grant, "although the limit is reached now");
+    let too_large = rm.client.request_resource(&anywhere("alice", load(2000, 1, 1))).await.refused();
+    assert!(too_large.never_fits);
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+
+    let unanswerable = Resource::special(BTreeMap::from([("gpu".into(), 1)])).unwrap();
+    let error = rm.client.request_resource(&anywhere("hadoop", unanswerable)).await.unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"));
+}
+
+/// What is refused is refused by what was there a second ago: room that another instance learned of is found soon.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_finds_new_em_within_two_seconds() {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    register(&first, 1, 1).await;
+    first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
+    for n in 1..4 {
+        first.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.refused();
+        let new = em(&format!("host{n}"));
+        second.client.register(registration(new.clone(), load(10, 10, 1))).await.unwrap();
+        let asked = Instant::now();
+        while placed(&first, &anywhere("hadoop", load(1, 1, 1))).await != format!("host{n}") {
+            assert!(asked.elapsed() < Duration::from_secs(2), "not found after {:?}", asked.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    assert_eq!(assert_invariants(&database, &first.client).await, 4);
+}
+
+/// Many who ask while the database says nothing share one try, and none of them waits longer than he said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn placement_on_silent_database_ends_by_deadline() {
+    let (database, direct) = start().await;
+    register(&direct, 2, 10).await;
+    let (proxy, proxied) = database.behind_proxy("choosing");
+    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
+    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+    proxy.set_fault_plan(FaultPlan::Hole);
+    let start = Instant::now();
+    let mut calls = JoinSet::new();
+    for n in 0..20 {
+        let client = rm.client.clone();
+        calls.spawn(async move {
+            let named = request(&em("host1"), "hadoop", load(1, 1, 1));
+            match n % 4 {
+                0 => client.dry_run(&anywhere("hadoop", load(1, 1, 1))).await,
+                1 => client.request_resource(&named).await,
+                _ => client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await,
+            }
+        });
+    }
+    while let Some(answer) = calls.join_next().await {
+        let error = answer.unwrap().expect_err("there is no database");
+        let what = (error.code(), error.reason().unwrap_or_default());
+        assert_eq!(what, (Some(Code::Unavailable), "DATABASE_UNAVAILABLE".to_owned()), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(3), "answered after {:?}", start.elapsed());
+    }
+    // Whoever comes then waits no longer, either: nobody queues behind those who failed.
+    let late = Instant::now();
+    rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.expect_err("there is no database");
+    assert!(late.elapsed() < Duration::from_secs(3), "answered after {:?}", late.elapsed());
+
+    proxy.set_fault_plan(FaultPlan::Fair);
+    let again = async || rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.is_ok();
+    eventually("it is served again", Duration::from_secs(20), again).await;
+}

@@ -1,0 +1,219 @@
+//! Plans: with full tables, no call reads one from end to end, and none reads much more than what it is about.
+//!
+//! All calls are made twice, with few rows and with many, and what each statement of the service touches per call is compared: pages
+//! that the database had to look at may grow with the depth of an index, and with nothing else.
+//!
+//! - `LINKIS_RM_PLANS`: how many rows are many, e.g. `1000000`.
+//! - `LINKIS_RM_PLANS_LINES`: how many lines of the history each ticket has then; otherwise one.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    time::{Duration, Instant},
+};
+
+use linkis_rm::{
+    domain::{
+        em::EmInstance,
+        limit::{Pattern, Rule},
+        resource::Dimension,
+    },
+    server::Options,
+    service::heartbeat::LivenessTimeouts,
+    store::overview::COUNTED_MAX,
+};
+
+use self::{costs::*, tables::*};
+use crate::harness::*;
+
+mod bounded;
+mod calls;
+mod costs;
+mod filters;
+mod rare;
+mod survey;
+mod tables;
+
+/// How long nothing is forgotten.
+const HISTORY: Duration = Duration::from_secs(10 * 24 * 3600);
+
+/// How many times each call is made: after a few, connections keep their plans.
+const ROUNDS: usize = 6;
+
+/// How many rows may be read for all that is called in one round: some pages, what the calls are about, and the thousand tickets that
+/// a page looks through which no index answers.
+const ROWS_PER_ROUND: i64 = 2500;
+
+/// How many times as many of the history: its pages look through some lines before they ask an index, and what has ended is summed beside.
+const HISTORY_PAGES: i64 = 6;
+
+/// How many lines of the history one sum of what has ended looks through, as the background task does.
+const LINES_SUMMED_AT_ONCE: i64 = 10_000;
+
+/// Tables that grow with the cluster.
+const LARGE: [&str; 11] = [
+    "linkis_em_resource_meta_data",
+    "linkis_user_resource_meta_data",
+    "linkis_label_resource",
+    "linkis_request_id",
+    "linkis_user_request_id",
+    "linkis_resource_action_record",
+    "linkis_resource_lock",
+    "linkis_resource_refusal",
+    "linkis_resource_usage_hour",
+    "linkis_resource_waiting",
+    "linkis_resource_waiting_spot",
+];
+
+/// An instance that does not forget what it finds.
+async fn with_history(database: &Database) -> Instance {
+    Instance::start_with(database, Options { history: HISTORY, ..options() }).await
+}
+
+/// What statements cost: to catch up with all deadlines, to count a new label set, and to make all calls.
+struct Measured {
+    ending: Costs,
+    counting: Costs,
+    calls: Costs,
+}
+
+/// A limit of very much for each value of a label.
+fn for_each(label: &str, instances: i64) -> Rule {
+    let pattern = Pattern::new([(label.to_owned(), None)].into());
+    Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
+}
+
+/// A limit with labels that no other has: all live tickets are counted for it, step by step.
+async fn count_anew(database: &Database, rm: &Instance) {
+    let rule = for_each("creator", 1_000_000_000);
+    rm.client.set_limit(&rule).await.unwrap();
+    let counting = "SELECT count(*) FROM linkis_label_set WHERE state = 'counting'";
+    eventually("all is counted", Duration::from_secs(600), async || database.count(counting).await == 0).await;
+    rm.client.delete_limit(&rule.pattern).await.unwrap();
+    let retired = "SELECT count(*) FROM linkis_label_set WHERE state <> 'counted'";
+    eventually("it counts no more", Duration::from_secs(60), async || database.count(retired).await == 0).await;
+}
+
+/// A database with so many rows, and what statements cost there.
+async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measured) {
+    let start = Instant::now();
+    let database = postgres.database(name).await;
+    let rm = with_history(&database).await;
+    rm.client.register(registration(em("template"), load(10, 10_000, 10_000))).await.unwrap();
+    rm.client.set_limit(&for_each("user", 100)).await.unwrap();
+    rm.stop().await;
+    fill(&database, rows).await;
+    fill_ending(&database, rows).await;
+    sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
+    let filled = start.elapsed();
+    drop(postgres.costs(&database).await);
+    let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(2));
+    let liveness = LivenessTimeouts { silent_after, lost_after, ..LivenessTimeouts::DEFAULT };
+    let rm = Instance::start_with(&database, Options { history: HISTORY, liveness, ..options() }).await;
+    let leaving = EmInstance::parse("em", em("any").application_name.as_str(), "leaving").unwrap();
+    rm.client.unregister(&leaving).await.unwrap();
+    let ending = "SELECT count(*) FROM linkis_user_resource_meta_data
+        WHERE em_instance LIKE 'due%' OR em_instance IN ('leaving', 'lost')";
+    eventually("they all end", Duration::from_secs(300), async || {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        database.count(ending).await == 0
+    })
+    .await;
+    let ended = start.elapsed() - filled;
+    let ending = postgres.costs(&database).await;
+    // The last batches were about tickets, too, that had ended meanwhile: none of that is what a call costs.
+    eventually("nothing more is ended", Duration::from_secs(30), async || {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        !postgres.costs(&database).await.contains_key("user_resource::read")
+    })
+    .await;
+    count_anew(&database, &rm).await;
+    let counting = postgres.costs(&database).await;
+    rm.stop().await;
+    // What reports now is given more time.
+    let rm = with_history(&database).await;
+    for then in ["VACUUM ANALYZE", "SELECT pg_stat_reset()"] {
+        sqlx::raw_sql(then).execute(&database.pool).await.unwrap();
+    }
+    for number in 0..ROUNDS {
+        calls::round(&rm, number).await;
+    }
+    rm.stop().await;
+    let calls = postgres.costs(&database).await;
+    let took = start.elapsed();
+    println!(
+        "{rows} rows: filled in {filled:?}; {} due, {LEAVING} leaving and as many lost ended in {ended:?}; {took:?} in all",
+        due(rows)
+    );
+    (database, Measured { ending, counting, calls })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_read_no_large_table_completely() {
+    let many = env::var("LINKIS_RM_PLANS").map_or(MANY, |text| text.parse().unwrap());
+    let postgres = Counting::start(&Database::fresh().await, "plans").await;
+    let ((_, of_few), (database, of_many)) =
+        tokio::join!(measure(&postgres, "few", FEW), measure(&postgres, "many", many));
+    let ending = "for each deadline that passed and each ticket of an EM that goes or is lost";
+    let (few_ending, many_ending) = (per_end(of_few.ending, FEW), per_end(of_many.ending, many));
+    let dear = [
+        compare(ending, &few_ending, &many_ending, MORE_PAGES_PER_END),
+        compare("steps of a limit with new labels", &of_few.counting, &of_many.counting, MORE_PAGES),
+        compare("calls", &of_few.calls, &of_many.calls, MORE_PAGES),
+    ];
+    let dear = dear.concat();
+    assert!(dear.is_empty(), "{dear:#?}");
+    rows_read(&database, &of_many.calls).await;
+    filters::a_page_looks_through_no_more_than_it_has_to(&database).await;
+    filters::a_page_of_the_present_touches_few_pages(&postgres, &database, many).await;
+    filters::a_page_that_finds_nothing_touches_no_more_than_it_may(&postgres, &database).await;
+    postgres.stop().await;
+}
+
+/// No table was read from end to end, nor much more of it than what the calls are about.
+async fn rows_read(database: &Database, calls: &Costs) {
+    // The statistics of a connection are there for certain once it is closed.
+    database.pool.close().await;
+    let mut connection = database.connect().await;
+    let rows: Vec<(String, i64, i64)> = sqlx::query_as(
+        // The parts of the history together.
+        r"SELECT regexp_replace(relname, '(_action_record)_(\d.*|rest)$', '\1'), coalesce(sum(seq_scan), 0)::bigint,
+            sum(coalesce(seq_tup_read, 0) + coalesce((
+                SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes i WHERE i.relid = t.relid), 0))::bigint
+        FROM pg_stat_user_tables t GROUP BY 1",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap();
+    let read: BTreeMap<_, _> = rows.into_iter().map(|(table, scans, rows)| (table, (scans, rows))).collect();
+    println!("{read:#?}");
+    // Some more of what is made beside the calls came before and after them.
+    let made = |statement: &str| calls.get(statement).map_or(0, |cost| cost.calls) + 5;
+    let ems: i64 = sqlx::query_scalar("SELECT count(*) FROM linkis_em_resource_meta_data")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    for table in LARGE {
+        let (scans, rows) = read[table];
+        let whole = match table {
+            // Who stands where in the whole line is what a page of it shows; and once a minute somebody looks for who is left over.
+            "linkis_resource_waiting" => i64::try_from(ROUNDS).unwrap() + made("waiting::sweep"),
+            "linkis_em_resource_meta_data" => made(SUMS),
+            _ => 0,
+        };
+        assert!(scans <= whole, "{table} was read from end to end {scans} times");
+        // What is counted up to a bound is counted again and again.
+        let beside = match table {
+            "linkis_user_resource_meta_data" => made(BOUNDED) * COUNTED_MAX,
+            "linkis_em_resource_meta_data" => (made(SUMS) + made(SURVEY)) * ems,
+            // What has ended is summed a few thousand lines at a time, however many lines of before there are.
+            "linkis_resource_action_record" => made("ended_use::list") * LINES_SUMMED_AT_ONCE,
+            // The fullest scopes are looked for among all of them, again and again; what calls touch is compared above.
+            "linkis_label_resource" => continue,
+            _ => 0,
+        };
+        let pages = if table == "linkis_resource_action_record" { HISTORY_PAGES } else { 1 };
+        let most = pages * ROWS_PER_ROUND * i64::try_from(ROUNDS).unwrap() + beside;
+        assert!(rows < most, "{table}: {rows} rows were read, at most {most} have to be");
+    }
+}

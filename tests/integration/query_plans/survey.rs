@@ -1,0 +1,95 @@
+//! Surveys: while a request waits for any EM, what they touch depends on the changes and not on the number of EMs.
+
+use std::time::Duration;
+
+use linkis_rm::client::ResourceRequest;
+
+use super::{
+    costs::{Costs, Counting},
+    with_history,
+};
+use crate::harness::*;
+
+/// How many EMs without free capacity there are.
+const FEW: i64 = 2000;
+const MANY: i64 = 6000;
+
+/// How many grants change an EM while surveys are counted.
+const CHANGES: usize = 20;
+
+/// Time between these changes: several surveys see each of them.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// How many times as many pages surveys may touch among more EMs.
+const PAGES_RATIO: f64 = 1.3;
+
+/// How long to wait for what has to come.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The statements of surveys.
+const OF_SURVEYS: [&str; 5] =
+    ["action_record::ems_behind", "em_report::survey", "em_report::unhealthy", "em_resource::read", "history_end::"];
+
+/// Adds full EMs.
+async fn fill(database: &Database, ems: i64) {
+    let fill = format!(
+        r#"INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
+            protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time, version,
+            counted_to)
+        SELECT em_application_name, 'full' || n, resource_type, total_resource, total_resource, used_resource, locked_resource,
+            left_resource, over_committed, labels, epoch, register_time, 1, counted_to
+        FROM linkis_em_resource_meta_data, generate_series(1, {ems}) n;
+        INSERT INTO linkis_em_report (em_application_name, em_instance, epoch, sequence, health, report_time)
+        SELECT em_application_name, em_instance, epoch, 1, 'healthy', now() + interval '1 hour'
+        FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'full%';"#
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&mut database.connect().await).await.unwrap();
+    sqlx::raw_sql("VACUUM ANALYZE").execute(&mut database.connect().await).await.unwrap();
+}
+
+/// Returns the costs of surveys while a request waits for any EM and another instance grants.
+async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
+    let database = postgres.database(name_of).await;
+    let rm = with_history(&database).await;
+    let host = em("busy");
+    rm.client.register(registration(host.clone(), load(20, 10_000, 10_000))).await.unwrap();
+    fill(&database, ems).await;
+    let other = with_history(&database).await;
+    let wait_timeout = Duration::from_secs(600);
+    let waits = ResourceRequest { em: None, wait_timeout, ..request(&host, "hadoop", load(20, 1, 1)) };
+    let taken = other.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let call = ask_in_task(&rm.client, waits);
+    let in_line = "SELECT count(*) FROM linkis_resource_waiting";
+    eventually("the request waits", LONGEST, async || database.count(in_line).await == 1).await;
+    // The first surveys read all EMs.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    drop(postgres.costs(&database).await);
+    for number in 0..CHANGES {
+        tokio::time::sleep(PAUSE).await;
+        let user = format!("user{number}");
+        let grant = other.client.request_resource(&request(&host, &user, load(0, 1, 1))).await.granted();
+        other.client.resource_released(&release(&grant, &user)).await.unwrap();
+    }
+    let costs = postgres.costs(&database).await;
+    // The surveys see the change: the request is granted once the EM has all its capacity again.
+    other.client.resource_released(&release(&taken, "hadoop")).await.unwrap();
+    call.await.unwrap().granted();
+    rm.stop().await;
+    other.stop().await;
+    costs
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn surveys_read_only_changed_ems() {
+    let postgres = Counting::start(&Database::fresh().await, "plans-survey").await;
+    let few = measure(&postgres, "survey_of_few", FEW).await;
+    let many = measure(&postgres, "survey_of_many", MANY).await;
+    postgres.stop().await;
+    let pages = |costs: &Costs| {
+        let of_surveys = |statement: &str| OF_SURVEYS.iter().any(|of| statement.starts_with(of));
+        costs.iter().filter(|(statement, _)| of_surveys(statement)).map(|(_, cost)| cost.pages).sum::<i64>()
+    };
+    let (few, many) = (pages(&few), pages(&many));
+    println!("surveys of {FEW} EMs touched {few} pages, of {MANY} {many}");
+    assert!(many as f64 <= few as f64 * PAGES_RATIO, "{few} pages, then {many}");
+}

@@ -1,0 +1,172 @@
+//! kill -9 in the middle of large work: another instance goes on from where it was, and does nothing twice.
+
+use linkis_rm::domain::report::{Health, Report};
+
+use super::*;
+
+/// How many tickets one step of an EM that goes ends at most, and of one that is counted.
+const ENDED_PER_STEP: i64 = 56;
+const COUNTED_PER_STEP: i64 = 28;
+
+/// The step in which the instance died, those that were begun beside it, and those that were tried again.
+const OTHER_STEPS: i64 = 8;
+
+/// Makes steps on the EM "crowded" slow enough to be looked at, and counts their tries.
+async fn slow_down(database: &Database) {
+    sqlx::raw_sql(
+        "CREATE SEQUENCE tries;
+        CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM nextval('tries'), pg_sleep(0.02);
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER slowly BEFORE UPDATE ON linkis_em_resource_meta_data FOR EACH ROW
+            WHEN (NEW.em_instance = 'crowded:9102') EXECUTE FUNCTION slowly();",
+    )
+    .execute(&database.pool)
+    .await
+    .unwrap();
+}
+
+async fn tries(database: &Database) -> i64 {
+    database.count("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tries").await
+}
+
+/// Two EMs, of which one is crowded.
+async fn prepare(database: &Database, client: &RmClient, count: i64, within: &'static str) -> (EmInstance, EmInstance) {
+    let (crowded, other) = (em("crowded"), em("other"));
+    client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
+    crowd(database, client, &crowded, count, within).await;
+    slow_down(database).await;
+    (crowded, other)
+}
+
+/// So many tickets ended so, each once.
+async fn assert_ended_once(database: &Database, how: &str, tickets: i64) {
+    let (lines, different): (i64, i64) = sqlx::query_as(
+        "SELECT count(*), count(DISTINCT ticket_id) FROM linkis_resource_action_record
+        WHERE action = $1 AND ticket_id IS NOT NULL",
+    )
+    .bind(how)
+    .fetch_one(&database.pool)
+    .await
+    .unwrap();
+    assert_eq!((lines, different), (tickets, tickets), "{how}");
+}
+
+/// An EM begins to go through an instance that is killed when a part of its tickets is gone; another one ends the rest.
+async fn goes_through_another(database: &Database, first: Process, how: &str) {
+    let (crowded, other) = (em("crowded"), em("other"));
+    eventually("it is under way", Duration::from_secs(60), || async {
+        tickets_of(database, &crowded).await < CROWD - 10 * ENDED_PER_STEP
+    })
+    .await;
+    first.kill();
+    let (left, before) = (tickets_of(database, &crowded).await, tries(database).await);
+    assert!(left > 20 * ENDED_PER_STEP, "{left} are left: it was killed too late");
+    let second = Instance::start(database).await;
+    eventually("it is gone", Duration::from_secs(60), || async {
+        second.client.request_resource(&one_core(&other, "bob")).await.granted();
+        database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await == 1
+    })
+    .await;
+    let after = tries(database).await - before;
+    println!("{how}: {left} of {CROWD} were left, and ended in {after} steps");
+    assert!(after <= left / ENDED_PER_STEP + OTHER_STEPS, "{after} steps for {left} tickets");
+    assert_ended_once(database, how, CROWD).await;
+    let ems = "SELECT count(*) FROM linkis_resource_action_record WHERE ticket_id IS NULL AND action IN ('unregistered', 'lost')";
+    assert_eq!(database.count(ems).await, 1, "it went once");
+    assert_invariants(database, &second.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unregister_continues_after_instance_kill() {
+    let database = Database::fresh().await;
+    let first = Process::start(&["--database-url", &database.url()]);
+    let (crowded, _) = prepare(&database, &first.client, CROWD, "1 hour").await;
+    first.client.unregister(&crowded).await.unwrap();
+    goes_through_another(&database, first, "unregistered").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_em_removal_continues_after_instance_kill() {
+    let database = Database::fresh().await;
+    let patience = ["--em-silent-after", "1s", "--em-lost-after", "2s"];
+    let first = Process::start(&[&["--database-url", &database.url()], &patience[..]].concat());
+    let (crowded, _) = prepare(&database, &first.client, CROWD, "1 hour").await;
+    let epoch = first.client.em(&crowded).await.unwrap().epoch;
+    let (health, tickets) = (Health::Healthy, Default::default());
+    // It is heard of once, and then never again.
+    let last = Report { em: crowded, epoch, sequence: 1, health, load: None, tickets, observed: None };
+    first.client.heartbeat(&last).await.unwrap();
+    goes_through_another(&database, first, "lost").await;
+}
+
+/// What was counted of a new label set is not counted again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_counting_continues_after_instance_kill() {
+    let database = Database::fresh().await;
+    let first = Process::start(&["--database-url", &database.url()]);
+    let (_, other) = prepare(&database, &first.client, CROWD, "1 hour").await;
+    let mut limits = LimitServiceClient::connect(first.address.clone()).await.unwrap();
+    let limit =
+        proto::Limit { each: vec!["user".into()], max: [("cores".to_owned(), 440)].into(), ..Default::default() };
+    let mut call = tonic::Request::new(proto::SetLimitRequest { limit: Some(limit), ..Default::default() });
+    call.set_timeout(Duration::from_millis(700));
+    let answer = limits.set_limit(call).await.unwrap().into_inner();
+    assert_eq!(answer.state(), proto::LimitState::Counting);
+    let counted =
+        "SELECT count(*) FROM linkis_user_resource_meta_data t JOIN linkis_em_resource_meta_data e USING (em_instance)
+        WHERE e.em_instance = 'crowded:9102' AND t.ticket_id <= e.counted_after";
+    eventually("it is under way", Duration::from_secs(60), || async {
+        database.count(counted).await > 10 * COUNTED_PER_STEP
+    })
+    .await;
+    first.kill();
+    let (left, before) = (CROWD - database.count(counted).await, tries(&database).await);
+    assert!((20 * COUNTED_PER_STEP..CROWD).contains(&left), "{left} are left: it was killed too late");
+    let second = Instance::start(&database).await;
+    let counting = "SELECT count(*) FROM linkis_label_set WHERE state = 'counting'";
+    eventually("it decides", Duration::from_secs(60), || async {
+        second.client.request_resource(&one_core(&other, &Uuid::new_v4().to_string())).await.granted();
+        database.count(counting).await == 0
+    })
+    .await;
+    let after = tries(&database).await - before;
+    println!("{left} of {CROWD} were left, and counted in {after} steps");
+    assert!(after <= left / COUNTED_PER_STEP + OTHER_STEPS, "{after} steps for {left} tickets");
+    // 3,000 of seven users are 428 or 429 of each.
+    let of_users: Vec<i64> = sqlx::query_scalar(
+        "SELECT (locked_resource ->> 'cores')::bigint FROM linkis_label_resource WHERE scope ->> 'user' ~ '^user[0-6]$' ORDER BY 1",
+    )
+    .fetch_all(&database.pool)
+    .await
+    .unwrap();
+    assert_eq!(of_users, [428, 428, 428, 429, 429, 429, 429][..], "each ticket once");
+    let twelve = request(&other, "user1", Resource::cpu(12).unwrap());
+    assert_eq!(second.client.request_resource(&twelve).await.refused().shortfalls[0].max, 440);
+    assert_invariants(&database, &second.client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expiry_continues_after_instance_kill() {
+    const ALL: i64 = 6 * CROWD;
+    let database = Database::fresh().await;
+    let first = Process::start(&["--database-url", &database.url()]);
+    let (crowded, other) = prepare(&database, &first.client, ALL, "3 seconds").await;
+    eventually("it is under way", Duration::from_secs(60), || async {
+        tickets_of(&database, &crowded).await < ALL - CROWD / 2
+    })
+    .await;
+    first.kill();
+    let left = tickets_of(&database, &crowded).await;
+    assert!(left > CROWD, "{left} are left: it was killed too late");
+    let second = Instance::start(&database).await;
+    eventually("all are back", Duration::from_secs(60), || async {
+        second.client.request_resource(&one_core(&other, "bob")).await.granted();
+        tickets_of(&database, &crowded).await == 0
+    })
+    .await;
+    println!("{left} of {ALL} were left");
+    assert_ended_once(&database, "expired", ALL).await;
+    assert_invariants(&database, &second.client).await;
+}
